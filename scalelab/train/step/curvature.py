@@ -1,6 +1,6 @@
-"""Estimates of the diagonal of the loss's Hessian on a batch: Hutchinson's, and Gauss-Newton-Bartlett's (Liu et al. 2023, sec. 2.3).
+"""Estimates of the Hessian's diagonal on a batch: Hutchinson and Gauss-Newton-Bartlett (Liu et al. 2023, sec. 2.3).
 
-Both in fp32 whatever the precision policy, of the token mean without z-loss, in as many micro-batches as the step has.
+Both use the token mean without z-loss, fp32 under every precision policy, and as many micro-batches as the step.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def estimate_curvature(
 ) -> Any:
     """A tree like the parameters: one estimate by `kind` (as `Member.curvature`) on `tokens` [global_batch, S+1].
 
-    Its random numbers follow from (seed, step), and don't depend on mesh or micro-batches.
+    Its random numbers follow from (seed, step), not from the mesh or the micro-batches.
     """
     stream = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), CURVATURE_STREAM)
     with product_precision(FP32):
@@ -46,9 +46,10 @@ def estimate_curvature(
 def hutchinson_diagonal(
     static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: DocumentEnds | None = None
 ) -> Any:
-    """u * (H u) with u from N(0, 1) (Alg. 1): its mean is the diagonal. Reverse over reverse, as backwards are hand-written.
+    """u * (H u) with u from N(0, 1) (Alg. 1), whose mean is the diagonal.
 
-    On a mesh the compiler splits the work (`auto_axes`): what the model says of splits has no second derivative.
+    Reverse over reverse mode, since backward passes are hand-written. On a mesh the compiler splits the work
+    (`auto_axes`): the model's own sharding constraints have no second derivative.
     """
     measured = functools.partial(_hutchinson, static)
     if static.layout.devices > 1:
@@ -76,9 +77,9 @@ def _hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, 
 def gauss_newton_diagonal(
     static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: DocumentEnds | None = None
 ) -> Any:
-    """B g * g with g the mean gradient on labels drawn from the model's own predictions (Alg. 2), B the tokens that count.
+    """B g * g, whose mean is the diagonal of the Gauss-Newton matrix (Alg. 2).
 
-    Its mean is the diagonal of the Gauss-Newton matrix.
+    g is the mean gradient on labels drawn from the model's predictions, B the number of predicted tokens.
     """
 
     def draw(key: jax.Array, logits_BSV: jax.Array, rows_B: jax.Array) -> jax.Array:
@@ -100,7 +101,7 @@ def gauss_newton_diagonal(
 
 
 def _mean_gradient(static: Static, params: Any, tokens: jax.Array, summed: Any, ends: DocumentEnds | None) -> Any:
-    """The gradient of `summed(params, inputs, targets, packed, rows)` added up over micro-batches, over the number of tokens.
+    """The gradient of `summed(params, inputs, targets, packed, rows)` over all micro-batches, divided by their tokens.
 
     Rows that a growing batch does not take hold -1 (`data/batches/batches.py`): they are computed, and add nothing.
     """

@@ -1,9 +1,8 @@
-"""An exponential moving average of the parameters, kept beside those that are trained.
+"""An exponential moving average of the trained parameters.
 
-With decay d the average after t steps is sum_i d^(t-i) p_i / sum_i d^(t-i): bias-corrected, so that where the run began has
-no part in it (Kingma & Ba 2015, section 7.2). What is kept is that mean itself, by its own recurrence
-m_t = m_(t-1) + w_t (p_t - m_(t-1)), w_t = (1 - d) / (1 - d^t): in fp32 a sum that is divided when it is read would lose
-digits to 1 - d^t.
+With decay d the average after t steps is sum_i d^(t-i) p_i / sum_i d^(t-i). It is bias-corrected: the run's start has
+no weight in it (Kingma & Ba 2015, section 7.2). The state holds the mean itself, by m_t = m_(t-1) + w_t (p_t - m_(t-1))
+with w_t = (1 - d) / (1 - d^t). A stored sum, divided by 1 - d^t when read, would lose digits in fp32.
 """
 
 from typing import Any, NamedTuple

@@ -19,11 +19,12 @@ from scalelab.train.step.metrics import refuse_unloggable
 
 
 def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
-    """Formats by role. `compute`: operands of the model's products and their shares of its FLOPs; the others: dtypes found.
+    """Formats by role. `compute`: operands of the model's products with their shares of its FLOPs; other roles: dtypes.
 
-    A kernel that is no jaxpr (flash attention on a GPU) is not seen. Parameters and moments are as kept between steps.
+    Kernels without a jaxpr (flash attention on a GPU) are not counted. Parameters and moments are listed as stored.
     """
-    # Without the batch's warm-up and the measuring of layers, whose loops have no length in the program: the formats are the same.
+    # Without batch warm-up and measured layers: their loops have no length in the program, and the formats are the
+    # same.
     return _traced_step_formats(dataclasses.replace(static, batch_ramp=(), layers=False), tuple(sorted(h)))
 
 
@@ -44,17 +45,17 @@ def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, An
     else:
         traced, (_, metrics) = trace(state, tokens, h)
     refuse_unloggable(metrics)
-    found, _ = collect_formats(traced.jaxpr)
-    total = sum(found.flops.values())
+    formats, _ = collect_formats(traced.jaxpr)
+    total = sum(formats.flops.values())
     return {
         "parameters": _array_dtypes(state.params),
-        "compute": {form: round(flops / total, 4) for form, flops in sorted(found.flops.items())},
-        "accumulation": sorted(found.products),
-        "gradients": sorted(found.marked["gradients"]),
-        "reductions": sorted(found.sums),
+        "compute": {form: round(flops / total, 4) for form, flops in sorted(formats.flops.items())},
+        "accumulation": sorted(formats.products),
+        "gradients": sorted(formats.marked["gradients"]),
+        "reductions": sorted(formats.sums),
         "moments": _array_dtypes(state.opt_state),
-        "logits": sorted(found.marked["logits"]),
-        "loss": sorted(found.marked["loss"]),
+        "logits": sorted(formats.marked["logits"]),
+        "loss": sorted(formats.marked["loss"]),
     }
 
 

@@ -1,4 +1,4 @@
-"""The loss of a batch and its gradient, summed over micro-batches: what a training step, an evaluation and the planner share."""
+"""The loss of a batch and its gradient, summed over micro-batches; shared by the step, evaluation and the planner."""
 
 import functools
 from collections.abc import Callable
@@ -41,8 +41,8 @@ def loss_sums(
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
 
-    With `document_ends` documents don't see each other, and none is asked for the next one's first token. `scales` are those of
-    delayed scaling; without them its products take the amax of what they multiply. With `due` the sums hold `measures`.
+    With `ends`, attention stays within documents and the first token of a document is not predicted. `scales` are those
+    of delayed scaling; without them its products use the amax of their operands. With `due` the sums hold `measures`.
     """
     if static.layout.stage > 1:
         return pipeline.pipeline_loss_sums(static, params, tokens, z_weight, ends)
@@ -62,13 +62,13 @@ def compute_gradients(
     scale: jax.Array | float = 1.0,
     ends: DocumentEnds | None = None,
 ) -> tuple[LossSums, Any]:
-    """Sums over the batch [B, S+1] and the gradient of the token mean; `scale` is that of the loss, where the policy has one.
+    """Sums over the batch [B, S+1] and the gradient of the token mean; `scale`: the loss scale, if the policy has one.
 
-    With `accumulate` > 1 micro-batches are summed, not averaged, each already divided by the tokens that count in all of
-    them: the result is the big batch's, also where micro-batches hold different numbers of ignored positions.
+    With `accumulate` > 1 micro-batches are summed, not averaged, each divided by the number of predicted tokens in all
+    of them. The result is that of the whole batch, even if micro-batches ignore different numbers of positions.
     """
-    kept = LossScale(jnp.asarray(scale), jnp.int32(0)) if POLICIES[static.precision].scaled_loss else ()
-    return scaled_gradients(static, params, tokens, z_weight, kept, ends=ends)[:2]
+    precision_state = LossScale(jnp.asarray(scale), jnp.int32(0)) if POLICIES[static.precision].scaled_loss else ()
+    return scaled_gradients(static, params, tokens, z_weight, precision_state, ends=ends)[:2]
 
 
 def scaled_gradients(
@@ -76,34 +76,38 @@ def scaled_gradients(
     params: Any,
     tokens: jax.Array,
     z_weight: jax.Array,
-    kept: Any,
-    taken: jax.Array | None = None,
+    precision_state: Any,
+    n_micro_batches: jax.Array | None = None,
     ends: DocumentEnds | None = None,
     due: jax.Array | None = None,
 ) -> tuple[LossSums, Any, Any]:
-    """The same from what the precision policy keeps (`TrainState.precision`), and the amax that delayed scaling wants to know.
+    """Like `gradients`, with the loss scale taken from the policy's state; also returns amax for delayed scaling.
 
-    Under a loss scale the gradient is that many times as large on its way back through the model, so that less of it
-    underflows; a power of two is taken out again exactly, in fp32. Of the micro-batches only the first `taken` (traced) are
-    run where it is given: row r is of micro-batch r % accumulate. The others' rows are of no consequence. With `due` the sums
-    hold `measures` of all layers, taken in the same pass where it is true.
+    `precision_state` is `TrainState.precision`. Under a loss scale the backward pass computes a gradient that many
+    times as large, so that less of it underflows; dividing by a power of two is exact in fp32. If `n_micro_batches`
+    (traced) is given, only that many micro-batches are run: row r belongs to micro-batch r % accumulate, and the other
+    rows are ignored. With `due` the sums also hold `measures` of all layers, taken in the same pass where it is true.
     """
-    policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, taken, ends), 1)
-    scales = delayed.delayed_scales(kept, policy) if policy.scaling == "delayed" else ()
+    policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, n_micro_batches, ends), 1)
+    scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
     with product_precision(policy):
         if not policy.scaled_loss:
-            return _gradients(static, params, scales, tokens, z_weight, counted, taken, ends, due)
-        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken, ends, due)
-        return sums, jax.tree.map(lambda g: g / kept.scale, grads), amax
+            return _gradients(static, params, scales, tokens, z_weight, counted, n_micro_batches, ends, due)
+        sums, grads, amax = _gradients(
+            static, params, scales, tokens, z_weight, counted / precision_state.scale, n_micro_batches, ends, due
+        )
+        return sums, jax.tree.map(lambda g: g / precision_state.scale, grads), amax
 
 
-def _count_targets(static: Static, tokens: jax.Array, taken: jax.Array | None, ends: DocumentEnds | None) -> jax.Array:
-    """How many tokens are predicted."""
+def _count_targets(
+    static: Static, tokens: jax.Array, n_micro_batches: jax.Array | None, ends: DocumentEnds | None
+) -> jax.Array:
+    """The number of predicted tokens."""
     predicted_BS = documents.prediction_targets(tokens, ends) >= 0
-    if taken is None:
+    if n_micro_batches is None:
         return jnp.sum(predicted_BS)
     each = jnp.sum(predicted_BS.reshape(-1, static.accumulate, predicted_BS.shape[-1]), axis=(0, 2))
-    return jnp.sum(jnp.where(jnp.arange(static.accumulate) < taken, each, 0))
+    return jnp.sum(jnp.where(jnp.arange(static.accumulate) < n_micro_batches, each, 0))
 
 
 def micro_batch_objective(
@@ -116,7 +120,7 @@ def micro_batch_objective(
     ends: DocumentEnds | None,
     due: jax.Array | None = None,
 ) -> tuple[jax.Array, LossSums]:
-    """(what is differentiated, the sums) of a micro-batch `part` [b, S+1]."""
+    """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]."""
     sums = loss_sums(static, params, part, z_weight, ends, scales, due)
     return sums.objective / counted, sums
 
@@ -128,7 +132,7 @@ def _gradients(
     tokens: jax.Array,
     z_weight: jax.Array,
     counted: jax.Array,
-    taken: jax.Array | None,
+    n_micro_batches: jax.Array | None,
     ends: DocumentEnds | None,
     due: jax.Array | None,
 ) -> tuple[LossSums, Any, Any]:
@@ -156,8 +160,8 @@ def _gradients(
     if due is not None:
         nothing = nothing._replace(measures=measures.nothing(static.model))
     begin = (nothing, zeros, jax.tree.map(jnp.zeros_like, scales))
-    if taken is not None:
-        return jax.lax.fori_loop(0, taken, lambda i, carry: micro(carry, parts[i])[0], begin)
+    if n_micro_batches is not None:
+        return jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, parts[i])[0], begin)
     return jax.lax.scan(micro, begin, parts)[0]
 
 

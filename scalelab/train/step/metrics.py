@@ -1,4 +1,4 @@
-"""The metrics that a step returns: one number each, under names that the log, the report and the table of runs can hold."""
+"""Which metrics a step may return: one number each, under names that the log, report and table of runs can hold."""
 
 import re
 from collections.abc import Mapping
@@ -22,10 +22,11 @@ WRITTEN_BY_LOOP = ("step", "tokens", "time", "tokens_per_s", "mfu", "val_loss", 
 
 
 def refuse_unloggable(metrics: Mapping[str, Any]) -> None:
-    """BadInput for a metric that cannot be logged; call it with the shapes that tracing gives.
+    """Raise BadInput for a metric that cannot be logged; call it with the shapes that tracing gives.
 
-    `metrics` maps names to arrays or ShapeDtypeStructs. A metric is one real number, called `name` or `group/name`; a group is
-    one panel of the report. What is told of each layer (`layers.LAYERS`) is a dict of arrays. Names that the loop writes itself, or that are columns of `scalelab runs`, are not free.
+    `metrics` maps names to arrays or ShapeDtypeStructs. A metric is one real number, called `name` or `group/name`; a
+    group is one panel of the report. `layers.LAYERS` is exempt: a dict of arrays. Names that the loop writes itself,
+    and columns of `scalelab runs`, are taken.
     """
     for name, value in metrics.items():
         if name == LAYERS:

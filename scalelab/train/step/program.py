@@ -1,6 +1,6 @@
-"""The compiled side of one or many trials that share a program: in turn, or all at once under vmap.
+"""The compiled program of one or many trials: run in turn, or all at once under vmap.
 
-Both give the loop the same five functions over `states`, so it needn't know which it drives.
+Both give the loop the same five functions over `states`, so the loop does not depend on the mode.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ from scalelab.train.step.state import TrainState
 from scalelab.train.step.step import evaluation_loss, many_steps
 
 HparamsList = list[dict[str, Any]]
-Batches = Sequence[np.ndarray | None]  # this process's rows; None: a trial that is out
+Batches = Sequence[np.ndarray | None]  # this process's rows; None: a trial that has ended
 
 
 class Program(NamedTuple):
     """`states` is opaque to the loop; lists are in the order of the trials.
 
     init() -> states; advance(states, batches a trial [k, R, S+1], n) -> (states, metrics a trial,
-    each [k]); a trial whose batches are None is out and its metrics mean nothing;
+    each [k]); a trial whose batches are None has ended, and its metrics are meaningless;
     evaluate(states, batches [n, R, S+1]) -> losses; separate(states) -> [TrainState]; join([TrainState]) -> states.
-    `advance` gives the old states' memory to the new ones. Of each global batch this process brings its R `rows`.
+    `advance` donates the old states' memory. This process provides the R `rows` of each global batch.
     """
 
     init: Callable[[], Any]
@@ -51,7 +51,7 @@ def _traced_hparams(h: dict[str, float]) -> dict[str, jax.Array]:
 
 @functools.cache
 def _compiled_functions(static: Static, mapped: bool) -> tuple[Callable, Callable, Callable]:
-    """(init, advance, evaluate) of one trial or of a stack, jitted once a process for each `Static`."""
+    """(init, advance, evaluate) of one trial or a stack of trials, jitted once per process and `Static`."""
     functions = (
         functools.partial(state_lib.init_state, static),
         functools.partial(many_steps, static),
@@ -74,12 +74,12 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
     specs = state_lib.state_specs(static)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
-    mine = rows.local_row_indices(by_row, (1, static.global_batch, 1), axis=1)
+    local_rows = rows.local_row_indices(by_row, (1, static.global_batch, 1), axis=1)
     with jax.set_mesh(mesh):
         traced = [_traced_hparams(h) for h in hparams]
 
     def whole(batches_KRS: np.ndarray) -> jax.Array:
-        return rows.assemble_global_array(by_row, batches_KRS, mine, axis=1, size=static.global_batch)
+        return rows.assemble_global_array(by_row, batches_KRS, local_rows, axis=1, size=static.global_batch)
 
     def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
         with jax.set_mesh(mesh):
@@ -91,7 +91,7 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
             return [evaluated(s, batches, h) for s, h in zip(states, traced, strict=True)]
 
     def begin() -> list:
-        # Drawn by the compiler's own partitioning: the numbers don't depend on the mesh, and no device holds them all.
+        # Drawn under automatic partitioning: the numbers don't depend on the mesh, and no device holds them all.
         auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         ordered = lambda h: pipeline.reorder_layers(init(h), specs, static.layout)  # noqa: E731
         drawn = jax.jit(ordered, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
@@ -113,14 +113,14 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
         evaluate=evaluate_all,
         separate=lambda states: in_order(states, True),
         join=lambda states: in_order([jax.device_put(s, shardings) for s in states], False),
-        rows=mine,
+        rows=local_rows,
     )
 
 
 def _one_by_one(
     advance: Callable, states: list, batches: Batches, n: int, traced: list, place: Callable = lambda batch: batch
 ) -> tuple[list, list]:
-    """Each trial n steps on, its batches placed just before; one without batches stays where it is and has no metrics."""
+    """Advance each trial n steps, placing its batches just before; a trial without batches is skipped, without metrics."""
     states, logs = list(states), [None] * len(states)
     for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
         if batch is not None:
@@ -168,7 +168,9 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
     traced = stack([_traced_hparams(h) for h in hparams])
 
     def advance_all(states: Any, batches: Batches, n: int) -> tuple[Any, HparamsList]:
-        filler = next(batch for batch in batches if batch is not None)  # a trial that is out goes on unseen
+        filler = next(
+            batch for batch in batches if batch is not None
+        )  # a trial that has ended goes on, and its results are dropped
         stacked = np.stack([filler if batch is None else batch for batch in batches])
         states, metrics = advance(states, jax.device_put(stacked, by_trial), np.int32(n), traced)
         return states, [jax.tree.map(lambda leaf: leaf[i], metrics) for i in range(len(hparams))]  # noqa: B023
@@ -186,12 +188,12 @@ PACKINGS = {"turn": sequential_program, "vmap": vmapped_program}
 
 
 def resolve_packing(choice: str) -> str:
-    """`auto` resolved for this backend: on CPU batched products lose to plain ones, elsewhere they fill the chip."""
+    """`auto` resolved for this backend: batched products are slower than plain ones on a CPU, elsewhere faster."""
     return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
 
 
 def restore_targets(static: Static, trials: int, mode: str) -> list[TrainState]:
-    """Shapes, dtypes and shardings of the states that `PACKINGS[mode]` joins: restored onto these, no array takes a detour.
+    """Shapes, dtypes and shardings of the states that `PACKINGS[mode]` joins, as targets to restore to.
 
     Under vmap each trial lies whole on one of the devices, as many on each.
     """
@@ -209,7 +211,7 @@ def _on_one_device(state: TrainState, device: jax.Device) -> TrainState:
 
 
 def cache_compilations() -> None:
-    """Keep compiled programs on disk (in $JAX_COMPILATION_CACHE_DIR, else ~/.cache/scalelab/xla), for the next process."""
+    """Cache compiled programs on disk, in $JAX_COMPILATION_CACHE_DIR or ~/.cache/scalelab/xla, for later processes."""
     place = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser("~/.cache/scalelab/xla")
     jax.config.update("jax_compilation_cache_dir", place)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

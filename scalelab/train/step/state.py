@@ -29,12 +29,12 @@ class TrainState(NamedTuple):
     """`step` counts batches consumed; a skipped batch counts, but changes neither `params` nor `opt_state`."""
 
     step: jax.Array  # int32
-    params: Any  # nested dict, fp32 but under policy bf16_master
+    params: Any  # nested dict, fp32 except under policy bf16_master
     opt_state: Any
     skipped: jax.Array  # int32, batches skipped so far
     streak: jax.Array  # int32, batches skipped in a row up to now
-    ema: Any = ()  # an `ema.Ema` where train.ema keeps one
-    precision: Any = ()  # what the precision policy keeps: a LossScale, amax of past steps, or nothing
+    ema: Any = ()  # an `ema.Ema` if train.ema > 0
+    precision: Any = ()  # the precision policy's state: a LossScale, amax of past steps, or nothing
 
 
 def init_state(static: Static, h: Hparams) -> TrainState:
@@ -48,30 +48,30 @@ def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
     """The state of step 0 on these parameters (fp32)."""
     zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
     opt_state = cast_for_storage(build_optimizer_chain(static, h, jnp.zeros(())).init(params), policy.moments)
-    kept: Any = loss_scale.init_loss_scale() if policy.scaled_loss else ()
-    kept = (
+    precision: Any = loss_scale.init_loss_scale() if policy.scaled_loss else ()
+    precision = (
         delayed.init_amax_history(parameter_declarations(static.model)["blocks"])
         if policy.scaling == "delayed"
-        else kept
+        else precision
     )
     average = ema.init_ema(params) if static.ema else ()
-    return TrainState(zero, cast_for_storage(params, policy.parameters), opt_state, zero, zero, average, kept)
+    return TrainState(zero, cast_for_storage(params, policy.parameters), opt_state, zero, zero, average, precision)
 
 
 def cast_for_storage(tree: Any, form: str) -> Any:
-    """A tree as it is kept from step to step: its fp32 arrays, not its scalars, in `form`."""
+    """The tree as stored between steps: fp32 arrays, not scalars, cast to `form`."""
     if form == "float32":
         return tree
     return jax.tree.map(lambda x: x.astype(form) if x.ndim and x.dtype == jnp.float32 else x, tree)
 
 
 def upcast(tree: Any, form: str) -> Any:
-    """The same for use: arrays kept in `form` in fp32."""
+    """The inverse of `cast_for_storage`: arrays stored in `form`, cast to fp32."""
     return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)
 
 
 def state_shapes(static: Static) -> TrainState:
-    """The shapes and dtypes of a state, whatever the mesh and the batch; nothing is computed. To be read only: it is kept."""
+    """The shapes and dtypes of a state, for any mesh and batch, without computing it. Cached: do not modify."""
     like = dataclasses.replace(static, model=static.model.plain, layout=Layout(), global_batch=1, accumulate=1)
     return _shapes(dataclasses.replace(like, batch_ramp=()))
 
@@ -84,14 +84,14 @@ def _shapes(static: Static) -> TrainState:
 
 
 def state_specs(static: Static, like: TrainState | None = None) -> Any:
-    """How each part of a state lies on the mesh of `static.layout`: a TrainState of specs. `like`: its `state_shapes`, where known.
+    """The sharding of each part of a state on the mesh of `static.layout`. `like`: its `state_shapes`, if known.
 
-    What the optimizer keeps of a parameter is known by the parameter's path in it: like the parameter where it has its
-    shape, else as `rules.reshaped_moment_spec` splits it. What has no such path lies whole on every device.
+    Arrays of the optimizer state are matched to parameters by their path: of the same shape, they are sharded like the
+    parameter's moments, else by `rules.reshaped_moment_spec`. Arrays without such a path are replicated.
     """
     shape, layout = static.model, static.layout
     like = state_shapes(static) if like is None else like
-    whole, declared, kept = (
+    whole, declared, specs_by_name = (
         PartitionSpec(),
         named_leaves(parameter_declarations(shape)),
         named_leaves(rules.moment_specs(shape, layout)),
@@ -103,7 +103,7 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
         if name is None:
             return whole
         return (
-            kept[name]
+            specs_by_name[name]
             if leaf.shape == declared[name].shape
             else rules.reshaped_moment_spec(declared[name], leaf.shape, layout)
         )
@@ -115,7 +115,7 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
 
 
 def sharded_state_shapes(static: Static, mesh: Mesh) -> TrainState:
-    """The shapes and dtypes of a state, each with its sharding on `mesh`: what a checkpoint is restored onto."""
+    """The shapes, dtypes and shardings of a state on `mesh`: the target that a checkpoint is restored to."""
     return jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
         state_shapes(static), state_specs(static),
@@ -123,18 +123,18 @@ def sharded_state_shapes(static: Static, mesh: Mesh) -> TrainState:
 
 
 def evaluation_params(static: Static, state: TrainState, h: Hparams) -> Any:
-    """The parameters to evaluate and to hand on, in fp32: the optimizer's average where it keeps one, else those that are trained."""
+    """The parameters to evaluate and export, in fp32: the optimizer's average if it has one, else the trained ones."""
     policy, point = POLICIES[static.precision], find_optimizer(static.optim.name).evaluated
     params = upcast(state.params, policy.parameters)
     if point is None:
         return params
-    if static.layout.devices > 1:  # parameters and what the optimizer keeps may lie otherwise
+    if static.layout.devices > 1:  # parameters and optimizer state may be sharded differently
         point = auto_axes(point, out_sharding=rules.parameter_specs(static.model, static.layout))
     return point(params, upcast(state.opt_state, policy.moments), user_numbers.readable_hparams(static.optim, h))
 
 
 def params_digest(params: Any) -> str:
-    """SHA-256 over all parameters: names and bytes, in the tree's (sorted) order. On a mesh all of its processes have to ask."""
+    """SHA-256 over names and bytes of all parameters, in sorted order. All processes of a mesh must call it."""
     sha = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         sha.update(jax.tree_util.keystr(path).encode())

@@ -29,7 +29,7 @@ Updated = tuple[
     Any, Any, Any, tuple[jax.Array, jax.Array, Any]
 ]  # params, opt_state, ema, norms: update, weights, by layer
 STEP_METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
-LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
+LOSS_SCALE = "loss_scale"  # a metric under policies that have one: this step's loss scale
 
 
 def train_step(
@@ -37,31 +37,33 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimizer step on `tokens` [global_batch, S+1].
 
-    A step whose loss, gradient norm, LR, weight decay or beta1 is not finite changes nothing but the counters, and so does one
-    whose update by the user's own optimizer would make a parameter so: the decision is part of the program, so every host and
-    every packed trial takes its own. `update_norm` and `param_norm` are NaN on steps that
-    `log_every` passes over: they read every parameter once more, 3 % of a step with a large vocabulary.
+    If loss, gradient norm, LR, weight decay or beta1 is not finite, the step changes only the counters; likewise if the
+    update of a user's own optimizer would make a parameter not finite. The decision is part of the program, so all
+    hosts agree and each packed trial decides for itself. `update_norm` and `param_norm` are NaN on steps that are not
+    logged, since they read every parameter once more (3 % of a step with a large vocabulary).
     """
     policy = POLICIES[static.precision]
     params = upcast(state.params, policy.parameters)
-    taken = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
-    where = document_ends(static, h, state.step)
-    # Behind a barrier: else the partitioner takes what is updated out of the tables that were gathered for the loss, which are
-    # then held to the end (two tables of the vocabulary in fp32 on GPUs).
-    seen = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
+    n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
+    ends = document_ends(static, h, state.step)
+    # Behind a barrier: else the partitioner slices the parameters to update from the tables gathered for the loss,
+    # which then stay in memory to the end (two tables of the vocabulary in fp32 on GPUs).
+    forward_params = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
     due = layers.is_due(static, state.step, h)
-    sums, grads, amax = scaled_gradients(static, seen, tokens, h["z_loss"], state.precision, taken, where, due)
+    sums, grads, amax = scaled_gradients(
+        static, forward_params, tokens, h["z_loss"], state.precision, n_micro_batches, ends, due
+    )
     grads = checkpoint_name(reshard_as(static, rules.moment_specs, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
     now = schedules.scheduled_values(static, state.step, h)
     extra = _curvature(static, params, tokens, state.step, h)
 
-    def update(measured: bool, taken: jax.Array, carry: Updated) -> Updated:
-        """No or one turn of a loop: it updates in place, where a conditional copies parameters and moments (3 %)."""
+    def update(measured: bool, active: jax.Array, carry: Updated) -> Updated:
+        """Update if `active`, as a loop of one turn or none: a conditional would copy parameters and moments (3 %)."""
 
         def once(_: jax.Array, carry: Updated) -> Updated:
-            # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
+            # The barrier ties the gradients to the turn: else products of gradients alone run before it, turn or none.
             (params, opt_state, average, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
             params, opt_state = upcast(params, policy.parameters), upcast(opt_state, policy.moments)
             params = reshard_as(static, rules.moment_specs, params)
@@ -71,11 +73,11 @@ def train_step(
                 norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params)
             params = cast_for_storage(params, policy.parameters)
             if static.ema:
-                mine = reshard_as(static, rules.moment_specs, upcast(params, policy.parameters))
-                average = ema.update_ema(average, mine, h["ema"])
+                resharded = reshard_as(static, rules.moment_specs, upcast(params, policy.parameters))
+                average = ema.update_ema(average, resharded, h["ema"])
             return params, cast_for_storage(opt_state, policy.moments), average, norms
 
-        return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)
+        return jax.lax.fori_loop(0, active.astype(jnp.int32), once, carry)
 
     numbers = (loss, grad_norm, now["lr"], now["weight_decay"], now["beta1"])
     finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
@@ -99,17 +101,14 @@ def train_step(
     metrics = dict(zip(STEP_METRICS, values, strict=True)) | {"streak": new.streak}
     metrics |= {LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {}
     if due is not None:
-        by_layer |= {
-            "grad_norm": when(
-                due, functools.partial(layers.layer_norms, static), layers.no_norms(static, params), grads
-            )
-        }
+        norms = functools.partial(layers.layer_norms, static)
+        by_layer |= {"grad_norm": when(due, norms, layers.no_norms(static, params), grads)}
         metrics |= {layers.LAYERS: layers.describe_layers(static, sums.measures, sums.tokens, **by_layer)}
     return new, metrics
 
 
 def _norms_by_layer(static: Static, moves: Any, params: Any) -> dict[str, layers.Norms]:
-    """Of the update and of the weights after it; {} where layers are not logged."""
+    """Norms of the update, and of the weights after it; {} if layers are not logged."""
     if not static.layers:
         return {}
     return {"update_norm": layers.layer_norms(static, moves), "weight_norm": layers.layer_norms(static, params)}
@@ -122,11 +121,11 @@ def _no_norms(static: Static, params: Any) -> dict[str, layers.Norms]:
 def _stays_finite(
     static: Static, state: TrainState, grads: Any, finite: jax.Array, extra: dict[str, Any], h: Hparams
 ) -> jax.Array:
-    """Whether the update leaves all parameters finite, worked out before anything is written; not at all unless `finite`.
+    """Whether the update leaves all parameters finite, computed before anything is written, and only if `finite`.
 
-    The optimizers of this package do so wherever LR, decay, gradients and state are finite (a test holds them to it); for
-    them a look at every update in advance would cost 5 to 23 % of a step (AdamW, d_model 128 and 256, vocabularies of 512
-    and 8,192, on a CPU; keeping the old state for a while instead: 3 to 26 %, and 10 bytes a parameter).
+    The optimizers of this package keep them finite if LR, decay, gradients and state are (tested). Checking their
+    updates in advance would cost 5 to 23 % of a step (AdamW, d_model 128 and 256, vocabularies of 512 and 8,192, on a
+    CPU); keeping the old state for a while, 3 to 26 % and 10 bytes a parameter.
     """
     policy = POLICIES[static.precision]
 
@@ -140,7 +139,7 @@ def _stays_finite(
 
 
 def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, h: Hparams) -> dict[str, Any]:
-    """The keyword `curvature` of an optimizer that wants it: (estimate, whether it is new). Measured every `every` steps only."""
+    """The keyword `curvature` of optimizers that use it: (estimate, whether it is new), every `every` steps."""
     kind, every = find_optimizer(static.optim.name).curvature, static.optim.every or 1
     if not kind:
         return {}
@@ -149,31 +148,34 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
 
     def once(turn: jax.Array, none: Any) -> Any:
         del none
-        # Plus zero, which the compiler doesn't know: else nothing changes with the turn, and all of it is worked out before
-        # the loop, at every step (Sophia-G took 2.2 times AdamW's step, Sophia-H 3.6).
+        # Plus a zero that the compiler doesn't know of: else nothing depends on the turn, and all of it is computed
+        # before the loop, at every step (Sophia-G took 2.2 times AdamW's step, Sophia-H 3.6).
         zero = jnp.minimum(turn, 0)
-        mine = tokens + zero.astype(tokens.dtype)
-        found = curvature.estimate_curvature(
-            static, kind, params, mine, step + zero, h["seed"], document_ends(static, h, step)
+        batch = tokens + zero.astype(tokens.dtype)
+        estimate = curvature.estimate_curvature(
+            static, kind, params, batch, step + zero, h["seed"], document_ends(static, h, step)
         )
-        return reshard_as(static, rules.moment_specs, found)
+        return reshard_as(static, rules.moment_specs, estimate)
 
-    # A loop and no conditional: packed trials, which are all due at once, would take both sides of that at every step.
+    # A loop, not a conditional: under vmap, packed trials would compute both branches at every step.
     estimate = jax.lax.fori_loop(0, due.astype(jnp.int32), once, none)
     return {"curvature": (estimate, due & jnp.isfinite(optax.tree.norm(estimate)))}
 
 
-def _next_precision_state(policy: Policy, kept: Any, amax: Any, finite: jax.Array) -> Any:
-    """What the precision policy keeps for the next step."""
+def _next_precision_state(policy: Policy, precision_state: Any, amax: Any, finite: jax.Array) -> Any:
+    """The precision policy's state for the next step."""
     if policy.scaled_loss:
-        return loss_scale.update_loss_scale(kept, finite)
-    return delayed.update_amax_history(kept, amax, finite) if policy.scaling == "delayed" else ()
+        return loss_scale.update_loss_scale(precision_state, finite)
+    return delayed.update_amax_history(precision_state, amax, finite) if policy.scaling == "delayed" else ()
 
 
 def many_steps(
     static: Static, state: TrainState, batches: jax.Array, n: jax.Array, h: Hparams
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """The first `n` (traced) of the batches [k, B, S+1] in one dispatch; metrics are [k], of which `n` are meaningful."""
+    """Take the first `n` (traced) of the batches [k, B, S+1] in one dispatch; of the metrics [k], `n` are meaningful.
+
+    BadInput if the step returns a metric that cannot be logged.
+    """
     k = batches.shape[0]
     shapes = jax.eval_shape(lambda s, t: train_step(static, s, t, h)[1], state, batches[0])
     refuse_unloggable(shapes)
@@ -190,10 +192,10 @@ def many_steps(
 def compute_updates(
     static: Static, grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, **extra: Any
 ) -> tuple[Any, Any]:
-    """What to add to the parameters, and the optimizer's next state; `extra` are keywords that the optimizer asks for.
+    """The updates to add to the parameters, and the next optimizer state; `extra`: keywords the optimizer asks for.
 
-    On a mesh the compiler places it (`auto_axes`): matrix optimizers mix axes in ways that Explicit axes would want spelled
-    out product by product, and optax's transforms don't. Updates and state come out as `state.state_specs` says.
+    On a mesh the compiler shards the work (`auto_axes`): Explicit axes would need an out_sharding for every product of
+    matrix optimizers, and optax's transforms name none. Updates and state are sharded by `state.state_specs`.
     """
 
     def update(grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, extra: Any) -> tuple[Any, Any]:
@@ -206,7 +208,7 @@ def compute_updates(
 
 
 def evaluation_loss(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:
-    """Mean loss in nats a token over batches [n, B, S+1]; z-loss excluded. Of the optimizer's averaged point where it has one."""
+    """Mean loss in nats a token over batches [n, B, S+1], without z-loss, at the optimizer's averaged point if any."""
     params = state_lib.evaluation_params(static, state, h)
 
     def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
