@@ -2,8 +2,8 @@
 
     python -m experiments.benchmarks.layers [ROUNDS]
 
-Prints one JSON line per model: the ratio's median and range over rounds in which both take turns, in CPU seconds of this
-process (other work on the machine hardly changes those), and in wall seconds.
+Prints one JSON line per model: the ratio's median and range over rounds in which both take turns, in CPU seconds of
+this process (other work on the machine hardly changes those), and in wall seconds.
 """
 
 import dataclasses
