@@ -70,7 +70,9 @@ def read_step_rows(folder: pathlib.Path) -> list[dict]:
 
 
 def metric_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
-    """Every number of metrics.jsonl that has no figure of its own: rows of `run`, `step` and the metrics logged there."""
+    """Every number of metrics.jsonl that has no figure of its own: rows of `run`, `step` and the metrics logged
+    there.
+    """
     return [
         {"run": folder.name, "step": line["step"]}
         | {key: value for key, value in line.items() if key not in DRAWN_ELSEWHERE}
@@ -87,7 +89,8 @@ def _both(line: dict, *keys: str) -> bool:
 def read_event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     """The logbooks of all runs, in order of time: `run`, `time`, `step`, `kind`, `text`.
 
-    An event that was written without a step (a config change, before training starts) stands at the last step logged then.
+    An event that was written without a step (a config change, before training starts) stands at the last step logged
+    then.
     """
     rows = []
     for folder in folders:
@@ -116,7 +119,9 @@ def swept_keys(rows: Sequence[dict]) -> list[str]:
 
 
 def collect_provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
-    """What `PROVENANCE_KEYS` says of the runs: data, versions, machine; where runs differ, every value with the number of its runs."""
+    """What `PROVENANCE_KEYS` says of the runs: data, versions, machine; where runs differ, every value with the
+    number of its runs.
+    """
     kept = [{key: records.read_record(f).get(key) for key in PROVENANCE_KEYS} for f in folders]
     flat: dict[str, dict[str, int]] = {}
     for record in kept:
@@ -146,8 +151,8 @@ def describe_states(rows: Sequence[dict]) -> str:
 def check_verdicts(rows: Sequence[dict], scatter: float = 0.0) -> list[dict]:
     """For every size of a check (`size`, `factor`, `loss`; a lost run's loss is None): is its optimum bracketed?
 
-    Returns `size`, `best_factor`, `loss`, `edge`, and `cost`: how much worse the rule's own value is, as a share of the loss.
-    An optimum is at the `edge` where it leads the rule's own by more than `scatter`, a share of the loss too.
+    Returns `size`, `best_factor`, `loss`, `edge`, and `cost`: how much worse the rule's own value is, as a share of the
+    loss. An optimum is at the `edge` where it leads the rule's own by more than `scatter`, a share of the loss too.
     """
     verdicts = []
     for size in sorted({row["size"] for row in rows}):

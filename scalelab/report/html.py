@@ -1,6 +1,7 @@
 """Small functions that make one self-contained HTML page: no scripts, no remote assets, every value escaped.
 
-Functions return HTML text. What comes from a run (names, notes, config values) passes through `escape_html` and nothing else.
+Functions return HTML text. What comes from a run (names, notes, config values) passes through `escape_html` and nothing
+else.
 """
 
 import html
@@ -12,12 +13,15 @@ from scalelab.records import flatten_keys
 from scalelab.report.figures.style import format_scientific, format_short
 
 STYLESHEET = """
-:root { --ink:#1d2129; --soft:#5c6370; --line:#e1e4e9; --back:#f7f8fa; --card:#ffffff; --accent:#b3224a; --good:#1f7a33; }
+:root { --ink:#1d2129; --soft:#5c6370; --line:#e1e4e9; --back:#f7f8fa; --card:#ffffff;
+  --accent:#b3224a; --good:#1f7a33; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink:#e6e8ec; --soft:#a0a6b1; --line:#343a45; --back:#15181d; --card:#1d2128; --accent:#ff7d9c; --good:#6fd08c; }
+  :root { --ink:#e6e8ec; --soft:#a0a6b1; --line:#343a45; --back:#15181d; --card:#1d2128;
+    --accent:#ff7d9c; --good:#6fd08c; }
 }
 * { box-sizing: border-box; }
-body { margin:0; background:var(--back); color:var(--ink); font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif; }
+body { margin:0; background:var(--back); color:var(--ink);
+  font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif; }
 main { max-width:1060px; margin:0 auto; padding:28px 20px 60px; }
 h1 { font-size:1.65rem; margin:0 0 .1rem; overflow-wrap:anywhere; }
 h2 { font-size:1.12rem; margin:2.2rem 0 .5rem; padding-top:.9rem; border-top:1px solid var(--line); }
@@ -29,7 +33,8 @@ p { margin:.45rem 0; max-width:78ch; }
 .numbers div { min-width:7.5rem; }
 .numbers b { display:block; font-size:1.5rem; font-weight:650; line-height:1.25; font-variant-numeric:tabular-nums; }
 .numbers span { color:var(--soft); font-size:.82rem; }
-figure { margin:14px 0; padding:12px; overflow-x:auto; background:#ffffff; border:1px solid var(--line); border-radius:10px; }
+figure { margin:14px 0; padding:12px; overflow-x:auto; background:#ffffff;
+  border:1px solid var(--line); border-radius:10px; }
 figure img { display:block; width:100%; min-width:36rem; height:auto; margin:0 auto; }
 figcaption { color:#5c6370; padding:8px 4px 0; } figcaption a { color:#2455a4; }
 summary { cursor:pointer; color:var(--soft); }
@@ -37,8 +42,10 @@ summary { cursor:pointer; color:var(--soft); }
 table { border-collapse:collapse; font-size:.86rem; font-variant-numeric:tabular-nums; margin:.5rem 0; }
 th, td { text-align:left; padding:4px 14px 4px 0; border-bottom:1px solid var(--line); vertical-align:top; }
 th { color:var(--soft); font-weight:600; white-space:nowrap; } td.number, th.number { text-align:right; }
-td { min-width:5.5rem; max-width:34rem; overflow-wrap:anywhere; } td.number { white-space:nowrap; } td.name { min-width:11rem; }
-code { font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; background:var(--back); padding:2px 5px; border-radius:4px; overflow-wrap:anywhere; }
+td { min-width:5.5rem; max-width:34rem; overflow-wrap:anywhere; }
+td.number { white-space:nowrap; } td.name { min-width:11rem; }
+code { font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; background:var(--back);
+  padding:2px 5px; border-radius:4px; overflow-wrap:anywhere; }
 .card code { background:none; padding:0; }
 """
 

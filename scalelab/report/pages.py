@@ -18,15 +18,19 @@ from scalelab.report.parts import (
 from scalelab.sweep import settings
 
 SOURCE_COLUMNS = {
-    "source": "source", "val_loss": "val. loss (nats)", "bpb": "bits/byte", "tokens": "tokens trained on", "epochs": "epochs",
-}  # fmt: skip
+    "source": "source",
+    "val_loss": "val. loss (nats)",
+    "bpb": "bits/byte",
+    "tokens": "tokens trained on",
+    "epochs": "epochs",
+}
 
 
 def write_report(folder: records.Folder) -> dict:
     """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
 
-    Returns `path`, `kind` (run, study or sweep), `runs`, `figures` (names), `missing` (what could not be shown, why) and
-    `failures` (of a study: why its fit is not to be trusted).
+    Returns `path`, `kind` (run, study or sweep), `runs`, `figures` (names), `missing` (what could not be shown, why)
+    and `failures` (of a study: why its fit is not to be trusted).
     """
     folder = pathlib.Path(folder)
     runs, failures = records.run_folders(folder), []
@@ -113,7 +117,10 @@ def report_sweep(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
     shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept, "status", "val_loss")} for row in rows]
     if any(map(settings.is_final, rows)):
         fig = sweepplots.plot_sweep(shown, swept, gather.entropy_rate(folders), "Final loss over what was swept")
-        caption = "Final validation loss of every trial; the best setting has a ring at its mean over seeds, lost ones stand at the top."
+        caption = (
+            "Final validation loss of every trial; the best setting has a ring at its mean over seeds, "
+            "lost ones stand at the top."
+        )
         page.parts.append(html.render_section("Overview", page.draw("sweep", fig, shown, caption)))
     else:
         page.missing.append("Overview: no trial has finished with a finite loss yet.")
@@ -145,7 +152,8 @@ def _best(rows: list[dict], swept: list[str]) -> str:
     edges = [key for key in best.values if _at_edge(best.values[key], rows, key)]
     if edges:
         paragraph += html.render_paragraph(
-            f"Its {' and '.join(edges)} {'sits' if len(edges) == 1 else 'sit'} at the edge of the sweep: the best may lie outside.",
+            f"Its {' and '.join(edges)} {'sits' if len(edges) == 1 else 'sit'} at the edge of the sweep: the best may "
+            "lie outside.",
             "bad",
         )
     return paragraph

@@ -1,4 +1,6 @@
-"""The parts that pages share: figures with their files, the runs table, the logbook, and where the numbers come from."""
+"""The parts that pages share: figures with their files, the runs table, the logbook, and where the numbers come
+from.
+"""
 
 import dataclasses
 import pathlib

@@ -1,7 +1,7 @@
 """The page of a scaling study: the prediction and its score first, then the fit, its evidence and the runs behind it.
 
-It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, `batch_checks`, `isoflop`, `wall_s`, each of which may be
-absent while the study runs) and the run folders. It fits nothing itself.
+It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, `batch_checks`, `isoflop`, `wall_s`,
+each of which may be absent while the study runs) and the run folders. It fits nothing itself.
 """
 
 import math
@@ -28,9 +28,15 @@ from scalelab.report.parts import (
 
 _PARTS: tuple = ({}, None)
 SUMMARY_SCHEMA = {
-    "fit?": ({"params?": ({"*": (NUMBER, None)}, None), "exponents?": _PARTS}, None), "held_out?": _PARTS, "isoflop?": _PARTS,
-    "ladder?": _PARTS, "runs?": (LIST, None), "lr_checks?": (LIST, None), "wall_s?": (NUMBER, None), "command?": (TEXT, None),
-}  # fmt: skip
+    "fit?": ({"params?": ({"*": (NUMBER, None)}, None), "exponents?": _PARTS}, None),
+    "held_out?": _PARTS,
+    "isoflop?": _PARTS,
+    "ladder?": _PARTS,
+    "runs?": (LIST, None),
+    "lr_checks?": (LIST, None),
+    "wall_s?": (NUMBER, None),
+    "command?": (TEXT, None),
+}
 
 
 def report_study(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
@@ -69,7 +75,9 @@ def report_study(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
 
 
 def _first_metric(summary: dict, folders: Sequence[pathlib.Path]) -> float | None:
-    """When the held-out run logged for the first time; None where it hasn't. By its name: a study may have been moved."""
+    """When the held-out run logged for the first time; None where it hasn't. By its name: a study may have been
+    moved.
+    """
     mine = [folder for folder in folders if folder.name == _held_name(summary)]
     lines = records.read_metrics(mine[0]) if mine else []
     return lines[0]["time"] if lines else None
@@ -128,7 +136,10 @@ def _held_out(page: ReportPage, summary: dict, floor: float | None) -> str:
                    "predicted": held["predicted_loss"], "low90": low, "high90": high})  # fmt: skip
     title = "Predicted, then measured"
     fig = lawplots.plot_held_out(rows, held, params, _per_nd(rows), summary.get("frontier"), floor, title)
-    caption = "The fitted frontier, extrapolated to the held-out run's compute, and its 90 % interval. Points: fitted runs, by size."
+    caption = (
+        "The fitted frontier, extrapolated to the held-out run's compute, and its 90 % interval. "
+        "Points: fitted runs, by size."
+    )
     return page.draw("prediction", fig, behind, caption)
 
 

@@ -16,9 +16,23 @@ PARAMETER_MEANINGS = {
 }
 # Of the fit block: what is not shown as evidence, because it stands in the table or in sentences.
 KEYS_SHOWN_APART = (
-    "params", "exponents", "intervals", "intervals_percentile", "standard_errors", "law", "equation", "n_rows", "n_runs",
-    "n_convention", "warnings", "excluded", "identifiability", "allocation", "design", "holdout",
-)  # fmt: skip
+    "params",
+    "exponents",
+    "intervals",
+    "intervals_percentile",
+    "standard_errors",
+    "law",
+    "equation",
+    "n_rows",
+    "n_runs",
+    "n_convention",
+    "warnings",
+    "excluded",
+    "identifiability",
+    "allocation",
+    "design",
+    "holdout",
+)
 
 
 def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
@@ -43,7 +57,8 @@ def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
     high_or_low = "too high" if error > 0 else "too low"
     said = (
         f"The law predicted {point:.4f} nats/token for a run of {format_scientific(held['C'])} FLOPs, "
-        f"{_beyond(summary, held)}; it reached {measured:.4f}. The prediction was {100 * abs(error):.2f} % {high_or_low}, and "
+        f"{_beyond(summary, held)}; it reached {measured:.4f}. The prediction was {100 * abs(error):.2f} % "
+        f"{high_or_low}, and "
         f"the measured loss is {'inside' if inside else 'OUTSIDE'} the 90 % interval, which is "
         f"{100 * (high - low) / point:.1f} % wide."
     )
@@ -78,9 +93,12 @@ def describe_caveats(summary: dict) -> str:
     if not fit:
         return ""
     text = (
-        f"The interval rests on {fit['n_runs']} runs ({fit['interval_method']}). It is conditional on the form of the law: "
-        "if the true loss does not follow E + A/N^α + B/D^β, the interval of E above all can exclude the truth, and more "
-        "runs of the same kind do not repair that. One held-out run inside its interval is no evidence of 90 % coverage."
+        f"The interval rests on {fit['n_runs']} runs ({fit['interval_method']}). It is conditional on the form of the "
+        "law: "
+        "if the true loss does not follow E + A/N^α + B/D^β, the interval of E above all can exclude the truth, and "
+        "more "
+        "runs of the same kind do not repair that. One held-out run inside its interval is no evidence of 90 % "
+        "coverage."
     )
     return html.render_paragraph(text, "soft")
 
@@ -116,7 +134,9 @@ CHECK_LABELS = {"lr": "LR", "batch": "batch"}  # what a study's checks vary, and
 
 
 def study_verdicts(summary: dict, kind: str) -> list[dict]:
-    """`gather.check_verdicts` of a study's checks of one kind; what can't bend the fit, the runs' scatter about it, is let pass."""
+    """`gather.check_verdicts` of a study's checks of one kind; what can't bend the fit, the runs' scatter about it,
+    is let pass.
+    """
     scatter = (summary.get("fit") or {}).get("residual_rms") or 0.0
     return gather.check_verdicts(summary.get(f"{kind}_checks") or [], scatter)
 
@@ -152,8 +172,11 @@ def check_lines(summary: dict, kind: str) -> list[str]:
             "" if verdict["cost"] is None else f" The rule's own costs {100 * verdict['cost']:.2f} % of the loss there."
         )
         if verdict["edge"]:
-            text = (f"N = {_size(verdict)}: OPTIMUM AT THE EDGE. The best {name} is {_factor(verdict)} the rule's, the last "
-                    f"one tried, so the best may lie beyond; the fitted exponents hang on this.")  # fmt: skip
+            text = (
+                f"N = {_size(verdict)}: OPTIMUM AT THE EDGE. The best {name} is {_factor(verdict)} the rule's, the "
+                "last "
+                f"one tried, so the best may lie beyond; the fitted exponents hang on this."
+            )
             lines.append(html.render_paragraph(text + cost, "bad"))
         else:
             text = f"N = {_size(verdict)}: the best {name} tried is {_factor(verdict)} the rule's"

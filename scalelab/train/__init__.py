@@ -1,5 +1,5 @@
 """Training: from a resolved config to a verdict.
 
-Read in this order: `spec` (what one run trains, made once), `step` (the pure step), `run` (the loop around it), `checkpoints`
-(what is saved), `resume` (going on from it), `coordcheck` (activations by width or depth).
+Read in this order: `spec` (what one run trains, made once), `step` (the pure step), `run` (the loop around it),
+`checkpoints` (what is saved), `resume` (going on from it), `coordcheck` (activations by width or depth).
 """

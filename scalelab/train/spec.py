@@ -1,4 +1,6 @@
-"""What one run trains: config, static part with its layout, hparams and identity, made once at the door and passed on."""
+"""What one run trains: config, static part with its layout, hparams and identity, made once at the door and passed
+on.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,8 +17,8 @@ from scalelab.parallel import mesh
 class TrainSpec:
     """One run's config and everything that follows from it; nothing downstream computes these again.
 
-    `static` has the layout of the devices that are here. `hparams` are the traced scalars, those of the data (`separator`)
-    included. `identity` is 16 hex digits over what is computed.
+    `static` has the layout of the devices that are here. `hparams` are the traced scalars, those of the data
+    (`separator`) included. `identity` is 16 hex digits over what is computed.
     """
 
     config: ConfigDict

@@ -1,4 +1,6 @@
-"""Batch-size warm-up: the batch of every step by its definition, what was seen before it, lengths in tokens, and mistakes."""
+"""Batch-size warm-up: the batch of every step by its definition, what was seen before it, lengths in tokens, and
+mistakes.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +19,13 @@ CASES = [(2, 16, 8, 128, 100_000), (1, 8, 8, 32, 1000), (4, 16, 8, 16, 7), (12, 
 
 def made(start, batch, accumulate, seq_len, tokens, **more):
     values = {
-        "schedule.batch_start": start, "train.global_batch": batch, "train.accumulate": accumulate, "model.seq_len": seq_len,
-        "schedule.batch_warmup_tokens": tokens, "train.steps": 2000,
-    }  # fmt: skip
+        "schedule.batch_start": start,
+        "train.global_batch": batch,
+        "train.accumulate": accumulate,
+        "model.seq_len": seq_len,
+        "schedule.batch_warmup_tokens": tokens,
+        "train.steps": 2000,
+    }
     values |= {key.replace("__", "."): value for key, value in more.items()}
     return config_lib.resolve(config_lib.override(tiny.get_config(), values))
 
@@ -45,7 +51,9 @@ def test_the_batch_is_the_line_in_tokens_seen_rounded_down_to_micro_batches(case
 
 
 def test_gpt3s_ramp():
-    """Brown et al. 2020: from 32k to 3.2M tokens over (here) 4 billion, in steps of 32k: each batch gets T/99 tokens."""
+    """Brown et al. 2020: from 32k to 3.2M tokens over (here) 4 billion, in steps of 32k: each batch gets T/99
+    tokens.
+    """
     config = made(16, 1600, 100, 2048, 4_000_000_000, train__steps=100_000, schedule__warmup_tokens=375_000_000)
     harmonic = sum(1 / k for k in range(1, 100))
     assert schedule_steps.full_batch_step(config) == pytest.approx(4e9 / 99 / 32768 * harmonic, rel=1e-3)
@@ -69,18 +77,37 @@ def test_warmup_tokens_past_the_ramp_count_full_batches():
 @pytest.mark.parametrize(
     ("given", "said", "good"),
     [
-        ({"train__accumulate": 1}, "train.accumulate=1 makes one of it", {"train__accumulate": 2, "schedule__batch_start": 8}),
-        ({"schedule__batch_start": 3}, "multiple of train.global_batch / train.accumulate = 2 below 16; nearest: 4", {"schedule__batch_start": 4}),
+        (
+            {"train__accumulate": 1},
+            "train.accumulate=1 makes one of it",
+            {"train__accumulate": 2, "schedule__batch_start": 8},
+        ),
+        (
+            {"schedule__batch_start": 3},
+            "multiple of train.global_batch / train.accumulate = 2 below 16; nearest: 4",
+            {"schedule__batch_start": 4},
+        ),
         ({"schedule__batch_start": 16}, "below 16; nearest: 14", {"schedule__batch_start": 14}),
         ({"schedule__batch_start": 1}, "nearest: 2", {"schedule__batch_start": 2}),
-        ({"schedule__batch_warmup_tokens": None}, "batch_start=2 needs schedule.batch_warmup_tokens", {"schedule__batch_start": None, "schedule__batch_warmup_tokens": None}),
+        (
+            {"schedule__batch_warmup_tokens": None},
+            "batch_start=2 needs schedule.batch_warmup_tokens",
+            {"schedule__batch_start": None, "schedule__batch_warmup_tokens": None},
+        ),
         ({"schedule__batch_start": None}, "batch_warmup_tokens=100000 needs schedule.batch_start", {}),
         ({"schedule__batch_start": 0}, "schedule.batch_start=0 must be finite and above zero", {}),
-        ({"train__steps": 100}, "the batch is not full before step 146 of train.steps=100; nearest: 68096", {"train__steps": 100, "schedule__batch_warmup_tokens": 68096}),
-        ({"schedule__name": "wsd", "train__steps": 200, "schedule__decay_tokens": 60 * 2048}, "would begin at step 140, and the batch is full from step 146 on; nearest: 110592",
-         {"schedule__name": "wsd", "train__steps": 200, "schedule__decay_tokens": 110592}),
+        (
+            {"train__steps": 100},
+            "the batch is not full before step 146 of train.steps=100; nearest: 68096",
+            {"train__steps": 100, "schedule__batch_warmup_tokens": 68096},
+        ),
+        (
+            {"schedule__name": "wsd", "train__steps": 200, "schedule__decay_tokens": 60 * 2048},
+            "would begin at step 140, and the batch is full from step 146 on; nearest: 110592",
+            {"schedule__name": "wsd", "train__steps": 200, "schedule__decay_tokens": 110592},
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_line_with_the_nearest_good_value(given, said, good):
     with pytest.raises(BadInput) as error:
         made(*CASES[0], **given)

@@ -1,4 +1,6 @@
-"""Configs: every key documented, every mistake one line, overrides, derived values, the static/traced split, identity."""
+"""Configs: every key documented, every mistake one line, overrides, derived values, the static/traced split,
+identity.
+"""
 
 import pathlib
 import re
@@ -94,7 +96,10 @@ def test_every_key_of_the_default_tree_has_one_record_that_says_what_it_means():
         ({"train__seed": 2**31}, [f"train.seed={2**31}", "outside"]),
         ({"model__n_heads": 6}, ["model.d_model=64", "divisible", "model.n_heads=6", "60, 66", "model.d_head"]),
         ({"model__n_heads": 128}, ["model.d_model=64", "model.n_heads=128", "128, 256"]),
-        ({"model__n_heads": 12, "model__d_model": 48, "model__n_kv_heads": 5}, ["n_kv_heads=5", "n_heads=12", "nearest: 4"]),
+        (
+            {"model__n_heads": 12, "model__d_model": 48, "model__n_kv_heads": 5},
+            ["n_kv_heads=5", "n_heads=12", "nearest: 4"],
+        ),
         ({"model__n_kv_heads": 8}, ["model.n_kv_heads=8", "model.n_heads=4", "nearest: 4"]),
         ({"model__d_head": 7}, ["model.d_head=7", "even", "nearest: 8"]),
         ({"model__position": "relative", "model__n_kv_heads": 2}, ["relative", "model.n_kv_heads=2", "nearest: 4"]),
@@ -104,15 +109,30 @@ def test_every_key_of_the_default_tree_has_one_record_that_says_what_it_means():
         ({"data__source": "text"}, ["data.source='text'", "data.path"]),
         ({"schedule__name": "wsdd"}, ["schedule.name='wsdd'", "not a choice", "'wsd'"]),
         ({"schedule__decay_shape": "square"}, ["schedule.decay_shape='square'", "'sqrt'"]),
-        ({"schedule__warmup_steps": 20, "schedule__warmup_tokens": 20480}, ["warmup_steps=20 (20 steps)", "warmup_tokens=20480 (10 steps)", "keep one"]),
-        ({"schedule__warmup_share": 0.1, "schedule__warmup_tokens": 20480}, ["warmup_tokens=20480", "warmup_share=0.1 (50 steps)", "keep one"]),
-        ({"schedule__decay_share": 0.1, "schedule__decay_tokens": 20480}, ["decay_tokens=20480 (10 steps)", "decay_share=0.1 (50 steps)", "keep one"]),
-        ({"schedule__name": "wsd", "schedule__decay_tokens": 2**21}, ["decay_steps=1024", "train.steps=500", "nearest: 500"]),
-        ({"schedule__name": "not_there.at_all:fn"}, ["schedule.name='not_there.at_all:fn'", "No module named 'not_there'"]),
+        (
+            {"schedule__warmup_steps": 20, "schedule__warmup_tokens": 20480},
+            ["warmup_steps=20 (20 steps)", "warmup_tokens=20480 (10 steps)", "keep one"],
+        ),
+        (
+            {"schedule__warmup_share": 0.1, "schedule__warmup_tokens": 20480},
+            ["warmup_tokens=20480", "warmup_share=0.1 (50 steps)", "keep one"],
+        ),
+        (
+            {"schedule__decay_share": 0.1, "schedule__decay_tokens": 20480},
+            ["decay_tokens=20480 (10 steps)", "decay_share=0.1 (50 steps)", "keep one"],
+        ),
+        (
+            {"schedule__name": "wsd", "schedule__decay_tokens": 2**21},
+            ["decay_steps=1024", "train.steps=500", "nearest: 500"],
+        ),
+        (
+            {"schedule__name": "not_there.at_all:fn"},
+            ["schedule.name='not_there.at_all:fn'", "No module named 'not_there'"],
+        ),
         ({"schedule__name": "configs.tiny:get_confi"}, ["has no 'get_confi'", "did you mean 'get_config'"]),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
-)  # fmt: skip
+)
 def test_every_mistake_is_one_line_with_value_reason_and_nearest(overrides, said):
     line = refusal(**overrides)
     for part in said:
@@ -286,12 +306,28 @@ def test_traced_keys_are_what_the_step_is_given_and_no_other():
 def test_identity_is_of_what_is_computed():
     default = config_lib.identity(resolved())
     assert re.fullmatch("[0-9a-f]{16}", default)
-    same = {"log__every_steps": 3, "log__wandb": "p", "log__role": "fit", "sweep__workers": 2, "checkpoint__every_steps": 7,
-            "data__cache_dir": "/x", "train__steps_per_dispatch": 5, "schedule__warmup_steps": 25,
-            "train__deterministic": True, "parallel__data": -1}  # fmt: skip
+    same = {
+        "log__every_steps": 3,
+        "log__wandb": "p",
+        "log__role": "fit",
+        "sweep__workers": 2,
+        "checkpoint__every_steps": 7,
+        "data__cache_dir": "/x",
+        "train__steps_per_dispatch": 5,
+        "schedule__warmup_steps": 25,
+        "train__deterministic": True,
+        "parallel__data": -1,
+    }
     assert {config_lib.identity(resolved(**{k: v})) for k, v in same.items()} == {default}
-    different = {"optim__peak_lr": 1e-3, "train__seed": 1, "train__steps": 499, "model__d_model": 128, "eval__batches": 9,
-                 "data__source": "synthetic", "precision__name": "bf16"}  # fmt: skip
+    different = {
+        "optim__peak_lr": 1e-3,
+        "train__seed": 1,
+        "train__steps": 499,
+        "model__d_model": 128,
+        "eval__batches": 9,
+        "data__source": "synthetic",
+        "precision__name": "bf16",
+    }
     others = {config_lib.identity(resolved(**{k: v})) for k, v in different.items()}
     assert len(others | {default}) == len(different) + 1
 

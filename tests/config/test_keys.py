@@ -103,11 +103,23 @@ def other_value(record):
 
 
 OTHERS = {
-    "model.d_model": 128, "model.d_head": 32, "model.window": 64, "model.rope_factor": 1.0, "model.logit_scale": "none",
-    "data.mixture": "x=1", "data.unique_tokens": "1e6", "optim.groups": "embed=0.5", "schedule.batch_stages": "8; 9: 16",
-    "schedule.power_exponent": -1, "schedule.cycle_growth": 2, "parallel.zero": 1, "data.source": "synthetic",
-    "optim.bias_correction": False, "optim.factored": False, "optim.low_rank_scale": 0.5,
-}  # fmt: skip
+    "model.d_model": 128,
+    "model.d_head": 32,
+    "model.window": 64,
+    "model.rope_factor": 1.0,
+    "model.logit_scale": "none",
+    "data.mixture": "x=1",
+    "data.unique_tokens": "1e6",
+    "optim.groups": "embed=0.5",
+    "schedule.batch_stages": "8; 9: 16",
+    "schedule.power_exponent": -1,
+    "schedule.cycle_growth": 2,
+    "parallel.zero": 1,
+    "data.source": "synthetic",
+    "optim.bias_correction": False,
+    "optim.factored": False,
+    "optim.low_rank_scale": 0.5,
+}
 # Needed beside the other value, in both configs that are compared.
 WITH = BESIDE | {
     "model.qk_norm_over": {"model.qk_norm": True},
@@ -148,7 +160,9 @@ def test_identity_and_program_change_as_declared(name):
 
 
 def test_identities_of_all_configs_are_those_of_the_day_before_the_records():
-    """A change here makes other runs of everybody's runs: records, resumes and comparisons would no longer find them."""
+    """A change here makes other runs of everybody's runs: records, resumes and comparisons would no longer find
+    them.
+    """
     written = json.loads((pathlib.Path(__file__).parent / "identities.json").read_text())
     paths = [p for p in sorted((ROOT / "configs").rglob("*.py")) if p.name not in ("__init__.py", "base.py")]
     found = {path.relative_to(ROOT).as_posix(): config_lib.identity(config_lib.load(path)) for path in paths}

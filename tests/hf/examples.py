@@ -51,7 +51,9 @@ def shape(name: str, **changes) -> ModelShape:
 
 
 def params(shape: ModelShape, seed: int = 0) -> dict:
-    """Weights with which every parameter matters: matrices ~ 1/sqrt(fan_in), tables ~ 1/2, gains about 1, biases not 0."""
+    """Weights with which every parameter matters: matrices ~ 1/sqrt(fan_in), tables ~ 1/2, gains about 1, biases not
+    0.
+    """
     rng, tree = np.random.default_rng(seed), {}
     for name, declared in named_leaves(parameter_declarations(shape)).items():
         std = 0.5 if declared.is_table else declared.fan_in**-0.5 if declared.ins else 0.3

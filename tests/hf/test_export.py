@@ -227,11 +227,18 @@ def test_a_disk_that_does_not_take_it_is_told_in_one_line_and_nothing_is_left(tm
 
 FIELDS = {field.name: field for field in dataclasses.fields(ModelShape)}
 WORDS = {
-    "position": "rope learned relative none", "norm": "rmsnorm layernorm layernorm_nobias", "qk_norm_over": "head projection",
-    "logit_scale": "none rsqrt_width", "mlp": "swiglu gelu relu2 relu", "remat": "none dots full",
-    "rope_scaling": "none linear ntk llama3 yarn", "block": "sequential parallel", "norm_place": "before after",
-    "attention": "auto plain blockwise", "parametrization": "standard mup completep",
-}  # fmt: skip
+    "position": "rope learned relative none",
+    "norm": "rmsnorm layernorm layernorm_nobias",
+    "qk_norm_over": "head projection",
+    "logit_scale": "none rsqrt_width",
+    "mlp": "swiglu gelu relu2 relu",
+    "remat": "none dots full",
+    "rope_scaling": "none linear ntk llama3 yarn",
+    "block": "sequential parallel",
+    "norm_place": "before after",
+    "attention": "auto plain blockwise",
+    "parametrization": "standard mup completep",
+}
 
 
 def flipped(shape, field):

@@ -45,7 +45,8 @@ def test_models_that_transformers_drew_and_saved_have_its_logits(folder, dtypes,
     assert "exported_from" not in origin
 
 
-# --- variants that mean the same -----------------------------------------------------------------------------------------
+# --- variants that mean the same
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -131,7 +132,8 @@ def test_half_precision_becomes_fp32_exactly(gpt2):
     assert np.array_equal(embed, load_file(gpt2 / WHOLE)["transformer.wte.weight"].astype(np.float32))
 
 
-# --- mistakes and malice -------------------------------------------------------------------------------------------------
+# --- mistakes and malice
+# -------------------------------------------------------------------------------------------------
 
 
 def refused(folder, *expected):

@@ -25,9 +25,34 @@ LETTERS = (
     "éüßñçÅ \u0301\u0308 αβγДЖщ שלום العربية हिन्दी 中文字符 日本語 한국어 🙂👩‍👩‍👧 ①²½ǅʰ \u200b\ufeff"
 )
 PIECES = [
-    "'s", "'RE", "'ll", "'D", "don't", "I'VE", "  ", "   \n", "\r\n", "\n\n  \n", " 12345", "1234567", "\tint x;", "...\n", "://",
-    "<|endoftext|>", "<|end_of_text|>", "é", "ﬁ", "Å", "Hello", "world", "HTTPServer", "ſ", "K", "'ſ", " \u3000 x",
-]  # fmt: skip
+    "'s",
+    "'RE",
+    "'ll",
+    "'D",
+    "don't",
+    "I'VE",
+    "  ",
+    "   \n",
+    "\r\n",
+    "\n\n  \n",
+    " 12345",
+    "1234567",
+    "\tint x;",
+    "...\n",
+    "://",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "é",
+    "ﬁ",
+    "Å",
+    "Hello",
+    "world",
+    "HTTPServer",
+    "ſ",
+    "K",
+    "'ſ",
+    " \u3000 x",
+]
 
 
 def texts(n=400, seed=0):

@@ -45,10 +45,21 @@ def write_run(
             loss += 1.1
         if status == "diverged" and i > lines - 4:
             loss = 9.0 + 4 * (i - lines + 4)
-        metrics.append({
-            "step": step, "tokens": tokens, "train_loss": loss, "grad_norm": 0.5, "update_norm": 0.01, "param_norm": 30.0,
-            "lr": peak_lr, "skipped": 0, "tokens_per_s": 2e5, "mfu": 0.3, "time": now,
-        })  # fmt: skip
+        metrics.append(
+            {
+                "step": step,
+                "tokens": tokens,
+                "train_loss": loss,
+                "grad_norm": 0.5,
+                "update_norm": 0.01,
+                "param_norm": 30.0,
+                "lr": peak_lr,
+                "skipped": 0,
+                "tokens_per_s": 2e5,
+                "mfu": 0.3,
+                "time": now,
+            }
+        )
         if i % 15 == 0:  # every 15th line is also an evaluation
             measured = final if i == lines and until == 1 else loss * 1.01
             metrics.append(
@@ -114,15 +125,31 @@ def write_study(folder: pathlib.Path, lines: int = 150) -> dict:
     summary = {
         "fit": fit.to_json(),
         "held_out": {
-            "predicted_loss": said.loss, "interval90": [said.low, said.high],
-            "measured_loss": held["loss"], "predicted_at": 1_790_000_000.0 - 60, "N": n, "D": held["D"], "C": held["C"],
-            "folder": held["folder"], "error": said.loss / held["loss"] - 1, "inside": said.low <= held["loss"] <= said.high,
+            "predicted_loss": said.loss,
+            "interval90": [said.low, said.high],
+            "measured_loss": held["loss"],
+            "predicted_at": 1_790_000_000.0 - 60,
+            "N": n,
+            "D": held["D"],
+            "C": held["C"],
+            "folder": held["folder"],
+            "error": said.loss / held["loss"] - 1,
+            "inside": said.low <= held["loss"] <= said.high,
         },
-        "ladder": {"rule": "quick-2026", "source": "fitted on file split 7", "peak_lr": "0.006 (steps / 1500)^-0.2",
-                   "warmup_share": 0.08, "beta2": 0.95, "batch": 8},
-        "lr_checks": checks, "batch_checks": batches, "isoflop": isoflop.to_json(), "wall_s": 213.4,
+        "ladder": {
+            "rule": "quick-2026",
+            "source": "fitted on file split 7",
+            "peak_lr": "0.006 (steps / 1500)^-0.2",
+            "warmup_share": 0.08,
+            "beta2": 0.95,
+            "batch": 8,
+        },
+        "lr_checks": checks,
+        "batch_checks": batches,
+        "isoflop": isoflop.to_json(),
+        "wall_s": 213.4,
         "frontier": {"C": budgets, "low": [p.low for p in along], "high": [p.high for p in along]},
         "runs": runs,
-    }  # fmt: skip
+    }
     records.write_json(folder / "summary.json", summary)
     return summary

@@ -214,7 +214,10 @@ def test_a_sweep_names_its_best_and_its_lost(tmp_path):
         losses.setdefault(row["optim.peak_lr"], []).append(row["val_loss"] if row["status"] == "done" else math.inf)
     mean, lr = min((sum(pair) / 2, lr) for lr, pair in losses.items())
     error = abs(losses[lr][0] - losses[lr][1]) / 2
-    best = f"Best: optim.peak_lr = {lr:g}, with validation loss {mean:.4f} ± {error:.4f} nats/token, mean and standard error over seeds 0, 1."
+    best = (
+        f"Best: optim.peak_lr = {lr:g}, with validation loss {mean:.4f} ± {error:.4f} nats/token, "
+        "mean and standard error over seeds 0, 1."
+    )
     assert report["kind"] == "sweep" and best in text and "10 done, 1 running, 1 diverged" in text
     assert {row["run"] for row in numbers_behind(tmp_path, "sweep")} == {f.name for f in records.run_folders(tmp_path)}
 
@@ -262,8 +265,23 @@ def test_no_run_is_bad_input(tmp_path):
 
 
 def test_the_runs_table_says_once_what_is_shared():
-    rows = [{"name": n, "status": "done", "model.d_model": 64, "model.n_layers": 2, "N": 9, "D": d, "C": 3e9 * d, "train.steps": 5,
-             "optim.peak_lr": 1e-3, "train.seed": 0, "val_loss": 2.0, "bpb": 3.0} for n, d in (("a", 10), ("b", 20))]  # fmt: skip
+    rows = [
+        {
+            "name": n,
+            "status": "done",
+            "model.d_model": 64,
+            "model.n_layers": 2,
+            "N": 9,
+            "D": d,
+            "C": 3e9 * d,
+            "train.steps": 5,
+            "optim.peak_lr": 1e-3,
+            "train.seed": 0,
+            "val_loss": 2.0,
+            "bpb": 3.0,
+        }
+        for n, d in (("a", 10), ("b", 20))
+    ]
     page = Elements(parts.runs_table(rows))
     assert "2 runs: 2 done. All with d_model 64, layers 2, N (total) 9, steps 5" in page.text
     headings = page.text.split("seed 0.")[1].split()

@@ -138,7 +138,8 @@ def plot_held_out(
     """Left: losses over compute, the fitted frontier L(C) and its extrapolation. Right: interval and measured loss.
 
     held: `C`, `predicted_loss`, `interval90` (low, high), `measured_loss` (None while it trains).
-    band: `C`, `low`, `high` (lists), the 90 % interval along the frontier, where known. `floor`: the corpus's entropy rate.
+    band: `C`, `low`, `high` (lists), the 90 % interval along the frontier, where known. `floor`: the corpus's entropy
+    rate.
     """
     fig, (wide, close) = make_figure(8.6, 3.9, 2, ratios=(2.6, 1))
     fitted = [row for row in rows if row["role"] != "holdout"]
@@ -187,5 +188,14 @@ def _interval(ax: Axes, at: float, held: dict, wide: bool = False) -> None:
             text, (at, level), xytext=(14, 0), textcoords="offset points", va="center", color=ACCENT, fontsize=8
         )
     if measured is not None:
-        ax.annotate(f"measured {measured:.4f}", (at, measured), xytext=(-10, 0), textcoords="offset points", va="center",
-                    ha="right", color=INK, fontsize=8, rotation=90)  # fmt: skip
+        ax.annotate(
+            f"measured {measured:.4f}",
+            (at, measured),
+            xytext=(-10, 0),
+            textcoords="offset points",
+            va="center",
+            ha="right",
+            color=INK,
+            fontsize=8,
+            rotation=90,
+        )

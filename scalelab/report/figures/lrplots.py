@@ -17,7 +17,8 @@ MARKERS = ("o", "s", "D", "^")
 def plot_lr_transfer(rows: Sequence[dict[str, Any]]) -> Figure:
     """A panel of curves a parametrization, and one of the best log2 LR over d_model with its interval.
 
-    rows: `parametrization`, `d_model`, `log2_lrs` [K], `losses` [seeds][K] (None: diverged), `log2_lr`, `interval90`, `loss`.
+    rows: `parametrization`, `d_model`, `log2_lrs` [K], `losses` [seeds][K] (None: diverged), `log2_lr`, `interval90`,
+    `loss`.
     """
     kinds = list(dict.fromkeys(row["parametrization"] for row in rows))
     colours = value_colours(row["d_model"] for row in rows)

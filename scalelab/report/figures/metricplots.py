@@ -1,4 +1,6 @@
-"""Figures of whatever was logged: a panel a metric or family over the steps, and maps of layer and step. Rows in, Figure out."""
+"""Figures of whatever was logged: a panel a metric or family over the steps, and maps of layer and step. Rows in,
+Figure out.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,17 +36,22 @@ DASHES: tuple[Any, ...] = (
 MOST_NAMES = 8  # of a family that the legend of its panel lists; of more, every so many
 # quantity of layers.jsonl -> (title, whether its colours are logarithmic); others follow under their own names, linear
 MAPS = {
-    "grad_norm": ("gradient norm", True), "update_norm": ("update norm", True), "weight_norm": ("weight norm", True),
-    "residual_rms": ("residual stream, RMS after the block", True), "attention_logit_max": ("largest attention logit", False),
+    "grad_norm": ("gradient norm", True),
+    "update_norm": ("update norm", True),
+    "weight_norm": ("weight norm", True),
+    "residual_rms": ("residual stream, RMS after the block", True),
+    "attention_logit_max": ("largest attention logit", False),
     "dead_units": ("share of dead MLP units", False),
-}  # fmt: skip
+}
 MOST_STEPS = 400  # columns of a map
 BELOW = ("embed", "positions")  # groups drawn below the first layer; the others stand above the last
 KEYS = ("run", "step")  # of a row; the others are metrics
 
 
 def group_names(names: Iterable[str]) -> dict[str, list[str]]:
-    """`mine/a`, `lr`, `mine/b` -> {"mine": ["mine/a", "mine/b"], "lr": ["lr"]}: a panel each, in order of first appearance."""
+    """`mine/a`, `lr`, `mine/b` -> {"mine": ["mine/a", "mine/b"], "lr": ["lr"]}: a panel each, in order of first
+    appearance.
+    """
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition("/")[0], []).append(name)
@@ -76,8 +83,8 @@ def _is_finite(value: Any) -> bool:
 def metric_panels(rows: Sequence[dict], panels: Mapping[str, Sequence[str]], colour_of: Mapping[str, Any]) -> Figure:
     """The metrics over the steps, unsmoothed: a panel a family, a line a name and run.
 
-    rows: `run`, `step` and metrics; panels: {title: metrics}. `colour_of` maps each run to the value that colours its lines; a
-    single run's lines are coloured by name.
+    rows: `run`, `step` and metrics; panels: {title: metrics}. `colour_of` maps each run to the value that colours its
+    lines; a single run's lines are coloured by name.
     """
     columns = min(COLUMNS, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -118,9 +125,11 @@ def _panel(ax: Axes, runs: Mapping[str, list[dict]], names: Sequence[str], colou
 
 @styled
 def layer_maps(lines: Sequence[dict]) -> Figure:
-    """A map of layer (up) and step (right) for each quantity of layers.jsonl; norms of embedding, head and others stand beside.
+    """A map of layer (up) and step (right) for each quantity of layers.jsonl; norms of embedding, head and others stand
+    beside.
 
-    lines: `step`, lists (a value a layer) and numbers called `group/quantity`. No value is averaged: of many steps, some are left out.
+    lines: `step`, lists (a value a layer) and numbers called `group/quantity`. No value is averaged: of many steps,
+    some are left out.
     """
     lines = [lines[index] for index in np.unique(np.linspace(0, len(lines) - 1, MOST_STEPS).astype(int))]
     quantities = [key for key, value in lines[-1].items() if isinstance(value, list)]
@@ -156,8 +165,12 @@ def _map(fig: Figure, ax: Axes, lines: Sequence[dict], name: str) -> None:
     groups = [key.partition("/")[0] for key in lines[-1] if key.endswith(f"/{name}")]
     below, above = [g for g in BELOW if g in groups], [g for g in groups if g not in BELOW]
     table = np.array(
-        [[*(line.get(f"{g}/{name}") for g in below), *line[name], *(line.get(f"{g}/{name}") for g in above)] for line in lines], float
-    ).T  # fmt: skip
+        [
+            [*(line.get(f"{g}/{name}") for g in below), *line[name], *(line.get(f"{g}/{name}") for g in above)]
+            for line in lines
+        ],
+        float,
+    ).T
     layers = table.shape[0] - len(below) - len(above)
     title, logarithmic = MAPS.get(name, (name, False))
     known = table[np.isfinite(table) & ((table > 0) | (not logarithmic))]
@@ -167,9 +180,13 @@ def _map(fig: Figure, ax: Axes, lines: Sequence[dict], name: str) -> None:
         low, high = (low / 2, high * 2) if logarithmic else (low, low + 1)
     steps = [line["step"] for line in lines]
     drawn = ax.pcolormesh(
-        _edges(steps), np.arange(len(table) + 1) - 0.5, np.ma.masked_invalid(table), norm=scale(low, high), cmap="viridis",
+        _edges(steps),
+        np.arange(len(table) + 1) - 0.5,
+        np.ma.masked_invalid(table),
+        norm=scale(low, high),
+        cmap="viridis",
         rasterized=table.size > 4000,
-    )  # fmt: skip
+    )
     shown = np.unique(np.linspace(0, layers - 1, min(layers, 7)).round().astype(int))
     places = [*range(len(below)), *(len(below) + shown), *range(len(below) + layers, len(table))]
     ax.set_yticks(places, [*below, *map(str, shown), *above])

@@ -1,4 +1,6 @@
-"""Where gradients, weights and updates lie on the scale of powers of two, layer by layer, over what narrow formats hold."""
+"""Where gradients, weights and updates lie on the scale of powers of two, layer by layer, over what narrow formats
+hold.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +19,8 @@ LEAST_SHARE = 1e-5  # share of a layer's numbers below which a power of two isn'
 
 @styled
 def plot_exponents(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[dict[str, Any]]]:
-    """One panel a kind: each layer's share of numbers at each power of two; below it what each format holds without a scale.
+    """One panel a kind: each layer's share of numbers at each power of two; below it what each format holds without a
+    scale.
 
     rows: as `exponents.rows` gives them. Also returns the numbers behind it, one row a (kind, layer, power).
     """
@@ -49,7 +52,9 @@ def _layer(ax: Axes, row: dict[str, Any], colour: str) -> list[dict[str, Any]]:
 
 
 def _ranges(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """A bar a format, pale where it holds fewer bits (subnormals), with the share that the layer it suits worst would lose."""
+    """A bar a format, pale where it holds fewer bits (subnormals), with the share that the layer it suits worst
+    would lose.
+    """
     for i, form in enumerate(NARROW_FORMATS):
         small, normal, most = (math.log2(x) for x in float_range(form))
         for start, end, alpha in ((small, normal, 0.35), (normal, most, 0.9)):

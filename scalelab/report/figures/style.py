@@ -1,4 +1,6 @@
-"""What all figures share: one look, one colour map, short numbers, and saving as PDF with the CSV of the numbers behind it."""
+"""What all figures share: one look, one colour map, short numbers, and saving as PDF with the CSV of the numbers
+behind it.
+"""
 
 import base64
 import io
@@ -56,7 +58,9 @@ _DARKEST, _LIGHTEST = 0.0, 0.86  # viridis above .86 is too pale on white
 def make_figure(
     width: float = 6.4, height: float = 4.0, columns: int = 1, ratios: Sequence[float] | None = None
 ) -> Any:
-    """(figure, axes) without pyplot's global state; sizes in inches. `axes` is one Axes, or an array where columns > 1."""
+    """(figure, axes) without pyplot's global state; sizes in inches. `axes` is one Axes, or an array where columns >
+    1.
+    """
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, fig.subplots(1, columns, width_ratios=ratios)
 
@@ -116,7 +120,9 @@ def format_scientific(value: float, digits: int = 3) -> str:
 
 
 def set_log_axis(ax: Axes, which: str = "x", flops: bool = False) -> None:
-    """A logarithmic axis with plainly written ticks (powers of ten for FLOPs), also where it spans less than a decade."""
+    """A logarithmic axis with plainly written ticks (powers of ten for FLOPs), also where it spans less than a
+    decade.
+    """
     axis = getattr(ax, f"{which}axis")
     getattr(ax, f"set_{which}scale")("log")
     low, high = sorted(axis.get_view_interval())
@@ -146,7 +152,9 @@ def thin_points(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) 
 
 @styled
 def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, rows: Sequence[dict]) -> list[str]:
-    """Write `folder/name.pdf` and, with the numbers behind it (one row a dict), `folder/name.csv`; returns both paths."""
+    """Write `folder/name.pdf` and, with the numbers behind it (one row a dict), `folder/name.csv`; returns both
+    paths.
+    """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pdf, table = folder / f"{name}.pdf", folder / f"{name}.csv"
@@ -157,7 +165,9 @@ def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, ro
 
 @styled
 def write_figure(path: str | os.PathLike[str], fig: Figure, rows: Sequence[dict]) -> list[str]:
-    """Write a figure to `path`: .pdf, with the CSV of its numbers beside it (as `write_pdf_and_csv`), or .png; returns what was written."""
+    """Write a figure to `path`: .pdf, with the CSV of its numbers beside it (as `write_pdf_and_csv`), or .png;
+    returns what was written.
+    """
     path = pathlib.Path(path)
     if path.suffix not in FIGURE_SUFFIXES:
         raise BadInput(

@@ -23,7 +23,8 @@ from scalelab.sweep.settings import SEED_KEY, SweptSetting, find_best, group_by_
 
 @styled
 def plot_sweep(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
-    """Final validation loss over each swept value, one panel each (at most 4, seeds aside); diverged runs sit on the top edge.
+    """Final validation loss over each swept value, one panel each (at most 4, seeds aside); diverged runs sit on the
+    top edge.
 
     rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best setting has
     a ring, at its mean over seeds.
@@ -66,7 +67,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: SweptSetting | None) -> None:
-    """One swept value against the loss, coloured (and joined) by the other one where exactly two were swept; `best` has a ring."""
+    """One swept value against the loss, coloured (and joined) by the other one where exactly two were swept; `best`
+    has a ring.
+    """
     values: list[Any] = sorted(
         {row.get(name) for row in rows}, key=lambda v: (not _is_number(v), v if _is_number(v) else str(v))
     )

@@ -1,7 +1,8 @@
 """A decay of any length from any checkpoint of a constant or wsd trunk: a run of its own, equal to the run planned so.
 
-Everything goes along: parameters, the optimizer's state, step, counters, and the place in the data, which follows from the
-step. So the branch gives the bits of a run that had its horizon from the start and differs only in `train.branch_from`.
+Everything goes along: parameters, the optimizer's state, step, counters, and the place in the data, which follows from
+the step. So the branch gives the bits of a run that had its horizon from the start and differs only in
+`train.branch_from`.
 """
 
 import pathlib
@@ -44,8 +45,9 @@ class Trunk(NamedTuple):
 def plan_branch(source: str, file: str | None, overrides: Mapping[str, Any], workdir: pathlib.Path) -> ConfigDict:
     """The resolved config of the branch from `source` = RUN@STEP (RUN: its last step) in `workdir`.
 
-    It is the trunk's, or that of `file`, plus overrides; warm-up and, where it isn't given, `train.steps` follow from the
-    trunk: step + decay. Of a branch that has begun the trunk isn't asked any more. BadInput where the decay has no length.
+    It is the trunk's, or that of `file`, plus overrides; warm-up and, where it isn't given, `train.steps` follow from
+    the trunk: step + decay. Of a branch that has begun the trunk isn't asked any more. BadInput where the decay has no
+    length.
     """
     folder, step, trunk = _find_trunk(source, workdir)
     longer = "train.steps" in overrides
@@ -152,14 +154,16 @@ def _check_same_past(
     if old.schedule.name not in TRUNK_SCHEDULES or config.schedule.name != "wsd":
         raise BadInput(
             f"{asked}: a branch is a wsd's decay from the stable part of a constant or wsd run; its trunk is "
-            f"{old.schedule.name!r}, itself {config.schedule.name!r}: begin on the weights with --init-from={folder}@{step}"
+            f"{old.schedule.name!r}, itself {config.schedule.name!r}: begin on the weights with "
+            f"--init-from={folder}@{step}"
         )
     changed = diff_facts({**facts, "config": old.to_dict()}, mine).items()
     for key, (before, now) in ((k, v) for k, v in changed if _of_steps(k) and k not in END):
         if key == "data.mixture" and mixture_text.same_mixture_before(before, now, step):
             continue
         raise BadInput(
-            f"{asked}: a branch is its trunk with another end, and {key} is {before!r} there, {now!r} here; leave it out, "
+            f"{asked}: a branch is its trunk with another end, and {key} is {before!r} there, {now!r} here; leave it "
+            "out, "
             f"or begin anew on the weights with --init-from={folder}@{step}"
         )
     if step < old.schedule.warmup_steps:
@@ -175,11 +179,13 @@ def _check_same_past(
                 f"the trunk's own decay began at step {extend.decay_start(old)}; kept from before it: {kept or 'none'}"
             )
         elif extend.decay_start(config) < step:
-            apart = f"a decay of {config.schedule.decay_steps} steps would begin at step {extend.decay_start(config)} already"
+            begin = extend.decay_start(config)
+            apart = f"a decay of {config.schedule.decay_steps} steps would begin at step {begin} already"
         raise BadInput(f"{asked}: {apart}")
     if planned := extend.optimizer_steps_difference(old, config):
         raise BadInput(
-            f"{asked}: {planned}; nearest: a decay that ends there too (--config.train.steps={old.train.steps}), or begin anew on "
+            f"{asked}: {planned}; nearest: a decay that ends there too (--config.train.steps={old.train.steps}), or "
+            "begin anew on "
             f"the weights with --init-from={folder}@{step}"
         )
 

@@ -21,7 +21,9 @@ OPTIMIZER_KEY = "optim.name"  # decides which other options there are
 
 
 def is_frozen(key: str) -> bool:
-    """Whether a change of this key, or of a group's every key, makes another run, so that its past follows from no one config."""
+    """Whether a change of this key, or of a group's every key, makes another run, so that its past follows from no
+    one config.
+    """
     return key in (*fixed_keys(), *fixed_groups(), *DATA_FACTS)
 
 
@@ -39,10 +41,12 @@ def check_allowed_keys(keys: Collection[str]) -> None:
 def check_continuation(
     where: str, saved: Mapping[str, Any], now: Mapping[str, Any], allow: Collection[str] = (), ended: bool = False
 ) -> dict[str, tuple[Any, Any]]:
-    """Decide whether what was saved under the facts `saved` may go on under the facts `now`; return what changed and may.
+    """Decide whether what was saved under the facts `saved` may go on under the facts `now`; return what changed and
+    may.
 
-    `where` names the folder or step in the error line, `allow` the keys that --allow-change names. BadInput, old against new
-    with shapes, for a key that may not change; where the run has `ended` (no step is left), for any key of its identity.
+    `where` names the folder or step in the error line, `allow` the keys that --allow-change names. BadInput, old
+    against new with shapes, for a key that may not change; where the run has `ended` (no step is left), for any key of
+    its identity.
     """
     if ended:
         _check_ended_identity(where, saved, now)
@@ -54,7 +58,8 @@ def check_schedule_past(
 ) -> None:
     """Decide whether `config` may have another `train.steps` than the facts `saved` at `step`.
 
-    BadInput where the steps before `step` would have had another LR, momentum or decay, and `allow` does not name the key.
+    BadInput where the steps before `step` would have had another LR, momentum or decay, and `allow` does not name the
+    key.
     """
     if extend.STEPS_KEY not in allow:
         extend.check_extension(folder, step, saved, config)
@@ -63,7 +68,9 @@ def check_schedule_past(
 def _check_changes_allowed(
     where: str, old: Mapping[str, Any], new: Mapping[str, Any], allow: Collection[str] = ()
 ) -> dict[str, tuple[Any, Any]]:
-    """What changed from `old` to `new` (both `checkpoint_facts`) and may. BadInput, old against new with shapes, for what may not."""
+    """What changed from `old` to `new` (both `checkpoint_facts`) and may. BadInput, old against new with shapes, for
+    what may not.
+    """
     changes = facts.diff_facts(old, new)
     options = {key for key in fixed_keys() if key.startswith("optim.")}
     allowed = {
@@ -87,7 +94,8 @@ def _check_ended_identity(where: str, old: Mapping[str, Any], new: Mapping[str, 
     changed = {key: pair for key, pair in facts.diff_facts(old, new).items() if is_identity_key(key)}
     if changed:
         raise BadInput(
-            f"{where} has no step left and was trained with{_format_changes(changed)}: put it back, or use another --workdir"
+            f"{where} has no step left and was trained with{_format_changes(changed)}: put it back, or use another "
+            "--workdir"
         )
 
 

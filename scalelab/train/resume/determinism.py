@@ -28,9 +28,9 @@ MOVED_EVENT = "moved"  # the kind of event that notes another mesh, machine or v
 def deterministic_xla_flags(folder: pathlib.Path) -> list[str]:
     """What XLA has to be told, once a process, so that a GPU gives the same bits again: flags for XLA_FLAGS.
 
-    Kernels that add in no fixed order are left out, and which of the others is fastest is measured once a run: the choice
-    is kept in `folder` and read from there on a resume. (`--xla_gpu_deterministic_ops` would not measure at all.)
-    Processes of one job share the choice, so they may share the file.
+    Kernels that add in no fixed order are left out, and which of the others is fastest is measured once a run: the
+    choice is kept in `folder` and read from there on a resume. (`--xla_gpu_deterministic_ops` would not measure at
+    all.) Processes of one job share the choice, so they may share the file.
     """
     kept = folder.absolute() / AUTOTUNE_FILE
     wanted = ["--xla_gpu_exclude_nondeterministic_ops=true", f'--xla_gpu_dump_autotune_results_to="{kept}"']
@@ -40,7 +40,8 @@ def deterministic_xla_flags(folder: pathlib.Path) -> list[str]:
 
 
 def set_deterministic_flags(config: ConfigDict, folder: pathlib.Path) -> None:
-    """Set `deterministic_xla_flags` where `train.deterministic` asks for it and there may be a GPU; jax must not have been started.
+    """Set `deterministic_xla_flags` where `train.deterministic` asks for it and there may be a GPU; jax must not have
+    been started.
 
     WorkFailed where it was, on a GPU, under other flags: they are read once a process.
     """
@@ -50,7 +51,8 @@ def set_deterministic_flags(config: ConfigDict, folder: pathlib.Path) -> None:
     if backends_are_initialized():
         if jax.default_backend() == GPU and not all(flag in given for flag in wanted[:2]):
             raise WorkFailed(
-                "train.deterministic=true, but jax has already started on the GPU without the flags it needs: start the "
+                "train.deterministic=true, but jax has already started on the GPU without the flags it needs: start "
+                "the "
                 f"run in a process of its own (scalelab train), or this one with XLA_FLAGS='{' '.join(wanted)}'"
             )
     elif expects_accelerator():

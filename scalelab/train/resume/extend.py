@@ -1,4 +1,6 @@
-"""More steps for a run that has begun: allowed where its past stays what it would have been, planned so from the start."""
+"""More steps for a run that has begun: allowed where its past stays what it would have been, planned so from the
+start.
+"""
 
 import dataclasses
 import pathlib
@@ -32,7 +34,9 @@ def planned_config(facts: Mapping[str, Any]) -> ConfigDict:
 
 
 def keep_warmup(facts: Mapping[str, Any], config: ConfigDict) -> str:
-    """Give `config` the warm-up of its past where its own follows from another `train.steps`; returns what to say of it."""
+    """Give `config` the warm-up of its past where its own follows from another `train.steps`; returns what to say of
+    it.
+    """
     old = planned_config(facts)
     derived = config.copy_and_resolve_references()
     schedule_steps.forget_derived_steps(derived)
@@ -63,7 +67,8 @@ def check_extension(folder: pathlib.Path, step: int, facts: Mapping[str, Any], c
     if not (found := first_schedule_difference(old, new, step)):
         if step and (found := optimizer_steps_difference(old, new)):
             raise BadInput(
-                f"{at} {found}: begin anew in another --workdir, there on these weights with --init-from={folder}, or jump with "
+                f"{at} {found}: begin anew in another --workdir, there on these weights with --init-from={folder}, or "
+                "jump with "
                 f"--allow-change={STEPS_KEY}"
             )
         return
@@ -85,7 +90,8 @@ def first_schedule_difference(old: ConfigDict, new: ConfigDict, step: int) -> st
 
 
 def optimizer_steps_difference(old: ConfigDict, new: ConfigDict) -> str:
-    """Why an optimizer's steps follow from `train.steps` (AdEMAMix's alpha and beta3 do), where that differs; "" if they don't.
+    """Why an optimizer's steps follow from `train.steps` (AdEMAMix's alpha and beta3 do), where that differs; "" if
+    they don't.
 
     Read off the jaxpr of its update, so that a user's own is known too.
     """
@@ -123,14 +129,18 @@ def _way_out(folder: pathlib.Path, old: ConfigDict, new: ConfigDict) -> str:
             f"`scalelab train --branch-from={from_where} --config.{STEPS_KEY}={new.train.steps} --workdir=NEW`"
         )
     return (
-        f"{name!r} is planned for its end. Train a constant or wsd run, which goes on, and take decays of any length from it with "
-        f"`scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW`; or start anew on these "
+        f"{name!r} is planned for its end. Train a constant or wsd run, which goes on, and take decays of any length "
+        "from it with "
+        "`scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW`; or start anew on "
+        "these "
         f"weights with --init-from={folder}"
     )
 
 
 def last_checkpoint_facts(folder: pathlib.Path) -> tuple[int, dict[str, Any]] | None:
-    """(step, facts) of a run's last checkpoint; None where there is none, or where it is damaged: loading it will say so."""
+    """(step, facts) of a run's last checkpoint; None where there is none, or where it is damaged: loading it will
+    say so.
+    """
     saved = manifest.find_saved_steps(folder)
     if not saved:
         return None

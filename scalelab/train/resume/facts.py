@@ -51,7 +51,9 @@ def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tupl
 
 
 def config_from_facts(facts: Mapping[str, Any]) -> ConfigDict:
-    """The config in some `checkpoint_facts`, as this scalelab knows it: keys that are gone dropped, new ones at their defaults."""
+    """The config in some `checkpoint_facts`, as this scalelab knows it: keys that are gone dropped, new ones at
+    their defaults.
+    """
     known = config_lib.default_tree()
     values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.default_values()
     return config_lib.override(

@@ -1,4 +1,6 @@
-"""Parts of a checkpoint for another program than the one that saved it: weights alone, an average, all but the optimizer."""
+"""Parts of a checkpoint for another program than the one that saved it: weights alone, an average, all but the
+optimizer.
+"""
 
 import contextlib
 import dataclasses
@@ -23,10 +25,11 @@ OPTIMIZER_FIELDS = ("params", "opt_state")  # what an optimizer moves: only toge
 
 
 def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: str, wanted: Static) -> Any:
-    """The parameters that the run `name` of a checked step hands on, as `wanted` has them on its mesh and in its format.
+    """The parameters that the run `name` of a checked step hands on, as `wanted` has them on its mesh and in its
+    format.
 
-    Of an optimizer that evaluates another point than it trains, that point: its state is then read too. BadInput where the
-    model's shapes are others.
+    Of an optimizer that evaluates another point than it trains, that point: its state is then read too. BadInput where
+    the model's shapes are others.
     """
     layout = mesh.resolve_layout(wanted.layout, jax.device_count())
     config = config_from_facts(checked.facts[name])
@@ -53,13 +56,17 @@ def _without_optimizer(wanted: Static) -> Static:
 
 
 def _evaluates_another_point(facts: Mapping[str, Any], config: ConfigDict) -> bool:
-    """Whether the run's optimizer evaluates another point than it trains; its code is asked only where no file says so."""
+    """Whether the run's optimizer evaluates another point than it trains; its code is asked only where no file says
+    so.
+    """
     noted = facts.get("evaluates_another_point")
     return noted if isinstance(noted, bool) else find_optimizer(config.optim.name).evaluated is not None
 
 
 def load_ema_params(checkpoints: Checkpoints, checked: LoadedStep, name: str, wanted: Static) -> Any:
-    """The mean that a run keeps of its weights (`ema.Ema`), of a checked step. BadInput before the first step that counts."""
+    """The mean that a run keeps of its weights (`ema.Ema`), of a checked step. BadInput before the first step that
+    counts.
+    """
     (like,) = program.restore_targets(_without_optimizer(wanted), 1, "turn")
     kept = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
     if not kept.steps:
@@ -72,7 +79,8 @@ def select_restorable_fields(
 ) -> TrainState | dict[str, Any]:
     """What of the trial `name` in a checkpoint goes on in a program whose state is `like`: all of it, or some fields.
 
-    Fields whose arrays are others begin anew, and weights go on alone under another optimizer: `complete_state` adds the rest.
+    Fields whose arrays are others begin anew, and weights go on alone under another optimizer: `complete_state` adds
+    the rest.
     """
     wanted = describe_leaves({name: like})
 

@@ -1,7 +1,8 @@
-"""Runs whose identifying values changed on the way: what changed at which step, kept with every checkpoint and in the record.
+"""Runs whose identifying values changed on the way: what changed at which step, kept with every checkpoint and in the
+record.
 
-Such a run's loss follows from no one config, so a law is not fitted to it. Changes that leave the steps taken as they were
-(more steps of a constant schedule, a decay planned before it begins) mix nothing.
+Such a run's loss follows from no one config, so a law is not fitted to it. Changes that leave the steps taken as they
+were (more steps of a constant schedule, a decay planned before it begins) mix nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +24,9 @@ HARMLESS_KEYS = ("eval.every_steps",)  # identifying, but neither a step nor a l
 def merge_change_entries(
     step: int, saved: Mapping[str, Any], new: Mapping[str, Any], config: ConfigDict, fresh: Collection[str]
 ) -> ChangeEntries:
-    """What is known of a run's past and what changes now, where it goes on at `step` from facts `saved` under facts `new`."""
+    """What is known of a run's past and what changes now, where it goes on at `step` from facts `saved` under facts
+    `new`.
+    """
     former = dict(saved.get("mixed", {}))
     changed = {key: pair for key, pair in diff_facts(saved, new).items() if _changes_result(key)}
     planned = {key for key in changed if _is_plan(key)}

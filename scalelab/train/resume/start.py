@@ -41,8 +41,9 @@ def restore_runs(
 ) -> StartStates | None:  # fmt: skip
     """(step, states) of the runs from the last step in `checkpoints`, whose names there are the keys; None: none saved.
 
-    Each array is restored straight onto the place that the program of this `mode` wants it in. BadInput where a step was saved under facts that may not change, Damaged where it is damaged and `fallback` is false.
-    What was let through is an event of each run.
+    Each array is restored straight onto the place that the program of this `mode` wants it in. BadInput where a step
+    was saved under facts that may not change, Damaged where it is damaged and `fallback` is false. What was let through
+    is an event of each run.
     """
 
     def accept(step: int, facts: dict[str, Any]) -> None:

@@ -44,10 +44,12 @@ class Weights(NamedTuple):
 
 
 def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
-    """The weights of RUN (its last step) or RUN@STEP, checked to the last bit; of the optimizer's average where it has one.
+    """The weights of RUN (its last step) or RUN@STEP, checked to the last bit; of the optimizer's average where it has
+    one.
 
-    With `ema` the run's own average (train.ema); with `last` = K the plain mean over that checkpoint and the K - 1 kept before
-    it (Izmailov et al. 2018, and near the end of pretraining Sanyal et al. 2023), taken in fp64 and given in fp32.
+    With `ema` the run's own average (train.ema); with `last` = K the plain mean over that checkpoint and the K - 1 kept
+    before it (Izmailov et al. 2018, and near the end of pretraining Sanyal et al. 2023), taken in fp64 and given in
+    fp32.
 
     BadInput where there is no such run or step, no such average or fewer checkpoints, Damaged where a step is.
     """

@@ -46,8 +46,8 @@ class Feed:
     def scored(self, run: Run, step: int, losses: Sequence[Any]) -> dict[str, float]:
         """The values of an evaluation, from the `losses` of the sources: the overall ones first.
 
-        Overall a source counts by the tokens of its validation split, whatever the mixture: runs on different mixtures are
-        scored alike.
+        Overall a source counts by the tokens of its validation split, whatever the mixture: runs on different mixtures
+        are scored alike.
         """
         parts = self.dataset.parts
         each = {part.name: float(loss) for part, loss in zip(parts, losses, strict=True)}

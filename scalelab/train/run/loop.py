@@ -55,7 +55,9 @@ class _Reader:
         self.rates: list[float] = []
 
     def waits_for(self) -> str:
-        """What a dispatch may have to wait for, as a phase: the first is compiled, and an evaluation comes before what follows."""
+        """What a dispatch may have to wait for, as a phase: the first is compiled, and an evaluation comes before
+        what follows.
+        """
         return "eval" if any(kind == "eval" for kind, *_ in self.pending) else "train" if self.rates else "compile"
 
     def add(self, kind: str, step: int, n: int, values: list[Any], leave: int = 1) -> None:
@@ -144,9 +146,10 @@ def train_runs(
 ) -> TrainOutcome:
     """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
 
-    Where there is no `start`, `params` are the runs' first parameters in place of drawn ones. `names` are the keys of the
-    runs in the checkpoints. Returns after the last save is on disk. The runs' records hold the verdicts: a run that
-    diverged is out, and its neighbours go on. Where no step comes for longer than `train.stall_s`, the `pulse` ends it all.
+    Where there is no `start`, `params` are the runs' first parameters in place of drawn ones. `names` are the keys of
+    the runs in the checkpoints. Returns after the last save is on disk. The runs' records hold the verdicts: a run that
+    diverged is out, and its neighbours go on. Where no step comes for longer than `train.stall_s`, the `pulse` ends it
+    all.
     """
     pulse, folder = pulse or Pulse(), checkpoints.folder.parent
 
@@ -159,9 +162,17 @@ def train_runs(
 
 
 def _take_steps(
-    runs: Sequence[Run], dataset: Dataset, checkpoints: Checkpoints, names: Sequence[str], mode: str, start: StartStates | None,
-    progress: Progress, stop: Callable[[], bool], params: Sequence[Any] | None, pulse: Pulse,
-) -> TrainOutcome:  # fmt: skip
+    runs: Sequence[Run],
+    dataset: Dataset,
+    checkpoints: Checkpoints,
+    names: Sequence[str],
+    mode: str,
+    start: StartStates | None,
+    progress: Progress,
+    stop: Callable[[], bool],
+    params: Sequence[Any] | None,
+    pulse: Pulse,
+) -> TrainOutcome:
     """Take the steps; the arguments are those of `train_runs`."""
     config = runs[0].config
     program = PACKINGS[mode](runs[0].spec.static, [run.spec.hparams for run in runs])

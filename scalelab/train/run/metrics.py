@@ -1,4 +1,6 @@
-"""Metric lines: `metrics.jsonl` is the record; TensorBoard and Weights & Biases are optional mirrors of it, one a trial."""
+"""Metric lines: `metrics.jsonl` is the record; TensorBoard and Weights & Biases are optional mirrors of it, one a
+trial.
+"""
 
 import inspect
 import json
@@ -21,7 +23,9 @@ class MetricSink(NamedTuple):
 
 
 class TrackedRun(NamedTuple):
-    """What trackers are told of a run: its folder, its id there, its config, and the first step whose lines will come."""
+    """What trackers are told of a run: its folder, its id there, its config, and the first step whose lines will
+    come.
+    """
 
     folder: pathlib.Path
     tracker_id: str
@@ -74,7 +78,8 @@ def _wandb(run: TrackedRun) -> MetricSink:
     project = run.config["log"]["wandb"]
     group = str(run.sweep.absolute())[-GROUP_CHARACTERS:] if run.sweep else None
     try:
-        # Resumed under its id, a run continues its curve; steps that it takes again are there already, and W&B drops them.
+        # Resumed under its id, a run continues its curve; steps that it takes again are there already, and W&B drops
+        # them.
         tracked = wandb.init(
             project=project, id=run.tracker_id, name=run.folder.name, group=group, config=dict(run.config),
             dir=str(run.folder), resume="allow", reinit="create_new",

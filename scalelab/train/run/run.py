@@ -74,19 +74,24 @@ class Run:
             records.write_event(self.folder, "warning", None, torn)
 
     def write_layers(self, lines: list[dict]) -> None:
-        """Append lines to layers.jsonl. They have no mirror: trackers draw curves, and these are maps of layer and step."""
+        """Append lines to layers.jsonl. They have no mirror: trackers draw curves, and these are maps of layer and
+        step.
+        """
         if is_first_process() and (torn := records.append_json_lines(self.folder / "layers.jsonl", lines)):
             records.write_event(self.folder, "warning", None, torn)
 
     def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
-        """One line in the logbook. Until the run goes on (`enter`) it waits; of a run that never does, none is written."""
+        """One line in the logbook. Until the run goes on (`enter`) it waits; of a run that never does, none is
+        written.
+        """
         if self.waiting is not None:
             self.waiting.append((kind, step, text, fields))
         elif is_first_process():
             records.write_event(self.folder, kind, step, text, **fields)
 
     def enter(self, step: int, kind: str) -> None:
-        """Make the folder this run's, as of `step`, from which it is about to go on: only now is anything written in it.
+        """Make the folder this run's, as of `step`, from which it is about to go on: only now is anything written in
+        it.
 
         Its record and its config never disagree: where both change, the record names both identities in between.
         """
@@ -103,7 +108,9 @@ class Run:
         self.keep_record(step)
 
     def _open_mirrors(self, first_step: int) -> None:
-        """Begin at the trackers under the run's one id; the first process makes it where neither record nor checkpoint has it."""
+        """Begin at the trackers under the run's one id; the first process makes it where neither record nor
+        checkpoint has it.
+        """
         tracker_id = self.record.get("tracker_id") or broadcast_from_first(lambda: secrets.token_hex(8))
         self.record["tracker_id"] = self.facts["tracker_id"] = tracker_id
         sweep = self.folder.absolute().parents[1] if "pack" in self.record else None
@@ -173,11 +180,12 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 def open_run(
     name: str, folder: pathlib.Path, spec: TrainSpec, dataset: Dataset, allow: Collection[str] = (), **facts: Any
 ) -> Run:
-    """Check that the folder is new or belongs to this config; nothing is written before `Run.enter`. `facts` go into the record.
+    """Check that the folder is new or belongs to this config; nothing is written before `Run.enter`. `facts` go into
+    the record.
 
-    A run that ended keeps its record and its verdict, unless it now has steps left. BadInput where what the folder holds
-    was made by another model, data, batch or seed and `allow` doesn't name the key, or where the run has ended under
-    another identity.
+    A run that ended keeps its record and its verdict, unless it now has steps left. BadInput where what the folder
+    holds was made by another model, data, batch or seed and `allow` doesn't name the key, or where the run has ended
+    under another identity.
     """
     config, static = spec.config, spec.static
     schedules.check_user_schedule(config)

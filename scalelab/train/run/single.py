@@ -24,7 +24,9 @@ from scalelab.train.spec import make_train_spec
 
 
 def load_run_dataset(config: ConfigDict) -> Dataset:
-    """The tokens that a config's runs read, prepared if they aren't yet. BadInput where another process reads others."""
+    """The tokens that a config's runs read, prepared if they aren't yet. BadInput where another process reads
+    others.
+    """
     known = {field.name: config.data[field.name] for field in fields(DataConfig) if field.name in config.data}
     data = open_dataset(DataConfig(**known, vocab_size=config.model.vocab_size))
     if data.fingerprint != broadcast_from_first(lambda: data.fingerprint):
@@ -46,8 +48,10 @@ def train_single(
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
-    BadInput where another process holds the folder (see `lock.hold_folder` for `take_over`), or where it belongs to another config and `allow` doesn't name the
-    keys that differ. `pulse` is told how far it is; `code` is the `git.code_state` of the config's file (None: of the current folder). WorkFailed where its last checkpoint is damaged, or a save fails.
+    BadInput where another process holds the folder (see `lock.hold_folder` for `take_over`), or where it belongs to
+    another config and `allow` doesn't name the keys that differ. `pulse` is told how far it is; `code` is the
+    `git.code_state` of the config's file (None: of the current folder). WorkFailed where its last checkpoint is
+    damaged, or a save fails.
     """
     compatibility.check_allowed_keys(allow)
     device_memory.reserve_gpu_memory()

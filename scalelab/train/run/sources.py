@@ -14,9 +14,15 @@ def make_train_batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
     """The training batches of a config. BadInput where its mixture or its cap doesn't fit the sources."""
     train, data = config.train, config.data
     return train_batches(
-        dataset, config.model.seq_len, train.global_batch, train.seed, train.accumulate, batch_ramp.batch_ramp_steps(config),
-        data.mixture, data.unique_tokens,
-    )  # fmt: skip
+        dataset,
+        config.model.seq_len,
+        train.global_batch,
+        train.seed,
+        train.accumulate,
+        batch_ramp.batch_ramp_steps(config),
+        data.mixture,
+        data.unique_tokens,
+    )
 
 
 def reports_sources(config: ConfigDict, dataset: Dataset) -> bool:

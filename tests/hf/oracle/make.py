@@ -4,10 +4,11 @@
     python -m venv .venv-hf && .venv-hf/bin/pip install torch transformers
     .venv-hf/bin/python tests/hf/oracle/make.py ask exported
 
-The first writes every model of tests/hf/examples.py. The second loads them, and writes beside this file: `answers.npz` (the
-tokens and everybody's logits), `answers.json` (versions, config.json and a hash of the tensors that were asked about, so that
-a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`: models that transformers drew and saved.
-`write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer: `tokenizers.json`.
+The first writes every model of tests/hf/examples.py. The second loads them, and writes beside this file: `answers.npz`
+(the tokens and everybody's logits), `answers.json` (versions, config.json and a hash of the tensors that were asked
+about, so that a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`: models that transformers
+drew and saved. `write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer:
+`tokenizers.json`.
 """
 
 import hashlib
@@ -92,11 +93,22 @@ def ask_tokenizers(folder):
             transformers.GenerationConfig.from_pretrained(path),
         )
         asked[path.name] = {
-            "files": text_digest(path), "ids": [tokenizer(text)["input_ids"] for text in texts],
-            "tokenizer": [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.model_max_length],
+            "files": text_digest(path),
+            "ids": [tokenizer(text)["input_ids"] for text in texts],
+            "tokenizer": [
+                tokenizer.bos_token_id,
+                tokenizer.eos_token_id,
+                tokenizer.pad_token_id,
+                tokenizer.model_max_length,
+            ],
             "config": [config.bos_token_id, config.eos_token_id, config.pad_token_id],
-            "generation": [generation.bos_token_id, generation.eos_token_id, generation.pad_token_id, generation.max_length],
-        }  # fmt: skip
+            "generation": [
+                generation.bos_token_id,
+                generation.eos_token_id,
+                generation.pad_token_id,
+                generation.max_length,
+            ],
+        }
     versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
     (HERE / "tokenizers.json").write_text(json.dumps({"versions": versions, "asked": asked}) + "\n")
 

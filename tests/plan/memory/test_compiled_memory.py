@@ -1,7 +1,8 @@
 """The whole plan against XLA's own: the real step compiled ahead of time for TPUs and GPUs that aren't here.
 
-Compiled by experiments/compiled.py (jax 0.10.2; libtpu 0.0.42 at its least effort; the CUDA 12 plugin without autotuning and with
-blockwise attention in place of cudnn); `tests/plan/machine/test_compile.py` compiles anew where the extras are there.
+Compiled by experiments/compiled.py (jax 0.10.2; libtpu 0.0.42 at its least effort; the CUDA 12 plugin without
+autotuning and with blockwise attention in place of cudnn); `tests/plan/machine/test_compile.py` compiles anew where the
+extras are there.
 """
 
 import json
@@ -28,7 +29,8 @@ def test_total_against_the_peak_of_the_compiled_step(name):
 
 
 B15 = {"d_model": 2048, "n_layers": 28, "n_heads": 16, "vocab_size": 32_000, "seq_len": 2048}
-# remat -> GiB that libtpu says a step of B15 needs, arguments and all, 4 sequences on each of 16 v5e: they don't fit 15.75.
+# remat -> GiB that libtpu says a step of B15 needs, arguments and all, 4 sequences on each of 16 v5e: they don't fit
+# 15.75.
 TOO_MUCH = {"none": 30.10, "dots": 20.35}
 
 

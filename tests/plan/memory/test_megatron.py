@@ -1,7 +1,7 @@
 """Narayanan et al. 2021 (arXiv 2104.04473) and Korthikanti et al. 2022 (arXiv 2205.05198) against their printed tables.
 
-The configurations and the MFU table are confirmed in public repositories. The other figures are unverified: they were written
-down from memory of the papers and recomputed, not read off the papers' pages.
+The configurations and the MFU table are confirmed in public repositories. The other figures are unverified: they were
+written down from memory of the papers and recomputed, not read off the papers' pages.
 """
 
 import pytest
@@ -35,8 +35,9 @@ def test_narayanan_table_1(row):
     assert gpus * tflops / 1e3 == pytest.approx(petaflops, rel=0.005)  # both figures are rounded
 
 
-# Parameters and tokens in billions, GPUs, TFLOP/s a GPU -> days. The first two: section 5.1's estimates, 34 and 84 days ("approximately");
-# the others: its Table 2 (PTD-P 175B and 530B, ZeRO-3 175B and 530B), as llm-analysis has them in its tests.
+# Parameters and tokens in billions, GPUs, TFLOP/s a GPU -> days. The first two: section 5.1's estimates, 34 and 84 days
+# ("approximately"); the others: its Table 2 (PTD-P 175B and 530B, ZeRO-3 175B and 530B), as llm-analysis has them in
+# its tests.
 TRAININGS = [
     (175, 300, 1024, 140, 34), (1008, 450, 3072, 163, 84), (174.6, 300, 384, 153, 84), (174.6, 300, 1536, 141, 23),
     (529.6, 300, 560, 171, 156), (174.6, 300, 384, 144, 90), (529.6, 300, 1120, 98, 136),
@@ -50,16 +51,17 @@ def test_narayanan_training_time(row):
     assert found == pytest.approx(days, rel=0.03)
 
 
-# MT-NLG 530B, 1,920 sequences on 2,240 and 2,800 GPUs: 60.0 s at 126 and 50.2 s at 121 TFLOP/s (Smith et al. 2022, section 2.3).
+# MT-NLG 530B, 1,920 sequences on 2,240 and 2,800 GPUs: 60.0 s at 126 and 50.2 s at 121 TFLOP/s (Smith et al. 2022,
+# section 2.3).
 @pytest.mark.parametrize(("gpus", "seconds", "tflops"), [(2240, 60.0, 126), (2800, 50.2, 121)])
 def test_mt_nlg_iterations(gpus, seconds, tflops):
     found = megatron.recomputed_flops(GptShape(105, 20480, 128, 51200, 2048), 1920) / seconds / gpus
     assert found / 1e12 == pytest.approx(tflops, abs=1)
 
 
-# Korthikanti et al. 2022: heads, h, layers, t, p, m, GPUs, batch, micro-batch, then activations of the first stage in GiB without and
-# with both techniques (figure 1), then sequence parallelism, selective, both, full as % of none (figure 7; both figures as the
-# validation of calculon-ai/calculon reads them), s an iteration, MFU, HFU (table 5).
+# Korthikanti et al. 2022: heads, h, layers, t, p, m, GPUs, batch, micro-batch, then activations of the first stage in
+# GiB without and with both techniques (figure 1), then sequence parallelism, selective, both, full as % of none (figure
+# 7; both figures as the validation of calculon-ai/calculon reads them), s an iteration, MFU, HFU (table 5).
 KORTHIKANTI = {
     "22B": (64, 6144, 48, 8, 1, 1, 8, 4, 4, (59.25, 9.56), (66.84, 49.42, 16.18, 7.64), 1.10, (41.5, 43.7)),
     "175B": (96, 12288, 96, 8, 8, 3, 64, 64, 1, (66.84, 12.35), (62.04, 56.53, 18.49, 8.71), 13.75, (51.4, 52.8)),
@@ -94,7 +96,9 @@ def test_korthikanti_utilisation(name):
 
 
 def test_layers_in_flight_by_schedule():
-    """Narayanan et al. 2021, section 2.2: GPipe stashes m micro-batches, 1F1B at most p; interleaving adds (p - 1) / pm."""
+    """Narayanan et al. 2021, section 2.2: GPipe stashes m micro-batches, 1F1B at most p; interleaving adds (p - 1) /
+    pm.
+    """
     assert megatron.layers_in_flight(64, 1, 32) == 64
     assert megatron.layers_in_flight(64, 8, 32, "gpipe") == 8 * 32
     assert megatron.layers_in_flight(64, 8, 32) == 64

@@ -20,8 +20,14 @@ from tests.plan.small import on_eight, pipelined, static_of
 H100 = load_machine("h100")
 LLAMA_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_ff": 11008, "vocab_size": 32000, "seq_len": 2048}
 LLAMA_405B = {
-    "n_layers": 126, "d_model": 16384, "n_heads": 128, "n_kv_heads": 8, "d_ff": 53248, "vocab_size": 128256, "seq_len": 8192,
-}  # fmt: skip
+    "n_layers": 126,
+    "d_model": 16384,
+    "n_heads": 128,
+    "n_kv_heads": 8,
+    "d_ff": 53248,
+    "vocab_size": 128256,
+    "seq_len": 8192,
+}
 LAYOUTS = ["data=8", "fsdp=8,zero=1", "fsdp=8", "fsdp=4,tensor=2", "data=2,fsdp=4", "stage=2,data=4,microbatches=2"]
 
 
@@ -33,14 +39,17 @@ def test_argument_bytes_of_the_real_step(layout):
 
 
 def test_fp32_adam_by_zero_stage():
-    """In fp32 with Adam: 12 bytes a parameter of state, split as ZeRO's stages say, with K = 8 (its table counts 2 + 2 + K)."""
+    """In fp32 with Adam: 12 bytes a parameter of state, split as ZeRO's stages say, with K = 8 (its table counts 2 +
+    2 + K).
+    """
     n, small = 6_738_415_616, 1e-3  # gains are whole on every device: 0.004 % of the parameters
     for zero in range(4):
         layout = Layout(fsdp=16, zero=zero)
         found = step_memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
         assert found["parameters"] == pytest.approx(4 * n / (16 if zero == 3 else 1), rel=small)
         assert found["optimizer"] == pytest.approx(8 * n / (16 if zero else 1), rel=small)
-    # With accumulation gradients are summed as stage 2 says, and 4 + 4 + 8 bytes are the table's with everything doubled but K.
+    # With accumulation gradients are summed as stage 2 says, and 4 + 4 + 8 bytes are the table's with everything
+    # doubled but K.
     two = step_memory(
         static_of(Layout(fsdp=16, zero=2), batch=32, model=LLAMA_7B, train__accumulate=2), H100
     ).components
@@ -60,7 +69,9 @@ def test_hsdp_holds_what_fsdp_of_its_size_holds():
 
 
 def test_405b_on_16384_devices_stages_may_be_uneven():
-    """126 layers over 16 stages: 8 on the fullest; the whole fits 80 GB as Llama 3's layout did (Dubey et al. 2024, Table 4)."""
+    """126 layers over 16 stages: 8 on the fullest; the whole fits 80 GB as Llama 3's layout did (Dubey et al. 2024,
+    Table 4).
+    """
     layout = Layout(tensor=8, stage=16, data=8, fsdp=16, microbatches=16, sequence=True)
     found = step_memory(static_of(layout, batch=2048, model=LLAMA_405B, precision__name="bf16"), H100)
     assert found.fits and found.margin_bytes == found.capacity - found.total
@@ -72,7 +83,8 @@ def test_405b_on_16384_devices_stages_may_be_uneven():
 
 
 SCHEDULES = [
-    # GPipe holds every micro-batch, 1F1B as many as there are stages, interleaving with all forwards first every one a chunk.
+    # GPipe holds every micro-batch, 1F1B as many as there are stages, interleaving with all forwards first every one a
+    # chunk.
     ("1f1b", 8, 1, 4, "dots"),
     *(("gpipe", 8, 1, 8, remat) for remat in ("none", "full")),
     *(("1f1b", 2, 1, 2, remat) for remat in ("none", "dots", "full")),

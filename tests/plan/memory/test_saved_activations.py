@@ -1,4 +1,6 @@
-"""Saved activations against the arrays that a backward really keeps, on one device and on eight, and against known sizes."""
+"""Saved activations against the arrays that a backward really keeps, on one device and on eight, and against known
+sizes.
+"""
 
 import dataclasses
 
@@ -34,7 +36,9 @@ def test_exact_on_eight_devices(layout):
 
 
 def test_full_remat_keeps_the_stream_and_little_else():
-    """Each block's input in bf16: 2 s b h a layer (Korthikanti et al. 2022, section 5); the rest doesn't grow with depth."""
+    """Each block's input in bf16: 2 s b h a layer (Korthikanti et al. 2022, section 5); the rest doesn't grow with
+    depth.
+    """
     two, four = (static_of(batch=1, model={"n_layers": n}, model__remat="full", precision__name="bf16") for n in (2, 4))
     more = saved_activations.count_saved_activations(four).bytes(1) - saved_activations.count_saved_activations(
         two
@@ -53,7 +57,9 @@ def test_what_is_saved_is_linear_in_rows_and_blind_to_fsdp_and_optimizer():
 
 
 def test_all_logits_at_once_grow_with_the_rows_on_a_mesh_as_on_one_device():
-    """Attention that a device computes of its own part keeps them heads first, and its parts stand one behind the other."""
+    """Attention that a device computes of its own part keeps them heads first, and its parts stand one behind the
+    other.
+    """
     model = {"n_kv_heads": 2, "seq_len": 64}
     one, two = (
         saved_activations.count_block_activations(static_of(layout, model=model, model__attention="xla"))
@@ -64,7 +70,9 @@ def test_all_logits_at_once_grow_with_the_rows_on_a_mesh_as_on_one_device():
 
 
 def test_sequence_parallelism_splits_the_stream():
-    """A layer's input under full remat: whole beside tensor parallelism alone (Korthikanti et al. 2022, section 4.2.2)."""
+    """A layer's input under full remat: whole beside tensor parallelism alone (Korthikanti et al. 2022, section
+    4.2.2).
+    """
 
     def layer(layout):
         two, four = (static_of(layout, model={"n_layers": n}, model__remat="full") for n in (2, 4))
@@ -78,7 +86,9 @@ def test_sequence_parallelism_splits_the_stream():
 
 
 def test_axes_that_cannot_be_divided_are_filled_up():
-    """The planner says what the trainer refuses: a vocabulary of 65 over 2 devices is 33 on the fullest, six heads are eight over 4."""
+    """The planner says what the trainer refuses: a vocabulary of 65 over 2 devices is 33 on the fullest, six heads
+    are eight over 4.
+    """
     odd, even = (
         dataclasses.replace(static_of(batch=2, model={"vocab_size": size}), layout=Layout(data=2, tensor=2))
         for size in (65, 66)

@@ -28,7 +28,9 @@ def test_this_trainer_needs_more_for_its_fp32_weights_alone(name, rank):
 
 
 def test_apollo_mini_fits_with_bf16_weights_updated_layer_by_layer():
-    """SGD-like memory (APOLLO, abstract): 13.5 GB of weights and 2 of AdamW's state for tables and gains; full remat."""
+    """SGD-like memory (APOLLO, abstract): 13.5 GB of weights and 2 of AdamW's state for tables and gains; full
+    remat.
+    """
     found = ways("apollo_mini")
     assert found["bfloat16", True, "full"].rows >= 16
     assert found["bfloat16", True, "full"].rows > found["bfloat16", True, "none"].rows
@@ -46,7 +48,9 @@ def test_8_bit_adam_does_not_fit_however_it_is_held():
 
 
 def test_galore_fits_at_a_low_rank_only_since_its_moments_are_fp32_here():
-    """The paper's 24 GB are with 8-bit moments at rank 1024 (its README: 22.8 GB, 16 sequences, activation checkpointing)."""
+    """The paper's 24 GB are with 8-bit moments at rank 1024 (its README: 22.8 GB, 16 sequences, activation
+    checkpointing).
+    """
     assert all(f.rows == 0 for f in ways("galore", 1024).values())
     low = ways("galore", 256)["bfloat16", True, "full"]
     assert low.rows >= 8 and low.memory.fits  # of 24 GiB a program gets 21

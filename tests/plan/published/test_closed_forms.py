@@ -1,4 +1,6 @@
-"""`scalelab reproduce closed_forms`: the door to ZeRO's table, the papers' utilisation and the Scaling Book's examples."""
+"""`scalelab reproduce closed_forms`: the door to ZeRO's table, the papers' utilisation and the Scaling Book's
+examples.
+"""
 
 import json
 

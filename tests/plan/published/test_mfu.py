@@ -30,7 +30,9 @@ def llama3(length):
 
 
 def test_palm():
-    """Chowdhery et al. 2022, table 3 and section 4.1: 238.3k tokens/s on 6,144 TPU v4: MFU 46.2 %, 45.7 % without attention."""
+    """Chowdhery et al. 2022, table 3 and section 4.1: 238.3k tokens/s on 6,144 TPU v4: MFU 46.2 %, 45.7 % without
+    attention.
+    """
     known = count_flops(palm()).per_token
     assert count.count_parameters(palm().model)["total"] == pytest.approx(540.35e9, rel=1e-4)
     assert flops_utilisation(known["palm"], 238.3e3, 6144, V4) == pytest.approx(0.462, abs=5e-4)
@@ -38,7 +40,8 @@ def test_palm():
 
 
 def test_palm_hardware_utilisation_is_not_reproduced():
-    """57.8 % (ibid.): nothing recomputed gives 46.2 %, all that our blocks would recompute 56 %, a whole forward more 61.6 %.
+    """57.8 % (ibid.): nothing recomputed gives 46.2 %, all that our blocks would recompute 56 %, a whole forward more
+    61.6 %.
 
     57.8 is 46.23 x 1.25: three quarters of a forward are computed again. Which, the paper doesn't say.
     """
@@ -52,7 +55,9 @@ def test_palm_hardware_utilisation_is_not_reproduced():
 
 
 def test_mt_nlg_in_palms_table():
-    """Chowdhery et al. 2022, table 3: 30.2 %, from 60.1 s an iteration of 1,920 sequences on 2,240 A100 (Smith et al. 2022)."""
+    """Chowdhery et al. 2022, table 3: 30.2 %, from 60.1 s an iteration of 1,920 sequences on 2,240 A100 (Smith et
+    al. 2022).
+    """
     of = build_static("gpt2", 105, 20_480, 128, 1920, 2048, 51_200)
     a100 = load_machine("a100").chip.flops["bfloat16"]
     assert flops_utilisation(count_flops(of).per_token["palm"], 1920 * 2048 / 60.1, 2240, a100) == pytest.approx(
@@ -81,22 +86,27 @@ def test_llama2_70b_over_the_whole_run():
 
 
 def test_deepseek_v3():
-    """Scaling Book, part 6 and its note: 37e9 active parameters, 14.8e12 tokens, 2.79e6 H800 hours: 21.7 % of 1.513e15 in fp8."""
+    """Scaling Book, part 6 and its note: 37e9 active parameters, 14.8e12 tokens, 2.79e6 H800 hours: 21.7 % of
+    1.513e15 in fp8.
+    """
     assert run_utilisation(6 * 37e9 * 14.8e12, 2.79e6, 1.513e15) == pytest.approx(0.217, abs=1e-3)
 
 
 def test_gpt3_counts_six_times_its_parameters():
-    """Brown et al. 2020, table D.1: 3.14e23 FLOPs for 3e11 tokens, 174.6e9 parameters; appendix F and the walked step count more."""
+    """Brown et al. 2020, table D.1: 3.14e23 FLOPs for 3e11 tokens, 174.6e9 parameters; appendix F and the walked
+    step count more.
+    """
     figures = training_flops(gpt3(), 3e11)
     assert matching_conventions(figures, 3.14e23) == ["6N"]
     assert figures["exact"] == pytest.approx(3.21e23, rel=0.01)
 
 
 def test_gopher_counts_what_it_recomputes():
-    """Rae et al. 2021, table A26: 6.31e23 for 3e11 tokens, with rematerialisation (33 %): appendix F's blocks, four thirds.
+    """Rae et al. 2021, table A26: 6.31e23 for 3e11 tokens, with rematerialisation (33 %): appendix F's blocks, four
+    thirds.
 
-    Hoffmann et al. 2022 give Gopher 5.76e23 and do not say how it is counted. It is none of these: 6 N D is 5.04e23 and their own
-    appendix F 4.75e23; as 6 N D it would be 320e9 parameters, and 8 N D, with recomputation, 240e9.
+    Hoffmann et al. 2022 give Gopher 5.76e23 and do not say how it is counted. It is none of these: 6 N D is 5.04e23 and
+    their own appendix F 4.75e23; as 6 N D it would be 320e9 parameters, and 8 N D, with recomputation, 240e9.
     """
     figures = training_flops(gopher(), 3e11)
     assert matching_conventions(figures, 6.31e23) == ["blocks + remat"]
@@ -118,7 +128,9 @@ def test_chinchillas_table_a4(layers, width, heads, published):
 
 
 def test_chinchilla():
-    """Hoffmann et al. 2022: 1.4e12 tokens; 6 N D with the nominal 70e9 is 5.88e23. The shape itself has 71e9 with its relative positions."""
+    """Hoffmann et al. 2022: 1.4e12 tokens; 6 N D with the nominal 70e9 is 5.88e23. The shape itself has 71e9 with
+    its relative positions.
+    """
     of = gopher(80, 8192, 64)
     figures = training_flops(of, 1.4e12)
     assert figures["6N"] == pytest.approx(5.88e23, rel=0.02)

@@ -1,4 +1,5 @@
-"""The worked examples of "How to Scale Your Model" (jax-ml/scaling-book, 2025, at 04d8de5; its part 12 at 1a55377), each answered by the planner.
+"""The worked examples of "How to Scale Your Model" (jax-ml/scaling-book, 2025, at 04d8de5; its part 12 at 1a55377),
+each answered by the planner.
 
 Where the book's answer is a slip, the test names it. Its v5p has 96 GB; ours the documented 95 GiB, 6 % more.
 """
@@ -56,9 +57,11 @@ def test_part_2_chips():
 
 
 def test_part_2_a_transfer_across_a_slice():
-    """Question 5: bf16[8, 128, 8192] to the other corner of a v5e 4x4, out of two links, six hops of half a microsecond.
+    """Question 5: bf16[8, 128, 8192] to the other corner of a v5e 4x4, out of two links, six hops of half a
+    microsecond.
 
-    The book counts 1.7e10 bytes and 170 ms; they are 1.7e7, and 188 us over links of 45 GB/s (as its first edition says).
+    The book counts 1.7e10 bytes and 170 ms; they are 1.7e7, and 188 us over links of 45 GB/s (as its first edition
+    says).
     """
     sent = 8 * 128 * 8192 * 2
     assert links.ring_s("send", sent, 2, 2 * V5E.chip.link_bytes_per_s) == near(186e-6)
@@ -75,7 +78,9 @@ def test_part_2_gathering_a_matrix_from_hosts():
 
 
 def test_part_3_gathers_on_a_torus():
-    """Question 2: bf16[1024, 4096] over X, Y of a v4 4x4x4. The book takes V / W; a ring of 4 needs three quarters of it."""
+    """Question 2: bf16[1024, 4096] over X, Y of a v4 4x4x4. The book takes V / W; a ring of 4 needs three quarters
+    of it.
+    """
     cube, whole = Layout(data=4, fsdp=4, tensor=4), 2 * 1024 * 4096
     assert roofline.limit_s("all-gather", whole / 4, cube, V4, "tensor") == near(23e-6, 0.02)
     plane = Layout(fsdp=16, tensor=4)  # along two dimensions at once
@@ -85,8 +90,8 @@ def test_part_3_gathers_on_a_torus():
 
 
 def test_part_3_the_sum_over_z():
-    """Question 2, part 4, an all-reduce of [B_X, D_Y]: 11.7 us. The book has 5.8, a gather's time, and in its first edition 190, which
-    forgets that the array is split sixteen-fold already."""
+    """Question 2, part 4, an all-reduce of [B_X, D_Y]: 11.7 us. The book has 5.8, a gather's time, and in its first
+    edition 190, which forgets that the array is split sixteen-fold already."""
     cube, whole = Layout(data=4, fsdp=4, tensor=4), 2 * 1024 * 4096
     ours = roofline.limit_s("all-reduce", whole / 16, cube, V4, "tensor")
     assert ours == near(2 * 5.8e-6, 0.01)
@@ -189,8 +194,8 @@ def test_part_6_how_to_split_it():
 
 
 def test_part_6_how_many_chips_hold_it():
-    """2 and 8 bytes a parameter and three checkpoints a layer: 16.5 TB, 171 chips of 96 GB. The first edition counts 20.9 TB of
-    checkpoints, 225 chips, and goes on with 171."""
+    """2 and 8 bytes a parameter and three checkpoints a layer: 16.5 TB, 171 chips of 96 GB. The first edition counts
+    20.9 TB of checkpoints, 225 chips, and goes on with 171."""
     state, kept = 10 * 70e9, 2 * 8192 * 4e6 * 3 * 80
     assert kept == near(15.8e12, 0.005)
     assert (state + kept) / 96e9 == near(171, 0.01)
@@ -199,7 +204,9 @@ def test_part_6_how_many_chips_hold_it():
 
 
 def test_part_12_a_node_of_h100():
-    """Pop quiz 1: bf16[1024, 16384] gathered over 8 GPUs: 75 us as V / W, 65 exactly. Quiz 2, question 3: 512 MB in 1.04 ms."""
+    """Pop quiz 1: bf16[1024, 16384] gathered over 8 GPUs: 75 us as V / W, 65 exactly. Quiz 2, question 3: 512 MB in
+    1.04 ms.
+    """
     node, whole = Layout(tensor=8), 2 * 1024 * 16_384
     assert roofline.limit_s("all-gather", whole, node, H100, "tensor") == near(75e-6)
     rate = links.bytes_per_s(node, H100, "tensor")

@@ -33,7 +33,8 @@ BY_HAND = {
     "H100: bf16 over fp32 products in TF32": (4, 989.4 / 494.7, "wrong"),
     "H100: bf16 over fp32 in 32 bits": (4, 989.4 / 66.9, "wrong"),
     "H100: sparse bf16 over dense TF32": (4, 1978.9 / 494.7, "match"),
-    # Without correction m = 1 - b1^t and v = 1 - b2^t on a gradient of 1: the first step, and the largest (steps 20 and 12).
+    # Without correction m = 1 - b1^t and v = 1 - b2^t on a gradient of 1: the first step, and the largest (steps 20 and
+    # 12).
     "no bias correction, betas .9, .95: first": (1, 0.1 / 0.05**0.5, "wrong"),
     "no bias correction, betas .9, .95: the largest": (2, (1 - 0.9**20) / (1 - 0.95**20) ** 0.5, "wrong"),
     "no bias correction, betas .9, .999: first": (1, 0.1 / 0.001**0.5, "match"),
@@ -70,7 +71,8 @@ def test_every_number_by_hand(tmp_path, capsys):
     (wrong,) = [finding["text"] for finding in result["findings"] if finding["text"].startswith("WRONG")]
     assert wrong.count("is stated") == sum(verdict == "wrong" for *_, verdict in BY_HAND.values())
     assert any("840 GB" in finding["text"] for finding in result["findings"])
-    # What was said before: that no reading gives 4, that 20 is stated of approach 3, and a step for the other formula's 1.65e-4.
+    # What was said before: that no reading gives 4, that 20 is stated of approach 3, and a step for the other formula's
+    # 1.65e-4.
     assert "no reading gives 4" not in printed and "sparse rate with a dense one" in printed
     assert "chinchilla_3" not in printed and "92.6 by its printed digits" in printed
     assert "cosine over all 100,000 steps" in printed

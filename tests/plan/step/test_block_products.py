@@ -19,7 +19,8 @@ from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
 from scalelab.plan.step.traffic import step_transfers
 from tests import forks
 
-# Where attention has as many heads as fill the stream and the feed-forward layer 11 d / 3: a gate is 1 / (4 + 11) of it.
+# Where attention has as many heads as fill the stream and the feed-forward layer 11 d / 3: a gate is 1 / (4 + 11) of
+# it.
 WIDE = {"d_ff": 704, "attention": "plain"}
 PLAN = [
     "plan", "--config=configs/tiny.py", "--hardware=h100", "--devices=8", "--mesh=fsdp=2,tensor=4", "--json",
@@ -118,12 +119,14 @@ REFUSED = {
         r"blocks\.attention\.twice\.w: the block's program has 2 products of it",
     ),
     "never": (
-        "        never = declare_parameter(self, 'never', Declaration((s.n_heads, s.d_head), ('heads',), ('head_dim',), std=0.1))\n"
+        "        never = declare_parameter(self, 'never', Declaration((s.n_heads, s.d_head), ('heads',), "
+        "('head_dim',), std=0.1))\n"
         "        y_BSNH = y_BSNH * never[None, None]\n",
         r"blocks\.attention\.never: the block's program has no products of it",
     ),
     "made of": (
-        "        low = declare_parameter(self, 'low', Declaration((s.d_model, s.d_head), ('embed',), ('head_dim',), std=0.1))\n"
+        "        low = declare_parameter(self, 'low', Declaration((s.d_model, s.d_head), ('embed',), ('head_dim',), "
+        "std=0.1))\n"
         "        y_BSNH = y_BSNH + jnp.dot(x_BSD, jnp.tanh(low))[:, :, None]\n",
         r"blocks\.attention\.low: what is multiplied at .*attention.* is computed from it",
     ),
@@ -133,12 +136,14 @@ REFUSED = {
         r"blocks\.attention\.u: it has no in axes and takes part in a product",
     ),
     "turned": (
-        "        t = declare_parameter(self, 't', Declaration((s.d_head, s.d_model), ('head_dim',), ('embed',), std=0.1))\n"
+        "        t = declare_parameter(self, 't', Declaration((s.d_head, s.d_model), ('head_dim',), ('embed',), "
+        "std=0.1))\n"
         "        y_BSNH = y_BSNH + jnp.dot(x_BSD, t.T)[:, :, None]\n",
         r"blocks\.attention\.t: its in axes have 48 entries, and it is multiplied over 192 entries",
     ),
     "in a loop": (
-        "        w = declare_parameter(self, 'w', Declaration((s.d_head, s.d_head), ('head_dim',), ('head_dim',), std=0.1))\n"
+        "        w = declare_parameter(self, 'w', Declaration((s.d_head, s.d_head), ('head_dim',), ('head_dim',), "
+        "std=0.1))\n"
         "        y_BSNH = jax.lax.scan(lambda y, _: (jnp.tanh(jnp.dot(y, w)), None), y_BSNH, None, length=4)[0]\n",
         r"blocks\.attention\.w: its in axes have 48 entries, and it is multiplied within a loop",
     ),
@@ -146,7 +151,7 @@ REFUSED = {
         "        y_BSNH = jnp.einsum('BSNH,BSNI->BSHI', y_BSNH, y_BSNH)[:, :, : s.n_heads]\n",
         r"products of activations with each other \(.* FLOPs at .*BSNH,BSNI->BSHI",
     ),
-}  # fmt: skip
+}
 TWICE = '        out_of = Einsum(embed, queries, False, self.policy, by_head, name="twice")\n'
 
 

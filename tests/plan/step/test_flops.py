@@ -59,7 +59,9 @@ CASES = [
 
 @pytest.mark.parametrize(("remat", "changes"), CASES, ids=str)
 def test_recomputed_flops_are_the_hand_formula(remat, changes):
-    """Full: a block's forward less its last product, whose result nothing needs. Dots: the two products of attention."""
+    """Full: a block's forward less its last product, whose result nothing needs. Dots: the two products of
+    attention.
+    """
     of = static(remat=remat, **changes)
     weights, attention, last, head = products(of.model)
     again = {"none": 0, "dots": attention, "full": weights + attention - last}[remat]
@@ -102,8 +104,8 @@ def test_windows_count_the_keys_they_hold():
 
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_xla_counts_the_same_in_an_unrolled_step(remat):
-    """XLA counts a loop's body once, so the step is one without loops: few blocks, one chunk of the loss. It adds what is
-    no product (norms, softmax, activations), and may merge what is computed again: within 3 %."""
+    """XLA counts a loop's body once, so the step is one without loops: few blocks, one chunk of the loss. It adds
+    what is no product (norms, softmax, activations), and may merge what is computed again: within 3 %."""
     of = static(
         batch=4, n_layers=2, d_model=384, n_heads=3, vocab_size=512, seq_len=128, attention="plain", remat=remat
     )

@@ -1,4 +1,6 @@
-"""Step times against published ones, FLOPs against the walked step, traffic against compiled programs, and closed forms."""
+"""Step times against published ones, FLOPs against the walked step, traffic against compiled programs, and closed
+forms.
+"""
 
 import dataclasses
 import json
@@ -126,7 +128,8 @@ def compiled_rows():
 
 @pytest.mark.parametrize("axis", ["context", "tensor", "data", "stage", "fsdp"])
 def test_bytes_moved_are_those_of_the_compiled_step(axis):
-    """experiments/results/parallelism.json: what XLA's text of the real step moves, eight CPU devices, fp32, 23 layouts.
+    """experiments/results/parallelism.json: what XLA's text of the real step moves, eight CPU devices, fp32, 23
+    layouts.
 
     XLA:CPU says all-reduce where theory has reduce-scatter, of the same array; with branches its text counts both.
     """
@@ -296,7 +299,9 @@ def test_ours_waits_in_lockstep_and_others_do_not():
 
 
 def test_savings_are_the_habits_that_cost_most():
-    """Llama 3 405B on 16,384 GPUs: sixteen micro-batches' gradients over the network, and a forward more of every block."""
+    """Llama 3 405B on 16,384 GPUs: sixteen micro-batches' gradients over the network, and a forward more of every
+    block.
+    """
     row = ROWS["Llama 3 405B, 16384 x 8192"]()
     ours, theirs = (
         step_time(row.static, row.machine, traits=traits).total_s for traits in (OUR_TRAITS, MEGATRON_TRAITS)

@@ -82,8 +82,11 @@ def test_the_floor_is_drawn_and_named():
 
 
 def test_lr_checks_say_where_the_optimum_is():
-    rows = [{"size": s, "factor": f, "loss": y}
-            for s, losses in ((1e4, (2.1, 2.0, 2.2)), (4e4, (1.9, 1.8, 1.7))) for f, y in zip((0.5, 1, 2), losses, strict=True)]  # fmt: skip
+    rows = [
+        {"size": s, "factor": f, "loss": y}
+        for s, losses in ((1e4, (2.1, 2.0, 2.2)), (4e4, (1.9, 1.8, 1.7)))
+        for f, y in zip((0.5, 1, 2), losses, strict=True)
+    ]
     for scatter, said in (
         (0.0, "optimum at the edge: not bracketed"),
         (0.1, "no better at the edge than the runs scatter"),
@@ -154,8 +157,12 @@ def test_the_held_out_run_beside_its_interval(measured):
 
 
 def test_a_sweep_counts_only_finished_runs():
-    rows = [{"run": str(i), "optim.peak_lr": lr, "train.seed": 0, "status": status, "val_loss": y}
-            for i, (lr, status, y) in enumerate([(1e-3, "done", 2.2), (4e-3, "done", 2.0), (8e-3, "running", 1.0), (2e-2, "diverged", 1.5)])]  # fmt: skip
+    rows = [
+        {"run": str(i), "optim.peak_lr": lr, "train.seed": 0, "status": status, "val_loss": y}
+        for i, (lr, status, y) in enumerate(
+            [(1e-3, "done", 2.2), (4e-3, "done", 2.0), (8e-3, "running", 1.0), (2e-2, "diverged", 1.5)]
+        )
+    ]
     (ax,) = sweepplots.plot_sweep(rows, ["optim.peak_lr", "train.seed"]).axes
     (points,) = [line for line in ax.lines if line.get_marker() == "o" and len(line.get_xdata()) == 2]
     assert list(points.get_ydata()) == [2.2, 2.0]
