@@ -1,9 +1,9 @@
-"""The cost of log.layers_every: a dispatch of ten steps, one of which measures its layers, over ten steps without.
+"""Cost of log.layers_every: ten steps in one dispatch, of which one or all measure their layers, over ten that don't.
 
-    python -m experiments.benchmarks.layers [ROUNDS]
+    python -m experiments.benchmarks.layers [tiny|256] [ROUNDS]
 
-Prints one JSON line per model: the ratio's median and range over rounds in which both take turns, in CPU seconds of
-this process (other work on the machine hardly changes those), and in wall seconds.
+Prints one JSON line a model. All variants take turns in each round; ratios are of CPU seconds of this process, which
+other work on the machine hardly changes. `tenth` is the cost of layers_every=10; a tenth of what `each` adds is steadier.
 """
 
 import dataclasses
@@ -24,42 +24,44 @@ from scalelab import config as config_lib
 from scalelab.train.step import state
 from scalelab.train.step.step import many_steps
 
-EVERY = 10
+STEPS = 10
+EVERY = {"off": 0, "tenth": 10, "each": 1}  # variant -> log.layers_every
 
 
-def measure_cost(config: Any, rounds: int) -> dict[str, float]:
-    """Medians of the ratio with over without measuring, its lowest and highest, and seconds a step without."""
-    static = config_lib.static(config)
-    h = {key: jnp.float32(value) for key, value in (config_lib.hparams(config) | {"layers_every": EVERY}).items()}
-    size = (EVERY, config.train.global_batch, config.model.seq_len + 1)
+def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
+    """{variant: (median, lowest, highest) of its CPU seconds over those of `off`}, and CPU seconds a step when off."""
+    size = (STEPS, config.train.global_batch, config.model.seq_len + 1)
     batches = jnp.asarray(np.random.default_rng(0).integers(0, config.model.vocab_size, size), jnp.int32)
-    programs, states = {}, {}
-    seconds: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for measured in (True, False):
-        fixed = dataclasses.replace(static, layers=measured)
-        programs[measured] = jax.jit(functools.partial(many_steps, fixed), donate_argnums=0)
-        states[measured] = jax.jit(functools.partial(state.init_state, fixed))(h)
+    static, h = config_lib.static(config), {key: jnp.float32(x) for key, x in config_lib.hparams(config).items()}
+    run = jax.jit(many_steps, static_argnums=0, donate_argnums=1)
+    statics = {name: dataclasses.replace(static, layers=every > 0) for name, every in EVERY.items()}
+    states = {name: jax.jit(functools.partial(state.init_state, static))(h) for name in EVERY}
+    seconds: dict[str, list[float]] = {name: [] for name in EVERY}
     for i in range(-2, rounds):
-        for measured in (True, False) if i % 2 else (False, True):
-            begun = time.process_time(), time.perf_counter()
-            states[measured], log = programs[measured](states[measured], batches, jnp.int32(EVERY), h)
-            jax.block_until_ready((states[measured], log))
+        for name in list(EVERY) if i % 2 else reversed(EVERY):
+            begun = time.process_time()
+            more = {"layers_every": jnp.float32(EVERY[name] or STEPS)}
+            states[name], log = run(statics[name], states[name], batches, jnp.int32(STEPS), h | more)
+            jax.block_until_ready((states[name], log))
             if i >= 0:  # the first two rounds compile and warm up
-                seconds[measured].append((time.process_time() - begun[0], time.perf_counter() - begun[1]))
-    result: dict[str, float] = {}
-    for index, clock in enumerate(("cpu", "wall")):
-        ratios = [a[index] / b[index] for a, b in zip(seconds[True], seconds[False], strict=True)]
-        result |= {clock: statistics.median(ratios), f"{clock}_lowest": min(ratios), f"{clock}_highest": max(ratios)}
-        result[f"{clock}_s_a_step"] = statistics.median(each[index] for each in seconds[False]) / EVERY
+                seconds[name].append(time.process_time() - begun)
+    result: dict[str, Any] = {"cpu_s_a_step": statistics.median(seconds["off"]) / STEPS}
+    for name in ("tenth", "each"):
+        ratios = [a / b for a, b in zip(seconds[name], seconds["off"], strict=True)]
+        result[name] = [round(x, 4) for x in (statistics.median(ratios), min(ratios), max(ratios))]
     return result
 
 
 def main() -> None:
-    """Print a line for configs/tiny.py and one for the step of width 256 that the other benchmarks use."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    models = {"tiny": config_lib.resolve(tiny.get_config()), "d_model 256": ours.config_for_shape(bare.STEP_256)}
-    for name, config in models.items():
-        print(json.dumps({"model": name} | measure_cost(config, rounds)), flush=True)
+    """Print a line for configs/tiny.py, and one for the step of width 256 that the other benchmarks use."""
+    models = {
+        "tiny": lambda: config_lib.resolve(tiny.get_config()),
+        "256": lambda: ours.config_for_shape(bare.STEP_256),
+    }
+    names = [name for name in sys.argv[1:] if name in models] or list(models)
+    rounds = next((int(word) for word in sys.argv[1:] if word.isdigit() and word not in models), 30)
+    for name in names:
+        print(json.dumps({"model": name, "rounds": rounds} | measure_cost(models[name](), rounds)), flush=True)
 
 
 if __name__ == "__main__":

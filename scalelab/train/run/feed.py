@@ -1,4 +1,4 @@
-"""What the loop reads: training batches, prepared while the device is busy, and a validation set a source."""
+"""Data for the loop: training batches, prepared while the device is busy, and a validation set for each source."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from scalelab.train.run.run import Run, bits_per_byte
 class Feed:
     """The next dispatch's batches, one array [k, R, S+1] a run. And `val`, an array [n, R, S+1] a source.
 
-    R are the `rows` of a global batch that this process's devices hold: no other row is read.
+    R are the `rows` of a global batch on this process's devices; no other row is read.
     """
 
     def __init__(self, runs: Sequence[Run], dataset: Dataset, rows: np.ndarray | slice) -> None:
@@ -31,13 +31,13 @@ class Feed:
         self.ready: tuple[int, dict[int, np.ndarray]] = (-1, {})
 
     def prepare(self, step: int) -> None:
-        """Fetch k batches from `step` on, whether or not all will be run: the program's shape is k."""
+        """Fetch k batches from `step` on, even if fewer will be run: the program has shape k."""
         for part in self.dataset.parts:
             check_still_there(part.train)
         self.ready = (step, {seed: batches.chunk(step, self.k, self.rows) for seed, batches in self.batches.items()})
 
     def take(self, step: int, n: int) -> list[np.ndarray | None]:
-        """What `prepare` fetched for this step, or fetch it now; None for a run that is out."""
+        """The batches that `prepare` fetched for this step, or fetch them now; None for a run that has ended."""
         assert n <= self.k
         if self.ready[0] != step:
             self.prepare(step)

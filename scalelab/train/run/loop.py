@@ -25,18 +25,15 @@ from scalelab.train.step.metrics import as_number
 from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.step.step import STEP_METRICS
 
-GUARDED_METRICS = {
-    "loss": "train_loss",
-    "gradient norm": "grad_norm",
-    "LR": "lr",
-}  # what a step is skipped for: its name and metric
+# Values whose not being finite skips a step: name in the logbook -> metric.
+GUARDED_METRICS = {"loss": "train_loss", "gradient norm": "grad_norm", "LR": "lr"}
 Progress = Callable[[dict[str, Any]], None]
 StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
 
 @dataclasses.dataclass
 class TrainOutcome:
-    """What a call of `train_runs` did. `stopped` is true where a signal ended it after saving."""
+    """The outcome of `train_runs`. `stopped`: whether a signal ended it after saving."""
 
     final_step: int
     resumed_from: int | None
@@ -46,7 +43,7 @@ class TrainOutcome:
 
 
 class _Reader:
-    """Reads metrics one dispatch behind and turns them into lines; knows how fast the process is."""
+    """Reads metrics one dispatch behind, turns them into lines, and measures throughput."""
 
     def __init__(self, runs: Sequence[Run], feed: Feed, progress: Progress, pulse: Pulse) -> None:
         self.runs, self.feed, self.progress, self.pulse = runs, feed, progress, pulse
@@ -55,9 +52,7 @@ class _Reader:
         self.rates: list[float] = []
 
     def waits_for(self) -> str:
-        """What a dispatch may have to wait for, as a phase: the first is compiled, and an evaluation comes before
-        what follows.
-        """
+        """The phase that a dispatch may wait for: its compilation, or an evaluation sent before it."""
         return "eval" if any(kind == "eval" for kind, *_ in self.pending) else "train" if self.rates else "compile"
 
     def add(self, kind: str, step: int, n: int, values: list[Any], leave: int = 1) -> None:
@@ -146,10 +141,9 @@ def train_runs(
 ) -> TrainOutcome:
     """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
 
-    Where there is no `start`, `params` are the runs' first parameters in place of drawn ones. `names` are the keys of
-    the runs in the checkpoints. Returns after the last save is on disk. The runs' records hold the verdicts: a run that
-    diverged is out, and its neighbours go on. Where no step comes for longer than `train.stall_s`, the `pulse` ends it
-    all.
+    Without `start`, `params` replace the drawn initial parameters. `names` are the runs' keys in the checkpoints.
+    Returns after the last save is on disk. The runs' records hold the verdicts; if a run diverges, the others go on. If
+    no step ends for longer than `train.stall_s`, the `pulse` ends the process.
     """
     pulse, folder = pulse or Pulse(), checkpoints.folder.parent
 
@@ -183,9 +177,9 @@ def _take_steps(
         run.enter(step, "resume" if start else "start")
     feed = Feed(runs, dataset, program.rows)
     reader = _Reader(runs, feed, progress, pulse)
-    if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its lines were lost
+    if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its evaluation was lost
         reader.add("eval", step, 0, _evaluate(program, states, feed))
-    if params and not start:  # what the given weights are worth on these data, before anything is learned
+    if params and not start:  # the given weights are evaluated before the first step
         reader.add("eval", 0, 0, _evaluate(program, states, feed))
     stopped = False
     while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
@@ -222,7 +216,7 @@ def _take_steps(
 
 
 def _initial_states(program: Program, start: StartStates | None, params: Sequence[Any] | None) -> tuple[int, Any]:
-    """(step, states) to go on from."""
+    """(step, states) to start from."""
     if start:
         return start[0], program.join(start[1])
     states = program.init()
@@ -233,12 +227,12 @@ def _initial_states(program: Program, start: StartStates | None, params: Sequenc
 
 
 def _evaluate(program: Program, states: Any, feed: Feed) -> list[tuple[Any, ...]]:
-    """The losses of each run, one a source."""
+    """The losses of each run, one for each source."""
     return list(zip(*[program.evaluate(states, val) for val in feed.val], strict=True))
 
 
 def _as_drawn(drawn: Any, given: Any) -> Any:
-    """Given weights (fp32) in the formats of drawn ones."""
+    """The given weights (fp32), cast to the dtypes of the drawn ones."""
     return jax.tree.map(lambda d, g: g if g.dtype == d.dtype else g.astype(d.dtype), drawn, given)
 
 

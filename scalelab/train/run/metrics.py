@@ -1,6 +1,4 @@
-"""Metric lines: `metrics.jsonl` is the record; TensorBoard and Weights & Biases are optional mirrors of it, one a
-trial.
-"""
+"""Metric lines: `metrics.jsonl` is the record; each trial may mirror it to TensorBoard and Weights & Biases."""
 
 import inspect
 import json
@@ -16,16 +14,14 @@ GROUP_CHARACTERS = 128  # at most, of a group's name at W&B
 
 
 class MetricSink(NamedTuple):
-    """A mirror: `write(step, values)`, and `close()` once what was written has to be on disk."""
+    """A mirror: `write(step, values)`, and `close()`, which puts everything on disk."""
 
     write: Callable[[int, dict[str, float]], None]
     close: Callable[[], None]
 
 
 class TrackedRun(NamedTuple):
-    """What trackers are told of a run: its folder, its id there, its config, and the first step whose lines will
-    come.
-    """
+    """A run as trackers know it: folder, id, config, and the first step that will be logged."""
 
     folder: pathlib.Path
     tracker_id: str
@@ -35,7 +31,7 @@ class TrackedRun(NamedTuple):
 
 
 def check_trackers(log: Any) -> None:
-    """BadInput where `log.wandb` asks for a package that is not installed, or cannot hold several runs at once."""
+    """Raise BadInput if the package for `log.wandb` is not installed, or cannot hold several runs at once."""
     if not log["wandb"]:
         return
     try:
@@ -50,7 +46,7 @@ def check_trackers(log: Any) -> None:
 
 
 def open_sinks(run: TrackedRun) -> list[MetricSink]:
-    """The mirrors that `log` in the run's config asks for. WorkFailed where W&B cannot begin."""
+    """The mirrors that `log` in the run's config asks for. WorkFailed if W&B cannot start."""
     log = run.config["log"]
     return ([_tensorboard(run)] if log["tensorboard"] else []) + ([_wandb(run)] if log["wandb"] else [])
 
@@ -58,7 +54,7 @@ def open_sinks(run: TrackedRun) -> list[MetricSink]:
 def _tensorboard(run: TrackedRun) -> MetricSink:
     from tensorboardX import SummaryWriter
 
-    # The file's own name ends in a second: a run resumed within it would overwrite what it wrote before.
+    # File names end in seconds: a run resumed within the same second would overwrite its file.
     suffix = f".{run.tracker_id}.{time.time_ns()}"
     folder = str(run.folder / "tensorboard")
     writer = SummaryWriter(folder, purge_step=run.first_step, filename_suffix=suffix)
@@ -85,12 +81,12 @@ def _wandb(run: TrackedRun) -> MetricSink:
             dir=str(run.folder), resume="allow", reinit="create_new",
         )  # fmt: skip
     except wandb.errors.Error as error:
-        raise WorkFailed(f"log.wandb={project!r}: W&B did not begin: {str(error).strip().splitlines()[0]}") from None
+        raise WorkFailed(f"log.wandb={project!r}: W&B did not start: {str(error).strip().splitlines()[0]}") from None
     return MetricSink(lambda step, values: tracked.log(values, step=step), tracked.finish)
 
 
 def write_metric_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[MetricSink]) -> str:
-    """Append lines to the run's metrics and mirror their numbers. Returns what to warn of, as `records.append`."""
+    """Append lines to the run's metrics and mirror their numbers. Returns a warning or "", as `append_json_lines`."""
     warning = records.append_json_lines(folder / "metrics.jsonl", lines)
     for line in lines:
         for mirror in mirrors:

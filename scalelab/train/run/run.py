@@ -32,14 +32,14 @@ from scalelab.train.spec import TrainSpec
 from scalelab.train.step import formats_found
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
-SKIPS_IN_A_ROW = 20  # as many non-finite batches one after the other are a divergence, not an accident
+SKIPS_IN_A_ROW = 20  # so many non-finite batches in a row are a divergence
 
 
 @dataclasses.dataclass
 class Run:
-    """An open run. `status` is running, done, diverged or stopped; `val_loss` is the last one, in nats a token.
+    """An open run. `status`: running, done, diverged or stopped; `val_loss`: the last one, in nats a token.
 
-    `facts` is what its checkpoints say about it (see `resume/facts.py`).
+    `facts` are stored in its checkpoints (see `resume/facts.py`).
     """
 
     name: str
@@ -51,13 +51,10 @@ class Run:
     status: str = "running"
     val_loss: float | None = None
     by_source: dict[str, float] = dataclasses.field(default_factory=dict)  # last values of the columns NAME/SOURCE
-    words: Sequence[dict[str, str]] = ()  # what was chosen for it, what its layout and precision are worth saying about
-    changed: dict[str, tuple[Any, Any]] = dataclasses.field(
-        default_factory=dict
-    )  # from what its past was trained under
-    waiting: list[tuple] | None = dataclasses.field(
-        default_factory=list
-    )  # events of before `enter`; None: it was called
+    words: Sequence[dict[str, str]] = ()  # notes and warnings of the start, for the terminal
+    # key -> (value its past was trained under, value now)
+    changed: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    waiting: list[tuple] | None = dataclasses.field(default_factory=list)  # events before `enter`; None: after it
 
     @property
     def config(self) -> ConfigDict:
@@ -69,35 +66,30 @@ class Run:
         return schedule_steps.tokens_before(self.config, step)
 
     def write(self, lines: list[dict]) -> None:
-        """Append metric lines. Like all that writes here, only the first process does it."""
+        """Append metric lines. Of several processes only the first writes, here and below."""
         if is_first_process() and (torn := write_metric_lines(self.folder, lines, self.mirrors)):
             records.write_event(self.folder, "warning", None, torn)
 
     def write_layers(self, lines: list[dict]) -> None:
-        """Append lines to layers.jsonl. They have no mirror: trackers draw curves, and these are maps of layer and
-        step.
-        """
+        """Append lines to layers.jsonl. Trackers get none: they draw curves, and these are maps."""
         if is_first_process() and (torn := records.append_json_lines(self.folder / "layers.jsonl", lines)):
             records.write_event(self.folder, "warning", None, torn)
 
     def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
-        """One line in the logbook. Until the run goes on (`enter`) it waits; of a run that never does, none is
-        written.
-        """
+        """Write one line in the logbook. Lines from before `enter` wait; a run that never enters writes none."""
         if self.waiting is not None:
             self.waiting.append((kind, step, text, fields))
         elif is_first_process():
             records.write_event(self.folder, kind, step, text, **fields)
 
     def enter(self, step: int, kind: str) -> None:
-        """Make the folder this run's, as of `step`, from which it is about to go on: only now is anything written in
-        it.
+        """Take over the folder for the steps from `step` on; nothing is written in it before.
 
-        Its record and its config never disagree: where both change, the record names both identities in between.
+        Record and config never disagree: while both are replaced, the record names both identities.
         """
         self._open_mirrors(step + 1 if kind == "resume" else 0)
         waiting, self.waiting = self.waiting or [], None
-        lost = not (self.folder / "config.json").exists()  # of a trial whose pack's checkpoint has its last step
+        lost = not (self.folder / "config.json").exists()  # a trial whose pack's checkpoint has its last step
         if is_first_process() and (lost or step < self.config.train.steps):
             self._take_folder(step)
         for earlier_kind, at, text, fields in waiting:
@@ -108,9 +100,7 @@ class Run:
         self.keep_record(step)
 
     def _open_mirrors(self, first_step: int) -> None:
-        """Begin at the trackers under the run's one id; the first process makes it where neither record nor
-        checkpoint has it.
-        """
+        """Open the trackers under the one id of the run; the first process makes it if none is recorded."""
         tracker_id = self.record.get("tracker_id") or broadcast_from_first(lambda: secrets.token_hex(8))
         self.record["tracker_id"] = self.facts["tracker_id"] = tracker_id
         sweep = self.folder.absolute().parents[1] if "pack" in self.record else None
@@ -128,9 +118,9 @@ class Run:
             self.event("config_change", step, text, allowed=sorted(filter(compatibility.is_frozen, noted)))
 
     def rewind(self, step: int) -> None:
-        """Go on from `step`: drop what was logged after it, and take the last validation loss from what is left.
+        """Drop what was logged after `step`, and take the last validation loss from the lines that are left.
 
-        Not the record's: a process killed after its last save has not written that any more.
+        The record's may be old: a process killed after its last save did not write it again.
         """
 
         def logged() -> dict[str, Any]:
@@ -142,7 +132,7 @@ class Run:
         self.scored(broadcast_from_first(logged))
 
     def scored(self, values: Mapping[str, Any]) -> None:
-        """Take over the last evaluation's values."""
+        """Store the last evaluation's values."""
         self.val_loss = values.get("val_loss")
         self.by_source = {key: value for key, value in values.items() if "/" in key}
 
@@ -167,25 +157,24 @@ class Run:
 
 
 def run_determinism_note(run: Run) -> dict[str, str]:
-    """What the record promises of the run's bits."""
+    """The record's note on whether the run gives the same bits again."""
     devices = run.spec.static.layout.devices
     return determinism.determinism_note(run.config.train.deterministic, jax.default_backend(), devices, run.folder)
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
-    """Nats a token -> bits a byte."""
+    """Convert nats a token to bits a byte."""
     return loss / math.log(2) / bytes_per_token
 
 
 def open_run(
     name: str, folder: pathlib.Path, spec: TrainSpec, dataset: Dataset, allow: Collection[str] = (), **facts: Any
 ) -> Run:
-    """Check that the folder is new or belongs to this config; nothing is written before `Run.enter`. `facts` go into
-    the record.
+    """Open a new folder, or one that belongs to this config; nothing is written before `Run.enter`.
 
-    A run that ended keeps its record and its verdict, unless it now has steps left. BadInput where what the folder
-    holds was made by another model, data, batch or seed and `allow` doesn't name the key, or where the run has ended
-    under another identity.
+    `facts` go into the record. A run that ended keeps its record and its verdict, unless it now has steps left.
+    BadInput if the folder's run has another model, data, batch or seed and `allow` doesn't name the key, or if it has
+    ended under another identity.
     """
     config, static = spec.config, spec.static
     schedules.check_user_schedule(config)
@@ -199,15 +188,15 @@ def open_run(
         schedule_steps.describe_schedule(config),
         mixed,
     ]
-    said = [("chosen", word) for word in filter(None, chosen)]
-    said += [("schedule", word) for word in schedule_steps.schedule_warnings(config)]
-    said += [("LR", word) for word in optimizer_defaults.lr_warnings(config.optim, who)]
-    said += [("layout", word) for word in rules.check_layout(static, static.layout)]
+    notes = [("chosen", word) for word in filter(None, chosen)]
+    notes += [("schedule", word) for word in schedule_steps.schedule_warnings(config)]
+    notes += [("LR", word) for word in optimizer_defaults.lr_warnings(config.optim, who)]
+    notes += [("layout", word) for word in rules.check_layout(static, static.layout)]
     rules.check_layout_runtime(static, static.layout)
     if config.model.attention == "auto":
         where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
-        said += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
-    said += [("precision", word) for word in warnings_for(POLICIES[config.precision.name], jax.default_backend())]
+        notes += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
+    notes += [("precision", word) for word in warnings_for(POLICIES[config.precision.name], jax.default_backend())]
     known = checkpoint_facts(spec, dataset)
     old, changed = broadcast_from_first(lambda: _examine(folder, config, known, allow))
     run = Run(name, folder, spec, _describe(name, spec, dataset), known, changed=changed)
@@ -220,16 +209,16 @@ def open_run(
     run.facts["place"] = determinism.hardware_facts(mesh.describe_mesh(run.record["mesh"]), config.train.deterministic)
     if has_ended(old, config):
         run.record, run.status = old, old["status"]
-    for kind, text in said:
+    for kind, text in notes:
         run.event(kind, None, text)
     if moved := git.describe_changes(old.get("git", {}), facts.get("git", {})):
         run.event("code_change", None, moved)
-    run.words = [{"note" if kind == "chosen" else "warning": text} for kind, text in said]
+    run.words = [{"note" if kind == "chosen" else "warning": text} for kind, text in notes]
     return run
 
 
 def has_ended(record: Mapping[str, Any], config: ConfigDict) -> bool:
-    """Whether the run of this record takes no step under `config`: it diverged, or was trained to its end."""
+    """Whether the run of this record has no step left under `config`: it diverged, or was trained to its end."""
     done = record.get("status") == "done" and record.get("steps", 0) >= config.train.steps
     return done or record.get("status") == "diverged"
 
@@ -237,21 +226,21 @@ def has_ended(record: Mapping[str, Any], config: ConfigDict) -> bool:
 def _examine(
     folder: pathlib.Path, config: ConfigDict, new: dict[str, Any], allow: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
-    """(the record in the folder, {} where there is none; what changed since its config was written)."""
+    """(the folder's record or {}, what changed since its config was written)."""
     record = records.read_record(folder)
     if not has_ended(record, config):
         check_trackers(config.log)
     if not (folder / "config.json").exists():
         return record, {}
     if record.get("status") == IMPORTED_STATUS:
-        raise BadInput(f"{folder} holds imported weights and no run: use another --workdir, and --init-from={folder}")
+        raise BadInput(f"{folder} holds imported weights, not a run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
     old = {"config": records.read_config(folder), "data": data}
     return record, compatibility.check_continuation(str(folder), old, new, allow, has_ended(record, config))
 
 
 def _device_memory() -> dict[str, Any]:
-    """Bytes of a device's memory that this program has, and of a GPU's the share that jax was given."""
+    """Bytes of device memory available to this program; on a GPU also the share that jax was given."""
     device = jax.local_devices()[0]
     share = (
         {"share": device_memory.gpu_memory_share(device_memory.JAX_DEFAULT_SHARE)} if device.platform == "gpu" else {}
@@ -260,7 +249,7 @@ def _device_memory() -> dict[str, Any]:
 
 
 def _describe(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
-    """What is known of a run before its first step."""
+    """The parts of the record that are known before the first step."""
     static, layout = spec.static, spec.static.layout
     shape = static.model
     peak_flops, peak_source = measured.peak_flops(jax.devices()[0], POLICIES[static.precision].unit)

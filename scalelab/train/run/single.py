@@ -24,9 +24,7 @@ from scalelab.train.spec import make_train_spec
 
 
 def load_run_dataset(config: ConfigDict) -> Dataset:
-    """The tokens that a config's runs read, prepared if they aren't yet. BadInput where another process reads
-    others.
-    """
+    """The dataset of a config, prepared if it is not yet. BadInput if another process reads other tokens."""
     known = {field.name: config.data[field.name] for field in fields(DataConfig) if field.name in config.data}
     data = open_dataset(DataConfig(**known, vocab_size=config.model.vocab_size))
     if data.fingerprint != broadcast_from_first(lambda: data.fingerprint):
@@ -48,10 +46,9 @@ def train_single(
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
-    BadInput where another process holds the folder (see `lock.hold_folder` for `take_over`), or where it belongs to
-    another config and `allow` doesn't name the keys that differ. `pulse` is told how far it is; `code` is the
-    `git.code_state` of the config's file (None: of the current folder). WorkFailed where its last checkpoint is
-    damaged, or a save fails.
+    `pulse` gets the progress; `code` is the `git.code_state` of the config's file (None: of the current folder).
+    BadInput if another process holds the folder (see `lock.hold_folder` for `take_over`), or if it belongs to another
+    config and `allow` doesn't name the keys that differ. WorkFailed if its last checkpoint is damaged, or a save fails.
     """
     compatibility.check_allowed_keys(allow)
     device_memory.reserve_gpu_memory()
@@ -60,17 +57,16 @@ def train_single(
     with contextlib.ExitStack() as held:
         if warning := broadcast_from_first(lambda: held.enter_context(lock.hold_folder(folder, take_over=take_over))):
             progress({"warning": warning})
-        config, said = continued_config(folder, config, allow)
-        new = not lineage.find_last_checkpoint(
-            folder
-        )  # then what it starts from comes before the folder becomes this run's
+        config, warnings = continued_config(folder, config, allow)
+        # What a new run starts from is loaded before it takes over the folder.
+        new = not lineage.find_last_checkpoint(folder)
         spec = make_train_spec(config, data.hparams)
         trunk = branch.load_trunk(spec, data) if new else None
         weights = lineage.load_initial_weights(spec) if new and not trunk else None
         run = open_run(folder.name, folder, spec, data, allow, git=code or git.code_state())
-        for fact in [*run.words, *({"warning": word} for word in said)]:
+        for fact in [*run.words, *({"warning": word} for word in warnings)]:
             progress(fact)
-        for word in said:
+        for word in warnings:
             run.event("warning", None, word)
         start = _resume(run, allow, progress)
         start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
@@ -95,24 +91,24 @@ def train_single(
 
 
 def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> tuple[ConfigDict, list[str]]:
-    """The config that the run in `folder` goes on with, and what to say of it: more steps don't change its warm-up.
+    """The config that the run in `folder` continues with, and warnings: more steps don't change its warm-up.
 
-    BadInput where another `train.steps` would have given its past another LR, and `allow` doesn't name the key.
+    BadInput if its past had another LR than the new `train.steps` gives, and `allow` doesn't name the key.
     """
-    found = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder))
-    if found is None:
+    last = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder))
+    if last is None:
         return config, []
+    step, facts = last
     config = config.copy_and_resolve_references()
-    said = extend.keep_warmup(found[1], config)
-    step, facts = found
+    warning = extend.keep_warmup(facts, config)
     broadcast_from_first(lambda: compatibility.check_schedule_past(folder, step, facts, config, allow))
-    return config, [f"{folder}: {said}"] if said else []
+    return config, [f"{folder}: {warning}"] if warning else []
 
 
 def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> loop.StartStates | None:
-    """At the run's own last checkpoint or its pack's, whichever is further; None: at the beginning."""
-    found = lineage.find_last_checkpoint(run.folder)
-    if found is None:
+    """The states at the run's last checkpoint or its pack's, whichever is further; None: there is none."""
+    last = lineage.find_last_checkpoint(run.folder)
+    if last is None:
         return None
-    checkpoints, name = found
+    checkpoints, name = last
     return lineage.restore_runs({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)

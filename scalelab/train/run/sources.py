@@ -1,4 +1,4 @@
-"""What a run reads of each source of its data: by plan, and up to a step."""
+"""How much a run reads of each data source: planned, and up to a step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from scalelab.data.dataset import Dataset
 
 
 def make_train_batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
-    """The training batches of a config. BadInput where its mixture or its cap doesn't fit the sources."""
+    """The training batches of a config. BadInput if its mixture or its cap doesn't fit the sources."""
     train, data = config.train, config.data
     return train_batches(
         dataset,
@@ -26,7 +26,7 @@ def make_train_batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
 
 
 def reports_sources(config: ConfigDict, dataset: Dataset) -> bool:
-    """Whether there is anything to say of single sources: there are several, or the only one is capped."""
+    """Whether to report sources one by one: there are several, or the only one is capped."""
     return len(dataset.parts) > 1 or bool(config.data.unique_tokens)
 
 
@@ -38,7 +38,7 @@ def source_columns(seen: Mapping[str, tuple[int, float]]) -> dict[str, float]:
 
 
 def plan_sources(config: ConfigDict, dataset: Dataset) -> tuple[dict[str, Any], str]:
-    """What the run is going to read of each source: for its record, and in words. BadInput as `make_train_batches`."""
+    """How much the run will read of each source: (for its record, in words). BadInput as `make_train_batches`."""
     read = make_train_batches(config, dataset)
     if not reports_sources(config, dataset):
         return {}, ""
@@ -54,7 +54,7 @@ def plan_sources(config: ConfigDict, dataset: Dataset) -> tuple[dict[str, Any], 
         }
         for name, (tokens, epochs) in total.items()
     }
-    said = [
+    stages = [
         {"step": stage.step, "shares": {name: float(share) for name, share in stage.shares.items()}}
         for stage in mixture_text.parse_mixture(config.data.mixture)
     ]
@@ -64,4 +64,4 @@ def plan_sources(config: ConfigDict, dataset: Dataset) -> tuple[dict[str, Any], 
         for name, (tokens, epochs) in total.items()
     ]
     by = config.data.mixture or "natural proportions"
-    return {"mixture": said, "sources": facts}, f"sources ({by}): {'; '.join(words)}"
+    return {"mixture": stages, "sources": facts}, f"sources ({by}): {'; '.join(words)}"
