@@ -3,7 +3,7 @@
     python -m experiments.benchmarks.layers [tiny|256] [ROUNDS]
 
 Prints one JSON line a model. All variants take turns in each round; ratios are of CPU seconds of this process, which
-other work on the machine hardly changes. `tenth` is the cost of layers_every=10; a tenth of what `each` adds is steadier.
+other work hardly changes. `tenth` is the cost of layers_every=10; a tenth of what `each` adds is steadier.
 """
 
 import dataclasses

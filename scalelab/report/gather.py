@@ -1,4 +1,4 @@
-"""From run folders to the plain rows that figures and tables are made of."""
+"""Rows of figures and tables, read from run folders."""
 
 import datetime
 import math
@@ -70,9 +70,7 @@ def read_step_rows(folder: pathlib.Path) -> list[dict]:
 
 
 def metric_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
-    """Every number of metrics.jsonl that has no figure of its own: rows of `run`, `step` and the metrics logged
-    there.
-    """
+    """Rows `run`, `step` and metrics: every number of metrics.jsonl without a figure of its own."""
     return [
         {"run": folder.name, "step": line["step"]}
         | {key: value for key, value in line.items() if key not in DRAWN_ELSEWHERE}
@@ -119,9 +117,7 @@ def swept_keys(rows: Sequence[dict]) -> list[str]:
 
 
 def collect_provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
-    """What `PROVENANCE_KEYS` says of the runs: data, versions, machine; where runs differ, every value with the
-    number of its runs.
-    """
+    """PROVENANCE_KEYS of the runs' records; if runs differ, each value with the number of its runs."""
     kept = [{key: records.read_record(f).get(key) for key in PROVENANCE_KEYS} for f in folders]
     flat: dict[str, dict[str, int]] = {}
     for record in kept:
@@ -141,7 +137,7 @@ def entropy_rate(folders: Sequence[pathlib.Path]) -> float | None:
 
 
 def describe_states(rows: Sequence[dict]) -> str:
-    """How many runs are in which state, as words: `18 done, 1 diverged`."""
+    """The number of runs in each state, as text: `18 done, 1 diverged`."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row["status"]] = counts.get(row["status"], 0) + 1
@@ -156,14 +152,14 @@ def check_verdicts(rows: Sequence[dict], scatter: float = 0.0) -> list[dict]:
     """
     verdicts = []
     for size in sorted({row["size"] for row in rows}):
-        mine = {row["factor"]: row["loss"] for row in rows if row["size"] == size}
-        finite = {factor: loss for factor, loss in mine.items() if loss is not None and math.isfinite(loss)}
+        losses = {row["factor"]: row["loss"] for row in rows if row["size"] == size}
+        finite = {factor: loss for factor, loss in losses.items() if loss is not None and math.isfinite(loss)}
         best = min(finite, key=lambda factor: finite[factor], default=None)
         known = best is not None and 1 in finite
         cost = finite[1] / finite[best] - 1 if known and best is not None else None
         verdicts.append({
             "size": size, "best_factor": best, "loss": finite.get(best) if best is not None else None,
-            "edge": best is None or (best in (min(mine), max(mine)) and (cost is None or cost > scatter)),
+            "edge": best is None or (best in (min(losses), max(losses)) and (cost is None or cost > scatter)),
             "cost": cost,
         })  # fmt: skip
     return verdicts

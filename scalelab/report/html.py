@@ -1,4 +1,4 @@
-"""Small functions that make one self-contained HTML page: no scripts, no remote assets, every value escaped.
+"""Functions that build one self-contained HTML page: no scripts, no remote assets, every value escaped.
 
 Functions return HTML text. What comes from a run (names, notes, config values) passes through `escape_html` and nothing
 else.

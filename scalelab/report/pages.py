@@ -1,4 +1,4 @@
-"""`write_report`: the page of a run, a sweep or a study, chosen by what the folder holds."""
+"""`write_report`: the page of a run, a sweep or a study, depending on the folder."""
 
 import pathlib
 from typing import Any
@@ -73,7 +73,7 @@ def report_run(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
 
 
 def _state(row: dict) -> str:
-    """One sentence on how the run stands."""
+    """One sentence on the state of the run."""
     if row["status"] == "done":
         return html.render_paragraph("This run is done.", "good")
     if row["status"] == "diverged":

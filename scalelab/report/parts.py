@@ -1,6 +1,4 @@
-"""The parts that pages share: figures with their files, the runs table, the logbook, and where the numbers come
-from.
-"""
+"""The parts that pages share: figures and their files, the runs table, the logbook, and the provenance."""
 
 import dataclasses
 import pathlib
@@ -15,7 +13,7 @@ from scalelab.report.figures import metricplots, plots, style
 
 @dataclasses.dataclass
 class ReportPage:
-    """A report as it grows: `parts` of HTML, the names of its figures, and what could not be shown and why."""
+    """A report under construction: `parts` of HTML, names of figures, and what is `missing` and why."""
 
     folder: pathlib.Path
     kind: str
@@ -24,7 +22,7 @@ class ReportPage:
     missing: list[str] = dataclasses.field(default_factory=list)
 
     def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-        """The runs that can be read in full; the page says why the others are missing."""
+        """The runs that can be read in full; the others are listed on the page with the reason."""
         reasons = {folder: records.describe_damage(folder) for folder in folders}
         self.missing += [f"{folder.name} is damaged: {reason}" for folder, reason in reasons.items() if reason]
         return [folder for folder, reason in reasons.items() if not reason]
@@ -36,7 +34,7 @@ class ReportPage:
         return html.render_picture(name, style.svg_data_uri(fig), caption, 135 * fig.get_figwidth())
 
     def write(self, title: str, subtitle: str) -> pathlib.Path:
-        """Write `report.html` atomically; what is missing stands at its end."""
+        """Write `report.html` atomically; missing parts are listed at its end."""
         gaps = "".join(html.render_paragraph(gap) for gap in self.missing)
         path = self.folder / "report.html"
         draft = path.with_name(".report.html.tmp")
@@ -62,38 +60,38 @@ def loss_sections(
     for y, x, name, title in (("train_loss", "tokens", "training_loss", "Training loss"),
                               ("val_loss", "flops", "validation_loss", "Validation loss over compute")):  # fmt: skip
         x = x if all(row[x] is not None for row in rows) else "tokens"
-        mine = [
+        rows_of_y = [
             {key: row[key] for key in dict.fromkeys(("run", colour, "step", x, y))}
             for row in rows
             if row[y] is not None
         ]
-        if not mine:
+        if not rows_of_y:
             page.missing.append(f"{title}: no run has logged any yet.")
             continue
-        fig = plots.plot_loss_curves(mine, y, x, colour, colour_title, events, floor, title, held)
+        fig = plots.plot_loss_curves(rows_of_y, y, x, colour, colour_title, events, floor, title, held)
         caption = f"{title}{' of every run' if several else ''}; unsmoothed. Signs are events of the logbook."
-        drawn.append(page.draw(name, fig, mine, caption))
+        drawn.append(page.draw(name, fig, rows_of_y, caption))
     return drawn
 
 
 def metrics_section(page: ReportPage, folders: Sequence[pathlib.Path], colour: str = "run") -> str:
-    """Everything else that was logged, whatever its name: a family `group/name` is one panel, a lone name a panel.
+    """A panel for each metric without a figure of its own; a family `group/name` shares one panel.
 
-    What never changed is said in words. Runs are coloured by `colour`, a key of the run's row.
+    Constants are listed in words. Runs are coloured by `colour`, a key of the run's row.
     """
     rows = gather.metric_rows(folders)
     panels, constant = metricplots.split_constant(rows)
     values = ", ".join(f"{name} {html.format_value(value)}" for name, value in constant.items())
-    told = html.render_paragraph(f"Constant over all steps: {values}.", "soft") if constant else ""
+    constants = html.render_paragraph(f"Constant over all steps: {values}.", "soft") if constant else ""
     if not panels:
-        return told
+        return constants
     colour_of = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
     caption = "All other metrics over the steps that were logged, unsmoothed."
-    return page.draw("metrics", metricplots.metric_panels(rows, panels, colour_of), rows, caption) + told
+    return page.draw("metrics", metricplots.metric_panels(rows, panels, colour_of), rows, caption) + constants
 
 
 def layers_section(page: ReportPage) -> str:
-    """Maps of what was measured of each layer over the steps, and the head's logits; "" where nothing was."""
+    """Maps of layer and step from layers.jsonl, and the head's logits; "" if there are none."""
     lines = records.read_layers(page.folder)
     if not lines:
         return ""
@@ -115,16 +113,16 @@ def layers_section(page: ReportPage) -> str:
 
 
 def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
-    """All runs, one line each; `more` names config values to show too. What all runs share is said once, above."""
+    """All runs, one line each; `more` names config values to show too. Shared values stand once, above."""
     columns = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}
     same = [key for key in gather.SHAREABLE_COLUMNS if len(rows) > 1 and len({row.get(key) for row in rows}) == 1]
     shared = ", ".join(f"{columns.pop(key)} {html.format_value(rows[0][key], key)}" for key in same)
-    said = f"{len(rows)} runs: {gather.describe_states(rows)}." + (f" All with {shared}." if shared else "")
-    return html.render_paragraph(said) + html.render_table(rows, columns)
+    summary = f"{len(rows)} runs: {gather.describe_states(rows)}." + (f" All with {shared}." if shared else "")
+    return html.render_paragraph(summary) + html.render_table(rows, columns)
 
 
 def logbook_section(folders: Sequence[pathlib.Path]) -> str:
-    """Every event but the plain starts and ends of runs; a single run shows those too."""
+    """Every event except plain starts and ends, which only a single run's page shows."""
     plain = ("start", "done") if len(folders) > 1 else ()
     rows = [
         row | {"at": gather.format_utc(row["time"])}
@@ -134,16 +132,16 @@ def logbook_section(folders: Sequence[pathlib.Path]) -> str:
     if not rows:
         return html.render_paragraph("Nothing happened: no skip, resume, divergence, change or note.")
     columns = {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"}
-    chosen = [row for row in rows if len(folders) > 1 and row["kind"] == "chosen"]  # three lines a run: told on demand
+    chosen = [row for row in rows if len(folders) > 1 and row["kind"] == "chosen"]  # three lines a run: folded
     happened = [row for row in rows if row not in chosen]
-    told = (
+    events = (
         html.render_table(happened, columns)
         if happened
         else html.render_paragraph("Nothing else happened.")
         if chosen
         else ""
     )
-    return told + (
+    return events + (
         html.render_details(f"what was chosen for the runs: {len(chosen)}", html.render_table(chosen, columns))
         if chosen
         else ""
@@ -152,5 +150,5 @@ def logbook_section(folders: Sequence[pathlib.Path]) -> str:
 
 def origin_section(folders: Sequence[pathlib.Path], commands: Sequence[str]) -> str:
     """Data, versions, machine, and the commands that make this page again."""
-    said = "".join(f"<p><code>{html.escape_html(command)}</code></p>" for command in commands)
-    return said + html.render_facts(gather.collect_provenance(folders))
+    lines = "".join(f"<p><code>{html.escape_html(command)}</code></p>" for command in commands)
+    return lines + html.render_facts(gather.collect_provenance(folders))

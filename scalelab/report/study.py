@@ -1,4 +1,4 @@
-"""The page of a scaling study: the prediction and its score first, then the fit, its evidence and the runs behind it.
+"""The page of a scaling study: prediction and score, then the fit, its evidence and the runs behind it.
 
 It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, `batch_checks`, `isoflop`, `wall_s`,
 each of which may be absent while the study runs) and the run folders. It fits nothing itself.
@@ -40,7 +40,7 @@ SUMMARY_SCHEMA = {
 
 
 def report_study(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
-    """Write the page of a study; what the study doesn't have yet is named on it."""
+    """Write the page of a study; parts that the study does not have yet are listed on it."""
     page, summary = ReportPage(folder, "study"), records.read_json(folder / "summary.json", SUMMARY_SCHEMA)
     folders = page.readable(records.run_folders(folder))
     rows = sorted(records.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
@@ -75,11 +75,9 @@ def report_study(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
 
 
 def _first_metric(summary: dict, folders: Sequence[pathlib.Path]) -> float | None:
-    """When the held-out run logged for the first time; None where it hasn't. By its name: a study may have been
-    moved.
-    """
-    mine = [folder for folder in folders if folder.name == _held_name(summary)]
-    lines = records.read_metrics(mine[0]) if mine else []
+    """The time of the held-out run's first line, None before it. By name: a study may have been moved."""
+    held_out = [folder for folder in folders if folder.name == _held_name(summary)]
+    lines = records.read_metrics(held_out[0]) if held_out else []
     return lines[0]["time"] if lines else None
 
 
@@ -115,7 +113,7 @@ def fitted_rows(summary: dict) -> list[dict]:
 
 
 def _per_nd(rows: list[dict]) -> float:
-    """k of C = k N D as the runs had it: exact FLOPs count more than 6 N D."""
+    """k of C = k N D over the runs; exact FLOPs count more than 6 N D."""
     return float(np.median([row["C"] / (row["N"] * row["D"]) for row in rows]))
 
 

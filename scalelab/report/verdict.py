@@ -1,4 +1,4 @@
-"""What a study's page says in words: prediction against measurement, caveats, parameters, exponents, LR verdicts."""
+"""The sentences of a study's page: prediction against measurement, caveats, parameters, exponents, LR checks."""
 
 import math
 
@@ -36,7 +36,7 @@ KEYS_SHOWN_APART = (
 
 
 def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
-    """The head of the page: the numbers, then sentences that say plainly how the prediction did."""
+    """The head of the page: the numbers, then how good the prediction was, in sentences."""
     held = summary.get("held_out") or {}
     if held.get("predicted_loss") is None or not held.get("interval90"):
         return [html.render_paragraph("No prediction yet: the study has not finished its fitted runs.", "bad")]
@@ -55,14 +55,14 @@ def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
     shown |= {"measured loss": f"{measured:.4f}", "error of the prediction": f"{100 * error:+.2f} %",
               "measured loss lies": "inside" if inside else "OUTSIDE"}  # fmt: skip
     high_or_low = "too high" if error > 0 else "too low"
-    said = (
+    sentence = (
         f"The law predicted {point:.4f} nats/token for a run of {format_scientific(held['C'])} FLOPs, "
         f"{_beyond(summary, held)}; it reached {measured:.4f}. The prediction was {100 * abs(error):.2f} % "
         f"{high_or_low}, and "
         f"the measured loss is {'inside' if inside else 'OUTSIDE'} the 90 % interval, which is "
         f"{100 * (high - low) / point:.1f} % wide."
     )
-    return [html.render_numbers(shown), html.render_paragraph(said, "good" if inside else "bad"), *failed, timing]
+    return [html.render_numbers(shown), html.render_paragraph(sentence, "good" if inside else "bad"), *failed, timing]
 
 
 def _beyond(summary: dict, held: dict) -> str:
@@ -108,9 +108,9 @@ def fit_table(fit: dict) -> str:
     rows = []
     for name, value in (fit["params"] | fit["exponents"]).items():
         low, high = fit["intervals"][name]
-        said = {key: f"{x:.4g}" for key, x in (("value", value), ("low", low), ("high", high))}
-        said["verdict"] = fit["identifiability"].get(name, {}).get("verdict", "")
-        rows.append({"name": name, "meaning": PARAMETER_MEANINGS[name]} | said)
+        cells = {key: f"{x:.4g}" for key, x in (("value", value), ("low", low), ("high", high))}
+        cells["verdict"] = fit["identifiability"].get(name, {}).get("verdict", "")
+        rows.append({"name": name, "meaning": PARAMETER_MEANINGS[name]} | cells)
     level = f"{100 * fit['interval_level']:.0f} %"
     columns = {"name": "", "value": "fitted", "low": f"{level} low", "high": f"{level} high",
                "verdict": "by its profile likelihood", "meaning": "meaning"}  # fmt: skip
@@ -134,9 +134,7 @@ CHECK_LABELS = {"lr": "LR", "batch": "batch"}  # what a study's checks vary, and
 
 
 def study_verdicts(summary: dict, kind: str) -> list[dict]:
-    """`gather.check_verdicts` of a study's checks of one kind; what can't bend the fit, the runs' scatter about it,
-    is let pass.
-    """
+    """`gather.check_verdicts` of a study's checks of one kind, tolerating the runs' scatter about the fit."""
     scatter = (summary.get("fit") or {}).get("residual_rms") or 0.0
     return gather.check_verdicts(summary.get(f"{kind}_checks") or [], scatter)
 
@@ -162,7 +160,7 @@ def _factor(verdict: dict) -> str:
 
 
 def check_lines(summary: dict, kind: str) -> list[str]:
-    """One sentence a size; an optimum at the edge is said loudly, because the fitted exponents hang on it."""
+    """One sentence for each size; an optimum at the edge is marked, because the fitted exponents depend on it."""
     lines, name = [], CHECK_LABELS[kind]
     for verdict in study_verdicts(summary, kind):
         if verdict["best_factor"] is None:
@@ -186,7 +184,7 @@ def check_lines(summary: dict, kind: str) -> list[str]:
 
 
 def isoflop_lines(isoflop: dict, exponent_3: float | None) -> list[str]:
-    """The minima as a table, the exponent through them beside the fitted law's own, and edge minima said loudly."""
+    """The minima as a table, their exponent beside the fitted law's, and a warning for minima at the edge."""
     rows = [fit | {"edge": "AT THE EDGE" if fit["edge"] else "inside"} for fit in isoflop["budgets"]]
     columns = {"budget": "budget (FLOPs)", "N": "best N", "loss": "loss there (nats/token)", "sizes": "sizes tried",
                "edge": "minimum"}  # fmt: skip

@@ -14,8 +14,7 @@ PANEL_LABELS = {"rms": "RMS", "change": "RMS of the change since initialisation"
 
 @styled
 def plot_coordinate_check(result: Mapping[str, Any]) -> Figure:
-    """Two panels an axis: each activation's RMS and its change's after the last step, log-log, over d_model or
-    n_layers.
+    """Two panels an axis: RMS of each activation and of its change at the last step, log-log.
 
     result: as `scalelab coordcheck --json` prints it. A grey line has slope 1, lines that grow are dashed.
     """

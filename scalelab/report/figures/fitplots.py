@@ -1,6 +1,6 @@
 """Figures of any fitted law: the fit with its residuals, the profile of each parameter, the decision against compute.
 
-Each is written as PNG and PDF with the numbers behind it as CSV, whose rows are told apart by `kind`.
+Each is written as PNG and PDF with the numbers behind it as CSV, whose column `kind` says what a row is.
 """
 
 import math
@@ -160,8 +160,8 @@ def plot_decision(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
     best, low, high = _band(fitted, held, at)
     fig, axes = make_figure(9.6, 4.0, 2)
     tokens = [at / (fitted.k * size) for size in (best, high, low)]
-    for ax, mine, (middle, bottom, upper) in zip(axes, (N, D), ((best, low, high), tokens), strict=True):
-        ax.scatter(C, mine, s=10, color=MUTED, alpha=0.6, lw=0, label="fitted rows")
+    for ax, values, (middle, bottom, upper) in zip(axes, (N, D), ((best, low, high), tokens), strict=True):
+        ax.scatter(C, values, s=10, color=MUTED, alpha=0.6, lw=0, label="fitted rows")
         ax.fill_between(at, bottom, upper, color=ACCENT, alpha=0.18, lw=0, label=f"{fitted.level:.0%} interval")
         ax.plot(at, middle, color=INK, lw=1.6, label="best split")
     for decision in fitted.decisions:
@@ -190,12 +190,12 @@ def _band(fitted: Fitted, held: Mapping[str, float], at: np.ndarray) -> tuple[np
     """(best N, its lower and upper end) at each budget [S]; nan where the law has no best size."""
     assert fitted.bootstrap
     some = {name: values[:BAND_RESAMPLES] for name, values in fitted.bootstrap.params.items()}
-    found = []
+    intervals = []
     for C in at:
         point = float(optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0])
         point = point if 0 < point < math.inf else math.nan
         sizes = optimal_size(fitted.law, some, C, fitted.k, held)
         sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-        found.append((point, *(central_interval(sizes, fitted.level) if len(sizes) else (math.nan, math.nan))))
-    best, low, high = np.array(found).T
+        intervals.append((point, *(central_interval(sizes, fitted.level) if len(sizes) else (math.nan, math.nan))))
+    best, low, high = np.array(intervals).T
     return best, low, high

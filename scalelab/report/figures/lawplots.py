@@ -44,8 +44,16 @@ def plot_isoflops(rows: Sequence[dict], fits: Sequence[dict], n_label: str, titl
     fig, ax = make_figure(7.2, 4.4)
     colours = value_colours(row["budget"] for row in rows)
     for budget, colour in colours.items():
-        mine = [row for row in rows if row["budget"] == budget]
-        ax.plot([r["N"] for r in mine], [r["loss"] for r in mine], "o", color=colour, ms=5.5, mec="white", mew=0.6)
+        rows_of_budget = [row for row in rows if row["budget"] == budget]
+        ax.plot(
+            [r["N"] for r in rows_of_budget],
+            [r["loss"] for r in rows_of_budget],
+            "o",
+            color=colour,
+            ms=5.5,
+            mec="white",
+            mew=0.6,
+        )
     for fit in fits:
         colour = colours[min(colours, key=lambda budget: abs(math.log(budget / fit["budget"])))]
         ax.plot(*fit["curve"], color=colour, lw=1.2)

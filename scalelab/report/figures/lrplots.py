@@ -51,9 +51,9 @@ def add_lr_curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
 def _best(ax: Axes, rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> None:
     colours = value_colours(kinds)
     for kind, mark in zip(kinds, MARKERS, strict=False):
-        mine = [row for row in rows if row["parametrization"] == kind]
-        x, y = np.log2([row["d_model"] for row in mine]), np.array([row["log2_lr"] for row in mine])
-        ends = np.array([row["interval90"] for row in mine]).T
+        rows_of_kind = [row for row in rows if row["parametrization"] == kind]
+        x, y = np.log2([row["d_model"] for row in rows_of_kind]), np.array([row["log2_lr"] for row in rows_of_kind])
+        ends = np.array([row["interval90"] for row in rows_of_kind]).T
         ax.errorbar(x, y, np.abs(ends - y), marker=mark, color=colours[kind], capsize=2.5, label=kind)
     widths = sorted({row["d_model"] for row in rows})
     top = max(row["log2_lr"] for row in rows)

@@ -1,6 +1,4 @@
-"""Figures of whatever was logged: a panel a metric or family over the steps, and maps of layer and step. Rows in,
-Figure out.
-"""
+"""Figures of whatever was logged: a panel for each metric or family, and maps of layer and step."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,9 +47,7 @@ KEYS = ("run", "step")  # of a row; the others are metrics
 
 
 def group_names(names: Iterable[str]) -> dict[str, list[str]]:
-    """`mine/a`, `lr`, `mine/b` -> {"mine": ["mine/a", "mine/b"], "lr": ["lr"]}: a panel each, in order of first
-    appearance.
-    """
+    """`mine/a`, `lr`, `mine/b` -> {"mine": ["mine/a", "mine/b"], "lr": ["lr"]}: panels, in order of appearance."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition("/")[0], []).append(name)
@@ -59,7 +55,7 @@ def group_names(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def split_constant(rows: Sequence[dict]) -> tuple[dict[str, list[str]], dict[str, float | None]]:
-    """({panel: metrics} to draw, {metric: value} of panels in which nothing ever changed; None: never a finite number).
+    """({panel: metrics} to draw, {metric: value} of panels that are constant; None: no finite number).
 
     rows: `run`, `step` and any metrics; one that is absent or None was not logged at that step.
     """
@@ -81,7 +77,7 @@ def _is_finite(value: Any) -> bool:
 
 @styled
 def metric_panels(rows: Sequence[dict], panels: Mapping[str, Sequence[str]], colour_of: Mapping[str, Any]) -> Figure:
-    """The metrics over the steps, unsmoothed: a panel a family, a line a name and run.
+    """The metrics over the steps, unsmoothed: a panel for each family, a line for each name and run.
 
     rows: `run`, `step` and metrics; panels: {title: metrics}. `colour_of` maps each run to the value that colours its
     lines; a single run's lines are coloured by name.
@@ -125,8 +121,7 @@ def _panel(ax: Axes, runs: Mapping[str, list[dict]], names: Sequence[str], colou
 
 @styled
 def layer_maps(lines: Sequence[dict]) -> Figure:
-    """A map of layer (up) and step (right) for each quantity of layers.jsonl; norms of embedding, head and others stand
-    beside.
+    """A map of layer (up) and step (right) for each quantity of layers.jsonl; norms also of groups.
 
     lines: `step`, lists (a value a layer) and numbers called `group/quantity`. No value is averaged: of many steps,
     some are left out.
@@ -199,7 +194,7 @@ def _map(fig: Figure, ax: Axes, lines: Sequence[dict], name: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> np.ndarray:
-    """Where the column of each step begins and ends: half way to its neighbours."""
+    """The borders between the columns of a map: half way between steps."""
     if len(steps) == 1:
         return np.array([steps[0] - 0.5, steps[0] + 0.5])
     middles = (np.array(steps[1:]) + np.array(steps[:-1])) / 2

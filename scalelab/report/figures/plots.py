@@ -96,7 +96,7 @@ def _draw(
 
 
 def _limit(ax: Axes, groups: dict[str, list[dict]], y: str) -> None:
-    """Keep a diverging run from flattening the others: the axis ends a little above where training started."""
+    """Limit the axis to a little above where training started, so that a diverging run does not flatten the others."""
     values = [row[y] for lines in groups.values() for row in lines if math.isfinite(row[y])]
     starts = [lines[0][y] for lines in groups.values() if math.isfinite(lines[0][y])]
     if not values or not starts:
@@ -107,7 +107,7 @@ def _limit(ax: Axes, groups: dict[str, list[dict]], y: str) -> None:
 
 
 def _mark_events(ax: Axes, groups: dict[str, list[dict]], events: Sequence[dict], x: str, y: str) -> list[Line2D]:
-    """Draw each event on its run's curve; returns one legend handle for every kind that was drawn."""
+    """Draw each event on its run's curve; returns a legend handle for each kind drawn."""
     low, high = ax.get_ylim()
     drawn = {}
     for event in events:
@@ -160,23 +160,23 @@ def plot_checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title
     fig, axes = make_figure(3.6 * len(sizes), 3.2, len(sizes))
     colours = value_colours(sizes)
     for ax, size in zip(np.atleast_1d(axes), sizes, strict=True):
-        mine = sorted((row for row in rows if row["size"] == size), key=lambda row: row["factor"])
-        finite = [row for row in mine if row["loss"] is not None and math.isfinite(row["loss"])]
+        rows_of_size = sorted((row for row in rows if row["size"] == size), key=lambda row: row["factor"])
+        finite = [row for row in rows_of_size if row["loss"] is not None and math.isfinite(row["loss"])]
         ax.plot([r["factor"] for r in finite], [r["loss"] for r in finite], "o-", color=colours[size], ms=6)
         best = min(finite, key=lambda r: r["loss"], default=None)
         if best is not None:
             ax.plot(best["factor"], best["loss"], "*", color=ACCENT, ms=14, mec="white")
-            inside = min(mine[0]["factor"], 1) < best["factor"] < max(mine[-1]["factor"], 1)
+            inside = min(rows_of_size[0]["factor"], 1) < best["factor"] < max(rows_of_size[-1]["factor"], 1)
             text = "optimum inside" if inside else "optimum at the edge: not bracketed"
             text = text if inside or at_edge[size] else "no better at the edge than the runs scatter"
             colour = ACCENT if at_edge[size] else "#2b8a3e"
             ax.text(0.5, 0.97, text, transform=ax.transAxes, ha="center", va="top", color=colour)
-        for row in mine:
+        for row in rows_of_size:
             if row not in finite:
                 ax.axvline(row["factor"], color=ACCENT, ls="--", lw=1)
                 ax.text(row["factor"], 0.5, " diverged", transform=ax.get_xaxis_transform(), color=ACCENT, rotation=90)
         ax.set_xscale("log", base=2)
-        ax.set_xticks([row["factor"] for row in mine], [f"{row['factor']:g}×" for row in mine])
+        ax.set_xticks([row["factor"] for row in rows_of_size], [f"{row['factor']:g}×" for row in rows_of_size])
         ax.margins(x=0.15, y=0.3)
         ax.set(
             xlabel=f"{what} / the rule's {what}",

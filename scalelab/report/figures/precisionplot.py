@@ -1,6 +1,4 @@
-"""Where gradients, weights and updates lie on the scale of powers of two, layer by layer, over what narrow formats
-hold.
-"""
+"""Exponents of gradients, weights and updates, layer by layer, over what narrow formats can hold."""
 
 import math
 from collections.abc import Sequence
@@ -19,8 +17,7 @@ LEAST_SHARE = 1e-5  # share of a layer's numbers below which a power of two isn'
 
 @styled
 def plot_exponents(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[dict[str, Any]]]:
-    """One panel a kind: each layer's share of numbers at each power of two; below it what each format holds without a
-    scale.
+    """One panel a kind: each layer's share of numbers at each power of two, over the ranges of formats.
 
     rows: as `exponents.rows` gives them. Also returns the numbers behind it, one row a (kind, layer, power).
     """
@@ -31,11 +28,11 @@ def plot_exponents(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[dict[st
     colours = dict(zip(names, value_colours(range(len(names))).values(), strict=True))
     data: list[dict[str, Any]] = []
     for column, kind in enumerate(kinds):
-        own = [row for row in rows if row["kind"] == kind]
-        for row in own:
+        rows_of_kind = [row for row in rows if row["kind"] == kind]
+        for row in rows_of_kind:
             data += _layer(axes[0, column], row, colours[row["layer"]])
         axes[0, column].set(yscale="log", title=f"{kind}s")
-        _ranges(axes[1, column], own)
+        _ranges(axes[1, column], rows_of_kind)
     shown = [row["power"] for row in data]
     axes[0, 0].set(ylabel="share of the layer's numbers", xlim=(max(min(shown), -50) - 1, max(*shown, 16) + 2))
     axes[1, 0].set_yticks(range(len(NARROW_FORMATS)), [FORMAT_LABELS[form] for form in NARROW_FORMATS])
@@ -52,16 +49,14 @@ def _layer(ax: Axes, row: dict[str, Any], colour: str) -> list[dict[str, Any]]:
 
 
 def _ranges(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """A bar a format, pale where it holds fewer bits (subnormals), with the share that the layer it suits worst
-    would lose.
-    """
+    """A bar for each format, pale for subnormals, with the largest share that a layer would lose."""
     for i, form in enumerate(NARROW_FORMATS):
         small, normal, most = (math.log2(x) for x in float_range(form))
         for start, end, alpha in ((small, normal, 0.35), (normal, most, 0.9)):
             ax.plot([start, end], [i, i], color=MUTED, alpha=alpha, lw=7, solid_capstyle="butt")
         worst = max(row["lost"][form]["zero"] + row["lost"][form]["overflow"] for row in rows)
-        said, colour = (f"loses {worst:.1%}", ACCENT) if worst >= 5e-4 else ("loses < 0.05 %", INK)
-        ax.annotate(said, (0.02, i), xycoords=("axes fraction", "data"), fontsize=7, color=colour, va="center",
+        text, colour = (f"loses {worst:.1%}", ACCENT) if worst >= 5e-4 else ("loses < 0.05 %", INK)
+        ax.annotate(text, (0.02, i), xycoords=("axes fraction", "data"), fontsize=7, color=colour, va="center",
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8})  # fmt: skip
     ax.set(xlabel="power of two")
     ax.grid(axis="y", visible=False)

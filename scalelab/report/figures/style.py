@@ -1,6 +1,4 @@
-"""What all figures share: one look, one colour map, short numbers, and saving as PDF with the CSV of the numbers
-behind it.
-"""
+"""Shared by all figures: one look, one colour map, short numbers, and saving as PDF with the CSV behind it."""
 
 import base64
 import io
@@ -58,15 +56,13 @@ _DARKEST, _LIGHTEST = 0.0, 0.86  # viridis above .86 is too pale on white
 def make_figure(
     width: float = 6.4, height: float = 4.0, columns: int = 1, ratios: Sequence[float] | None = None
 ) -> Any:
-    """(figure, axes) without pyplot's global state; sizes in inches. `axes` is one Axes, or an array where columns >
-    1.
-    """
+    """(figure, axes) without pyplot's global state; sizes in inches. `axes`: one Axes, or an array if columns > 1."""
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, fig.subplots(1, columns, width_ratios=ratios)
 
 
 def format_short(value: float | None, digits: int = 3) -> str:
-    """A number as people say it: 12345 -> 12.3k, 3.2e9 -> 3.2B, 1.25e17 -> 1.25e17, .0123 -> 0.0123."""
+    """A short number: 12345 -> 12.3k, 3.2e9 -> 3.2B, 1.25e17 -> 1.25e17, .0123 -> 0.0123."""
     if value is None or not math.isfinite(value):
         return "–" if value is None or math.isnan(value) else ("∞" if value > 0 else "-∞")
     if abs(value) >= 1e15 or 0 < abs(value) < 1e-3:
@@ -111,7 +107,7 @@ def format_power_of_ten(power: int) -> str:
 
 
 def format_scientific(value: float, digits: int = 3) -> str:
-    """FLOPs and their kin: 1.25e11 -> 1.25×10¹¹."""
+    """A number times a power of ten, as for FLOPs: 1.25e11 -> 1.25×10¹¹."""
     if not math.isfinite(value) or value <= 0:
         return format_short(value)
     mantissa, power = f"{value:.{digits - 1}e}".split("e")
@@ -120,9 +116,7 @@ def format_scientific(value: float, digits: int = 3) -> str:
 
 
 def set_log_axis(ax: Axes, which: str = "x", flops: bool = False) -> None:
-    """A logarithmic axis with plainly written ticks (powers of ten for FLOPs), also where it spans less than a
-    decade.
-    """
+    """Make an axis logarithmic with plain tick labels (powers of ten for FLOPs), even below a decade."""
     axis = getattr(ax, f"{which}axis")
     getattr(ax, f"set_{which}scale")("log")
     low, high = sorted(axis.get_view_interval())
@@ -152,9 +146,7 @@ def thin_points(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) 
 
 @styled
 def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, rows: Sequence[dict]) -> list[str]:
-    """Write `folder/name.pdf` and, with the numbers behind it (one row a dict), `folder/name.csv`; returns both
-    paths.
-    """
+    """Write `folder/name.pdf`, and `folder/name.csv` with the numbers behind it; returns both paths."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pdf, table = folder / f"{name}.pdf", folder / f"{name}.csv"
@@ -165,9 +157,7 @@ def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, ro
 
 @styled
 def write_figure(path: str | os.PathLike[str], fig: Figure, rows: Sequence[dict]) -> list[str]:
-    """Write a figure to `path`: .pdf, with the CSV of its numbers beside it (as `write_pdf_and_csv`), or .png;
-    returns what was written.
-    """
+    """Write a figure to `path`: .pdf with its CSV beside it, or .png; returns the written paths."""
     path = pathlib.Path(path)
     if path.suffix not in FIGURE_SUFFIXES:
         raise BadInput(

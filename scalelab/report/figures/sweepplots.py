@@ -23,11 +23,10 @@ from scalelab.sweep.settings import SEED_KEY, SweptSetting, find_best, group_by_
 
 @styled
 def plot_sweep(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
-    """Final validation loss over each swept value, one panel each (at most 4, seeds aside); diverged runs sit on the
-    top edge.
+    """Final validation loss over each swept value (at most 4, seeds aside); diverged runs on the top edge.
 
-    rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best setting has
-    a ring, at its mean over seeds.
+    rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best setting has a ring, at
+    its mean over seeds.
     """
     best = find_best(group_by_setting(rows, swept))
     panels = [name for name in swept if name != SEED_KEY][:4] or ["run"]  # seeds repeat a trial: a colour, not an axis
@@ -67,9 +66,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: SweptSetting | None) -> None:
-    """One swept value against the loss, coloured (and joined) by the other one where exactly two were swept; `best`
-    has a ring.
-    """
+    """One swept value against the loss, coloured and joined by the other one if two were swept."""
     values: list[Any] = sorted(
         {row.get(name) for row in rows}, key=lambda v: (not _is_number(v), v if _is_number(v) else str(v))
     )
@@ -78,10 +75,14 @@ def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: S
     colours = value_colours(row.get(other) if other else "" for row in rows)
     good = [row for row in rows if is_final(row)]
     for group, colour in colours.items():
-        mine = sorted((at[r.get(name)], r["val_loss"]) for r in good if (r.get(other) if other else "") == group)
-        if mine:
-            joined = "-" if len({x for x, _ in mine}) == len(mine) > 1 else ""  # one loss a value: a curve, not a cloud
-            ax.plot(*zip(*mine, strict=True), marker="o", ls=joined, lw=0.9, ms=5.5, mec="white", mew=0.5, color=colour)
+        points = sorted((at[r.get(name)], r["val_loss"]) for r in good if (r.get(other) if other else "") == group)
+        if points:
+            joined = (
+                "-" if len({x for x, _ in points}) == len(points) > 1 else ""
+            )  # one loss a value: a curve, not a cloud
+            ax.plot(
+                *zip(*points, strict=True), marker="o", ls=joined, lw=0.9, ms=5.5, mec="white", mew=0.5, color=colour
+            )
     lost = [at[row.get(name)] for row in rows if row not in good]
     if lost:
         ax.plot(lost, [0.97] * len(lost), "X", color=ACCENT, ms=7, mec="white", transform=ax.get_xaxis_transform())

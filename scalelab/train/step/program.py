@@ -120,9 +120,7 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
 def _one_by_one(
     advance: Callable, states: list, batches: Batches, n: int, traced: list, place: Callable = lambda batch: batch
 ) -> tuple[list, list]:
-    """Advance each trial n steps, placing its batches just before; a trial without batches is skipped, without
-    metrics.
-    """
+    """Advance each trial n steps, placing its batches just before; trials without batches are skipped."""
     states, logs = list(states), [None] * len(states)
     for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
         if batch is not None:

@@ -62,7 +62,7 @@ def look_inside(shape, params, tokens):
     index = np.arange(seq)
     distance = index[:, None] - index[None]
     seen = (distance >= 0) & (distance < (shape.window or seq))
-    found = {"residual_rms": [], "attention_logit_max": [], "dead_units": []}
+    expected = {"residual_rms": [], "attention_logit_max": [], "dead_units": []}
     for i in range(shape.n_layers):
         b = jax.tree.map(lambda w: w[i], p["blocks"])  # noqa: B023
         normed = lambda y, g: norm(y, g["g"], g.get("b", 0), shape.norm, shape.norm_eps)  # noqa: E731
@@ -84,25 +84,25 @@ def look_inside(shape, params, tokens):
             h = np.maximum(h, 0)
         x = x + h @ b["mlp"]["down"]["w"] + b["mlp"]["down"].get("b", 0)
         off = OFF * np.sqrt((h * h).mean()) if shape.mlp == "swiglu" else 0
-        found["residual_rms"].append(np.sqrt((x * x).mean()))
-        found["attention_logit_max"].append(logits.max())
-        found["dead_units"].append((np.abs(h).max((0, 1)) <= off).mean())
+        expected["residual_rms"].append(np.sqrt((x * x).mean()))
+        expected["attention_logit_max"].append(logits.max())
+        expected["dead_units"].append((np.abs(h).max((0, 1)) <= off).mean())
     logits = normed(x, p["final_norm"]) @ (p["embed"]["w"].T if shape.tied_head else p["head"]["w"])
     most = logits.max(-1)
     log_z = most + np.log(np.exp(logits - most[..., None]).sum(-1))
-    return found | {"logits/rms": np.sqrt((logits * logits).mean()), "logits/log_z": log_z.mean()}
+    return expected | {"logits/rms": np.sqrt((logits * logits).mean()), "logits/log_z": log_z.mean()}
 
 
 def norms(tree):
     """{"blocks": [L], other groups: one number}, in float64."""
     squares = lambda x, axes: np.sum(np.square(np.float64(x)), axis=axes)  # noqa: E731
-    found = {
+    expected = {
         name: np.sqrt(sum(squares(x, None) for x in jax.tree.leaves(part)))
         for name, part in tree.items()
         if name != "blocks"
     }
     by_layer = sum(squares(x, tuple(range(1, x.ndim))) for x in jax.tree.leaves(tree["blocks"]))
-    return found | {"blocks": np.sqrt(by_layer)}
+    return expected | {"blocks": np.sqrt(by_layer)}
 
 
 @pytest.mark.parametrize("name", MODELS)
