@@ -119,7 +119,7 @@ def texts_of(page, figure):
     return re.findall(r"<!-- (.*?) -->", base64.b64decode(source[1]).decode())
 
 
-@pytest.mark.parametrize("name", ["single", "vmap"])
+@pytest.mark.parametrize("name", ["single", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_a_family_is_one_panel_of_the_report(folder, name, capsys):
     assert main(["report", str(folder / name)]) == 0
     assert not capsys.readouterr().err

@@ -149,10 +149,12 @@ def test_it_changes_no_bit_of_what_is_trained():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"train.accumulate": 4}, {"model.remat": "full"}, {"model.remat": "dots"}, {"model.attention": "blockwise"},
+        {"train.accumulate": 4, "model.remat": "full"},
+        pytest.param({"model.remat": "dots"}, marks=pytest.mark.slow),
+        pytest.param({"model.attention": "blockwise"}, marks=pytest.mark.slow),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_it_does_not_depend_on_how_the_step_is_computed(changes):
     static, h, state = made("llama")
     other, _ = setting(**LLAMA, **{"log.layers_every": EVERY}, **changes)
