@@ -55,7 +55,7 @@ def model(position, kind, n_kv_heads=4):
 
 def losses(of, params, x_BSD, targets_BS, packed):
     """Loss of each token [B, S] from the residual stream before the first block."""
-    whole = lambda module, x: module.leave(module.blocks(x, all_layer_flags(of), packed)[0])  # noqa: E731
+    whole = lambda module, x: module.leave(module.blocks(x, all_layer_flags(of), packed, None)[0])  # noqa: E731
     y_BSD, head_DV = transformer.Transformer(of, FP32).apply({"params": params}, x_BSD, method=whole)
     log_p = jax.nn.log_softmax(y_BSD @ head_DV)
     found = jnp.take_along_axis(log_p, jnp.maximum(targets_BS, 0)[..., None], axis=-1)[..., 0]
