@@ -37,7 +37,7 @@ def test_out_in_and_on(tmp_path, run, capsys):
     assert main(["export", "hf", str(folder), f"--out={tmp_path}/hf"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{folder} at step 4 -> {tmp_path}/hf: llama, 12 tensors of float32, 0.0 MB in 1 file\n")
-    assert "no tokenizer is written (the data are token ids without one)" in out
+    assert "no tokenizer was written (the data are token ids without one)" in out
     assert "the ids are those of ids-256, id 0 begins and ends a document" in out and result["params_digest"] in out
     assert main(["import", "hf", f"{tmp_path}/hf", f"--out={tmp_path}/kept"]) == 0
     out = capsys.readouterr().out

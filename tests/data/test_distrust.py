@@ -106,8 +106,8 @@ def test_prepare_again_puts_the_tokenizer_back(folder, tmp_path, capsys, trained
             load_indexed_tokenizer(prepared.read_prepared_index(out)["tokenizer"], out)
         capsys.readouterr()
         assert main(command) == 0 and digests(out) == whole
-        assert "put back: tokenizer.json; all else as it was" in capsys.readouterr().out
-    assert main(command) == 0 and "every file as it was" in capsys.readouterr().out
+        assert "restored: tokenizer.json; all else unchanged" in capsys.readouterr().out
+    assert main(command) == 0 and "every file unchanged" in capsys.readouterr().out
 
 
 def read(path, **reading):

@@ -22,7 +22,7 @@ def test_a_7b_model_in_fp32_does_not_fit_this_host(monkeypatch, tmp_path, capsys
     code = main(["train", "--config=configs/recipes/safe_7b.py", f"--workdir={tmp_path / 'run'}"])
     told = capsys.readouterr().err
     assert code == 2 and not (tmp_path / "run").exists()
-    for word in ("parameters", "optimizer", "gradients", "activations", "there is", "59.60"):
+    for word in ("parameters", "optimizer", "gradients", "activations", "capacity", "59.60"):
         assert word in told
     last = told.strip().splitlines()[-1]
     assert last.startswith("scalelab: a step needs at least") and last.endswith("--force starts it anyway")
