@@ -143,7 +143,7 @@ def test_imported_weights_are_kept_whole_and_are_no_run(tmp_path):
     assert record["params"]["total"] == sum(leaf.size for leaf in jax.tree.leaves(weights.params))
     with pytest.raises(BadInput, match="exists and is not an empty folder"):
         write_weights(tmp_path / "kept", weights)
-    with pytest.raises(BadInput, match=r"holds imported weights and no run: use another --workdir, and --init-from="):
+    with pytest.raises(BadInput, match=r"holds imported weights, not a run: use another --workdir, and --init-from="):
         train_single(config(), tmp_path / "kept")
 
 
