@@ -154,7 +154,7 @@ def format_page(result: dict[str, Any]) -> str:
         f"{STUDY_ARMS[0].noise:.1%} of the loss. An interval covers where {COVERAGE_BAND[0]:.0%} to "
         f"{COVERAGE_BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % interval lie between "
         f"{low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). `law at the new run` "
-        "is the parameters' part alone: it is no interval for a run.",
+        "is the parameters' part alone: it is not an interval for a run.",
         "",
         "| interval | " + " | ".join(f"{arm.name}, {arm.tails}" for arm in STUDY_ARMS) + " |",
         "|---" * (len(arms) + 1) + "|",

@@ -100,7 +100,7 @@ def _headers_of(path: pathlib.Path) -> list[TensorHeader]:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a dict
             return [TensorHeader(path, name, str(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()]
     except (SafetensorError, OSError, ValueError) as error:
-        raise BadInput(f"{path} is no intact safetensors file: {str(error).splitlines()[0]}") from None
+        raise BadInput(f"{path} is not an intact safetensors file: {str(error).splitlines()[0]}") from None
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, str]:

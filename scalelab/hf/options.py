@@ -61,7 +61,7 @@ def rope_from_hf(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:
 
 def _group(name: str, group: Any) -> dict[str, Any]:
     if not isinstance(group, dict):
-        raise BadInput(f"{name}={repr(group)[:40]} is no object")
+        raise BadInput(f"{name}={repr(group)[:40]} is not an object")
     kind = group.get("rope_type") or group.get("type") or "default"
     if kind != "default" and (not isinstance(kind, str) or kind not in FIXED_ROPE_VALUES):
         raise BadInput(

@@ -108,7 +108,7 @@ class PeerWatch:
         self._tell(f"stop {code} {self.place.name()} stopped: {why}")
 
     def part(self) -> None:
-        """Tell the others that this process is done; from here on a peer's end is no failure."""
+        """Tell the others that this process is done; from here on a peer's end is not a failure."""
         self.lock.acquire()
         self._tell("bye")
 

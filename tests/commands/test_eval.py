@@ -126,7 +126,7 @@ def test_a_downstream_law_is_fitted_to_own_runs(tmp_path, capsys):
 
 
 MISTAKES = {
-    "no run": (["no/such"], "'no/such' is no run's folder; write RUN or RUN@STEP"),
+    "no run": (["no/such"], "'no/such' is not a run folder; write RUN or RUN@STEP"),
     "no step": (["{run}@3"], "has no checkpoint of step 3; it has [2, 4]; nearest: {run}@"),
     "no file": (["{run}", "--tasks=nowhere.jsonl"], "--tasks: no file 'nowhere.jsonl'"),
     "model": (["{run}", "--config.model.d_model=4"], "--config.model.d_model: what was trained can't be changed"),

@@ -117,7 +117,7 @@ def test_other_commands_understand_a_folder_of_imported_weights(tmp_path, capsys
 MISTAKES = {
     "format": (["export", "onnx", "runs/a", "--out=x"], "invalid choice: 'onnx'"),
     "no out": (["export", "hf", "runs/a"], "--out"),
-    "no run": (["export", "hf", "runs/none", "--out=x"], "'runs/none' is no run's folder; write RUN or RUN@STEP"),
+    "no run": (["export", "hf", "runs/none", "--out=x"], "'runs/none' is not a run folder; write RUN or RUN@STEP"),
     "dtype": (["export", "hf", "runs/a", "--out=x", "--dtype=fp8"], "invalid choice: 'fp8'"),
     "no folder": (["import", "hf", "nowhere"], "no folder 'nowhere'"),
     "a hub's name": (["import", "hf", "meta-llama/Llama-2-7b-hf"], "no folder 'meta-llama/Llama-2-7b-hf'"),

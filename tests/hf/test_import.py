@@ -168,7 +168,7 @@ CONFIGS = {
         {"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         "rope_scaling.rope_type='dynamic': only linear, llama3, yarn and 'default' can be read",
     ),
-    "rope of a word": ({"rope_parameters": ..., "rope_scaling": "linear"}, "rope_scaling='linear' is no object"),
+    "rope of a word": ({"rope_parameters": ..., "rope_scaling": "linear"}, "rope_scaling='linear' is not an object"),
     "other bounds": (
         {"rope_parameters": ..., "rope_scaling": LLAMA3 | {"high_freq_factor": 8.0}},
         "rope_scaling.high_freq_factor=8.0: only 4.0 can be read",
@@ -280,14 +280,14 @@ FORGED = {
 @pytest.mark.parametrize("case", FORGED)
 def test_a_forged_file_is_refused_before_anything_is_allocated(llama, case):
     (llama / WHOLE).write_bytes(FORGED[case])
-    refused(llama, f"{WHOLE} is no intact safetensors file")
+    refused(llama, f"{WHOLE} is not an intact safetensors file")
 
 
 def test_a_truncated_or_overlong_file_is_refused(llama):
     whole = (llama / WHOLE).read_bytes()
     for content in (whole[:-1], whole[: len(whole) // 2], whole[:100], whole + b"\x00"):
         (llama / WHOLE).write_bytes(content)
-        refused(llama, f"{WHOLE} is no intact safetensors file")
+        refused(llama, f"{WHOLE} is not an intact safetensors file")
 
 
 def test_pickles_are_never_opened_and_the_way_out_is_named(llama, monkeypatch):

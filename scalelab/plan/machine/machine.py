@@ -1,4 +1,4 @@
-"""Machines to plan for: a chip of `hardware.CHIPS`, the number of chips on fast links, and the network beyond.
+"""Machines to plan for: a chip of `chips.CHIPS`, the number of chips on fast links, and the network beyond.
 
 Prices are not listed: the user states them. `source` says where a network is our assumption.
 """

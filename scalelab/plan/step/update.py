@@ -55,7 +55,7 @@ def state_bytes(static: Static) -> float:
 def product_flops(static: Static) -> float:
     """FLOPs of the matrix products of one update, walked from its jaxpr; 0 of optimizers that work entry by entry.
 
-    The dearer side of what happens every n-th step; decompositions (eigh, svd) are no products and not counted.
+    The dearer side of what happens every n-th step; decompositions (eigh, svd) are not products, and are not counted.
     """
     if find_optimizer(static.optim.name).claims is claims_everything:
         return 0.0

@@ -34,7 +34,7 @@ END = (*DECAY_KEYS, "schedule.decay_shape", "schedule.final_share", "schedule.na
 
 
 class Trunk(NamedTuple):
-    """What a branch begins with."""
+    """The state that a branch starts from, and where it comes from."""
 
     step: int
     state: state.TrainState
@@ -99,24 +99,24 @@ def _decay_length(config: ConfigDict, step: int) -> int:
     """The length of the decay in steps; of a share s of the whole run it is step s / (1 - s)."""
     schedule, batch = config.schedule, schedule_steps.tokens_per_step(config)
     if schedule.decay_steps is not None:
-        found = schedule.decay_steps
+        steps = schedule.decay_steps
     elif schedule.decay_tokens is not None:
-        found = schedule_steps.requested_steps(config, "decay")["decay_tokens"]
+        steps = schedule_steps.requested_steps(config, "decay")["decay_tokens"]
     elif schedule.decay_share is not None and schedule.decay_share < 1:
-        found = round(step / (1 - schedule.decay_share)) - step
+        steps = round(step / (1 - schedule.decay_share)) - step
     else:
         raise BadInput(
             f"a branch needs its decay: --config.schedule.decay_tokens=N (a step is {batch:,} tokens) or decay_steps=N"
         )
-    if found < 1:
+    if steps < 1:
         raise BadInput(
             f"a branch is a decay, and this one has no step; the shortest: schedule.decay_steps=1, {batch:,} tokens"
         )
-    return found
+    return steps
 
 
 def load_trunk(spec: TrainSpec, dataset: Dataset) -> Trunk | None:
-    """What `train.branch_from` names, whole and checked to the last bit; None: the run is no branch.
+    """What `train.branch_from` names, whole and checked to the last bit; None if the run is not a branch.
 
     BadInput where there is no such step, or where the branch would not be the run planned so from the start.
     """
@@ -128,9 +128,9 @@ def load_trunk(spec: TrainSpec, dataset: Dataset) -> Trunk | None:
         raise BadInput(f"train.branch_from={source!r} names no step: write RUN@STEP")
     rules.check_layout(spec.static, spec.static.layout)
     (like,) = program.restore_targets(spec.static, 1, "turn")
-    mine = checkpoint_facts(spec, dataset)
+    own_facts = checkpoint_facts(spec, dataset)
     loaded = checkpoints.load(
-        {name: like}, lambda _, facts: _check_same_past(folder, step, facts[name], mine, spec.config), at=step
+        {name: like}, lambda _, facts: _check_same_past(folder, step, facts[name], own_facts, spec.config), at=step
     )
     assert loaded is not None
     begun, facts = loaded.states[name], loaded.facts[name]
@@ -146,7 +146,7 @@ def load_trunk(spec: TrainSpec, dataset: Dataset) -> Trunk | None:
 def _check_same_past(
     folder: pathlib.Path, step: int, facts: Mapping[str, Any], mine: Mapping[str, Any], config: ConfigDict
 ) -> None:
-    """BadInput where the trunk's steps before `step` aren't those of `config`."""
+    """Raise BadInput where the trunk's steps before `step` are not those of `config`."""
     asked, old = (
         f"train.branch_from={folder}@{step}",
         config_lib.resolve(config_from_facts(facts), stored=True),
@@ -173,10 +173,10 @@ def _check_same_past(
             f"{asked}: the trunk's batch is in its warm-up there, up to step {schedule_steps.full_batch_step(old)}"
         )
     if apart := extend.first_schedule_difference(old, config, step):
-        kept = sorted(s for s in manifest.find_saved_steps(folder) if s <= extend.decay_start(old))
+        saved = sorted(s for s in manifest.find_saved_steps(folder) if s <= extend.decay_start(old))
         if extend.decay_start(old) < step:
             apart = (
-                f"the trunk's own decay began at step {extend.decay_start(old)}; kept from before it: {kept or 'none'}"
+                f"the trunk's own decay began at step {extend.decay_start(old)}; kept from before it: {saved or 'none'}"
             )
         elif extend.decay_start(config) < step:
             begin = extend.decay_start(config)
@@ -191,7 +191,7 @@ def _check_same_past(
 
 
 def _of_steps(key: str) -> bool:
-    """Whether a training step depends on it."""
+    """Whether a training step depends on the config key."""
     return is_identity_key(key) and not key.startswith("eval.")
 
 

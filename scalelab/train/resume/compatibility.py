@@ -28,7 +28,7 @@ def is_frozen(key: str) -> bool:
 
 
 def check_allowed_keys(keys: Collection[str]) -> None:
-    """BadInput for a `--allow-change` that names nothing; a group's name stands for all of its keys."""
+    """Raise BadInput for an `--allow-change` that names no key; a group's name stands for all of its keys."""
     known = [*config_lib.default_values(), *DATA_FACTS]
     known += [key for key in {name.split(".")[0] for name in known} if is_frozen(key)]
     for key in keys:
@@ -90,7 +90,7 @@ def _check_changes_allowed(
 
 
 def _check_ended_identity(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """BadInput where a run without a step left would be called one of another identity: nothing of it would be true."""
+    """Raise BadInput where a run that has ended would get another identity, which none of its steps had."""
     changed = {key: pair for key, pair in facts.diff_facts(old, new).items() if is_identity_key(key)}
     if changed:
         raise BadInput(
@@ -115,7 +115,7 @@ def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_parameters(config: ConfigDict) -> dict[str, str]:
-    """Of the parameters alone: a save may know an optimizer that this version doesn't."""
+    """Shapes of the parameters; not of the state, for a save may hold an optimizer that this version does not know."""
     return describe_leaves(
         {"params": jax.eval_shape(lambda: transformer.init_params(config_lib.static(config).model, jax.random.key(0)))}
     )

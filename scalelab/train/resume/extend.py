@@ -52,7 +52,7 @@ def keep_warmup(facts: Mapping[str, Any], config: ConfigDict) -> str:
 
 
 def check_extension(folder: pathlib.Path, step: int, facts: Mapping[str, Any], config: ConfigDict) -> None:
-    """BadInput where another `train.steps` would have given the steps before `step` another LR, momentum or decay.
+    """Raise BadInput where another `train.steps` gives the steps before `step` another LR, momentum or decay.
 
     With a cosine it always does; constant and wsd (before its decay) go on to the bits of a run planned so.
     """
@@ -101,7 +101,7 @@ def optimizer_steps_difference(old: ConfigDict, new: ConfigDict) -> str:
 
 
 def _reads_steps(of: Static) -> bool:
-    """Of one device; what its LR is doesn't count."""
+    """Whether the update reads h["steps"] (traced on one device; the LR's own dependence is ignored)."""
     state, scalar = state_lib.state_shapes(of), jax.ShapeDtypeStruct((), jnp.float32)
     h = dict.fromkeys(traced_names(of.optim), scalar)
     estimate = (state.params, jax.ShapeDtypeStruct((), bool))

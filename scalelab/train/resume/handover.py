@@ -51,7 +51,7 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
 
 
 def _without_optimizer(wanted: Static) -> Static:
-    """The same parameters and their average, under an optimizer and a schedule that are never the user's own code."""
+    """`wanted` with adamw and a constant schedule: its parameters and average, none of the user's own code."""
     return dataclasses.replace(wanted, optim=Optim(), schedule="constant")
 
 
@@ -68,10 +68,10 @@ def load_ema_params(checkpoints: Checkpoints, checked: LoadedStep, name: str, wa
     counts.
     """
     (like,) = program.restore_targets(_without_optimizer(wanted), 1, "turn")
-    kept = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
-    if not kept.steps:
+    average = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
+    if not average.steps:
         raise BadInput(f"{checkpoints.folder / str(checked.step)}: no step was averaged yet, as none was taken")
-    return kept.mean
+    return average.mean
 
 
 def select_restorable_fields(

@@ -45,12 +45,12 @@ def _changes_result(key: str) -> bool:
 
 
 def _is_plan(key: str) -> bool:
-    """Whether it acts through the schedules' curves alone: what they say of steps to come may be planned anew."""
+    """Whether a key acts through the schedules' curves alone; these may be planned anew for steps to come."""
     return key == extend.STEPS_KEY or (key.startswith("schedule.") and not key.startswith("schedule.batch_"))
 
 
 def _same_past(step: int, saved: Mapping[str, Any], config: ConfigDict) -> bool:
-    """Whether the schedules of now would have given the steps before `step` what they had."""
+    """Whether the present schedules give the steps before `step` the values they had."""
     old = extend.planned_config(saved)
     new = old.copy_and_resolve_references()
     with new.unlocked(), new.ignore_type():

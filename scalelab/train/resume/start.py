@@ -29,10 +29,10 @@ Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of wher
 
 def find_last_checkpoint(folder: pathlib.Path) -> tuple[Checkpoints, str] | None:
     """The checkpoints that hold a run's last step, and its name in them; None where nothing was saved."""
-    found = [(Checkpoints(place), name) for place, name in list_checkpoint_places(folder)]
-    steps = broadcast_from_first(lambda: [checkpoints.latest() for checkpoints, _ in found])
+    candidates = [(Checkpoints(place), name) for place, name in list_checkpoint_places(folder)]
+    steps = broadcast_from_first(lambda: [checkpoints.latest() for checkpoints, _ in candidates])
     best = max((step for step in steps if step is not None), default=None)
-    return None if best is None else found[steps.index(best)]
+    return None if best is None else candidates[steps.index(best)]
 
 
 def restore_runs(
@@ -63,15 +63,15 @@ def restore_runs(
             name: handover.select_restorable_fields(content, name, like[name], run.config) for name, run in runs.items()
         }
 
-    found = checkpoints.load(wanted, accept, fallback)
-    if found is None:
+    loaded = checkpoints.load(wanted, accept, fallback)
+    if loaded is None:
         return None
-    _note_doubts(runs, checkpoints.folder / str(found.step), progress)
-    return found.step, [_restored_state(run, name, checkpoints, found, progress) for name, run in runs.items()]
+    _note_doubts(runs, checkpoints.folder / str(loaded.step), progress)
+    return loaded.step, [_restored_state(run, name, checkpoints, loaded, progress) for name, run in runs.items()]
 
 
 def make_warner(runs: Sequence[Run], progress: Progress) -> Callable[[str], None]:
-    """A function that tells a warning to the user and to the logbooks of all `runs`."""
+    """Make a function that tells a warning to the user and to the logbooks of all `runs`."""
 
     def warn(text: str) -> None:
         progress({"warning": text})
@@ -173,26 +173,26 @@ def start_from_weights(run: Run, weights: Weights) -> Any:
 def find_checkpoint(source: str, asked: str = "") -> tuple[pathlib.Path, int | None, Checkpoints, str]:
     """RUN or RUN@STEP -> (its folder, the step asked for, the checkpoints that hold it, the run's name in them)."""
     folder, step = parse_run_step(source, asked)
-    found = find_last_checkpoint(folder) if step is None else _checkpoints_holding(folder, step)
-    if found is None:
+    place = find_last_checkpoint(folder) if step is None else _checkpoints_holding(folder, step)
+    if place is None:
         known = sorted(find_saved_steps(folder))
         wanted = "" if step is None else f" of step {step}"
         near = min(known, key=lambda kept: abs(kept - (step or 0)), default=None)
         hint = "" if near is None else f"; nearest: {folder}@{near}"
         raise BadInput(f"{asked}{source!r}: {folder} has no checkpoint{wanted}; it has {known or 'none'}{hint}")
-    return folder, step, *found
+    return folder, step, *place
 
 
 def _checkpoints_holding(folder: pathlib.Path, step: int) -> tuple[Checkpoints, str] | None:
-    found = [(Checkpoints(place), name) for place, name in list_checkpoint_places(folder)]
-    return next((pair for pair in found if step in pair[0].steps()), None)
+    candidates = [(Checkpoints(place), name) for place, name in list_checkpoint_places(folder)]
+    return next((pair for pair in candidates if step in pair[0].steps()), None)
 
 
 def parse_run_step(source: str, asked: str) -> tuple[pathlib.Path, int | None]:
-    """RUN or RUN@STEP -> (the run's folder, the step). BadInput where there is no run."""
+    """RUN or RUN@STEP -> (the run's folder, the step). BadInput where the folder is not a run folder."""
     head, sign, tail = source.rpartition("@")
     path, step = (head, int(tail)) if sign and tail.isdecimal() else (source, None)
     folder = pathlib.Path(path)
     if not (folder / "config.json").exists():
-        raise BadInput(f"{asked}{source!r}: {path!r} is no run's folder; write RUN or RUN@STEP")
+        raise BadInput(f"{asked}{source!r}: {path!r} is not a run folder; write RUN or RUN@STEP")
     return folder, step

@@ -2,8 +2,8 @@
 
 In a notebook:
 
-    weights = of_run("runs/tiny@300")
-    logits_BSV = transformer.logits(weights.shape, weights.params, tokens_BS)
+    weights = load_run_weights("runs/tiny@300")
+    logits_BSV = transformer.next_token_logits(weights.shape, weights.params, tokens_BS)
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Weights(NamedTuple):
 
     @property
     def shape(self) -> ModelShape:
-        """Of the model that they are the weights of."""
+        """The shape of their model."""
         return static(self.config).model
 
 
@@ -63,10 +63,10 @@ def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
     alone = dataclasses.replace(static(config), layout=Layout())
     if ema and not alone.ema:
         raise BadInput(f"{folder} keeps no average of its weights (train.ema=0): average its last checkpoints instead")
-    kept = jax.device_get((load_ema_params if ema else load_evaluation_params)(checkpoints, checked, name, alone))
+    leaves = jax.device_get((load_ema_params if ema else load_evaluation_params)(checkpoints, checked, name, alone))
     origin = {"run": str(folder), "step": checked.step, "weights": "ema" if ema else "trained"}
-    origin |= {"digest": state.params_digest(kept)}
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), kept)
+    origin |= {"digest": state.params_digest(leaves)}
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), leaves)
     return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})
 
 
@@ -100,12 +100,12 @@ def load_hf_tokenizer(folder: pathlib.Path, vocab_size: int) -> tuple[Tokenizer 
     if not path.is_file():
         return None, f"{folder} holds no {path.name}"
     try:
-        found = load_tokenizer_file(path)
+        tokenizer = load_tokenizer_file(path)
     except BadInput as mistake:
         return None, str(mistake)
-    if found.vocab_size > vocab_size:
-        return None, f"{path} has ids up to {found.vocab_size - 1}, the model up to {vocab_size - 1}"
-    return found, ""
+    if tokenizer.vocab_size > vocab_size:
+        return None, f"{path} has ids up to {tokenizer.vocab_size - 1}, the model up to {vocab_size - 1}"
+    return tokenizer, ""
 
 
 def write_weights(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer | None = None) -> None:

@@ -308,8 +308,8 @@ def test_a_trial_of_a_sweep_gives_and_takes_weights(tmp_path, finished):
 def test_weights_that_are_not_there_do_not_fit_or_are_damaged_are_refused(tmp_path, run):
     cases = {
         f"{run}@3": r"no checkpoint of step 3; it has \[2, 4\]",
-        str(tmp_path): "is no run's folder",
-        f"{tmp_path}/none@2": "is no run's folder",
+        str(tmp_path): "is not a run folder",
+        f"{tmp_path}/none@2": "is not a run folder",
     }
     for source, message in cases.items():
         with pytest.raises(BadInput, match=message):
