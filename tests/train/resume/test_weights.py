@@ -120,7 +120,7 @@ def test_damaged_weights_and_absent_steps_are_refused(tmp_path, source):
     shutil.copytree(source[0] / "run", tmp_path / "run")
     for command, message in (
         (f"{tmp_path}/run@3", r"no checkpoint of step 3; it has \[2, 4\]"),
-        (str(tmp_path), "no run's"),
+        (str(tmp_path), "not a run folder"),
     ):
         with pytest.raises(BadInput, match=message):
             load_run_weights(command)
