@@ -42,8 +42,8 @@ def restore_runs(
     """(step, states) of the runs from the last step in `checkpoints`, whose names there are the keys; None: none saved.
 
     Each array is restored straight onto the place that the program of this `mode` wants it in. BadInput where a step
-    was saved under facts that may not change, Damaged where it is damaged and `fallback` is false. What was let through
-    is an event of each run.
+    was saved under facts that may not change, DamagedCheckpoint where it is damaged and `fallback` is false. What was
+    let through is an event of each run.
     """
 
     def accept(step: int, facts: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ def note_environment_changes(run: Run, step: int, saved: dict[str, Any], progres
 def load_initial_weights(spec: TrainSpec) -> Weights | None:
     """Parameters and origin that `train.init_from` names; None: they are drawn.
 
-    BadInput where there is no such step or its shapes are others; Damaged where the step is.
+    BadInput where there is no such step or its shapes are others; DamagedCheckpoint where the step is.
     """
     source = spec.config.train.init_from
     if not source:

@@ -51,7 +51,8 @@ def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
     before it (Izmailov et al. 2018, and near the end of pretraining Sanyal et al. 2023), taken in fp64 and given in
     fp32.
 
-    BadInput where there is no such run or step, no such average or fewer checkpoints, Damaged where a step is.
+    BadInput where there is no such run or step, no such average or fewer checkpoints, DamagedCheckpoint where a step
+    is.
     """
     if last != 1:
         return _mean_weights(source, ema, last)
