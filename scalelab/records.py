@@ -152,8 +152,8 @@ def write_event(folder: Folder, kind: str, step: int | None = None, text: str = 
     """Write one line into the run's logbook.
 
     `kind`: what happened (start, resume, skip, stalled, diverged, failed, stopped, done), where the run comes from
-    (init_from, branch, fallback, moved, config_change, code_change), a remark (chosen, schedule, layout, precision,
-    warning), or a user's note.
+    (init_from, branch, fallback, moved, taken_over, config_change, code_change), a remark (chosen, schedule, layout,
+    precision, warning), or a user's note.
     """
     path = pathlib.Path(folder) / "events.jsonl"
     if torn := append_json_lines(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):

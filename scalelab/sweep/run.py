@@ -80,10 +80,15 @@ def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) ->
 
 
 def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> None:
-    """Refuse a folder whose run has a config that this trial may not resume: BadInput, before anything is written."""
+    """Refuse a folder whose run has a config that this trial may not resume: BadInput, before anything is written.
+
+    A folder in which no step was taken is taken over.
+    """
     try:
         record, old = records.read_record(place), records.read_config(place)
     except BadInput:  # nothing there yet, or damaged: its pack decides, and other trials need not stop
+        return
+    if compatibility.is_untrained(place):
         return
     before, now = ({"config": values, "data": {}} for values in (old, config.to_dict()))
     compatibility.check_continuation(str(place), before, now, allow, has_ended(record, config))

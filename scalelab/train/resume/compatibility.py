@@ -8,10 +8,12 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab import records
 from scalelab.config.keys import fixed_groups, fixed_keys
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.identity import is_identity_key
 from scalelab.model import transformer
+from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.resume import extend, facts
 
@@ -36,6 +38,12 @@ def check_allowed_keys(keys: Collection[str]) -> None:
             raise BadInput(f"--allow-change={key}: no such key{nearest_hint(key, known)}")
         if not is_frozen(key) and key != "train.steps":  # which is, where the schedule's past would have been another
             raise BadInput(f"--allow-change={key}: this key may change anyway; the change is recorded")
+
+
+def is_untrained(folder: pathlib.Path) -> bool:
+    """Whether no step of the run in `folder` was logged or saved: nothing is lost if another config takes it over."""
+    trained = records.read_record(folder).get("steps", 0) > 0 or bool(records.read_metrics(folder))
+    return not trained and not manifest.find_saved_steps(folder)
 
 
 def check_continuation(

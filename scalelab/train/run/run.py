@@ -32,6 +32,7 @@ from scalelab.train.spec import TrainSpec
 from scalelab.train.step import formats_found
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
+NOTE_KINDS = ("chosen", "taken_over")  # kinds of events of the start that are not warnings
 SKIPS_IN_A_ROW = 20  # so many non-finite batches in a row are a divergence
 
 
@@ -198,7 +199,7 @@ def open_run(
         notes += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
     notes += [("precision", word) for word in warnings_for(POLICIES[config.precision.name], jax.default_backend())]
     known = checkpoint_facts(spec, dataset)
-    old, changed = broadcast_from_first(lambda: _examine(folder, config, known, allow))
+    old, changed, taken_over = broadcast_from_first(lambda: _examine(folder, config, known, allow))
     run = Run(name, folder, spec, _describe(name, spec, dataset), known, changed=changed)
     if old:
         if "pack" in old and "pack" in facts:
@@ -209,11 +210,12 @@ def open_run(
     run.facts["place"] = determinism.hardware_facts(mesh.describe_mesh(run.record["mesh"]), config.train.deterministic)
     if has_ended(old, config):
         run.record, run.status = old, old["status"]
+    notes += [("taken_over", taken_over)] if taken_over else []
     for kind, text in notes:
         run.event(kind, None, text)
     if moved := git.describe_changes(old.get("git", {}), facts.get("git", {})):
         run.event("code_change", None, moved)
-    run.words = [{"note" if kind == "chosen" else "warning": text} for kind, text in notes]
+    run.words = [{"note" if kind in NOTE_KINDS else "warning": text} for kind, text in notes]
     return run
 
 
@@ -225,18 +227,23 @@ def has_ended(record: Mapping[str, Any], config: ConfigDict) -> bool:
 
 def _examine(
     folder: pathlib.Path, config: ConfigDict, new: dict[str, Any], allow: Collection[str]
-) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
-    """(the folder's record or {}, what changed since its config was written)."""
+) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]], str]:
+    """(the folder's record or {}, what changed since its config was written, a note where it is taken over or "")."""
     record = records.read_record(folder)
     if not has_ended(record, config):
         check_trackers(config.log)
     if not (folder / "config.json").exists():
-        return record, {}
+        return record, {}, ""
     if record.get("status") == IMPORTED_STATUS:
         raise BadInput(f"{folder} holds imported weights, not a run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
     old = {"config": records.read_config(folder), "data": data}
-    return record, compatibility.check_continuation(str(folder), old, new, allow, has_ended(record, config))
+    try:
+        return record, compatibility.check_continuation(str(folder), old, new, allow, has_ended(record, config)), ""
+    except BadInput:
+        if not compatibility.is_untrained(folder):
+            raise
+    return {}, {}, f"{folder} held another config, of which no step was taken: this one takes it over"
 
 
 def _device_memory() -> dict[str, Any]:

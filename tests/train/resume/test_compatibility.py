@@ -175,6 +175,30 @@ def test_shapes_are_never_made_to_fit_even_where_the_key_is_allowed(run):
     assert contents(run) == before
 
 
+def test_a_folder_in_which_no_step_was_taken_is_taken_over_and_any_other_is_refused(tmp_path, run):
+    for name, lines in (("untrained", ""), ("trained", '{"step": 1, "train_loss": 5.0}\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes((run / "config.json").read_bytes())
+        started = records.read_record(run) | {"status": "running", "steps": 0, "tokens": 0}
+        records.write_json(tmp_path / name / "record.json", started)
+        (tmp_path / name / "metrics.jsonl").write_text(lines)
+    other, said = config(model__d_model=16), []
+    with pytest.raises(BadInput, match=r"trained was started with\n  model\.d_ff=24, now it is 48"):
+        train_single(other, tmp_path / "trained")
+    assert train_single(other, tmp_path / "untrained", said.append)["final_step"] == 4
+    line = f"{tmp_path / 'untrained'} held another config, of which no step was taken: this one takes it over"
+    assert {"note": line} in said
+    assert [event["text"] for event in events(tmp_path / "untrained", "taken_over")] == [line]
+    record = records.read_run(tmp_path / "untrained")
+    assert (record["model.d_model"], record["status"]) == (16, "done")
+
+
+def test_a_trial_in_which_no_step_was_taken_is_taken_over(tmp_path, run):
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "config.json").write_bytes((run / "config.json").read_bytes())
+    assert run_sweep(tmp_path, {"a": config(train__seed=3)}) == {"a": "done"}
+
+
 def test_other_data_under_the_same_config_are_refused(tmp_path):
     text = tmp_path / "text"
     text.mkdir()
