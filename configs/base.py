@@ -2,7 +2,7 @@
 
 A config file starts from here and changes what it studies:
 
-    from configs import base
+    from scalelab.configs import base
     def get_config():
         config = base.get_config()
         config.model = base.llama(d_model=512, n_layers=8, n_heads=8)

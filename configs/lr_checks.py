@@ -9,7 +9,7 @@ is refused.
 
 from ml_collections import ConfigDict
 
-from configs import quickstart
+from scalelab.configs import quickstart
 
 
 def get_config() -> ConfigDict:

@@ -8,7 +8,7 @@ A minute or two on 2 CPU cores. Validation losses, mean of both seeds (Python 3.
 
 from ml_collections import ConfigDict
 
-from configs import tiny
+from scalelab.configs import tiny
 
 
 def get_config() -> ConfigDict:

@@ -8,7 +8,7 @@ r"""A Llama of 302 M parameters on bytes.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from scalelab.configs import base
 
 
 def get_config() -> ConfigDict:

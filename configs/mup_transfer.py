@@ -7,7 +7,7 @@ The study changes width, parametrization, learning rate and seed; all other valu
 
 from ml_collections import ConfigDict
 
-from configs import base
+from scalelab.configs import base
 
 
 def get_config() -> ConfigDict:

@@ -7,7 +7,7 @@ The study changes width, steps, learning rate and warm-up by the ladder's rule; 
 
 from ml_collections import ConfigDict
 
-from configs import base
+from scalelab.configs import base
 
 
 def get_config() -> ConfigDict:

@@ -8,7 +8,7 @@ r"""GPT-2 small on bytes: 86 M parameters with a vocabulary of 256.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from scalelab.configs import base
 
 
 def get_config() -> ConfigDict:

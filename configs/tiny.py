@@ -7,7 +7,7 @@ Under 30 s on 2 CPU cores.
 
 from ml_collections import ConfigDict
 
-from configs import base
+from scalelab.configs import base
 
 
 def get_config() -> ConfigDict:

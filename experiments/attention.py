@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from experiments.shared import command_line
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.shared import command_line
 from scalelab.model.attention import kernels
 from scalelab.model.attention.blockwise import blockwise_attention
 from scalelab.model.attention.mask import NO_MASK

@@ -11,12 +11,12 @@ import pathlib
 import sys
 from typing import Any
 
-from experiments.shared import RESULTS, command_line, write_result
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.config import Static
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.shared import RESULTS, command_line, write_result
 from scalelab.plan.machine.compile import compare_components, compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.memory import step_memory

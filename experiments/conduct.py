@@ -8,12 +8,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments import ladder_runs, phases
-from experiments.ladder_runs import LadderStudy
 from scalelab import records
 from scalelab.cli.parser import print_status
 from scalelab.cli.progress import PoolProgress
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.experiments import ladder_runs, phases
+from scalelab.experiments.ladder_runs import LadderStudy
 from scalelab.laws import FitError, Fitted
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.use.isoflop import fit_isoflop

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom, qmc
 
-from experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
+from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve import optimum

@@ -26,14 +26,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import conduct, ladder_runs, phases
-from experiments.ladder_runs import LadderStudy
-from experiments.shared import command_line
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import align_columns, emit_json, folder_path, print_status
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
+from scalelab.experiments import conduct, ladder_runs, phases
+from scalelab.experiments.ladder_runs import LadderStudy
+from scalelab.experiments.shared import command_line
 from scalelab.laws import FitError
 from scalelab.laws.law.names import LAWS
 from scalelab.plan.budget.book import LawBook, constant_params

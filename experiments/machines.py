@@ -19,15 +19,15 @@ import xml.etree.ElementTree as xml
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
+from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 
 DEFAULT_RUNS = "Haswell:AVX2,SkylakeX,Sandybridge"  # OpenBLAS takes Haswell's kernels for Zen, too
 CLOSE_SHARE = 1 / 3  # a tolerance is listed if a larger share of it is used
 SAME_SPREAD = 1e-3  # shares that differ by less between runs don't depend on the machine
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 _ARGUMENTS = pathlib.Path(__file__).parent / "tolerances.json"  # "file::test" -> why its tolerance is as it is
 
 # The kernels that OpenBLAS really uses, asked of numpy's and scipy's libraries: they don't refuse unknown names.

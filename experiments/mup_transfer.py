@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.cli.progress import PoolProgress
 from scalelab.errors import BadInput
+from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.model.resize import resize_config
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure

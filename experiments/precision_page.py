@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.intervals import MeanDifference, mean_difference
-from experiments.shared import markdown_table
+from scalelab.experiments.intervals import MeanDifference, mean_difference
+from scalelab.experiments.shared import markdown_table
 from scalelab.precision import exponent_histograms
 
 SURE_SIGMAS = 3.0  # standard errors above fp32 from which a loss is called harm

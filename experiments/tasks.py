@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.shared import command_line
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.data.sources.language import Language, make_language
 from scalelab.errors import BadInput
+from scalelab.experiments.shared import command_line
 
 TASKS_FOLDER = pathlib.Path(__file__).parent / "tasks"
 

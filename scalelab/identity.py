@@ -36,7 +36,7 @@ def _keys_aside() -> frozenset[str]:
 
     They can still change rounding: mesh and order of sums move the last bits, as the record's `determinism` says.
     """
-    from configs import base  # here and not above: the tree is configuration, not part of the library
+    from scalelab.configs import base  # here and not above: the tree is configuration, not part of the library
 
     keys = {f"{group}.{name}" for group, part in base.KEYS.items() for name, key in part.items() if not key.identity}
     groups = {group for group, part in base.KEYS.items() if not any(key.identity for key in part.values())}

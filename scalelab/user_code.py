@@ -18,8 +18,6 @@ from typing import Any
 
 from scalelab.errors import BadInput, nearest_hint
 
-OUR_PACKAGES = ("configs", "experiments")  # packages of a checkout of this project that a config file may import
-
 _trusted: set[str] = set()  # `pkg.mod:fn`, as the user named them in this process
 _config_folders: list[str] = []  # folders of the config files that were read, the last one first
 _searched: list[str] = []  # folders that `allow_imports_from` searches right now
@@ -138,9 +136,6 @@ def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
     Afterwards the folders' modules are put aside until their folder is searched again, as two folders may hold modules
     of one name. A folder that Python searches anyway (`python -m` has the current directory) keeps its modules.
     """
-    for package in OUR_PACKAGES:  # imported with the original path: below, the current directory comes last
-        with contextlib.suppress(ImportError):
-            importlib.import_module(package)
     folders = list(dict.fromkeys(map(os.path.realpath, folders)))
     path, searched = list(sys.path), list(_searched)
     places = {entry: os.path.realpath(entry or os.getcwd()) for entry in path}
@@ -166,7 +161,7 @@ def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
 def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleType]:
     """Remove modules that hide a module of `folders` and come from another user folder; returns them."""
     hiding = set()
-    for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab", *OUR_PACKAGES}:
+    for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab"}:
         origin = _folder_of(sys.modules.get(name))
         if origin in users:
             holds = [f for f in folders if os.path.isfile(f"{f}/{name}.py") or os.path.isdir(f"{f}/{name}")]

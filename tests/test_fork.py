@@ -12,8 +12,8 @@ import sys
 import numpy as np
 import pytest
 
-from configs import tiny
 from scalelab import config
+from scalelab.configs import tiny
 from scalelab.laws.examples import read_quickstart
 from scalelab.model.count import count_parameters, flops_per_token
 
@@ -40,7 +40,8 @@ SHAPE = config.static(config.resolve(tiny.get_config())).model
 
 def copy_package(folder):
     for name in ("scalelab", "configs", "docs"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png", "*.pdf"))
+        left_out = shutil.ignore_patterns("__pycache__", "*.png", "*.pdf")
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=left_out)
 
 
 def apply_diff(folder, name):

@@ -23,7 +23,7 @@ def repository(tmp_path):
     """A repository with a config file in a folder of it, committed."""
     place = tmp_path / "project"
     (place / "configs").mkdir(parents=True)
-    (place / "configs" / "mine.py").write_text("from configs import tiny\nget_config = tiny.get_config\n")
+    (place / "configs" / "mine.py").write_text("from scalelab.configs import tiny\nget_config = tiny.get_config\n")
     (place / "configs" / "notes.txt").write_text("a\n")
     run_git(place, "init", "-q")
     run_git(place, "add", ".")

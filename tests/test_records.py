@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from configs import base
 from scalelab import config as configs
 from scalelab import jsonfiles, records
+from scalelab.configs import base
 from scalelab.errors import BadInput, WorkFailed
 from tests.report import synthetic
 

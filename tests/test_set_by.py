@@ -4,17 +4,17 @@ import json
 
 import pytest
 
-from configs import base, tiny
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.__main__ import main
 from scalelab.config import config_value_origins, load, optimizer_defaults, override, resolve, schedule_steps
+from scalelab.configs import base, tiny
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
 from scalelab.train.resume.facts import config_from_facts
 
 FILE = """
-from configs import base
+from scalelab.configs import base
 def get_config():
     config = base.get_config()
     config.optim.beta2 = 0.95  # adamw's own

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from experiments.machines import close_tolerances, main, parse_runs
+from scalelab.experiments.machines import close_tolerances, main, parse_runs
 
 SEEN = """
 import numpy as np, pytest

@@ -27,7 +27,7 @@ def rgb(N, *, E: Coefficient):
 """
 CONFIG = """
 import helper
-from configs import tiny
+from scalelab.configs import tiny
 
 def get_config():
     import later
@@ -101,7 +101,7 @@ def test_python_m_takes_no_file_of_the_current_folder_for_a_library(tmp_path):
 )
 def test_whoever_names_code_is_told_the_nearest_module_and_name(ask, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.py").write_text("from configs import tiny\nget_config = tiny.get_config\n")
+    (tmp_path / "c.py").write_text("from scalelab.configs import tiny\nget_config = tiny.get_config\n")
     (tmp_path / "colorsys.py").write_text(HIJACK)
     (tmp_path / "tints").mkdir()
     (tmp_path / "tints" / "__init__.py").touch()

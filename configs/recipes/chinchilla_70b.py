@@ -7,8 +7,8 @@
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"total": 70e9, "tokens": 1.4e12, "flops": 5.76e23}
 NOT_REPRODUCED: tuple[str, ...] = (

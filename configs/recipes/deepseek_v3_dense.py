@@ -9,8 +9,8 @@ from memory.
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"tokens": 14.8e12}
 NOT_REPRODUCED: tuple[str, ...] = (

@@ -8,8 +8,8 @@ published.
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"total": 280e9, "tokens": 300e9, "flops": 5.76e23}
 NOT_REPRODUCED: tuple[str, ...] = (

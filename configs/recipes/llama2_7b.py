@@ -8,8 +8,8 @@
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"total": 6_738_415_616, "tokens": 2e12}
 NOT_REPRODUCED: tuple[str, ...] = ()

@@ -8,8 +8,8 @@ are not published: ours, as Llama 2's but for eps.
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"total": 405_853_388_800, "tokens": 15.6e12, "flops": 3.8e25}
 NOT_REPRODUCED: tuple[str, ...] = (

@@ -8,8 +8,8 @@ the paper's text; sizes in Table 1.
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"chinchilla": 540.35e9, "tokens": 780e9}
 NOT_REPRODUCED: tuple[str, ...] = (

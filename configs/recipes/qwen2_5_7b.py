@@ -8,8 +8,8 @@ and precision are ours.
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"total": 7_615_616_512, "tokens": 18e12}
 NOT_REPRODUCED: tuple[str, ...] = (

@@ -7,8 +7,8 @@
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"total": 8_190_735_360, "tokens": 36e12}
 NOT_REPRODUCED: tuple[str, ...] = (

@@ -8,8 +8,8 @@ is here to be read, planned with and forked. Expect it to be stable; where a val
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 
 def get_config() -> ConfigDict:

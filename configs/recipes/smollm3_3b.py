@@ -8,8 +8,8 @@ below).
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.recipes import keep_watch
+from scalelab.configs import base
+from scalelab.configs.recipes import keep_watch
 
 PUBLISHED = {"total": 3_075_098_624, "tokens": 11.2e12}
 NOT_REPRODUCED: tuple[str, ...] = (

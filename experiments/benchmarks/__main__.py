@@ -20,11 +20,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.shared import command_line, describe_machine
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.shared import command_line, describe_machine
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "benchmarks.json"
 PART_NAMES = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile", "data")
@@ -50,7 +50,7 @@ def _main(argv: list[str]) -> int:
         raise BadInput(f"--only={options.only}: no such part{nearest_hint(options.only, PART_NAMES)}")
     if options.rounds < 1:
         raise BadInput(f"--rounds={options.rounds}: at least 1")
-    from experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step
+    from scalelab.experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step
 
     result: dict[str, Any] = {"machine": describe_machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # rounds of parts that take half a minute each

@@ -36,8 +36,8 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from experiments.benchmarks import bare, ours
     from scalelab.config import hparams, static
+    from scalelab.experiments.benchmarks import bare, ours
     from scalelab.parallel import mesh as mesh_lib
     from scalelab.sharding import BATCH_AXES
     from scalelab.train.step import state

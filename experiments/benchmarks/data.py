@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.timing import ratio_over_rounds, time_interleaved
 from scalelab.data.batches.batches import train_batches
 from scalelab.data.dataset import open_dataset
 from scalelab.data.prepare import corpus
 from scalelab.data.prepare.request import Request
 from scalelab.data.sources.sources import DataConfig, open_source
 from scalelab.data.tokenizers import hf_json
+from scalelab.experiments.benchmarks.timing import ratio_over_rounds, time_interleaved
 
 SEQ_LEN, BATCH, STEPS = 256, 256, 32
 SMALL_SEQ_LEN = 16  # sequence length of the mixture

@@ -26,7 +26,7 @@ from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import uncertainty
 
-POINTS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "chinchilla" / "points.csv"
+POINTS = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "chinchilla" / "points.csv"
 HOFFMANN = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}  # Besiroglu et al. 2024
 GRID = {
     "log A": (0, 5, 10, 15, 20, 25), "log B": (0, 5, 10, 15, 20, 25), "log E": (-1, -0.5, 0, 0.5, 1),

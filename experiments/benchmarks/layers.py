@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import tiny
-from experiments.benchmarks import bare, ours
 from scalelab import config as config_lib
+from scalelab.configs import tiny
+from scalelab.experiments.benchmarks import bare, ours
 from scalelab.train.step import state
 from scalelab.train.step.step import many_steps
 

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks import bare, ours
-from experiments.benchmarks.timing import ratio_over_rounds, time_interleaved
 from scalelab import config as config_lib
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.experiments.benchmarks import bare, ours
+from scalelab.experiments.benchmarks.timing import ratio_over_rounds, time_interleaved
 from scalelab.model import count
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.groups import matrix_shape

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs import base
-from experiments.benchmarks import bare
 from scalelab import config as config_lib
+from scalelab.configs import base
+from scalelab.experiments.benchmarks import bare
 from scalelab.optim import schedules
 from scalelab.train.step.state import TrainState
 

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.benchmarks import bare, ours, timing
 from scalelab import records
 from scalelab.config import hparams, static
 from scalelab.data.batches.batches import train_batches
+from scalelab.experiments.benchmarks import bare, ours, timing
 from scalelab.sweep.pack import train_pack
 from scalelab.train.run.single import load_run_dataset
 from scalelab.train.step.program import sequential_program

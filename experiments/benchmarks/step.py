@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks import bare, ours, timing
 from scalelab.config import hparams, static
+from scalelab.experiments.benchmarks import bare, ours, timing
 from scalelab.train.step.program import sequential_program
 
 STEPS_A_DISPATCH = 4

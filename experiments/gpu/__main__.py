@@ -22,12 +22,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.gpu import attention, commands, compiled, packing, page, resume, settings, utilisation
-from experiments.shared import RESULTS, command_line, describe_machine, write_result
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.gpu import attention, commands, compiled, packing, page, resume, settings, utilisation
+from scalelab.experiments.shared import RESULTS, command_line, describe_machine, write_result
 from scalelab.hardware import chips as hardware
 from scalelab.hardware import device_memory
 from scalelab.train.resume.facts import package_versions

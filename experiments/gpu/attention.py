@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.gpu.settings import Settings
+from scalelab.experiments.gpu.settings import Settings
 from scalelab.hardware import measured
 from scalelab.model.attention import kernels
 from scalelab.model.attention.mask import NO_MASK, MaskInfo

@@ -9,7 +9,7 @@ import time
 import xml.etree.ElementTree as ET
 from typing import Any
 
-from experiments.gpu.settings import TINY_SETTINGS, Settings
+from scalelab.experiments.gpu.settings import TINY_SETTINGS, Settings
 from scalelab.hardware import chips, device_memory
 
 # Kernels against plain attention, formats of products, update rules in float64, and the facts of a device.

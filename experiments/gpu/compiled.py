@@ -12,16 +12,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.gpu import attention, packing, utilisation
-from experiments.gpu.settings import FULL_SETTINGS, TINY_SETTINGS, Settings, build_config
 from scalelab import config as config_lib
 from scalelab.errors import WorkFailed
+from scalelab.experiments.gpu import attention, packing, utilisation
+from scalelab.experiments.gpu.settings import FULL_SETTINGS, TINY_SETTINGS, Settings, build_config
 from scalelab.plan.machine import absent_devices
 from scalelab.plan.machine.compile import compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.sharding import trace_for_platform
 
-CHILD_CODE = "import sys; from experiments.gpu import compiled; compiled.child(sys.argv[1], sys.argv[2])"
+CHILD_CODE = "import sys; from scalelab.experiments.gpu import compiled; compiled.child(sys.argv[1], sys.argv[2])"
 
 
 def compile_for_chip(settings: Settings, chip: str) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.gpu.settings import Settings, build_config
 from scalelab import config as config_lib
+from scalelab.experiments.gpu.settings import Settings, build_config
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.step.step import many_steps

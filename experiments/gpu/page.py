@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from experiments.shared import markdown_table
+from scalelab.experiments.shared import markdown_table
 
 GB = 1e9
 Lines = list[str]

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from experiments.gpu.settings import Settings
+from scalelab.experiments.gpu.settings import Settings
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import determinism
 

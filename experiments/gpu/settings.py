@@ -5,8 +5,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import base
 from scalelab import config as config_lib
+from scalelab.configs import base
 
 GPT2_124M = {  # Radford et al. 2019, the vocabulary rounded up to a multiple of 64
     "preset": "gpt2", "d_model": 768, "n_layers": 12, "n_heads": 12, "vocab_size": 50_304, "seq_len": 1024,

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from experiments.gpu.settings import Settings, build_config
 from scalelab import config as config_lib
 from scalelab import records
+from scalelab.experiments.gpu.settings import Settings, build_config
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.measure import measure_throughput
 from scalelab.plan.memory.memory import step_memory

@@ -19,16 +19,16 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from configs import tiny
-from experiments.optimizers import limits, race, ranking, search
-from experiments.optimizers.page import format_page
-from experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.cli.progress import PoolProgress
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.configs import tiny
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.optimizers import limits, race, ranking, search
+from scalelab.experiments.optimizers.page import format_page
+from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.plan.sweep.sweep import PlannedStudy
 
 SMALL_STUDY = {

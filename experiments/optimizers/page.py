@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.optimizers import search
-from experiments.shared import markdown_table
+from scalelab.experiments.optimizers import search
+from scalelab.experiments.shared import markdown_table
 
 
 def format_page(result: Mapping[str, Any]) -> str:

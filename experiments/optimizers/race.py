@@ -7,11 +7,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments.intervals import FinalsRecord
-from experiments.optimizers import search
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.experiments.intervals import FinalsRecord
+from scalelab.experiments.optimizers import search
 
 ROUNDS = 2
 FINALISTS = 3

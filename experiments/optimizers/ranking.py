@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import intervals
-from experiments.optimizers import race
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.experiments import intervals
+from scalelab.experiments.optimizers import race
 
 # Possible reasons for a place above or below the reference; printed as a guess beside the measurement.
 REASONS_BEHIND = {

@@ -21,15 +21,15 @@ if __name__ == "__main__":
 from rich.console import Console
 from rich.table import Table
 
-from experiments.oracles import beyond, problem
-from experiments.oracles.cases import CASES, OracleCase
-from experiments.shared import RESULTS, command_line, markdown_table, write_result
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.oracles import beyond, problem
+from scalelab.experiments.oracles.cases import CASES, OracleCase
+from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
 from scalelab.train.resume.facts import package_versions
 
-REQUIREMENTS = pathlib.Path(__file__).parents[2] / "requirements-oracles.txt"
+REQUIREMENTS = pathlib.Path(__file__).resolve().parents[2] / "requirements-oracles.txt"
 COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")
 
 

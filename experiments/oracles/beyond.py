@@ -8,8 +8,8 @@ import mup
 import numpy as np
 import torch
 
-from configs import tiny
 from scalelab import config as config_lib
+from scalelab.configs import tiny
 from scalelab.model import parametrization
 from scalelab.model.declare import named_leaves
 from scalelab.model.transformer import head_multiplier, parameter_declarations

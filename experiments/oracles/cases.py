@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from experiments.oracles import theirs
-from experiments.oracles.problem import UpdateProblem
+from scalelab.experiments.oracles import theirs
+from scalelab.experiments.oracles.problem import UpdateProblem
 
 EXACT_TOLERANCE = 1e-5  # fp32 against float64: parameters are rounded at every step
 

@@ -12,8 +12,8 @@ import optax
 import torch
 from ml_collections import ConfigDict
 
-from configs import tiny
 from scalelab import config as config_lib
+from scalelab.configs import tiny
 from scalelab.model.declare import Declaration, named_leaves
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import groups, registry

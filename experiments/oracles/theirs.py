@@ -13,7 +13,7 @@ import pytorch_optimizer
 import schedulefree
 import torch
 
-from experiments.oracles.problem import UpdateProblem, to_torch
+from scalelab.experiments.oracles.problem import UpdateProblem, to_torch
 from scalelab.optim import apollo as our_apollo
 from scalelab.optim import matrices
 

@@ -24,11 +24,17 @@ if __name__ == "__main__":  # before jax is imported: bf16 rounded where the pro
 from rich.console import Console
 from rich.table import Table
 
-from experiments.parallelism.rows import LAYOUTS, MODEL_OPTIONS, compare_layout, model_variants, temporary_bytes
-from experiments.shared import RESULTS, command_line, markdown_table, write_result
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments.parallelism.rows import (
+    LAYOUTS,
+    MODEL_OPTIONS,
+    compare_layout,
+    model_variants,
+    temporary_bytes,
+)
+from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
 from scalelab.train.resume.facts import package_versions
 
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "bubble", "by formula", "KiB a device")

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs import base
-from experiments.parallelism.traffic import collective_bytes
 from scalelab import config as config_lib
 from scalelab.config import Layout, Static, traced_keys
+from scalelab.configs import base
+from scalelab.experiments.parallelism.traffic import collective_bytes
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
 from scalelab.sharding import BATCH_AXES, SPLIT_BY_TENSOR

@@ -16,11 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.shared import RESULTS, command_line, markdown_table, write_result
-from experiments.step_times import tables
-from experiments.step_times.rows import CALIBRATED_ROWS, HELD_OUT_ROWS, MISSED_ROWS
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
+from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
+from scalelab.experiments.step_times import tables
+from scalelab.experiments.step_times.rows import CALIBRATED_ROWS, HELD_OUT_ROWS, MISSED_ROWS
 from scalelab.plan.step.time import step_time
 from scalelab.train.resume.facts import package_versions
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Static
+from scalelab.configs import base
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.megatron import GptShape, recomputed_flops
 from scalelab.plan.step.flops import count_flops

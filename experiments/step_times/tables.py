@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from experiments.step_times.rows import PublishedStep, build_static
 from scalelab.errors import BadInput
+from scalelab.experiments.step_times.rows import PublishedStep, build_static
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS

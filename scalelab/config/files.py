@@ -26,7 +26,7 @@ MISSPELT_OVERRIDE = re.compile(
 
 def default_tree() -> "ConfigDict":
     """The tree of `configs/base.py`."""
-    from configs import base  # here and not above: the tree is configuration, not part of the library
+    from scalelab.configs import base  # here and not above: the tree is configuration, not part of the library
 
     return base.get_config()
 
@@ -91,7 +91,7 @@ def config_from_module(path: str | pathlib.Path, module: ModuleType) -> "ConfigD
     config = call_user_function(path, module.get_config)
     if not isinstance(config, ConfigDict):
         raise BadInput(
-            f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
+            f"{path}: get_config() returned {config!r}; it must return the tree of scalelab.configs.base.get_config()"
         )
     if isinstance(config.get("log"), ConfigDict) and config.log.get("set_by"):
         config = config.copy_and_resolve_references()
@@ -144,7 +144,7 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
             raise BadInput(f"unknown config key {key!r}{nearest_hint(key, known)}")
         group, name = key.split(".")
         if not _is_group(config.get(group)):
-            raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
+            raise BadInput(f"the config lacks {key!r}: start from scalelab.configs.base.get_config()")
         with config.ignore_type():
             config[group][name] = _parse(key, str(text), key_records()[key].kind, known[key])
     if set_by.NOTES_KEY not in values:
@@ -234,7 +234,7 @@ def check_tree(config: "ConfigDict") -> None:
             raise BadInput(f"{key}=None: a value is needed (default: {known[key]})")
     missing = sorted(set(known) - set(given))
     if missing:
-        raise BadInput(f"the config lacks {missing[0]!r}: start from configs.base.get_config()")
+        raise BadInput(f"the config lacks {missing[0]!r}: start from scalelab.configs.base.get_config()")
 
 
 def _check_user_number(config: "ConfigDict", key: str, value: Any) -> None:

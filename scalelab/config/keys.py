@@ -136,7 +136,7 @@ def build_group(records: Records) -> "ConfigDict":
 @functools.cache
 def key_records() -> MappingProxyType[str, Key]:
     """`{"group.name": record}` of `configs/base.py`, in its order; read-only."""
-    from configs import base  # here and not above: the tree is configuration, and it imports this file
+    from scalelab.configs import base  # here and not above: the tree is configuration, and it imports this file
 
     return MappingProxyType(
         {f"{group}.{name}": record for group, records in base.KEYS.items() for name, record in records.items()}

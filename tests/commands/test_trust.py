@@ -13,7 +13,7 @@ from tests.evaluate.runs import copy, settings, trained
 from tests.train.checkpoints.test_manifest import forge
 
 CONFIG = """
-from configs import tiny
+from scalelab.configs import tiny
 
 def get_config():
     config = tiny.get_config()

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import tiny
 from scalelab import config as config_lib
 from scalelab.config import batch_ramp, schedule_steps
+from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 

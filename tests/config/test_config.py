@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from configs import base, tiny
 from scalelab import config as config_lib
+from scalelab.configs import base, tiny
 from scalelab.errors import BadInput
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def written(folder, body) -> pathlib.Path:
     """A config file that starts from the default tree."""
     path = folder / "mine.py"
     path.write_text(
-        f"from configs import base\ndef get_config():\n    c = base.get_config()\n    {body}\n    return c\n"
+        f"from scalelab.configs import base\ndef get_config():\n    c = base.get_config()\n    {body}\n    return c\n"
     )
     return path
 
@@ -182,7 +182,7 @@ def test_overrides_are_taken_out_of_a_command_line():
     ("body", "said"),
     [
         ("c.optim.peak_lr = = 1", "line 4: SyntaxError"),
-        ("c.model = base.lama()", "line 4: AttributeError: module 'configs.base' has no attribute 'lama'"),
+        ("c.model = base.lama()", "line 4: AttributeError: module 'scalelab.configs.base' has no attribute 'lama'"),
         ("c.optm.peak_lr = 1.0", "line 4: AttributeError"),
         ("c.optim.peak_lr = 'fast'", "line 4: TypeError"),
         ("raise RuntimeError('first\\nsecond')", "line 4: RuntimeError: first"),

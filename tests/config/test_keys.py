@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
 from scalelab.config.keys import COUNT, POSITIVE, TOKENS, above, derived, key, number, setting
+from scalelab.configs import base
 from scalelab.errors import BadInput
 
 ROOT = pathlib.Path(__file__).parents[2]

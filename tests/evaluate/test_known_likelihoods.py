@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import tasks as made
 from scalelab.data.sources.language import transition_matrix
 from scalelab.evaluate import choices, tasks
+from scalelab.experiments import tasks as made
 from scalelab.model.transformer import parameter_declarations
 from tests.evaluate.runs import loaded
 

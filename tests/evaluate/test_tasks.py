@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from experiments import tasks as made
 from scalelab.errors import BadInput
 from scalelab.evaluate import tasks
+from scalelab.experiments import tasks as made
 
 GOOD = {"context": "a = (", "choices": [")", "]"], "answer": 0}
 

@@ -2,7 +2,7 @@
 
 import json
 
-from experiments.benchmarks import __main__ as benchmarks
+from scalelab.experiments.benchmarks import __main__ as benchmarks
 
 
 def test_a_part_is_kept_with_its_machine_and_date_and_the_others_stay(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from experiments import coverage
+from scalelab.experiments import coverage
 
 STUDIES = 24
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from experiments.gpu import __main__ as gpu
-from experiments.gpu import attention, commands, compiled, page, settings, utilisation
-from experiments.shared import RESULTS
+from scalelab.experiments.gpu import __main__ as gpu
+from scalelab.experiments.gpu import attention, commands, compiled, page, settings, utilisation
+from scalelab.experiments.shared import RESULTS
 from scalelab.plan.machine.machine import load_machine
 
 QUICK_PARTS = "doctor,mfu,attention,packing,resume"

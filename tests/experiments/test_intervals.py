@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import intervals
-from experiments.intervals import FinalsRecord
+from scalelab.experiments import intervals
+from scalelab.experiments.intervals import FinalsRecord
 
 
 def by_seed(values, first=1):

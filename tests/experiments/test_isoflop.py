@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from experiments import conduct, isoflop, phases
 from scalelab import records
 from scalelab.errors import WorkFailed
+from scalelab.experiments import conduct, isoflop, phases
 from tests.train.runs import ROOT, command, finish
 
 GRID = ["--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout=8e10", "--checks=lr"]

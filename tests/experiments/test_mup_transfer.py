@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments import mup_transfer
 from scalelab import config as config_lib
+from scalelab.experiments import mup_transfer
 from scalelab.report.figures.lrplots import plot_lr_transfer
 from scalelab.sweep.trials import group_into_packs
 

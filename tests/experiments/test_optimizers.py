@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from experiments.optimizers import __main__ as study
-from experiments.optimizers import limits, race, ranking, search
-from experiments.optimizers.page import format_page
-from experiments.shared import RESULTS
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.experiments.optimizers import __main__ as study
+from scalelab.experiments.optimizers import limits, race, ranking, search
+from scalelab.experiments.optimizers.page import format_page
+from scalelab.experiments.shared import RESULTS
 
 BASE = study._options(["--quick"])[1]
 

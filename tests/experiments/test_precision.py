@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from experiments import precision
-from experiments.precision_page import describe_harm, differences_to_fp32, format_page
-from experiments.shared import RESULTS
+from scalelab.experiments import precision
+from scalelab.experiments.precision_page import describe_harm, differences_to_fp32, format_page
+from scalelab.experiments.shared import RESULTS
 from scalelab.precision.policy import POLICIES
 
 

@@ -5,8 +5,8 @@ import functools
 import jax
 import numpy as np
 
-from configs import base
 from scalelab.config import ModelShape, resolve, static
+from scalelab.configs import base
 from scalelab.data.tokenizers.tokenizer import id_tokenizer
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves

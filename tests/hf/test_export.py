@@ -10,8 +10,8 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from configs import base
 from scalelab.config import ModelShape, resolve, static
+from scalelab.configs import base
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS, read
 from scalelab.hf.formats import (

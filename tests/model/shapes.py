@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import base
 from scalelab import config as config_lib
 from scalelab.config import ModelShape
+from scalelab.configs import base
 from scalelab.model import transformer
 from scalelab.precision.policy import FP32
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from configs import tiny
 from scalelab import config as config_lib
+from scalelab.configs import tiny
 from scalelab.model.declare import named_leaves
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import registry

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
 from scalelab.config import optimizer_defaults
+from scalelab.configs import base
 from scalelab.model.declare import Declaration, named_leaves
 from scalelab.optim import groups
 from scalelab.optim.muon import newton_schulz, update_factor

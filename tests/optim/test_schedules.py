@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from configs import base
 from scalelab import config as config_lib
 from scalelab import user_code
 from scalelab.__main__ import main
 from scalelab.config import combinations, key_records
+from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from configs import tiny
 from scalelab.config import hparams, override, resolve, static
+from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves

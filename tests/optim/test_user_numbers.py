@@ -9,9 +9,9 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from configs import base, tiny
 from scalelab import config as config_lib
 from scalelab.__main__ import main
+from scalelab.configs import base, tiny
 from scalelab.errors import BadInput
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.chain import build_optimizer_chain, check_numbers_set

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from experiments.parallelism import rows as parallelism
+from scalelab.experiments.parallelism import rows as parallelism
 
 # Three axes at once; `make test-slow` takes more schedules, `make test-parallel` all 23 layouts, and two models each.
 PARTS = [

@@ -29,7 +29,7 @@ MORE = {
 PROGRAM = """
 import json, pathlib, shutil, sys
 import jax, numpy as np
-from configs import tiny
+from scalelab.configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve, static
 from scalelab.train.resume import start

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Layout
+from scalelab.configs import base
 from scalelab.model import transformer
 from scalelab.parallel import pipeline, rules
 from scalelab.parallel.mesh import MESH_AXES

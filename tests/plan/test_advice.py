@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from configs import base
 from scalelab import config as configs
 from scalelab.config import Layout
+from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
 from scalelab.plan.advice import advise_changes

@@ -6,9 +6,9 @@ import pathlib
 
 from ml_collections import ConfigDict
 
-from configs import base
 from scalelab import config as configs
 from scalelab import records
+from scalelab.configs import base
 
 SIZES = {
     "model.seq_len": 32, "train.global_batch": 4, "train.steps": 8, "train.steps_per_dispatch": 1, "log.every_steps": 1,

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from configs import tiny
 from scalelab import config as config_lib
 from scalelab.config import key_records
+from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
 from scalelab.precision import fp8, products

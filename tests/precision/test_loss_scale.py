@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve, static
+from scalelab.configs import tiny
 from scalelab.precision import loss_scale
 from scalelab.precision.loss_scale import LossScale
 from scalelab.train.resume import start as lineage

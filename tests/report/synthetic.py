@@ -5,9 +5,9 @@ import math
 import pathlib
 import random
 
-from configs import base
 from scalelab import config as configs
 from scalelab import records
+from scalelab.configs import base
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop

@@ -10,7 +10,7 @@ from tests.train.runs import ROOT
 
 SCRIPT = """
 import jax, numpy as np
-from configs import tiny
+from scalelab.configs import tiny
 from scalelab import config as c
 from scalelab.train.step.program import sequential_program, vmapped_program
 

@@ -8,7 +8,7 @@ from scalelab.sweep import forks, trials
 from scalelab.sweep.scaling import ladder
 
 GRID = """
-from configs import tiny
+from scalelab.configs import tiny
 
 def get_config():
     return tiny.get_config()

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve
+from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
 from scalelab.train.run.single import train_single
@@ -102,8 +102,8 @@ def test_a_frozen_key_is_refused_unless_allowed_and_then_it_is_on_record(tmp_pat
 def test_the_command_takes_it_and_hands_it_to_the_workers_of_a_pool(tmp_path):
     file = tmp_path / "grid.py"
     file.write_text(
-        "from configs import tiny\nget_config = tiny.get_config\ndef sweep(h): return h.sweep('model.d_model', [16, "
-        "24])\n"
+        "from scalelab.configs import tiny\nget_config = tiny.get_config\n"
+        "def sweep(h): return h.sweep('model.d_model', [16, 24])\n"
     )
     values = {**TINY, **SHORT, "sweep.workers": 1}
     values.pop("model.d_model")

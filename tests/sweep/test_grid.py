@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from configs import tiny
 from scalelab.config import override, resolve
+from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.sweep import grid as h
 from scalelab.sweep import trials
@@ -58,7 +58,7 @@ def test_trials_that_differ_in_traced_values_pack_and_others_do_not():
 
 
 def test_a_file_without_a_sweep_with_an_empty_one_or_with_a_typo_is_refused(tmp_path):
-    head = "from configs import tiny\nget_config = tiny.get_config\n"
+    head = "from scalelab.configs import tiny\nget_config = tiny.get_config\n"
     path = tmp_path / "mine.py"
     for body, message in [
         ("", r"defines no sweep\(h\)"),

@@ -5,9 +5,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve
+from scalelab.configs import tiny
 from scalelab.sweep import status
 from scalelab.sweep.run import run_sweep
 from scalelab.train.run.single import train_single
@@ -77,7 +77,7 @@ def test_a_finished_sweep_is_not_run_again(tmp_path):
 def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     file = tmp_path / "grid.py"
     file.write_text(
-        "from configs import tiny\nget_config = tiny.get_config\n"
+        "from scalelab.configs import tiny\nget_config = tiny.get_config\n"
         "def sweep(h): return h.chain([h.sweep('optim.peak_lr', [3e-3, 2e-2]), h.sweep('train.seed', [5])])\n"
     )
     overrides = [f"--config.{key}={value}" for key, value in TINY.items()]

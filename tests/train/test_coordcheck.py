@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
+from scalelab.configs import base
 from scalelab.data.batches.batches import train_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer

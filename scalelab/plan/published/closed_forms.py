@@ -81,7 +81,7 @@ def build_shape(
     preset: str, layers: int, width: int, heads: int, seq_len: int, vocabulary: int, **model: Any
 ) -> Static:
     """The compiled half of a config of such a model: a preset of `configs/base.py` with these sizes."""
-    from configs import base  # the tree is configuration, not part of the library
+    from scalelab.configs import base  # the tree is configuration, not part of the library
 
     tree = base.get_config()
     tree.model = getattr(base, preset)(width, layers, heads)

@@ -48,9 +48,9 @@ class RecipeChoice:
 
 def recipes_folder() -> pathlib.Path:
     """The folder of the recipes."""
-    import configs.recipes  # imported here: it is configuration, not part of the library
+    from scalelab.configs import recipes  # imported here: it is configuration, not part of the library
 
-    return pathlib.Path(configs.recipes.__file__).parent
+    return pathlib.Path(recipes.__file__).parent
 
 
 def list_recipes() -> list[str]:
@@ -105,7 +105,7 @@ def _comments(path: pathlib.Path) -> dict[str, str]:
 
 def _preset(callee: str) -> str:
     """`base.gpt2: …`, with the first docstring line of that preset; "" if `callee` is not a preset."""
-    from configs import base
+    from scalelab.configs import base
 
     module, _, name = callee.rpartition(".")
     function = getattr(base, name, None) if module == "base" else None

@@ -6,9 +6,9 @@ import pathlib
 import pytest
 
 import scalelab.plan
-from configs import tiny
 from scalelab.__main__ import main
 from scalelab.config import Layout
+from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.plan.machine.machine import load_machine

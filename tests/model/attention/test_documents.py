@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
+from scalelab.configs import base
 from scalelab.model import transformer
 from scalelab.model.attention import blockwise, documents
 from scalelab.model.attention.documents import DocumentEnds, document_segments

@@ -8,8 +8,8 @@ import tomllib
 import jax
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
+from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.model.attention.kernels import choose_kernel
 from scalelab.plan.machine import absent_devices

@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from experiments import compiled
 from scalelab.config import Layout
+from scalelab.experiments import compiled
 from scalelab.plan.machine.compile import ARGUMENTS
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.memory import step_memory

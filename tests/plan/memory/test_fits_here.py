@@ -5,10 +5,10 @@ import re
 import jax
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
 from scalelab.__main__ import main
 from scalelab.cli.memory_check import check_memory_fits
+from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
 from scalelab.plan.memory.fits_here import memory_if_too_large
@@ -31,7 +31,9 @@ def test_a_7b_model_in_fp32_does_not_fit_this_host(monkeypatch, tmp_path, capsys
 def test_of_a_sweep_every_program_is_asked(monkeypatch, tmp_path, capsys):
     """The first fits easily, the second doesn't; nothing is started."""
     study = tmp_path / "two.py"
-    study.write_text("from configs.tiny import get_config\nsweep = lambda h: h.sweep('model.d_ff', [64, 2**30])\n")
+    study.write_text(
+        "from scalelab.configs.tiny import get_config\nsweep = lambda h: h.sweep('model.d_ff', [64, 2**30])\n"
+    )
     monkeypatch.setattr(chips, "host_memory_bytes", lambda: 64 * 10**9)
     assert main(["sweep", f"--config={study}", f"--workdir={tmp_path / 'run'}"]) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("scalelab: a step needs at least")

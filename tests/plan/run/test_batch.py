@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs import base
 from scalelab import config as configs
+from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.published.kaplan import L_OF_N_D

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from orbax.checkpoint._src.serialization import replica_slices
 
-from configs import base
 from scalelab import config as configs
+from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
 from scalelab.plan.machine.machine import load_machine

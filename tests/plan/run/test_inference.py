@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
+from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.model import decode, transformer
 from scalelab.plan.machine.machine import load_machine

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
+from scalelab.configs import base
 from scalelab.plan.step.flops import count_flops
 from scalelab.train.step import state
 from scalelab.train.step.gradients import compute_gradients

@@ -10,12 +10,12 @@ import statistics
 import numpy as np
 import pytest
 
-from experiments.parallelism import rows as parallelism
-from experiments.step_times import rows as published
-from experiments.step_times.rows import build_static
 from scalelab import config as config_lib
 from scalelab.config import Layout, batch_ramp
 from scalelab.errors import BadInput
+from scalelab.experiments.parallelism import rows as parallelism
+from scalelab.experiments.step_times import rows as published
+from scalelab.experiments.step_times.rows import build_static
 from scalelab.model import count
 from scalelab.parallel.ticks import BACKWARD, FORWARD, make_tick_table
 from scalelab.plan.machine.machine import load_machine

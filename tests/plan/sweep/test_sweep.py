@@ -6,9 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments import isoflop, ladder_runs
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
+from scalelab.experiments import isoflop, ladder_runs
 from scalelab.laws.fit import fit
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from configs import tiny
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.config import override, resolve
+from scalelab.configs import tiny
 from scalelab.sweep import status
 from scalelab.sweep.executors import pool
 from scalelab.sweep.run import run_sweep
@@ -20,7 +20,7 @@ from tests.sweep.test_pack import TINY
 from tests.train.runs import command, finish, untimed, wait_for
 
 GRID = """
-from configs import tiny
+from scalelab.configs import tiny
 get_config = tiny.get_config
 def sweep(h): return h.sweep("model.d_model", [16, 24])
 """

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from configs import quickstart
 from scalelab import records
 from scalelab.config import override, resolve
+from scalelab.configs import quickstart
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
 from scalelab.sweep.scaling import ladder, rules

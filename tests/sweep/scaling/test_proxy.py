@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from configs import base
 from scalelab import config as config_lib
 from scalelab.config import schedule_steps
+from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.model import count, parametrization
 from scalelab.sweep.scaling import proxy

@@ -148,7 +148,7 @@ def test_its_length_is_said_in_tokens_steps_or_a_share_of_the_whole(trunks, tmp_
 
 def test_a_config_file_may_say_it_and_the_warmup_stays_the_trunks(trunks, tmp_path):
     file = tmp_path / "mine.py"
-    text = "from configs import tiny\nfrom scalelab.config import override\n"
+    text = "from scalelab.configs import tiny\nfrom scalelab.config import override\n"
     text += "def get_config():\n    return override(tiny.get_config(), {})\n"
     values = SMALL | {
         "schedule.name": "wsd",

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from configs import tiny
 from scalelab import __version__, records
 from scalelab.config import override, resolve
+from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest

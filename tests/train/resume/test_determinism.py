@@ -92,7 +92,8 @@ print(code, jax.device_count())
 def test_the_commands_set_them_before_jax_starts(tmp_path, command):
     file = tmp_path / "one.py"
     file.write_text(
-        "from configs import tiny\nget_config = tiny.get_config\ndef sweep(h): return h.sweep('train.seed', [0])\n"
+        "from scalelab.configs import tiny\nget_config = tiny.get_config\n"
+        "def sweep(h): return h.sweep('train.seed', [0])\n"
     )
     values = [f"--config.{key}={value}" for key, value in SMALL.items()]
     argv = [command, f"--config={file}", f"--workdir={tmp_path / 'run'}", "--config.train.deterministic=true", *values]

@@ -34,7 +34,7 @@ step.train_step = fork(step.train_step)
 sys.exit(main(sys.argv[1:]))
 """
 SEEDS = """
-from configs.tiny import get_config
+from scalelab.configs.tiny import get_config
 
 def sweep(h):
     return h.sweep("train.seed", range(2))

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve
+from scalelab.configs import tiny
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.run.single import train_single
 from tests.sweep.test_pack import TINY

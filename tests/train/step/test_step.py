@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-from configs import tiny
 from scalelab import config as config_lib
+from scalelab.configs import tiny
 from scalelab.model import transformer
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients, loss_sums
