@@ -23,7 +23,7 @@ def measure_compilation(rounds: int) -> dict[str, Any]:
     """Medians, measured in a new process, since the number of devices is fixed when jax starts."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    command = [sys.executable, "-m", "experiments.benchmarks.compiling", str(rounds)]
+    command = [sys.executable, "-m", "scalelab.experiments.benchmarks.compiling", str(rounds)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"compiling failed: {done.stderr[-1000:]}")

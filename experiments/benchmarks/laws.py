@@ -129,7 +129,7 @@ def measure_laws(rounds: int) -> dict[str, Any]:
     scipy's small matrices would be twenty times slower.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    command = [sys.executable, "-m", "experiments.benchmarks.laws", str(rounds)]
+    command = [sys.executable, "-m", "scalelab.experiments.benchmarks.laws", str(rounds)]
     done = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 

@@ -157,7 +157,14 @@ def is_finished(folder: pathlib.Path, name: str) -> bool:
 def _started(name: str, folder: pathlib.Path, tiny: bool, most_s: float) -> None:
     """Run one part as a process with its output in NAME.log; if it ends without a result, write how it ended."""
     before = part_path(folder, name).stat().st_mtime_ns if part_path(folder, name).exists() else 0
-    argv = [sys.executable, "-m", "experiments.gpu", f"--part={name}", f"--workdir={folder}", *["--tiny"] * tiny]
+    argv = [
+        sys.executable,
+        "-m",
+        "scalelab.experiments.gpu",
+        f"--part={name}",
+        f"--workdir={folder}",
+        *["--tiny"] * tiny,
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
     with log.open("w") as reason:

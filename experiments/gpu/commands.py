@@ -53,7 +53,7 @@ def count_junit(junit: str) -> dict[str, Any]:
 def run_quickstart(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """Run the quickstart: its exit code and seconds. After a stop, the next call resumes it."""
     start = time.monotonic()
-    argv = ["-m", "experiments.isoflop", "--quick", f"--workdir={folder / 'study'}"]
+    argv = ["-m", "scalelab.experiments.isoflop", "--quick", f"--workdir={folder / 'study'}"]
     report = _json(argv, folder / "quickstart.json")
     return {"seconds": time.monotonic() - start, "report": report}
 
