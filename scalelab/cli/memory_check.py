@@ -50,7 +50,7 @@ def check_packs_fit(packs: Mapping[str, list[ConfigDict]]) -> None:
 
 
 def _refuse_if_too_large(config: dict[str, Any], trials: int) -> None:
-    from scalelab.plan.memory.fits_here import memory_if_too_large, suggest_fitting_change
+    from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
 
     static = config_lib.static(ConfigDict(config))
     memory = memory_if_too_large(static, trials)
@@ -64,10 +64,4 @@ def _refuse_if_too_large(config: dict[str, Any], trials: int) -> None:
     Console(stderr=True).print(table)
     for note in memory.notes:
         print(note, file=sys.stderr)
-    change = suggest_fitting_change(static) if trials == 1 else None
-    nearest = "nearest that fits: " + " ".join(f"--config.{k}={v}" for k, v in change.changes.items()) if change else ""
-    raise BadInput(
-        f"a step needs at least {memory.least / GIB:,.2f} GiB a device and there are {memory.capacity / GIB:,.2f}, "
-        f"{(memory.least - memory.capacity) / GIB:,.2f} too few; "
-        f"{nearest + '; ' * bool(change)}--force starts it anyway"
-    )
+    raise BadInput(f"{describe_excess(static, memory, trials)}; --force starts it anyway")

@@ -12,8 +12,6 @@ Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json
 from scalelab.cli.progress import WorkProgress
 
-DEFAULT_TOKENS = 100
-
 
 def main(argv: list[str]) -> int:
     """Sample and print; exit codes in the module's docstring."""
@@ -24,7 +22,7 @@ def main(argv: list[str]) -> int:
         "--tokens",
         type=int,
         metavar="N",
-        help=f"at most N new tokens (default: {DEFAULT_TOKENS}, or as many as model.seq_len leaves)",
+        help="at most N new tokens (default: 100, or as many as model.seq_len leaves)",
     )
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: greedy (default 1)")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K likeliest; 0: all (default)")
@@ -43,7 +41,7 @@ def main(argv: list[str]) -> int:
     tokenizer = subject.load_model_tokenizer(model)
     n_tokens = options.tokens
     if n_tokens is None:
-        n_tokens = max(1, min(DEFAULT_TOKENS, model.seq_len - 1 - len(sample.encode_prompt(tokenizer, options.prompt))))
+        n_tokens = sample.default_tokens(model, tokenizer, options.prompt)
     sampling = sample.SamplingOptions(options.temperature, options.top_k, options.top_p, options.seed)
     with WorkProgress() as bars:
         samples = sample.draw_samples(
@@ -55,7 +53,7 @@ def main(argv: list[str]) -> int:
             sampling,
             lambda *counts: bars.update("tokens", *counts),
         )
-    texts = [tokenizer.decode(drawn.ids).decode(errors="replace") for drawn in samples]
+    texts = [sample.decode_sample(tokenizer, drawn) for drawn in samples]
     if options.json != "-":
         print(describe_weights(model.origin))
         for i, (drawn, text) in enumerate(zip(samples, texts, strict=True), 1):

@@ -19,6 +19,8 @@ from scalelab.model import decode
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 
+DEFAULT_TOKENS = 100
+
 
 class SamplingOptions(NamedTuple):
     """How a token is chosen.
@@ -86,6 +88,16 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
         return tokenizer.encode(prompt.encode())
     except ValueError as error:
         raise BadInput(f"--prompt={prompt[:40]!r} can't be encoded: {error}") from error
+
+
+def default_tokens(model: EvaluatedModel, tokenizer: Tokenizer, prompt: str) -> int:
+    """The number of new tokens unless one is asked for: DEFAULT_TOKENS, or as many as the model's length leaves."""
+    return max(1, min(DEFAULT_TOKENS, model.seq_len - 1 - len(encode_prompt(tokenizer, prompt))))
+
+
+def decode_sample(tokenizer: Tokenizer, sample: Sample) -> str:
+    """The text of a sample; bytes that are not UTF-8 become the replacement character."""
+    return tokenizer.decode(sample.ids).decode(errors="replace")
 
 
 def _check_options(options: SamplingOptions, most: int, count: int) -> None:

@@ -102,3 +102,16 @@ def _token_losses(static: Static, params: Any, tokens: jax.Array, separator: jax
     with product_precision(policy):
         nll_BS, best_BS = transformer.token_losses(static.model, params, inputs_BS, targets_BS, policy, packed)
     return nll_BS, targets_BS >= 0, best_BS
+
+
+def next_token_logits(model: EvaluatedModel, tokens: np.ndarray, separator: int) -> np.ndarray:
+    """Next-token logits [B, S, V] in fp32 after each of `tokens` [B, S], as in the run's training."""
+    return np.asarray(_next_token_logits(model.static, model.params, np.asarray(tokens, np.int32), np.int32(separator)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _next_token_logits(static: Static, params: Any, tokens: jax.Array, separator: jax.Array) -> jax.Array:
+    policy, ends = POLICIES[static.precision], document_ends(static, {"separator": separator})
+    packed = None if ends is None else documents.document_segments(tokens, *ends)
+    with product_precision(policy):
+        return transformer.next_token_logits(static.model, params, tokens, policy, packed)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -32,8 +32,15 @@ def load_trials(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[
         raise BadInput(
             f"{path}: sweep(h) returned {str(points)[:60]}; it must return a grid, as made by h.sweep and h.product"
         )
+    return resolve_trials(base, points, f"the sweep of {path}")
+
+
+def resolve_trials(
+    base: ConfigDict, points: Sequence[Mapping[str, Any]], what: str = "the grid"
+) -> dict[str, ConfigDict]:
+    """`{name: resolved config}` of a grid's points, each `{"group.key": value}` on `base`; BadInput as there."""
     if not 0 < len(points) <= MOST_TRIALS:
-        raise BadInput(f"the sweep of {path} has {len(points)} trials; 1 to {MOST_TRIALS} make sense")
+        raise BadInput(f"{what} has {len(points)} trials; 1 to {MOST_TRIALS} make sense")
     return {
         trial_name(i, point): config_lib.resolve(config_lib.override(base, point, set_by.SWEEP))
         for i, point in enumerate(points)

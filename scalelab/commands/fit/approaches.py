@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.api.fit_rows import numeric_columns, read_sources
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
-from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.study import N_COLUMNS, Row, select_rows

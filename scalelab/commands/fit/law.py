@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from scalelab.api.fit_rows import numeric_columns, read_sources
 from scalelab.commands.fit import next_runs, text
-from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.fit import INTERVAL_LEVEL, Fitted
 from scalelab.laws.law import law as law_lib

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.api.fit_rows import numeric_columns, read_sources
 from scalelab.cli.parser import align_columns
-from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.fit import Fitted
 from scalelab.laws.read.table import known_fields, parse_columns

@@ -103,16 +103,22 @@ def write_parquet(rows: Sequence[Line], columns: Sequence[str], path: pathlib.Pa
     A column of mixed types becomes floats if all its values are numbers, else text. The file appears whole or not at
     all.
     """
-    import pyarrow
     from pyarrow import parquet
 
-    arrays = {column: _parquet_column([row.get(column) for row in rows]) for column in columns}
     draft = path.with_name(f".{path.name}.tmp")
-    parquet.write_table(pyarrow.table(arrays), draft)
+    parquet.write_table(arrow_table(rows, columns), draft)
     draft.replace(path)
 
 
-def _parquet_column(values: list[Any]) -> Any:
+def arrow_table(rows: Sequence[Line], columns: Sequence[str] | None = None) -> Any:
+    """The rows as a `pyarrow.Table`, with types as `write_parquet` says; without `columns` all that any row has."""
+    import pyarrow
+
+    columns = columns or list(dict.fromkeys(key for row in rows for key in row))
+    return pyarrow.table({column: _arrow_column([row.get(column) for row in rows]) for column in columns})
+
+
+def _arrow_column(values: list[Any]) -> Any:
     import pyarrow
 
     kinds = {type(value) for value in values if value is not None}

@@ -15,6 +15,7 @@ from scalelab.plan.memory.memory import Memory, memory_on_backend
 if TYPE_CHECKING:
     from scalelab.plan.advice import Advice
 
+GIB = 2**30
 SMALL = 0.05  # of a device's memory: what is clearly below isn't looked at, for its cost at every start (0.3 s of CPU)
 
 
@@ -49,6 +50,17 @@ def suggest_fitting_change(static: Static) -> "Advice | None":
     on = load_machine("cpu" if jax.default_backend() == "cpu" else kind)
     on = dataclasses.replace(on, chip=dataclasses.replace(on.chip, given_bytes=capacity))
     return next((way for way in advise_changes(static, on) if way.fits), None)
+
+
+def describe_excess(static: Static, memory: Memory, trials: int = 1) -> str:
+    """What a step lacks on the present devices, and for a single run the nearest change that fits."""
+    change = suggest_fitting_change(static) if trials == 1 else None
+    values = " ".join(f"--config.{key}={value}" for key, value in change.changes.items()) if change else ""
+    least, capacity = memory.least / GIB, memory.capacity / GIB
+    return (
+        f"a step needs at least {least:,.2f} GiB a device and there are {capacity:,.2f}, "
+        f"{least - capacity:,.2f} too few{'; nearest that fits: ' * bool(values)}{values}"
+    )
 
 
 def _on_present_devices(static: Static) -> tuple[Static, int]:

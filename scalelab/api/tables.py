@@ -1,0 +1,69 @@
+"""Runs and their metrics as rows, for pandas, arrow or plain Python."""
+
+import glob
+import importlib.util
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from scalelab import records
+from scalelab.errors import BadInput
+
+Source = str | os.PathLike[str]
+
+
+class Rows(list[dict[str, Any]]):
+    """A list of rows, each a dict by column name. A column that a row lacks has no value there."""
+
+    def columns(self) -> list[str]:
+        """The names of all columns, in order of first appearance."""
+        return list(dict.fromkeys(name for row in self for name in row))
+
+    def to_arrow(self) -> Any:
+        """The rows as a `pyarrow.Table`. A column of mixed types becomes floats if all are numbers, else text."""
+        from scalelab.laws.read.readers import arrow_table
+
+        return arrow_table(self)
+
+    def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`, with types as in `to_arrow`. BadInput if pandas is not installed."""
+        if importlib.util.find_spec("pandas") is None:
+            raise BadInput("to_pandas() needs a package that is not installed: pip install pandas")
+        return self.to_arrow().to_pandas()
+
+
+def runs(sources: Source | Sequence[Source]) -> Rows:
+    """One row per run, as in `scalelab runs`, of a run's folder, a folder of runs, a pattern (`*`, `**`), or several.
+
+    Columns: name, status, N, D, C, losses, every config value by its key (`optim.peak_lr`), the last value of every
+    metric, and scores. BadInput for a folder without runs; of a pattern's matches those without runs are left out.
+    """
+    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    return Rows(row for source in given for folder in _folders(os.fspath(source)) for row in records.read_runs(folder))
+
+
+def _folders(source: str) -> list[pathlib.Path]:
+    source = os.path.expanduser(source)
+    if not glob.has_magic(source) or os.path.exists(source):
+        return [pathlib.Path(source)]
+    matches = [pathlib.Path(match) for match in sorted(glob.glob(source, recursive=True)) if os.path.isdir(match)]
+    folders = [folder for folder in matches if _holds_runs(folder)]
+    if not folders:
+        raise BadInput(f"{source!r} matches {len(matches)} folders, and none of them holds a run")
+    return folders
+
+
+def _holds_runs(folder: pathlib.Path) -> bool:
+    try:
+        return bool(records.run_folders(folder))
+    except BadInput:
+        return False
+
+
+def metrics(run: Source) -> Rows:
+    """The lines of a run's metrics.jsonl, in order: training lines, and lines with `val_loss` of evaluations."""
+    folder = pathlib.Path(os.path.expanduser(run))
+    if records.run_folders(folder) != [folder]:
+        raise BadInput(f"{str(folder)!r} is a folder of runs: name one of them, e.g. {records.run_folders(folder)[0]}")
+    return Rows(records.read_metrics(folder))

@@ -1,0 +1,165 @@
+"""Plan, train, sweep and fit from Python, through the doors that the commands use."""
+
+import os
+import pathlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scalelab import set_by
+from scalelab.api.tables import Rows, Source, runs
+from scalelab.errors import BadInput
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+    from scalelab.laws.fit import Fitted
+    from scalelab.plan.whole import Plan
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+def _silent(_: dict[str, Any]) -> None:
+    """Report nothing."""
+
+
+def _never() -> bool:
+    return False
+
+
+def _resolved(config: Any, overrides: Mapping[str, Any] | None) -> "ConfigDict":
+    """The resolved config of a file's path, or of a tree as `get_config()` returns it, with dotted keys changed."""
+    from ml_collections import ConfigDict
+
+    from scalelab import config as config_lib
+
+    tree = config if isinstance(config, ConfigDict) else config_lib.read_config_file(_path(config, "config"))
+    return config_lib.resolve(config_lib.override(tree, overrides or {}, set_by.PROGRAM))
+
+
+def _path(value: Any, what: str) -> pathlib.Path:
+    if not isinstance(value, str | os.PathLike):
+        raise BadInput(f"{what}={str(value)[:60]!r} is a {type(value).__name__}: a path, or for a config its tree")
+    return pathlib.Path(os.path.expanduser(value))
+
+
+def plan(
+    config: Any, hardware: Any = "cpu", devices: int | None = None, mesh: Any = None,
+    overrides: Mapping[str, Any] | None = None, **options: Any,
+) -> "Plan":  # fmt: skip
+    """Plan a run before it starts (`scalelab plan`): parameters, FLOPs, memory, time, cost.
+
+    `config`: a file's path or a tree; `hardware`: a name, a JSON file's path or a `Machine`; `options`: those of
+    `scalelab.plan.whole.plan`. Nothing is allocated.
+    """
+    from scalelab.plan.whole import plan as plan_run
+
+    return plan_run(_resolved(config, overrides), hardware, devices, mesh, **options)
+
+
+def train(
+    config: Any, workdir: Source, overrides: Mapping[str, Any] | None = None, *, progress: Progress = _silent,
+    stop: Callable[[], bool] = _never, allow_change: Collection[str] = (), take_over: bool = False, force: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Train one run in `workdir` to its end, or resume it (`scalelab train`); returns what the command's --json prints.
+
+    `config`: a file's path or a tree; `overrides`: `{"train.steps": 20}`. `progress` gets a dict at each dispatch and
+    for each note; `stop` is asked after each dispatch, and True ends the run after saving. `allow_change`, `take_over`
+    and `force` are the command's options. BadInput, WorkFailed as the command.
+    """
+    resolved, folder = _resolved(config, overrides), _path(workdir, "workdir")
+    _prepare_device()
+    from scalelab import git
+    from scalelab.train.run.single import train_single
+
+    _refuse_too_large([(resolved, 1)], force)
+    code = git.code_state(None if hasattr(config, "items") else os.fspath(config))
+    return train_single(resolved, folder, progress, stop, allow_change, take_over, code=code)
+
+
+def sweep(
+    config: Any, workdir: Source, overrides: Mapping[str, Any] | None = None, *,
+    grid: Sequence[Mapping[str, Any]] | None = None, progress: Progress = _silent, stop: Callable[[], bool] = _never,
+    allow_change: Collection[str] = (), take_over: bool = False, force: bool = False,
+) -> Rows:  # fmt: skip
+    """Train every trial of a grid, or resume it (`scalelab sweep`); returns the rows of its runs.
+
+    The grid is the config file's `sweep(h)`, or `grid`: `[{"optim.peak_lr": 1e-3, "train.seed": 0}, …]`. Trials that
+    differ only in traced values share one program. The other arguments are those of `train`.
+    """
+    from scalelab.sweep import trials as trials_lib
+
+    folder = _path(workdir, "workdir")
+    if grid is None and hasattr(config, "items"):
+        raise BadInput("a config tree has no sweep(h): pass grid=[{'optim.peak_lr': 1e-3}, …], or a file's path")
+    if grid is None:
+        trials = trials_lib.load_trials(_path(config, "config"), overrides or {})
+    else:
+        trials = trials_lib.resolve_trials(_resolved(config, overrides), grid)
+    _prepare_device()
+    from scalelab import git
+    from scalelab.sweep.run import run_sweep
+
+    packs = trials_lib.group_into_packs(trials)
+    _refuse_too_large([(trials[names[0]], len(names)) for names in packs.values()], force)
+    code = git.code_state(None if hasattr(config, "items") else os.fspath(config))
+    run_sweep(folder, trials, progress, stop=stop, allow=allow_change, take_over=take_over, code=code)
+    return runs(folder)
+
+
+def _prepare_device() -> None:
+    from scalelab.hardware import device_memory
+    from scalelab.train.step.program import cache_compilations
+
+    device_memory.reserve_gpu_memory()
+    cache_compilations()
+
+
+def _refuse_too_large(packs: Sequence[tuple["ConfigDict", int]], force: bool) -> None:
+    """BadInput for the first (config, trials) whose step can't fit the devices, unless `force`."""
+    from scalelab import config as config_lib
+    from scalelab.hardware.chips import expects_accelerator
+    from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
+
+    if force or (len(packs) > 1 and expects_accelerator()):  # the pool's processes take the devices, and check there
+        return
+    for config, trials in packs:
+        static = config_lib.static(config)
+        if memory := memory_if_too_large(static, trials):
+            raise BadInput(describe_excess(static, memory, trials))
+
+
+def fit(
+    source: Any, law: Any = "chinchilla", *, columns: Mapping[str, str] | None = None, n: str | None = None,
+    where: Sequence[str] | str = (), drop_top_loss: int = 0, cluster: str | None = None, **options: Any,
+) -> "Fitted":  # fmt: skip
+    """Fit a scaling law (`scalelab fit`) to runs or a table, with intervals and what the data determine.
+
+    `source`: a folder of runs, a .csv, .jsonl or .parquet file, several of these; or rows, as `scalelab.runs` returns
+    them; or columns `{"N": …, "D": …, "loss": …}`. `law`: a name, `pkg.mod:fn`, a function or a `Law`. `columns`, `n`,
+    `where`, `drop_top_loss` and `cluster` are the command's options; `options` those of `scalelab.laws.fit`
+    (`target_flops`, `bootstrap`, `holdout`, …). BadInput as the command; FitError where no optimum can be certified.
+    """
+    from scalelab.laws.fit import fit as fit_columns
+    from scalelab.laws.law.law import Law, law_of
+    from scalelab.laws.law.names import load_law
+    from scalelab.laws.read.study import fit_study
+
+    law = load_law(law) if isinstance(law, str) else law if isinstance(law, Law) else law_of(law)
+    if isinstance(source, Mapping):
+        return fit_columns(source, law, **options)
+    rows = _fit_rows(source, law, columns, n, [where] if isinstance(where, str) else list(where))
+    return fit_study(rows, law, n or "total", drop_top_loss, cluster, **options)
+
+
+def _fit_rows(source: Any, law: Any, columns: Mapping[str, str] | None, n: str | None, where: list[str]) -> Any:
+    from scalelab.api.fit_rows import read_sources
+    from scalelab.laws.read.where import filter_rows
+
+    sources: list[Any] = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if all(isinstance(each, str | os.PathLike) for each in sources):
+        return read_sources([os.path.expanduser(each) for each in sources], law, columns, n, where).rows
+    if not all(isinstance(row, Mapping) for row in sources):
+        raise BadInput(f"source={str(source)[:60]}: paths, rows (dicts), or columns by name")
+    fields = {"loss": "val_loss"} | dict(columns or {})
+    renamed = [{**row, **{field: row[name] for field, name in fields.items() if name in row}} for row in sources]
+    return filter_rows([{**row, "val_loss": row["loss"]} if "loss" in row else row for row in renamed], where)

@@ -1,0 +1,191 @@
+"""`import scalelab`: light, with functions that go through the commands' doors; docs/python.md, block by block."""
+
+import copy
+import inspect
+import json
+import pathlib
+import pickle
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import scalelab
+from scalelab import api, records
+from scalelab.__main__ import main
+from scalelab.errors import BadInput
+from scalelab.evaluate import subject
+from scalelab.laws.examples import read_quickstart
+from scalelab.laws.read.study import fit_study
+from scalelab.model import transformer
+from scalelab.train.resume.weights import load_run_weights
+from tests.report import synthetic
+
+ROOT = pathlib.Path(__file__).parents[2]
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
+LIGHT = """
+import sys, time
+start = time.process_time()
+import scalelab
+seconds = time.process_time() - start
+scalelab.__version__, dir(scalelab), scalelab.runs, scalelab.train, scalelab.train.__signature__
+heavy = {"jax", "numpy", "flax", "optax", "orbax", "scipy", "pyarrow", "ml_collections", "matplotlib", "rich"}
+print(sorted(heavy & set(sys.modules)), seconds)
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """(folder, names) after all blocks of the page were run in it, in order."""
+    folder, names = tmp_path_factory.mktemp("page"), {}
+    (folder / "configs").symlink_to(ROOT / "configs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for block in BLOCKS:
+            exec(block, names)
+    return folder, names
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
+    heavy, seconds = done.stdout.strip().rsplit(" ", 1)
+    assert heavy == "[]", done.stdout
+    assert float(seconds) < 1  # .02 s measured; loading jax takes more than 1
+
+
+def test_a_trained_run_is_what_its_folder_says(page, capsys, monkeypatch):
+    folder, names = page
+    assert names["result"]["status"] == "done" and names["result"]["final_step"] == 20
+    row = records.read_run(folder / "runs" / "first")
+    monkeypatch.chdir(folder)
+    assert names["rows"] == [{**row, "folder": "runs/first"}]
+    assert names["rows"].to_arrow().to_pylist()[0]["optim.peak_lr"] == 1e-2
+    assert names["table"].to_pylist() == [{key: row[key] for key in ("name", "D", "val_loss")}]
+    assert names["lines"] == records.read_metrics(folder / "runs" / "first") and len(names["losses"]) == 2
+    assert main(["runs", "runs/first", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(names["rows"]))
+
+
+def test_logits_and_samples_are_those_of_the_model_and_the_command(page, capsys, monkeypatch):
+    folder, names = page
+    weights = load_run_weights(str(folder / "runs" / "first"))
+    expected = transformer.next_token_logits(weights.shape, weights.params, names["ids"][None])[0]
+    np.testing.assert_allclose(names["logits"], expected, rtol=2e-5, atol=2e-6)
+    monkeypatch.chdir(folder)
+    words = ["--prompt=def ", "--tokens=8", "--n=2", "--temperature=0.8", "--seed=1", "--json"]
+    assert main(["sample", "runs/first", *words]) == 0
+    assert names["texts"] == [sample["text"] for sample in json.loads(capsys.readouterr().out)["samples"]]
+
+
+def test_logits_of_masked_documents_are_those_that_the_losses_come_from(page):
+    run = page[1]["run"]
+    config = copy.deepcopy(run.config)
+    config.data.documents = "mask"
+    masked = subject.EvaluatedModel(
+        config, subject.dataclasses.replace(run.model.static, documents="mask"), *run.model[2:]
+    )
+    tokens = np.array([[5, 0, 7, 8, 9, 0, 3]])
+    loaded = api.loaded.LoadedRun(masked)
+    object.__setattr__(loaded, "tokenizer", type("Tokenizer", (), {"separator": 0}))
+    logits = np.float64(loaded.logits(tokens[:, :-1]))
+    nats = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
+    scores = subject.token_losses(masked, tokens, 0)
+    np.testing.assert_allclose(np.where(scores.counts, nats, 0), scores.nats, rtol=1e-5, atol=1e-6)
+    assert abs(logits - run.logits(tokens[:, :-1])).max() > 1e-3  # and the mask matters
+
+
+def test_a_sweep_has_a_row_for_each_point_of_its_grid(page):
+    folder, names = page
+    points = [(row["optim.peak_lr"], row["train.seed"]) for row in names["trials"]]
+    assert points == [(1e-3, 0), (1e-3, 1), (1e-2, 0), (1e-2, 1)]
+    assert len(json.loads((folder / "runs" / "lr" / "sweep.json").read_text())["packs"]) == 1
+    assert {row["status"] for row in names["trials"]} == {"done"} and names["best"] in names["trials"]
+
+
+def test_a_fit_is_that_of_the_study(page):
+    rows = [row for row in read_quickstart() if row["role"] == "fit"]
+    assert page[1]["fitted"].best.params == fit_study(rows, bootstrap=0).best.params
+    columns = {key: [row[name] for row in rows] for key, name in (("N", "N"), ("D", "D"), ("loss", "val_loss"))}
+    assert scalelab.fit(columns, bootstrap=0).best.params == pytest.approx(page[1]["fitted"].best.params, rel=1e-6)
+    named = [{"N": row["N"], "D": row["D"], "final": row["val_loss"]} for row in rows]
+    renamed = scalelab.fit(named, columns={"loss": "final"}, where="N > 1", bootstrap=0)
+    assert renamed.best.params == pytest.approx(page[1]["fitted"].best.params, rel=1e-6)
+
+
+def test_rooms_of_the_same_names_stay_packages_and_functions():
+    import scalelab.plan.whole
+    import scalelab.sweep.run
+    import scalelab.train.spec
+
+    assert scalelab.train.spec.TrainSpec and scalelab.plan.whole.Plan and scalelab.plan.plan
+    for name in ("plan", "sweep", "train"):
+        room, function = getattr(scalelab, name), getattr(api, name)
+        assert inspect.ismodule(room) and inspect.isfunction(function)
+        assert inspect.signature(room) == inspect.signature(function)
+        assert pickle.loads(pickle.dumps(room)) is room and copy.deepcopy(room) is room
+        assert pickle.loads(pickle.dumps(function)) is function
+    assert set(scalelab.__all__) <= set(dir(scalelab))
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        getattr(scalelab, "trian")  # noqa: B009
+
+
+@pytest.mark.slow
+def test_types_are_those_of_the_functions(tmp_path):
+    """mypy sees `scalelab.train` as the function, also after an import of the package."""
+    file = tmp_path / "notebook.py"
+    file.write_text(
+        "import scalelab\nimport scalelab.train.spec\n"
+        "reveal_type(scalelab.train('a', 'b'))\nscalelab.train('a', 'b', steps=3)\n"
+    )
+    from mypy import api as mypy
+
+    out, _, code = mypy.run(
+        [str(file), "--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={tmp_path}"]
+    )
+    assert code == 1 and 'Revealed type is "dict[str, Any]"' in out.replace("builtins.", "").replace("typing.", "")
+    assert 'Unexpected keyword argument "steps"' in out
+
+
+def refused(call, *arguments, **options):
+    with pytest.raises(BadInput) as error:
+        call(*arguments, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_mistakes_are_one_line(page, tmp_path, monkeypatch):
+    folder, names = page
+    run = names["run"]
+    assert "holds no run: no such folder" in refused(scalelab.runs, tmp_path / "absent")
+    assert "matches 0 folders" in refused(scalelab.runs, str(tmp_path / "*"))
+    assert "is a folder of runs" in refused(scalelab.metrics, folder / "runs" / "lr")
+    assert "unknown config key 'train.step'; did you mean 'train.steps'" in refused(
+        scalelab.train, "configs/tiny.py", tmp_path, {"train.step": 3}
+    )
+    assert "a path, or for a config its tree" in refused(scalelab.train, 3, tmp_path)
+    assert "pass grid=" in refused(scalelab.sweep, run.config, tmp_path)
+    assert "has 0 trials" in refused(scalelab.sweep, run.config, tmp_path, grid=[])
+    assert "paths, rows (dicts), or columns by name" in refused(scalelab.fit, [3])
+    assert "is not a run folder" in refused(scalelab.load, tmp_path)
+    assert "float64[2]; they must be ids" in refused(run.logits, [0.5, 1.5])
+    assert "ids from 0 to 256; the vocabulary has 0 to 255" in refused(run.logits, [0, 256])
+    assert "S = 1 to 32" in refused(run.logits, np.zeros(33, int))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert "pip install pandas" in refused(names["rows"].to_pandas)
+
+
+def test_a_pattern_leaves_out_what_holds_no_run(tmp_path):
+    synthetic.write_run(tmp_path / "a", lines=5)
+    synthetic.write_run(tmp_path / "grid" / "runs" / "b", lines=5)
+    (tmp_path / "figures").mkdir()
+    assert [row["name"] for row in scalelab.runs(f"{tmp_path}/*")] == ["a", "b"]
+    assert [row["name"] for row in scalelab.runs([tmp_path / "grid", tmp_path / "a"])] == ["b", "a"]
+
+
+def test_rows_become_a_data_frame(page):
+    pandas = pytest.importorskip("pandas", reason="pandas is not a dependency")
+    frame = page[1]["rows"].to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["val_loss"].tolist() == [page[1]["rows"][0]["val_loss"]] and frame["name"].tolist() == ["first"]
