@@ -29,7 +29,7 @@ from typing import Any
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import align_columns, emit_json, folder_path, print_status
+from scalelab.cli.parser import align_columns, config_path, emit_json, folder_path, print_status
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.experiments import conduct, ladder_runs, phases
 from scalelab.experiments.ladder_runs import LadderStudy
@@ -92,7 +92,9 @@ def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
     parser.add_argument(
         "--scale", type=float, default=1.0, help="with --quick: multiplies every budget (0.1 for a look)"
     )
-    parser.add_argument("--config", metavar="FILE", help="the family of models (default: configs/quickstart.py)")
+    parser.add_argument(
+        "--config", type=config_path, metavar="FILE", help="the family of models (default: configs/quickstart.py)"
+    )
     parser.add_argument("--budgets", type=_numbers, metavar="C,C,…", help="fitted budgets in FLOPs")
     parser.add_argument("--sizes", type=_numbers, metavar="D,D,…", help="values of d_model, for every budget")
     parser.add_argument(

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import config_path, emit_json, folder_path
 from scalelab.cli.progress import PoolProgress
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
@@ -140,7 +140,9 @@ def parse_arguments(argv: Sequence[str]) -> tuple[ConfigDict, Sequence[int], flo
     parser = command_line("mup_transfer", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
     parser.add_argument("--quick", action="store_true", help="LRs an octave apart: 4 minutes on two cores (else: half)")
-    parser.add_argument("--config", metavar="FILE", help="the family of models (default: configs/mup_transfer.py)")
+    parser.add_argument(
+        "--config", type=config_path, metavar="FILE", help="the family of models (default: configs/mup_transfer.py)"
+    )
     parser.add_argument("--widths", metavar="D,D,…", help=f"values of d_model (default: {','.join(map(str, WIDTHS))})")
     options = parser.parse_args(rest)
     widths = _widths(options.widths) if options.widths else WIDTHS

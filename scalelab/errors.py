@@ -1,7 +1,7 @@
 """The two exceptions that users see as one line: bad input (exit 2) and failed work (exit 1)."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class BadInput(ValueError):
@@ -12,10 +12,59 @@ class WorkFailed(RuntimeError):
     """Failed work on good input (a damaged checkpoint, a full disk): the message says what failed and what to do."""
 
 
+# The other names of the field -> ours, for the last part of a key or for an option; the first that is known counts.
+OTHER_NAMES = {
+    **dict.fromkeys(("lr", "learning_rate", "max_lr", "base_lr"), ("peak_lr",)),
+    **dict.fromkeys(("batch_size", "bs", "bsz", "global_batch_size", "train_batch_size"), ("global_batch",)),
+    **dict.fromkeys(("gradient_accumulation", "grad_accum", "accumulation_steps"), ("accumulate",)),
+    **dict.fromkeys(("max_steps", "n_steps", "num_steps", "iterations", "max_iters"), ("steps",)),
+    **dict.fromkeys(("hidden_size", "hidden_dim", "n_embd", "width", "dim"), ("d_model",)),
+    **dict.fromkeys(("depth", "layers", "num_layers", "num_hidden_layers", "n_layer"), ("n_layers",)),
+    **dict.fromkeys(("heads", "num_heads", "num_attention_heads", "n_head"), ("n_heads",)),
+    **dict.fromkeys(("num_key_value_heads", "kv_heads"), ("n_kv_heads",)),
+    **dict.fromkeys(("head_dim",), ("d_head",)),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "mlp_dim", "d_mlp"), ("d_ff",)),
+    **dict.fromkeys(("context_length", "block_size", "max_seq_len", "sequence_length"), ("seq_len",)),
+    **dict.fromkeys(("wd",), ("weight_decay",)),
+    **dict.fromkeys(("clip", "grad_clip", "max_grad_norm", "gradient_clipping"), ("clip_norm",)),
+    **dict.fromkeys(("b1", "adam_beta1", "momentum"), ("beta1",)),
+    **dict.fromkeys(("b2", "adam_beta2"), ("beta2",)),
+    **dict.fromkeys(("epsilon",), ("eps",)),
+    **dict.fromkeys(("warmup", "num_warmup_steps", "warmup_iters"), ("warmup_steps",)),
+    **dict.fromkeys(("min_lr", "final_lr", "min_lr_ratio"), ("final_share",)),
+    **dict.fromkeys(("optimizer", "opt"), ("optim.name",)),
+    **dict.fromkeys(("scheduler", "lr_schedule", "lr_scheduler"), ("schedule.name",)),
+    **dict.fromkeys(("hoffmann", "hoffman"), ("chinchilla_3", "chinchilla")),
+}
+SHORTEST_PART = 4  # letters of a word that is looked for inside longer names
+
+
 def nearest_hint(word: str, known: Iterable[str]) -> str:
     """The tail of a message about an unknown word: `; did you mean 'x'?`, or all known words if few; else ""."""
     known = [str(k) for k in known]
-    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+    if close := nearest_name(word, known):
+        return f"; did you mean {close!r}?"
     return f"; known: {', '.join(sorted(known))}" if known and len(known) <= 24 else ""
+
+
+def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | None:
+    """The known name that `word` most likely stands for, or None.
+
+    Tried in turn: equal but for case; equal in another group; the field's other name for it; one inside the other; few
+    letters changed (`cutoff`: the smallest similarity, of 1), within its group if it names one.
+    """
+    folded = {name.casefold(): name for name in reversed(known)}
+    word = str(word).casefold()
+    group, dot, last = word.rpartition(".")
+    option = last.lstrip("-").replace("-", "_")
+    for wanted in (word, option, *OTHER_NAMES.get(option, ())):
+        for name in folded:
+            if name == wanted or name.endswith(f".{wanted}"):
+                return folded[name]
+    inside = [name for name in folded if (word in name or name in word) and min(len(name), len(word)) >= SHORTEST_PART]
+    if close := difflib.get_close_matches(word, inside, 1, 0):
+        return folded[close[0]]
+    near = {name.removeprefix(group + dot): name for name in folded if dot and name.startswith(group + dot)}
+    near = near or {name: name for name in folded}
+    close = difflib.get_close_matches(last if near.keys() != folded.keys() else word, near, 1, cutoff)
+    return folded[near[close[0]]] if close else None

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import config_path, emit_json, folder_path
 from scalelab.cli.progress import PoolProgress
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.configs import tiny
@@ -52,7 +52,10 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
     parser.add_argument("--quick", action="store_true", help="8 trials, 3 seeds")
     parser.add_argument(
-        "--config", metavar="FILE", help="the model and run to compare on (default: configs/tiny.py, small)"
+        "--config",
+        type=config_path,
+        metavar="FILE",
+        help="the model and run to compare on (default: configs/tiny.py, small)",
     )
     parser.add_argument("--only", metavar="NAME,…", help="these optimizers (default: all)")
     parser.add_argument("--trials", type=int, metavar="N", help="tuning trials of each (default: 48; quick: 8)")

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from scalelab import user_code
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.config import find_config_file
+from scalelab.config.keys import default_values
+from scalelab.errors import BadInput, nearest_hint, nearest_name
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,12 +41,18 @@ class Parser(argparse.ArgumentParser):
         }
         parsed, unknown = self.parse_known_args([bare.get(arg, self._new_name(arg)) for arg in args], namespace)
         if unknown:
-            options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
-            raise BadInput(f"unknown argument {unknown[0]!r}{nearest_hint(unknown[0].split('=')[0], options)}")
+            raise BadInput(f"unknown argument {unknown[0]!r}{self._nearest_option(unknown[0].split('=')[0])}")
         user_code.trust_names(*getattr(parsed, "trust", None) or ())
         if parsed.json not in (None, "-"):  # fails before the work, not after it
             file_path("--json", parsed.json)
         return parsed
+
+    def _nearest_option(self, word: str) -> str:
+        """The tail of the message about an unknown option; a config key where the command reads a config."""
+        options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+        if "--config" in options and (key := nearest_name(word.lstrip("-"), list(default_values()), 0.8)):
+            options.append(f"--config.{key}")
+        return nearest_hint(word, options)
 
     def _new_name(self, argument: str) -> str:
         """The argument with its option's present name."""
@@ -72,6 +80,17 @@ def folder_path(text: str) -> pathlib.Path:
     path = pathlib.Path(os.path.expanduser(text))
     if files := [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]:
         raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")
+    return path
+
+
+def config_path(text: str) -> str:
+    """argparse type for a config: a file, or the name of a config or recipe that comes with scalelab."""
+    try:
+        path = find_config_file(text)
+    except BadInput as mistake:
+        raise argparse.ArgumentTypeError(str(mistake)) from mistake
+    if path != text:
+        print_status(f"--config={text}: {path}")
     return path
 
 

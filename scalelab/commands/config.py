@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import set_by
-from scalelab.cli.parser import Parser, emit_json, print_table
+from scalelab.cli.parser import Parser, config_path, emit_json, print_table
 from scalelab.config.files import USER_OPTIM_PREFIX, split_overrides
 from scalelab.config.keys import Key, Range, key_records
 from scalelab.errors import BadInput, nearest_hint
@@ -30,7 +30,9 @@ def main(argv: list[str]) -> int:
     overrides, rest = split_overrides(argv)
     parser = Parser("config", __doc__)
     parser.add_argument("keys", nargs="*", metavar="KEY", help="group.key, or a group for all of its keys")
-    parser.add_argument("--config", metavar="FILE", help="show what this config file changes, e.g. configs/tiny.py")
+    parser.add_argument(
+        "--config", type=config_path, metavar="FILE", help="show what this config file changes, e.g. configs/tiny.py"
+    )
     options = parser.parse_args(rest)
     if overrides and not options.config:
         first, value = next(iter(overrides.items()))

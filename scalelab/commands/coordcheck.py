@@ -20,7 +20,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.cli.parser import Parser, align_columns, emit_json, print_status
+from scalelab.cli.parser import Parser, align_columns, config_path, emit_json, print_status
 from scalelab.cli.progress import RunProgress
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
@@ -33,7 +33,9 @@ def main(argv: list[str]) -> int:
     """Run the check, print a table for each axis, draw it; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("coordcheck", __doc__)
-    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
+    parser.add_argument(
+        "--config", required=True, type=config_path, metavar="FILE", help="a config file, e.g. configs/tiny.py"
+    )
     parser.add_argument(
         "--widths", type=_whole, metavar="D,D,…", help="values of d_model (default: 64 to 1024, doubling)"
     )

@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from scalelab import set_by
-from scalelab.cli.parser import Parser, emit_json
+from scalelab.cli.parser import Parser, config_path, emit_json
 from scalelab.config import config_value_origins, hparams, leaves, load, split_overrides, static
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS, describe_optim_defaults, lr_warnings
 
@@ -33,7 +33,9 @@ def main(argv: list[str]) -> int:
     """Print the table of groups; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("optim", (__doc__ or "") + _known())
-    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
+    parser.add_argument(
+        "--config", required=True, type=config_path, metavar="FILE", help="a config file, e.g. configs/tiny.py"
+    )
     options = parser.parse_args(rest)
     config = load(options.config, overrides)
     origins = config_value_origins(config)

@@ -17,7 +17,7 @@ import pathlib
 from typing import Any
 
 from scalelab import git
-from scalelab.cli.parser import Parser, emit_json, folder_path, print_status
+from scalelab.cli.parser import Parser, config_path, emit_json, folder_path, print_status
 from scalelab.cli.progress import RunProgress
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     """Plan the twin, sweep it, write the target; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("proxy", __doc__)
-    parser.add_argument("--config", required=True, metavar="FILE", help="the recipe, a config file")
+    parser.add_argument("--config", required=True, type=config_path, metavar="FILE", help="the recipe, a config file")
     parser.add_argument("--flops", required=True, type=float, metavar="C", help="FLOPs that the whole sweep may cost")
     parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--out", metavar="FILE", help="the recipe with its learning rate (default: DIR/target.py)")

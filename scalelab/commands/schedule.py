@@ -13,7 +13,7 @@ import functools
 import sys
 from typing import Any
 
-from scalelab.cli.parser import Parser, align_columns, emit_json
+from scalelab.cli.parser import Parser, align_columns, config_path, emit_json
 from scalelab.config import load, schedule_steps, split_overrides
 from scalelab.errors import BadInput
 
@@ -25,7 +25,9 @@ def main(argv: list[str]) -> int:
     """Print the table, draw the run; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("schedule", __doc__, renamed={"--at": "--steps"})
-    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
+    parser.add_argument(
+        "--config", required=True, type=config_path, metavar="FILE", help="a config file, e.g. configs/tiny.py"
+    )
     parser.add_argument(
         "--steps", metavar="STEP,STEP,…", help="the steps to show (default: where it bends, and every tenth)"
     )

@@ -16,6 +16,7 @@ from scalelab.cli.parser import (
     Parser,
     add_take_over_option,
     add_trust_option,
+    config_path,
     emit_json,
     folder_path,
     print_status,
@@ -30,7 +31,9 @@ def main(argv: list[str]) -> int:
     """Run the sweep or print its table; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("sweep", __doc__)
-    parser.add_argument("--config", metavar="FILE", help="a config file with get_config() and sweep(h)")
+    parser.add_argument(
+        "--config", type=config_path, metavar="FILE", help="a config file with get_config() and sweep(h)"
+    )
     parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--status", action="store_true", help="print the table of trials and do nothing else")
     parser.add_argument(

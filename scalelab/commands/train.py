@@ -31,7 +31,7 @@ from typing import Any
 
 from scalelab import git, lock, records
 from scalelab.cli.memory_check import check_memory_fits
-from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, emit_json, folder_path
+from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, config_path, emit_json, folder_path
 from scalelab.cli.progress import RunProgress
 from scalelab.config import leaves, list_not_reproduced, load, split_overrides
 from scalelab.errors import BadInput, WorkFailed
@@ -43,7 +43,10 @@ def main(argv: list[str]) -> int:
     overrides, rest = split_overrides(argv)
     parser = Parser("train", __doc__)
     parser.add_argument(
-        "--config", metavar="FILE", help="a config file, e.g. configs/tiny.py (default of a branch: the trunk's)"
+        "--config",
+        type=config_path,
+        metavar="FILE",
+        help="a config file, e.g. configs/tiny.py (default of a branch: the trunk's)",
     )
     parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the run's folder")
     parser.add_argument(

@@ -10,6 +10,7 @@ Loading this room needs neither numpy nor ml_collections, so that commands that 
 from scalelab.config.files import (
     USER_OPTIM_PREFIX,
     default_tree,
+    find_config_file,
     leaves,
     list_not_reproduced,
     load_config_module,
@@ -32,6 +33,7 @@ __all__ = [
     "config_value_origins",
     "default_tree",
     "default_values",
+    "find_config_file",
     "hparam_keys",
     "hparams",
     "identity",

@@ -3,12 +3,14 @@
 `configs/base.py` declares its keys. A config file is Python that defines `get_config()`.
 """
 
+import functools
 import importlib.util
 import math
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from scalelab import set_by, user_code
@@ -45,6 +47,29 @@ def leaves(config: "ConfigDict | Mapping[str, Any]") -> dict[str, Any]:
     return flat
 
 
+@functools.cache
+def shipped_configs() -> Mapping[str, pathlib.Path]:
+    """`{name: path}` of the configs and recipes that come with scalelab."""
+    from scalelab import configs
+
+    folder = pathlib.Path(configs.__file__).resolve().parent
+    paths = [*sorted(folder.glob("*.py")), *sorted((folder / "recipes").glob("*.py"))]
+    return MappingProxyType({path.stem: path for path in paths if path.stem not in ("__init__", "base")})
+
+
+def find_config_file(text: str) -> str:
+    """The path of a config given as a file, or by the name of one that comes with scalelab. Raises BadInput."""
+    if os.path.isfile(text) or pathlib.Path(text).name != text or text.endswith(".py"):
+        return text
+    shipped = shipped_configs()
+    if text not in shipped:
+        raise BadInput(
+            f"no config file {text!r}{nearest_hint(text, [*shipped, *map(str, pathlib.Path().glob('*.py'))])}"
+        )
+    path, folder = shipped[text], pathlib.Path.cwd()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+
 def load_config_module(path: str | pathlib.Path) -> ModuleType:
     """Run a config file. Errors in it become one line with the line number."""
     module = run_user_file(path)
@@ -58,7 +83,8 @@ def run_user_file(path: str | pathlib.Path) -> ModuleType:
     path = pathlib.Path(path)
     if not path.is_file():
         neighbours = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise BadInput(f"no config file {str(path)!r}{nearest_hint(str(path), neighbours)}")
+        shipped = f"; scalelab has one of that name: --config={path.stem}" if path.stem in shipped_configs() else ""
+        raise BadInput(f"no config file {str(path)!r}{shipped or nearest_hint(str(path), neighbours)}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise BadInput(f"{path} is not a config file: it must be Python, with a name that ends in .py")

@@ -29,7 +29,7 @@ import sys
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab.cli.parser import Parser, add_trust_option, emit_json
+from scalelab.cli.parser import Parser, add_trust_option, config_path, emit_json
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("plan", __doc__, renamed={"--card": "--single-gpu"})
     add = parser.add_argument
-    add("--config", metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
+    add("--config", type=config_path, metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
     add("--hardware", metavar="NAME", help="h100, a100, v5p, cpu, …, or FILE.json that describes your own")
     add("--devices", type=_count, metavar="N", help="number of devices (default: the size of the mesh)")
     add("--mesh", metavar="AXIS=N,…", help="values of the config's `parallel` group to use instead")

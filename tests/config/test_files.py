@@ -1,0 +1,38 @@
+"""A config given as a file, or by the name of one that comes with scalelab."""
+
+import pathlib
+
+import pytest
+
+from scalelab import config
+from scalelab.__main__ import main
+from scalelab.errors import BadInput
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("name", "file"), [("tiny", "tiny.py"), ("llama3_8b", "recipes/llama3_8b.py")])
+def test_a_name_is_the_file_that_comes_with_scalelab(tmp_path, monkeypatch, capsys, name, file):
+    monkeypatch.chdir(tmp_path)
+    path = ROOT / "configs" / file
+    assert config.find_config_file(name) == str(path)
+    assert main(["config", f"--config={name}", "model.d_model", "--json"]) == 0
+    by_name = capsys.readouterr()
+    assert f"--config={name}: {path}" in by_name.err
+    assert main(["config", f"--config={path}", "model.d_model", "--json"]) == 0
+    assert capsys.readouterr().out == by_name.out
+
+
+def test_a_file_of_ones_own_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").write_text("")  # odd, and the user's
+    assert config.find_config_file("tiny") == "tiny"
+    assert config.find_config_file("tiny.py") == "tiny.py"
+
+
+def test_names_that_are_not_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match="no config file 'tinny'; did you mean 'tiny'"):
+        config.find_config_file("tinny")
+    assert main(["optim", "--config=configs/tiny.py"]) == 2  # as the README has it, in another folder
+    assert "no config file 'configs/tiny.py'; scalelab has one of that name: --config=tiny" in capsys.readouterr().err
