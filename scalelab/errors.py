@@ -61,7 +61,8 @@ def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | 
         for name in folded:
             if name == wanted or name.endswith(f".{wanted}"):
                 return folded[name]
-    inside = [name for name in folded if (word in name or name in word) and min(len(name), len(word)) >= SHORTEST_PART]
+    parts = [name for name in folded if min(len(name), len(option)) >= SHORTEST_PART]
+    inside = [name for name in parts if option in name or name in option]
     if close := difflib.get_close_matches(word, inside, 1, 0):
         return folded[close[0]]
     near = {name.removeprefix(group + dot): name for name in folded if dot and name.startswith(group + dot)}

@@ -6,7 +6,7 @@ from scalelab.__main__ import main
 from scalelab.config.keys import default_values
 from scalelab.errors import nearest_hint, nearest_name
 
-KEYS = list(default_values())
+KEYS = [*default_values(), "optim", "model"]  # groups too, as `scalelab config` knows them
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ KEYS = list(default_values())
         ("optim.b1", "optim.beta1"),
         ("schedule.warmup", "schedule.warmup_steps"),
         ("data.sourse", "data.source"),
+        ("optim.peak_rl", "optim.peak_lr"),
         ("model.dropout", None),  # there is no such key, and none like it in its group
         ("xyz", None),
     ],
