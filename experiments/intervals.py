@@ -4,57 +4,16 @@ Pure functions of losses (nats/token). A run that diverged has an infinite loss.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-LEVEL = 0.9
+from scalelab.sweep.answer.differences import LEVEL, MeanDifference, mean_difference
 
-
-class MeanDifference(NamedTuple):
-    """A mean difference, its standard error, and Student's interval with `freedom` degrees of freedom."""
-
-    mean: float
-    error: float
-    low: float
-    high: float
-    freedom: float
-    paired: bool
-
-    @property
-    def sigmas(self) -> float:
-        """The signed difference in standard errors; infinite if the difference has no spread at all."""
-        return self.mean / self.error if self.error else math.copysign(math.inf, self.mean) if self.mean else 0.0
-
-
-def mean_difference(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL) -> MeanDifference | None:
-    """Mean of `a` minus mean of `b` (losses by seed), with the interval at `level`; None if a loss is infinite.
-
-    Paired if both have the same seeds, since one seed means the same first weights and batches; else Welch's, with
-    Satterthwaite's degrees of freedom. The interval is about these two settings; their choice adds uncertainty that is
-    not in it. ValueError if either side has fewer than two seeds.
-    """
-    if min(len(a), len(b)) < 2:
-        raise ValueError(f"{len(a)} and {len(b)} seeds: a difference needs two on each side, or it has no spread")
-    if not all(map(math.isfinite, (*a.values(), *b.values()))):
-        return None
-    paired = set(a) == set(b)
-    if paired:
-        differences = np.array([a[seed] - b[seed] for seed in a])
-        mean, variance, freedom = differences.mean(), differences.var(ddof=1) / len(differences), len(differences) - 1.0
-    else:
-        sides = [np.array(list(side.values())) for side in (a, b)]
-        parts = [side.var(ddof=1) / len(side) for side in sides]
-        mean, variance = sides[0].mean() - sides[1].mean(), sum(parts)
-        terms = [part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True)]
-        freedom = variance**2 / sum(terms) if variance else len(a) + len(b) - 2.0
-    half_width = stats.t.ppf((1 + level) / 2, freedom) * math.sqrt(variance)
-    return MeanDifference(
-        *map(float, (mean, math.sqrt(variance), mean - half_width, mean + half_width, freedom)), paired
-    )
+__all__ = ("MeanDifference", "mean_difference")  # from the library, for readers of results
 
 
 class FinalsRecord(NamedTuple):

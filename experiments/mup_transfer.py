@@ -27,7 +27,7 @@ from scalelab.experiments.shared import RESULTS, command_line, result_header, wr
 from scalelab.model.resize import resize_config
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure
-from scalelab.sweep.best import find_best_lr
+from scalelab.sweep.answer.best_lr import find_best_lr
 
 ROOT = pathlib.Path(__file__).parent.parent
 GRID_FALL_OCTAVES = {"mup": 0.0, "standard": 0.8}  # octaves by which the grid is lower per doubling of the width
@@ -79,7 +79,12 @@ def read_transfer_rows(folder: pathlib.Path, widths: Sequence[int], step: float)
             curve = [[losses[run_name(parametrization, width, lr, seed)] for lr in lrs] for seed in SEEDS]
             best = find_best_lr(lrs, np.array(curve, float))  # None is NaN: diverged
             facts = {"parametrization": parametrization, "d_model": width, "log2_lr": best.log2_lr}
-            facts |= {"interval90": [best.low, best.high], "loss": best.loss, "interior": best.interior}
+            facts |= {
+                "interval90": best.interval and [*best.interval],
+                "no_interval": best.refusal,
+                "loss": best.loss,
+                "interior": best.interior,
+            }
             rows.append(facts | {"log2_lrs": lrs.tolist(), "losses": curve})
     return rows
 
@@ -109,13 +114,16 @@ def format_page(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
-        low, high = row["interval90"]
         lines.append(
-            f"| {row['parametrization']} | {row['d_model']} | {row['log2_lr']:.2f} | {low:.2f} to {high:.2f} | "
+            f"| {row['parametrization']} | {row['d_model']} | {row['log2_lr']:.2f} | {_interval_cell(row)} | "
             f"{row['loss']:.4f} | {'yes' if row['interior'] else 'NO'} |"
         )
     lines += ["", *result["verdicts"], "", "![Loss over learning rate by width](mup_transfer.png)", ""]
     return "\n".join(lines)
+
+
+def _interval_cell(row: dict[str, Any]) -> str:
+    return "{:.2f} to {:.2f}".format(*row["interval90"]) if row["interval90"] else f"none: {row['no_interval']}"
 
 
 def describe_transfer(rows: Sequence[dict[str, Any]]) -> list[str]:

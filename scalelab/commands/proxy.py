@@ -5,7 +5,7 @@ parameter and its shares of warm-up and decay; its width is the largest whose sw
 program) costs at most C FLOPs. Under completep the twin's depth shrinks with its width, under mup it keeps the depth.
 Under standard learning rates don't carry over, so such a recipe becomes a completep one with the twin as its base. The
 best learning rate is the vertex of a parabola through the lowest validation losses over log2 LR, with a 90 % interval
-over seeds.
+over seeds (one seed has none).
 
 Writes D/twin.py and FILE (default D/target.py): config files that import F and set only what differs, ready for
 `scalelab train --config=FILE`. Running the command again resumes the sweep.
@@ -75,10 +75,16 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     else:
         title = f"{options.config} with the learning rate of a twin of width {plan.twin.model.d_model} ({folder})."
         write_forks(out.parent, options.config, {out.stem: target}, {out.stem: title})
-        low, high = result["peak_lr_interval90"]
-        print_status(f"peak_lr {target.optim.peak_lr:.4g}, 90 % in {low:.4g} to {high:.4g}; written: {out}")
+        print_status(f"peak_lr {target.optim.peak_lr:.4g}, {_interval_text(result)}; written: {out}")
     emit_json(result | {"out": str(out) if optimum.interior else None}, options.json)
     return 0 if optimum.interior else 1
+
+
+def _interval_text(result: dict[str, Any]) -> str:
+    if result["peak_lr_interval90"] is None:
+        return f"{result['no_interval']}: no interval"
+    low, high = result["peak_lr_interval90"]
+    return f"90 % in {low:.4g} to {high:.4g}"
 
 
 def _lrs(text: str | None, centre: float) -> list[float]:
@@ -99,7 +105,8 @@ def _result(plan: Any, target: Any, optimum: Any, verdicts: dict[str, str], lrs:
     """The object that `--json` prints."""
     return {
         "peak_lr": target.optim.peak_lr,
-        "peak_lr_interval90": [2**end * plan.lr_factor for end in (optimum.low, optimum.high)],
+        "peak_lr_interval90": optimum.interval and [2**end * plan.lr_factor for end in optimum.interval],
+        "no_interval": optimum.refusal or None,
         "interior": optimum.interior,
         "twin_loss": optimum.loss,
         "twin": {key: plan.twin.model[key] for key in ("d_model", "n_layers", "n_heads", "d_head", "d_ff")}

@@ -50,12 +50,19 @@ def main(argv: list[str]) -> int:
             parser.error("--config is needed (or --status)")
         _run(options.config, overrides, options)
 
+    from scalelab.cli.answers import print_answer
     from scalelab.sweep import status
+    from scalelab.sweep.answer import wording
+    from scalelab.sweep.answer.rows import answer_folder
 
     rows = status.read_trial_rows(options.workdir)
+    answer = answer_folder(options.workdir)
     if options.json != "-":
         _print(rows)
-    emit_json({"trials": rows}, options.json)
+        if answer.has_results:
+            print()
+            print_answer(answer)
+    emit_json({"trials": rows, "answer": wording.answer_json(answer)}, options.json)
     for row in rows:
         if "damage" in row:
             print_status(f"{row['name']} is damaged: {row['damage']}")

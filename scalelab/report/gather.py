@@ -100,22 +100,6 @@ def read_event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     return sorted(rows, key=lambda row: row["time"])
 
 
-def swept_keys(rows: Sequence[dict]) -> list[str]:
-    """The config values in which runs differ. What only follows from another one (d_ff from d_model) is left out."""
-    groupings, names = [], []
-    rows = [row for row in rows if row.get("status") != records.DAMAGED_STATUS]
-    for name in dict.fromkeys(key for row in rows for key in row):
-        values = [row.get(name) for row in rows]
-        # Config values are named by full keys; what has a slash was measured: of a source, on a task.
-        if "." not in name or "/" in name or name.startswith("log.") or len(set(values)) < 2:
-            continue
-        firsts = [values.index(value) for value in values]  # which runs share a value, whatever the value is
-        if firsts not in groupings:
-            groupings.append(firsts)
-            names.append(name)
-    return names
-
-
 def collect_provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
     """PROVENANCE_KEYS of the runs' records; if runs differ, each value with the number of its runs."""
     kept = [{key: records.read_record(f).get(key) for key in PROVENANCE_KEYS} for f in folders]

@@ -1,7 +1,6 @@
 """`write_report`: the page of a run, a sweep or a study, depending on the folder."""
 
 import pathlib
-from typing import Any
 
 from scalelab import records
 from scalelab.report import gather, html, study, verdict
@@ -15,7 +14,9 @@ from scalelab.report.parts import (
     origin_section,
     runs_table,
 )
-from scalelab.sweep import settings
+from scalelab.sweep.answer import rows as answer_rows
+from scalelab.sweep.answer import settings, wording
+from scalelab.sweep.answer.ranking import SweepAnswer
 
 SOURCE_COLUMNS = {
     "source": "source",
@@ -112,8 +113,11 @@ def report_sweep(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
     """The page of a folder of runs: what was swept, who won, who was lost."""
     page, rows = ReportPage(folder, "sweep"), records.read_runs(folder)
     folders = page.readable(records.run_folders(folder))
-    swept = gather.swept_keys(rows)
-    page.parts.append(html.render_card(_best(rows, swept)))
+    swept = settings.swept_keys(rows)
+    answer = answer_rows.answer_folder(folder)
+    page.parts.append(html.render_card(_best(answer, rows, swept)))
+    if answer.settings:
+        page.parts.append(html.render_section("Settings over seeds", _settings_table(answer)))
     shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept, "status", "val_loss")} for row in rows]
     if any(map(settings.is_final, rows)):
         fig = sweepplots.plot_sweep(shown, swept, gather.entropy_rate(folders), "Final loss over what was swept")
@@ -135,30 +139,15 @@ def report_sweep(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
     return page, page.write(f"Sweep: {folder.resolve().name}", f"{len(rows)} runs: {gather.describe_states(rows)}")
 
 
-def _best(rows: list[dict], swept: list[str]) -> str:
-    """The best setting in words, and whether its values sit at the edge of what was swept."""
+def _best(answer: SweepAnswer, rows: list[dict], swept: list[str]) -> str:
+    """The answer in sentences: the best setting over seeds, what is not told apart from it, and the best LR."""
     text = f"Swept: {', '.join(swept) or 'nothing (all configs are equal)'}. {gather.describe_states(rows)}."
-    best = settings.find_best(settings.group_by_setting(rows, swept))
-    if best is None:
-        return html.render_paragraph(f"No setting has finished without a lost seed. {text}", "bad")
-    values = ", ".join(f"{key} = {html.format_value(value)}" for key, value in best.values.items())
-    seeds = f"seed{'s' * (len(best.seeds) > 1)} {', '.join(map(str, best.seeds))}"
-    loss = f"{best.mean:.4f} nats/token with {seeds}: what of it is the seed's luck is unknown"
-    if best.error is not None:
-        loss = f"{best.mean:.4f} ± {best.error:.4f} nats/token, mean and standard error over {seeds}"
-    missing = f"; {best.pending} of its seeds not finished" if best.pending else ""
-    name = f"Best: {values}, with validation loss" if values else "Nothing but seeds was swept: validation loss"
-    paragraph = html.render_paragraph(f"{name} {loss}{missing}. {text}")
-    edges = [key for key in best.values if _at_edge(best.values[key], rows, key)]
-    if edges:
-        paragraph += html.render_paragraph(
-            f"Its {' and '.join(edges)} {'sits' if len(edges) == 1 else 'sit'} at the edge of the sweep: the best may "
-            "lie outside.",
-            "bad",
-        )
-    return paragraph
+    warnings = wording.list_warnings(answer)
+    lines = wording.describe_answer(answer)
+    shown = [html.render_paragraph(line, "bad" if line in warnings else "") for line in lines]
+    return "".join([*shown, html.render_paragraph(text, "soft")])
 
 
-def _at_edge(value: Any, rows: list[dict], key: str) -> bool:
-    values = [row[key] for row in rows if isinstance(row.get(key), int | float) and not isinstance(row[key], bool)]
-    return len(set(values)) > 2 and value in (min(values), max(values))
+def _settings_table(answer: SweepAnswer) -> str:
+    """Every setting with its seeds, mean loss, gap to the best and verdict."""
+    return html.render_table(wording.answer_cells(answer), wording.answer_columns(answer))

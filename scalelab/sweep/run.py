@@ -3,12 +3,15 @@
 import contextlib
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.sweep import status
+from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
 from scalelab.sweep.executors import pool
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
@@ -44,7 +47,11 @@ def run_sweep(
             _refuse_other_trial(folder / "runs" / name, config, allow)
         records.write_json(
             folder / "sweep.json",
-            {"trials": {name: config.train.steps for name, config in trials.items()}, "packs": grouped},
+            {
+                "trials": {name: config.train.steps for name, config in trials.items()},
+                "packs": grouped,
+                "values": _swept_values(trials),
+            },
         )
         unfinished = {
             pack: names for pack, names in grouped.items() if not all(_ended(folder, n, trials) for n in names)
@@ -65,6 +72,13 @@ def run_sweep(
                 if exit_code not in (0, pool.STOPPED_EXIT_CODE):
                     pool.mark_failed(folder, pack, grouped[pack], exit_code)
     return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
+
+
+def _swept_values(trials: Mapping[str, ConfigDict]) -> dict[str, dict[str, Any]]:
+    """{trial: {key: value}} of what the sweep varies and the seed, for readers of trials that have not started."""
+    rows = [config_lib.leaves(config) for config in trials.values()]
+    keys = [*setting_keys(rows), SEED_KEY]
+    return {name: {key: row.get(key) for key in keys} for name, row in zip(trials, rows, strict=True)}
 
 
 def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) -> bool:

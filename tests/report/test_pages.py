@@ -13,6 +13,7 @@ from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.report import gather, parts
 from scalelab.report.pages import write_report
+from scalelab.sweep.answer import settings
 from tests.report import synthetic
 
 EVIL = "<script>alert('x')</script> & \"quotes\""
@@ -226,7 +227,9 @@ def test_a_best_trial_at_the_edge_is_said(tmp_path):
     for peak_lr, tokens in ((1e-3, 1e6), (2e-3, 2e6), (4e-3, 4e6)):
         synthetic.write_run(tmp_path / "runs" / f"{peak_lr}", d=tokens, peak_lr=peak_lr, lines=20)
     write_report(tmp_path)
-    assert "optim.peak_lr sits at the edge" in Elements((tmp_path / "report.html").read_text()).text
+    text = Elements((tmp_path / "report.html").read_text()).text
+    assert "The best learning rate is not known, and has no interval: the optimum is at the grid's edge: 0.004" in text
+    assert "0.004 is the largest LR. Try more beyond it." in text
 
 
 @pytest.mark.parametrize("status, said", [
@@ -291,7 +294,7 @@ def test_the_runs_table_says_once_what_is_shared():
 def test_swept_leaves_out_what_only_follows():
     rows = [{"name": n, "model.d_model": d, "model.d_ff": ff, "optim.peak_lr": lr}
             for n, d, ff, lr in (("a", 64, 176, 1e-3), ("b", 64, 176, 2e-3), ("c", 128, 344, 1e-3))]  # fmt: skip
-    assert gather.swept_keys(rows) == ["model.d_model", "optim.peak_lr"] and gather.swept_keys(rows[:1]) == []
+    assert settings.swept_keys(rows) == ["model.d_model", "optim.peak_lr"] and settings.swept_keys(rows[:1]) == []
 
 
 def test_a_run_on_several_sources_says_each(tmp_path):
@@ -310,7 +313,7 @@ def test_a_run_on_several_sources_says_each(tmp_path):
     write_report(tmp_path / "runs" / "a")
     page = Elements((tmp_path / "runs" / "a" / "report.html").read_text())
     assert "Sources" in page.text and all(said in page.text for said in ("web 2.2500", "1.5", "code –"))
-    assert gather.swept_keys(records.read_runs(tmp_path)) == []  # what was measured is not what was swept
+    assert settings.swept_keys(records.read_runs(tmp_path)) == []  # what was measured is not what was swept
 
 
 def test_an_event_without_a_step_stands_where_the_run_was(tmp_path):

@@ -17,8 +17,8 @@ MARKERS = ("o", "s", "D", "^")
 def plot_lr_transfer(rows: Sequence[dict[str, Any]]) -> Figure:
     """A panel of curves a parametrization, and one of the best log2 LR over d_model with its interval.
 
-    rows: `parametrization`, `d_model`, `log2_lrs` [K], `losses` [seeds][K] (None: diverged), `log2_lr`, `interval90`,
-    `loss`.
+    rows: `parametrization`, `d_model`, `log2_lrs` [K], `losses` [seeds][K] (None: diverged), `log2_lr`, `interval90`
+    (None: there is none), `loss`.
     """
     kinds = list(dict.fromkeys(row["parametrization"] for row in rows))
     colours = value_colours(row["d_model"] for row in rows)
@@ -42,8 +42,8 @@ def add_lr_curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
     ax.plot(x, losses.mean(0), color=colour)
     for one in losses:
         ax.plot(x, one, ".", color=colour, ms=3, alpha=0.6)
-    low, high = row["interval90"]
-    ax.plot([low, high], [row["loss"]] * 2, color=ACCENT, lw=1)
+    if row["interval90"]:
+        ax.plot(row["interval90"], [row["loss"]] * 2, color=ACCENT, lw=1)
     ax.plot(row["log2_lr"], row["loss"], "*", color=ACCENT, ms=9, mec="white", mew=0.6, zorder=5)
     ax.set(xlabel="log2 of the peak learning rate", ylabel=LOSS_LABEL)
 
@@ -53,7 +53,7 @@ def _best(ax: Axes, rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> Non
     for kind, mark in zip(kinds, MARKERS, strict=False):
         rows_of_kind = [row for row in rows if row["parametrization"] == kind]
         x, y = np.log2([row["d_model"] for row in rows_of_kind]), np.array([row["log2_lr"] for row in rows_of_kind])
-        ends = np.array([row["interval90"] for row in rows_of_kind]).T
+        ends = np.array([row["interval90"] or [row["log2_lr"]] * 2 for row in rows_of_kind]).T
         ax.errorbar(x, y, np.abs(ends - y), marker=mark, color=colours[kind], capsize=2.5, label=kind)
     widths = sorted({row["d_model"] for row in rows})
     top = max(row["log2_lr"] for row in rows)

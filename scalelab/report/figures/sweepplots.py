@@ -18,7 +18,7 @@ from scalelab.report.figures.style import (
     styled,
     value_colours,
 )
-from scalelab.sweep.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, is_final
+from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, is_final
 
 
 @styled

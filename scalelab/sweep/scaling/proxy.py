@@ -15,7 +15,7 @@ from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.model.resize import resize_config, width_unit
-from scalelab.sweep.best import BestLr, find_best_lr
+from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
 from scalelab.sweep.scaling.ladder import check_fixed_schedule, flops_per_step
 
 LEAST_STEPS = 100  # a shorter run is mostly warm-up: the twin takes smaller batches instead

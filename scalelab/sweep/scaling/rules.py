@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.sweep.best import BestLr, find_best_lr
+from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
 
 FITTED_PREFIX = "fitted:"  # before a folder of LR checks
 LEAST_LRS = 3  # learning rates per cell of LR checks: fewer can't bracket an optimum

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scalelab.sweep.settings import SEED_KEY, find_best, group_by_setting
+from scalelab.sweep.answer.settings import SEED_KEY, find_best, group_by_setting
 
 LR = "optim.peak_lr"
 

@@ -1,0 +1,280 @@
+"""The answer of a sweep for people and files: a table, sentences, and plain JSON."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scipy import stats
+
+from scalelab.sweep.answer.best_lr import INTERVAL_LEVEL
+from scalelab.sweep.answer.ranking import (
+    BEST,
+    LEVEL,
+    NOT_APART,
+    NOT_COMPARED,
+    UNRANKED,
+    WORSE,
+    LrOptimum,
+    RankedSetting,
+    SweepAnswer,
+)
+from scalelab.sweep.answer.settings import SweptSetting
+
+DECIMALS = 4  # of a loss, more if its standard error is smaller
+MOST_NAMED = 6  # settings in one sentence
+TABLE_COLUMNS = {"seeds": "seeds", "mean": "mean loss ± s.e.", "gap": "above the best", "verdict": "verdict"}
+
+
+def answer_columns(answer: SweepAnswer) -> dict[str, str]:
+    """{key: heading} of `answer_cells`."""
+    return {key: key for key in answer.keys} | TABLE_COLUMNS
+
+
+def answer_cells(answer: SweepAnswer) -> list[dict[str, str]]:
+    """One row of texts per setting: its values, finished seeds of all, mean, gap to the best, and verdict."""
+    return [
+        {key: format_value(ranked.setting.values[key]) for key in answer.keys}
+        | {
+            "seeds": f"{len(ranked.setting.losses)} of {ranked.setting.trials}",
+            "mean": _mean_text(ranked.setting),
+            "gap": with_error(ranked.gap.mean, ranked.gap.error, "+") if ranked.gap else "-",
+            "verdict": describe_verdict(ranked),
+        }
+        for ranked in answer.settings
+    ]
+
+
+def answer_records(answer: SweepAnswer) -> list[dict[str, Any]]:
+    """One flat row of numbers per setting, for files."""
+    return [
+        ranked.setting.values
+        | {
+            "rank": ranked.rank, "seeds": len(ranked.setting.losses), "trials": ranked.setting.trials,
+            "mean_loss": _finite(ranked.setting.mean), "standard_error": ranked.setting.error,
+            **{f"gap_{key}": getattr(ranked.gap, name, None) for key, name in GAP_FIELDS.items()},
+            "verdict": ranked.verdict, **dict(Counter(ranked.setting.lost.values())),
+        }
+        for ranked in answer.settings
+    ]  # fmt: skip
+
+
+GAP_FIELDS = {"mean": "mean", "standard_error": "error", "low": "low", "high": "high", "paired": "paired"}
+
+
+def answer_json(answer: SweepAnswer) -> dict[str, Any]:
+    """The answer as plain values: `by`, `settings`, `best`, `not_told_apart`, `optima`, `sentences`, and the levels."""
+    best = answer.best
+    return {
+        "by": list(answer.keys),
+        "settings": [_setting_json(ranked) for ranked in answer.settings],
+        "best": best.values if best else None,
+        "not_told_apart": [setting.values for setting in answer.with_verdict(NOT_APART, NOT_COMPARED)],
+        "level": LEVEL,
+        "each_level": answer.each_level,
+        "optima": [_optimum_json(optimum) for optimum in answer.optima],
+        "unassigned": answer.unassigned,
+        "sentences": describe_answer(answer),
+    }
+
+
+def _setting_json(ranked: RankedSetting) -> dict[str, Any]:
+    setting = ranked.setting
+    return {
+        "values": setting.values,
+        "losses": {str(seed): loss for seed, loss in setting.by_seed.items()},
+        "lost": {str(seed): reason for seed, reason in setting.lost.items()},
+        "pending": setting.pending,
+        "mean": _finite(setting.mean),
+        "standard_error": setting.error,
+        "rank": ranked.rank,
+        "gap": ranked.gap and ranked.gap._asdict(),
+        "verdict": ranked.verdict,
+    }
+
+
+def _optimum_json(optimum: LrOptimum) -> dict[str, Any]:
+    best = optimum.best
+    facts = {"values": optimum.values, "lrs": list(optimum.lrs), "seeds": list(optimum.seeds)}
+    if best is None:
+        return facts | {"peak_lr": None, "interval90": None, "no_interval": "no seed was run at every LR"}
+    interval = best.interval and [2**end for end in best.interval]
+    return facts | {
+        "peak_lr": 2**best.log2_lr, "interior": best.interior, "loss": _finite(best.loss), "interval90": interval,
+        "no_interval": best.refusal or None,
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def describe_answer(answer: SweepAnswer) -> list[str]:
+    """The answer in sentences: the best, what is not told apart from it, how, what was lost, where the LR is best."""
+    lines = [_best_line(answer), *_comparison_lines(answer), *_lost_lines(answer)]
+    return [*lines, *_edge_lines(answer), *map(_optimum_line, answer.optima)]
+
+
+def list_warnings(answer: SweepAnswer) -> list[str]:
+    """Those sentences of the answer that warn: nothing is best, seeds were lost, or an optimum is at an edge."""
+    optima = [each for each in answer.optima if each.best is None or not each.best.interior]
+    nothing = [] if answer.best else [_best_line(answer)]
+    return [*nothing, *_lost_lines(answer), *_edge_lines(answer), *map(_optimum_line, optima)]
+
+
+def _best_line(answer: SweepAnswer) -> str:
+    best = answer.best
+    if best is None:
+        return "No setting has finished without a lost seed."
+    seeds = f"seed{'s' * (len(best.seeds) > 1)} {', '.join(map(str, best.seeds))}"
+    loss = f"{best.mean:.{DECIMALS}f} nats/token with {seeds}. One seed: no interval, and its luck is unknown"
+    if best.error is not None:
+        loss = f"{with_error(best.mean, best.error)} nats/token, mean and standard error over {seeds}"
+    missing = f"; {best.pending} of its seeds not finished" if best.pending else ""
+    if not answer.keys:
+        return f"Nothing but seeds was swept: validation loss {loss}{missing}."
+    return f"Best: {name_setting(best.values)}, with validation loss {loss}{missing}."
+
+
+def _comparison_lines(answer: SweepAnswer) -> list[str]:
+    ranked = [each for each in answer.settings if each.rank is not None]
+    if answer.best is None or len(ranked) < 2:
+        return []
+    kinds = {NOT_APART: "Not told apart from it", NOT_COMPARED: "Not compared (one seed)", WORSE: "Worse"}
+    named = {words: answer.with_verdict(verdict) for verdict, words in kinds.items()}
+    lines = [f"{words}: {_name_several(settings)}." for words, settings in named.items() if settings]
+    return [" ".join(lines), _method_line(answer, len(ranked))]
+
+
+def _method_line(answer: SweepAnswer, k: int) -> str:
+    """How the comparison was made, and what may be concluded."""
+    gaps = [ranked.gap for ranked in answer.settings if ranked.gap]
+    if not gaps or answer.each_level is None:
+        return "One seed tells no settings apart: add h.sweep('train.seed', range(3)) to the grid."
+    pairing = {True: "paired by seed", False: "unpaired"}
+    how = " or ".join(dict.fromkeys(pairing[gap.paired] for gap in gaps))
+    many = f"each of the {len(gaps)} gaps" if len(gaps) > 1 else "the gap"
+    return (
+        f"The best was picked among {k}, so {many} is tested at {100 * answer.each_level:.4g} % (Student's t, {how}, "
+        f"one-sided): the truly best of these {k} is called worse in at most {100 * (1 - LEVEL):.2g} % of such sweeps."
+        + _seeds_line(answer)
+    )
+
+
+def _seeds_line(answer: SweepAnswer) -> str:
+    """What more seeds would do, where few of them leave a gap that may be real."""
+    freedoms = [ranked.gap.freedom for ranked in answer.settings if ranked.gap and ranked.verdict == NOT_APART]
+    if not freedoms or answer.each_level is None or min(freedoms) >= 5:
+        return ""
+    seeds = math.floor(min(freedoms)) + 1
+    now, then = (float(stats.t.ppf(answer.each_level, n - 1)) for n in (seeds, seeds + 2))
+    return f" {seeds} seeds prove gaps above {now:.2g} standard errors, {seeds + 2} seeds above {then:.2g}."
+
+
+def _lost_lines(answer: SweepAnswer) -> list[str]:
+    lost = Counter(reason for ranked in answer.settings for reason in ranked.setting.lost.values())
+    pending = sum(ranked.setting.pending for ranked in answer.settings)
+    repeated = sum(ranked.setting.repeated for ranked in answer.settings)
+    lines = []
+    if lost:
+        trials, counts = sum(len(r.setting.lost) for r in answer.settings), _count_words(lost)
+        lines.append(
+            f"{trials} trial{'s have' if trials > 1 else ' has'} no result ({counts}): a setting that lost a seed is "
+            "ranked last, and never by the mean of its other seeds."
+        )
+    if pending:
+        lines.append(f"Not finished: {pending} trial{'s' * (pending > 1)}.")
+    if repeated:
+        lines.append(f"Left out: {repeated} run{'s' * (repeated > 1)} of a setting and seed that was here already.")
+    if answer.unassigned:
+        lines.append(
+            f"In no setting: {answer.unassigned} trial{'s' * (answer.unassigned > 1)}, damaged or not started."
+        )
+    return lines
+
+
+def _edge_lines(answer: SweepAnswer) -> list[str]:
+    """Say that the best sits at an edge of what was swept; of learning rates `_optimum_line` says more."""
+    best, told = answer.best, {"optim.peak_lr"} if answer.optima else set()
+    keys = [key for key in answer.keys if best and key not in told and at_edge(answer, key)]
+    if not keys:
+        return []
+    return [
+        f"Its {' and '.join(keys)} {'sits' if len(keys) == 1 else 'sit'} at the edge of the sweep: the best may lie "
+        "outside."
+    ]
+
+
+def at_edge(answer: SweepAnswer, key: str) -> bool:
+    """Whether the best setting has the smallest or largest of three values or more of `key`."""
+    values = {ranked.setting.values[key] for ranked in answer.settings if _is_number(ranked.setting.values[key])}
+    return answer.best is not None and len(values) > 2 and answer.best.values[key] in (min(values), max(values))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _optimum_line(optimum: LrOptimum) -> str:
+    """The best LR of one curve, with its interval or why there is none."""
+    where = f"With {name_setting(optimum.values)}: the" if optimum.values else "The"
+    best = optimum.best
+    if best is None:
+        return f"{where} best learning rate is not known: no seed was run at every LR."
+    if not best.interior:
+        return f"{where} best learning rate is not known, and has no interval: {best.refusal}. Try more beyond it."
+    text = f"{where} best learning rate by a parabola in log LR: {2**best.log2_lr:.3g} (loss {best.loss:.{DECIMALS}f})"
+    if best.interval is None:
+        return f"{text}; no interval: {best.refusal}."
+    low, high = (2**end for end in best.interval)
+    beyond = ", beyond the LRs tried" if low < optimum.lrs[0] or high > optimum.lrs[-1] else ""
+    level = f"{100 * INTERVAL_LEVEL:.0f} % interval"
+    return f"{text}, {level} {low:.3g} to {high:.3g}{beyond}, over {len(optimum.seeds)} seeds."
+
+
+def describe_verdict(ranked: RankedSetting) -> str:
+    """The verdict of one setting in words; of an unranked one, how many trials it lacks and why."""
+    setting = ranked.setting
+    if ranked.verdict == UNRANKED:
+        if setting.lost:
+            return f"ranked last: {_count_words(Counter(setting.lost.values()))}"
+        return f"not ranked yet: {setting.pending} not finished"
+    if ranked.verdict == NOT_COMPARED or (ranked.verdict == BEST and setting.error is None):
+        one = "one seed: no interval" if len(setting.losses) == 1 else "the best has one seed: no interval"
+        return f"best, {one}" if ranked.verdict == BEST else one
+    return ranked.verdict
+
+
+def _count_words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in counts.items())
+
+
+def _mean_text(setting: SweptSetting) -> str:
+    if not math.isfinite(setting.mean):
+        return "-"
+    return f"{setting.mean:.{DECIMALS}f}" if setting.error is None else with_error(setting.mean, setting.error)
+
+
+def with_error(value: float, error: float, sign: str = "") -> str:
+    """A value and its standard error, the latter to two digits, e.g. `2.0640 ± 0.0012`."""
+    decimals = DECIMALS if error == 0 else min(max(DECIMALS, 1 - math.floor(math.log10(error))), 9)
+    return f"{value:{sign}.{decimals}f} ± {error:.{decimals}f}"
+
+
+def name_setting(values: Mapping[str, Any]) -> str:
+    """A setting by its values: `optim.peak_lr = 0.01, model.d_model = 64`."""
+    return ", ".join(f"{key} = {format_value(value)}" for key, value in values.items())
+
+
+def _name_several(settings: Sequence[SweptSetting]) -> str:
+    """Settings by their values only, the first MOST_NAMED of them."""
+    names = [" with ".join(map(format_value, setting.values.values())) for setting in settings[:MOST_NAMED]]
+    more = len(settings) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def format_value(value: Any) -> str:
+    """A swept value as text: short numbers, a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
