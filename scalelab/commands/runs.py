@@ -69,7 +69,10 @@ def _print_by(options: Any) -> int:
 
     if options.columns:
         raise BadInput("--by has its own columns: leave --columns out, or --by")
-    answer = rows.answer_by(options.folders, list(dict.fromkeys(filter(None, options.by.split(",")))))
+    keys = list(dict.fromkeys(filter(None, options.by.split(","))))
+    if not keys:
+        raise BadInput("--by names no key, e.g. --by=optim.peak_lr")
+    answer = rows.answer_by(options.folders, keys)
     table = wording.answer_records(answer)
     columns = list(dict.fromkeys(key for row in table for key in row))
     if options.parquet:

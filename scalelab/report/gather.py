@@ -131,20 +131,26 @@ def describe_states(rows: Sequence[dict]) -> str:
 def check_verdicts(rows: Sequence[dict], scatter: float = 0.0) -> list[dict]:
     """For every size of a check (`size`, `factor`, `loss`; a lost run's loss is None): is its optimum bracketed?
 
-    Returns `size`, `best_factor`, `loss`, `edge`, and `cost`: how much worse the rule's own value is, as a share of the
-    loss. An optimum is at the `edge` where it leads the rule's own by more than `scatter`, a share of the loss too.
+    Runs of one size and factor are seeds: their mean counts, and one lost seed loses the factor. Returns `size`,
+    `best_factor`, `loss`, `edge`, `seeds` (the fewest of any factor), and `cost`: how much worse the rule's own value
+    is, as a share of the loss. An optimum is at the `edge` where it leads the rule's own by more than `scatter`, a
+    share of the loss too.
     """
     verdicts = []
     for size in sorted({row["size"] for row in rows}):
-        losses = {row["factor"]: row["loss"] for row in rows if row["size"] == size}
-        finite = {factor: loss for factor, loss in losses.items() if loss is not None and math.isfinite(loss)}
+        seeds: dict[float, list[float]] = {}
+        for row in rows:
+            if row["size"] == size:
+                seeds.setdefault(row["factor"], []).append(math.nan if row["loss"] is None else row["loss"])
+        losses = {factor: sum(each) / len(each) for factor, each in seeds.items()}
+        finite = {factor: loss for factor, loss in losses.items() if math.isfinite(loss)}
         best = min(finite, key=lambda factor: finite[factor], default=None)
         known = best is not None and 1 in finite
         cost = finite[1] / finite[best] - 1 if known and best is not None else None
         verdicts.append({
             "size": size, "best_factor": best, "loss": finite.get(best) if best is not None else None,
             "edge": best is None or (best in (min(losses), max(losses)) and (cost is None or cost > scatter)),
-            "cost": cost,
+            "cost": cost, "seeds": min(map(len, seeds.values())),
         })  # fmt: skip
     return verdicts
 

@@ -180,6 +180,8 @@ def check_lines(summary: dict, kind: str) -> list[str]:
             text = f"N = {_size(verdict)}: the best {name} tried is {_factor(verdict)} the rule's"
             beside = "." if verdict["cost"] else ", with worse ones on both sides."
             lines.append(html.render_paragraph(text + beside + cost, "good"))
+    if any(verdict["seeds"] == 1 for verdict in study_verdicts(summary, kind)):
+        lines.append(html.render_paragraph(f"One seed at each {name}: no interval, so small differences may be luck."))
     return lines
 
 

@@ -136,3 +136,70 @@ def test_a_sweeps_status_tells_long_names_apart_in_a_pipe(tmp_path, capsys, monk
     assert main(["sweep", f"--workdir={tmp_path}", "--status"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["name", "status"], *([name, "waiting"] for name in names)]
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """Six learning rates, two seeds each: one diverged, one still running."""
+    folder = tmp_path_factory.mktemp("grid")
+    synthetic.write_sweep(folder)
+    return folder
+
+
+def test_by_a_key_is_one_line_a_setting_with_its_mean_over_seeds(grid, capsys):
+    """Seen: no command said which learning rate won, only which single run had the least loss."""
+    assert main(["runs", str(grid), "--by=optim.peak_lr", f"--json={grid}/answer.json"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["optim.peak_lr", "seeds"] and "verdict" in head
+    assert [line.split()[:4] for line in lines[4:6]] == [["0.008", "1", "of", "2"], ["0.016", "1", "of", "2"]]
+    assert "not ranked yet: 1 not finished" in lines[4] and "ranked last: 1 diverged" in lines[5]
+    answer = json.loads((grid / "answer.json").read_text())
+    losses = {row["name"]: row["val_loss"] for row in records.read_runs(grid) if row["status"] == "done"}
+    for setting in answer["settings"][:4]:
+        lr = setting["values"]["optim.peak_lr"]
+        pair = [losses[f"lr{lr:g}-s{seed}"] for seed in (0, 1)]
+        assert setting["mean"] == pytest.approx(sum(pair) / 2)
+        assert setting["standard_error"] == pytest.approx(abs(pair[0] - pair[1]) / 2)
+    assert answer["best"] == min(answer["settings"][:4], key=lambda s: s["mean"])["values"]
+    assert lines[6].startswith(f"Best: optim.peak_lr = {answer['best']['optim.peak_lr']:g}, with validation loss")
+
+
+def test_the_table_by_settings_as_files(grid, tmp_path, capsys):
+    assert main(["runs", str(grid), "--by=optim.peak_lr", "--csv", f"--parquet={tmp_path}/by.parquet"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["seeds"] for row in rows] == ["2", "2", "2", "2", "1", "1"] and rows[5]["diverged"] == "1"
+    assert {row["verdict"] for row in rows} >= {"best", "not ranked"} and rows[5]["mean_loss"] == ""
+    assert [row["rank"] for row in read_raw_rows(tmp_path / "by.parquet")][4:] == [None, None]
+
+
+def test_the_report_and_the_sweep_have_the_same_answer(grid, capsys):
+    assert main(["runs", str(grid), "--by=optim.peak_lr,train.steps", "--json"]) == 0
+    by_both = json.loads(capsys.readouterr().out)
+    records.write_json(grid / "sweep.json", {"trials": {row["name"]: 10 for row in records.read_runs(grid)}})
+    assert main(["sweep", f"--workdir={grid}", "--status", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)["answer"]
+    assert [s["mean"] for s in answer["settings"]] == [s["mean"] for s in by_both["settings"]]
+    assert main(["sweep", f"--workdir={grid}", "--status"]) == 0
+    assert "\n".join(answer["sentences"]) in capsys.readouterr().out
+
+
+def test_trials_that_have_not_started_are_counted_in_their_settings(grid, capsys):
+    trials = {row["name"]: 10 for row in records.read_runs(grid)} | {"lr0.001-s2": 10}
+    values = {"lr0.001-s2": {"optim.peak_lr": 1e-3, "train.steps": 2901, "train.seed": 2}}
+    records.write_json(grid / "sweep.json", {"trials": trials, "values": values})
+    assert main(["runs", str(grid), "--by=optim.peak_lr", "--json"]) == 0
+    (setting,) = [s for s in json.loads(capsys.readouterr().out)["settings"] if s["values"] == {"optim.peak_lr": 1e-3}]
+    assert (setting["pending"], len(setting["losses"]), setting["verdict"]) == (1, 2, "not ranked")
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--by=optim.peak_lt"], "unknown column 'optim.peak_lt'; did you mean 'optim.peak_lr'?"),
+    (["--by=train.seed"], "seeds are replications"), (["--by=optim.peak_lr", "--columns=name"], "its own columns"),
+    (["--by=model.n_layers"], "differ in optim.peak_lr too, which is not replication; "
+        "nearest: --by=model.n_layers,optim.peak_lr"), (["--by="], "--by names no key"),
+])  # fmt: skip
+def test_a_wrong_key_to_group_by_is_one_line(grid, capsys, arguments, said):
+    (grid / "sweep.json").unlink(missing_ok=True)
+    assert main(["runs", str(grid), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1

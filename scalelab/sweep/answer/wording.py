@@ -186,6 +186,8 @@ def _lost_lines(answer: SweepAnswer) -> list[str]:
         lines.append(f"Not finished: {pending} trial{'s' * (pending > 1)}.")
     if repeated:
         lines.append(f"Left out: {repeated} run{'s' * (repeated > 1)} of a setting and seed that was here already.")
+    if len({frozenset(ranked.setting.seeds) for ranked in answer.settings if ranked.rank is not None}) > 1:
+        lines.append("Settings have different seeds: their means are over different luck; gaps are over shared seeds.")
     if answer.unassigned:
         lines.append(
             f"In no setting: {answer.unassigned} trial{'s' * (answer.unassigned > 1)}, damaged or not started."
