@@ -4,6 +4,7 @@ import contextlib
 import importlib.metadata
 import logging
 import os
+import pathlib
 import platform
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from scalelab.hardware import chips
 from scalelab.hardware.measured import measured_matmul_flops
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scipy")
+PINS = pathlib.Path(__file__).parent / "requirements.txt"  # a link to the one on top; a wheel holds a copy
 BUILDS = {"jax-cuda12-plugin": "gpu", "jax-cuda13-plugin": "gpu", "libtpu": "tpu"}  # package -> platform
 PLATFORMS = {"gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # name in JAX_PLATFORMS -> platform
 
@@ -63,12 +65,9 @@ def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def pinned_versions() -> dict[str, str]:
-    """{package: version} with which this installation of scalelab was tested; {} if scalelab is not installed."""
-    try:
-        lines = importlib.metadata.requires("scalelab") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    requirements = [line.partition("==") for line in lines if "extra ==" not in line]
+    """{package: version} with which this version of scalelab was tested: the pins of requirements.txt."""
+    lines = PINS.read_text().splitlines()
+    requirements = [line.partition("#")[0].strip().partition("==") for line in lines]
     return {name: version for name, equal, version in requirements if equal}
 
 

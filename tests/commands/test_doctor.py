@@ -1,6 +1,5 @@
 """The doctor: what is asked for, what is seen, what is not as pinned, and the exit code that scripts read."""
 
-import importlib.metadata
 import json
 import logging
 import os
@@ -8,10 +7,12 @@ import pathlib
 import platform
 import subprocess
 import sys
+import tomllib
 
 import jax
 import jax.numpy as jnp
 import pytest
+from packaging.requirements import Requirement
 
 from scalelab.commands.doctor import main
 from scalelab.errors import BadInput
@@ -105,13 +106,15 @@ def test_a_gpu_beside_a_cpu_build_is_warned_of(monkeypatch):
     assert "NVIDIA L4" in line and "make setup ACCEL=cuda12" in line
 
 
-def test_the_pins_are_those_of_requirements_txt():
-    try:
-        importlib.metadata.version("scalelab")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("scalelab is not installed here, so its metadata holds no pins")
-    lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
-    assert doctor.pinned_versions() == dict(line.split("==") for line in lines if line)
+def test_every_pin_is_within_the_range_of_the_metadata():
+    """The ranges are for installations beside other packages; the tested set must be one of those that they allow."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ranges = {r.name: r.specifier for r in map(Requirement, project["dependencies"])}
+    pins = doctor.pinned_versions()
+    assert pins.keys() == ranges.keys()
+    assert [name for name, version in pins.items() if version not in ranges[name]] == []
+    upper = [name for name, allowed in ranges.items() if not any(part.operator == "<" for part in allowed)]
+    assert not upper, f"no upper bound: {upper}"
 
 
 def test_what_jax_logs_becomes_the_reason_and_not_a_traceback(capsys):
