@@ -68,22 +68,25 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
             return {}
     with clock.timed("score"):
         rows = records.read_runs(folder)
-        fitted = fit_study(rows)  # the same runs, the same numbers; now the held-out run is listed among those left out
-        return {
-            "command": command,
-            "fit": fitted.to_json(),
-            "held_out": score_prediction(prediction, next(row for row in rows if row["role"] == "holdout")),
-            "frontier": predicted_frontier(fitted, min(study.grid), study.holdout_flops),
-            "isoflop": fit_isoflop_summary(rows),
-            "ladder": dataclasses.asdict(study.rule) | {"text": study.rule.text()},
-            **{f"{kind}_checks": collect_checks(study, rows, kind) for kind in study.checked},
-            "entropy_rate": data.entropy_rate,
-            "runs": [
-                {key: row[key] for key in ("name", "role", "N", "D", "C", "folder", "status")}
-                | {"loss": row["val_loss"]}
-                for row in rows
-            ],
-        }
+        return {"command": command} | _summarise_study(study, rows, prediction, data.entropy_rate)
+
+
+def _summarise_study(
+    study: LadderStudy, rows: list[dict[str, Any]], prediction: dict[str, Any], entropy_rate: float | None
+) -> dict[str, Any]:
+    """The content of summary.json from the rows of all runs."""
+    fitted = fit_study(rows)  # the same runs, the same numbers; now the held-out run is listed among those left out
+    columns = ("name", "role", "N", "D", "C", "folder", "status")
+    return {
+        "fit": fitted.to_json(),
+        "held_out": score_prediction(prediction, next(row for row in rows if row["role"] == "holdout")),
+        "frontier": predicted_frontier(fitted, min(study.grid), study.holdout_flops),
+        "isoflop": fit_isoflop_summary(rows),
+        "ladder": dataclasses.asdict(study.rule) | {"text": study.rule.text()},
+        **{f"{kind}_checks": collect_checks(study, rows, kind) for kind in study.checked},
+        "entropy_rate": entropy_rate,
+        "runs": [{key: row[key] for key in columns} | {"loss": row["val_loss"]} for row in rows],
+    }
 
 
 def collect_seconds(study: LadderStudy, folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -28,11 +28,8 @@ class LadderStudy:
 
 def fit_runs(study: LadderStudy) -> dict[str, ConfigDict]:
     """The runs of the grid, most expensive first."""
-    runs = {
-        f"fit-{_cell(budget, size)}": ladder.make_rung(study.base, size, budget, study.rule)
-        for budget, sizes in study.grid.items()
-        for size in sizes
-    }
+    cells = [(budget, size) for budget, sizes in study.grid.items() for size in sizes]
+    runs = {f"fit-{_cell(b, size)}": ladder.make_rung(study.base, size, b, study.rule) for b, size in cells}
     return _most_expensive_first(runs)
 
 

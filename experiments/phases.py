@@ -31,7 +31,7 @@ class PhaseClock:
             yield
         except BadInput:
             raise
-        except BaseException:
+        except BaseException:  # of any kind, since an interrupted phase took its time too; raised again
             self.add(phase, time.monotonic() - wall, time.process_time() - cpu)
             raise
         self.add(phase, time.monotonic() - wall, time.process_time() - cpu)

@@ -72,12 +72,8 @@ SEEDS = 5
 def policy_config(policy: str, seed: int, steps: int, setting: str = "usual") -> ConfigDict:
     """The config of one policy and seed."""
     sizes = {"train.steps": steps, "checkpoint.every_steps": steps, "eval.every_steps": steps, "log.every_steps": 1}
-    return config_lib.resolve(
-        config_lib.override(
-            tiny.get_config(),
-            PRECISION_SETTINGS[setting].values | sizes | {"precision.name": policy, "train.seed": seed},
-        )
-    )
+    changes = PRECISION_SETTINGS[setting].values | sizes | {"precision.name": policy, "train.seed": seed}
+    return config_lib.resolve(config_lib.override(tiny.get_config(), changes))
 
 
 def train_policy(folder: pathlib.Path, setting: str, policy: str, seed: int, steps: int) -> dict[str, Any]:

@@ -7,6 +7,10 @@ from scalelab.experiments.intervals import MeanDifference, mean_difference
 from scalelab.experiments.shared import markdown_table
 from scalelab.precision import exponent_histograms
 
+POLICY_COLUMNS = (
+    "policy", "val loss", "over fp32", "shows", "skipped", "ms a step", "time over fp32", "weights", "optimizer",
+    "temporaries", "operands found in the step, share of its FLOPs",
+)  # fmt: skip
 SURE_SIGMAS = 3.0  # standard errors above fp32 from which a loss is called harm
 
 
@@ -43,12 +47,8 @@ def format_page(result: Mapping[str, Any]) -> str:
 
 def _head(part: Mapping[str, Any]) -> list[str]:
     size = f"{part['steps']} steps of {part['batch']:,} bytes, {part['seeds']} seeds"
-    return [
-        f"## {part['title']}: peak LR {part['peak_lr']:g}, {size}",
-        "",
-        f"`{part['command']}`, {part['date']}, {part['machine']}.",
-        "",
-    ]
+    title = f"## {part['title']}: peak LR {part['peak_lr']:g}, {size}"
+    return [title, "", f"`{part['command']}`, {part['date']}, {part['machine']}.", ""]
 
 
 def _shown(difference: MeanDifference | None) -> str:
@@ -66,7 +66,6 @@ def _losses(part: Mapping[str, Any]) -> list[str]:
 
 
 def _sides(part: Mapping[str, Any]) -> list[str]:
-    differences = differences_to_fp32(part["runs"])
     lines = [
         *_head(part),
         "A CPU has units for fp32 alone: time there is the cost of emulation, not what a chip with such units takes. "
@@ -74,56 +73,48 @@ def _sides(part: Mapping[str, Any]) -> list[str]:
         "XLA's for one step; it widens narrow operands on a CPU." + (f" {part['remark']}" if "remark" in part else ""),
         "",
     ]  # fmt: skip
-    columns = [
-        "policy",
-        "val loss",
-        "over fp32",
-        "shows",
-        "skipped",
-        "ms a step",
-        "time over fp32",
-        "weights",
-        "optimizer",
-    ]
-    rows = []
-    order = list(dict.fromkeys(run["policy"] for run in part["runs"]))
-    for row in sorted(part["table"], key=lambda row: order.index(row["policy"])):
-        operands = ", ".join(f"{form} {share:.0%}" for form, share in row["dtypes"]["compute"].items())
-        kib = [f"{row['bytes'][name] / 1024:,.0f} KiB" for name in ("weights", "optimizer", "temporaries")]
-        gap = (
-            ["–", ""]
-            if row["policy"] == "fp32"
-            else [_shown(differences[row["policy"]]), describe_harm(differences[row["policy"]])]
-        )
-        rows.append([
-            row["policy"], f"{row['val_loss']:.4f}", *gap, str(row["skipped"]), f"{row['ms_a_step']:.0f}",
-            f"{row['time_over_fp32']:.2f}", *kib, operands,
-        ])  # fmt: skip
-    lines += markdown_table([*columns, "temporaries", "operands found in the step, share of its FLOPs"], rows)
-    layers = list(part["zero_gradients"]["fp32"])
+    lines += markdown_table(POLICY_COLUMNS, _policy_rows(part))
     lines += ["", "Share of gradients that are exactly zero at the end of the fp32 run, by layer:", ""]
-    zeros = part["zero_gradients"].items()
-    lines += markdown_table(
-        ["policy", *layers], [[p, *(f"{shares[layer]:.2%}" for layer in layers)] for p, shares in zeros]
-    )
+    lines += _zero_gradients(part["zero_gradients"])
     lines += [
         "",
         "Share of non-zero numbers that a cast without a scale would lose (to zero, or by overflow), largest of all "
         "layers:",
+        "",
     ]
-    worst = []
+    lines += markdown_table(["", *exponent_histograms.NARROW_FORMATS], _lost_rows(part["exponents"]))
+    title = "Exponents of gradients, weights and updates, layer by layer, over what each format holds"
+    return [*lines, "", f"![{title}](precision.png)"]
+
+
+def _policy_rows(part: Mapping[str, Any]) -> list[list[str]]:
+    """Loss, time and memory of each policy, in the order of the runs."""
+    differences, rows = differences_to_fp32(part["runs"]), []
+    order = list(dict.fromkeys(run["policy"] for run in part["runs"]))
+    for row in sorted(part["table"], key=lambda row: order.index(row["policy"])):
+        policy = row["policy"]
+        operands = ", ".join(f"{form} {share:.0%}" for form, share in row["dtypes"]["compute"].items())
+        kib = [f"{row['bytes'][name] / 1024:,.0f} KiB" for name in ("weights", "optimizer", "temporaries")]
+        gap = ["–", ""] if policy == "fp32" else [_shown(differences[policy]), describe_harm(differences[policy])]
+        rows.append([
+            policy, f"{row['val_loss']:.4f}", *gap, str(row["skipped"]), f"{row['ms_a_step']:.0f}",
+            f"{row['time_over_fp32']:.2f}", *kib, operands,
+        ])  # fmt: skip
+    return rows
+
+
+def _zero_gradients(shares_by_policy: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Table of the share of zeros by policy and layer."""
+    layers = list(shares_by_policy["fp32"])
+    rows = [[policy, *(f"{shares[layer]:.2%}" for layer in layers)] for policy, shares in shares_by_policy.items()]
+    return markdown_table(["policy", *layers], rows)
+
+
+def _lost_rows(exponents: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The largest lost share of any layer, for each kind of number and format."""
+    rows = []
     for kind in ("gradient", "weight", "update"):
-        lost = [row["lost"] for row in part["exponents"] if row["kind"] == kind]
-        worst.append(
-            [
-                kind,
-                *(
-                    f"{max(sum(each[form].values()) for each in lost):.2%}"
-                    for form in exponent_histograms.NARROW_FORMATS
-                ),
-            ]
-        )
-    figure = (
-        "![Exponents of gradients, weights and updates, layer by layer, over what each format holds](precision.png)"
-    )
-    return [*lines, "", *markdown_table(["", *exponent_histograms.NARROW_FORMATS], worst), "", figure]
+        lost = [row["lost"] for row in exponents if row["kind"] == kind]
+        largest = [max(sum(each[form].values()) for each in lost) for form in exponent_histograms.NARROW_FORMATS]
+        rows.append([kind, *(f"{share:.2%}" for share in largest)])
+    return rows

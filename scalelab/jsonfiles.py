@@ -229,18 +229,10 @@ def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
 
     Reads only as much of the file's end as needed.
     """
-
-    def read(size: int) -> tuple[list[bytes], bool]:
-        with pathlib.Path(path).open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - size)
-            file.seek(start)
-            lines = file.read().split(b"\n")
-        return lines[1 if start else 0 :][::-1], start == 0
-
     size, at_start = 2**14, False
     while not at_start:
         try:
-            lines, at_start = retry_transient(functools.partial(read, size))
+            lines, at_start = retry_transient(functools.partial(_lines_from_end, path, size))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -252,6 +244,15 @@ def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
                     return row
         size *= 4
     return None
+
+
+def _lines_from_end(path: Folder, size: int) -> tuple[list[bytes], bool]:
+    """The whole lines in the last `size` bytes of a file, last first, and whether these are the whole file."""
+    with pathlib.Path(path).open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - size)
+        file.seek(start)
+        lines = file.read().split(b"\n")
+    return lines[1 if start else 0 :][::-1], start == 0
 
 
 def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:

@@ -205,12 +205,10 @@ def rows_by_source(columns: Mapping[str, Any]) -> list[dict]:
 
 def _last_step_scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
     """`{"brackets_acc": …, "ema_brackets_acc": …}` at the run's last step; other steps have another D and C."""
-    return {
-        ("" if row["weights"] == "trained" else f"{row['weights']}_") + f"{row['set']}_{metric}": value
-        for row in read_evaluations(folder)
-        if row["step"] == step
-        for metric, value in row["metrics"].items()
-    }
+    rows = [row for row in read_evaluations(folder) if row["step"] == step]
+    prefixes = ["" if row["weights"] == "trained" else f"{row['weights']}_" for row in rows]
+    sets = [(f"{prefix}{row['set']}", row["metrics"]) for prefix, row in zip(prefixes, rows, strict=True)]
+    return {f"{name}_{metric}": value for name, metrics in sets for metric, value in metrics.items()}
 
 
 def describe_config_changes(record: Mapping[str, Any]) -> str | None:

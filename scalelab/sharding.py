@@ -3,7 +3,7 @@
 Mesh axes: `data` and `fsdp` split the batch, `fsdp` also splits parameters at rest, `context` splits the sequence,
 `tensor` splits heads, feed-forward units and the vocabulary (Shoeybi et al. 2019) and, between the blocks, the sequence
 once more (Korthikanti et al. 2022, section 4.2.2). `stage` splits the layers; the model doesn't see it, as each stage
-traces its own blocks (`parallel/pipeline.py`). The trainer sets the mesh (`parallel/mesh.py`); the model asks for it
+traces its own blocks (`parallel/stage.py`). The trainer sets the mesh (`parallel/mesh.py`); the model asks for it
 here.
 """
 

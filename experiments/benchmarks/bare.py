@@ -72,10 +72,8 @@ def make_run(shape: BareShape) -> tuple[Callable, Callable]:
 def step_flops(shape: BareShape) -> float:
     """(6 N + 12 L d S) x tokens, N without the embedding (a lookup) and with the head."""
     s = shape
-    n = (
-        s.n_layers * (4 * s.d_model**2 + (3 if s.mlp == "swiglu" else 2) * s.d_model * s.d_ff)
-        + s.d_model * s.vocab_size
-    )
+    mlp = (3 if s.mlp == "swiglu" else 2) * s.d_model * s.d_ff
+    n = s.n_layers * (4 * s.d_model**2 + mlp) + s.d_model * s.vocab_size
     return (6.0 * n + 12.0 * s.n_layers * s.d_model * s.seq_len) * s.batch * s.seq_len
 
 

@@ -88,11 +88,10 @@ def list_programs(settings: Settings) -> Iterator[tuple[str, Callable, tuple[Any
 def lower_programs(settings: Settings, platform: str = "cuda") -> dict[str, str]:
     """Each program's StableHLO for `platform`, without its compiler: tests check shapes and formats anywhere."""
     with trace_for_platform({"cuda": "gpu"}.get(platform, platform)), _no_cache():
-        texts = {
+        return {
             name: jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
             for name, function, arguments in list_programs(settings)
         }
-    return texts
 
 
 @contextlib.contextmanager

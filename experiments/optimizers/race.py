@@ -25,9 +25,8 @@ def trial_config(base: ConfigDict, name: str, values: Mapping[str, Any], seed: i
     unset = dict.fromkeys((f"optim.{key}" for defaults in OPTIM_DEFAULTS.values() for key in defaults), "none")
     warmup = dict.fromkeys(("schedule.warmup_steps", "schedule.warmup_tokens"), "none")
     schedule = {"schedule.name": SCHEDULES.get(name, base.schedule.name)}
-    return config_lib.resolve(
-        config_lib.override(base, unset | warmup | schedule | {"optim.name": name, "train.seed": seed} | dict(values))
-    )
+    changes = unset | warmup | schedule | {"optim.name": name, "train.seed": seed} | dict(values)
+    return config_lib.resolve(config_lib.override(base, changes))
 
 
 def scan_trials(base: ConfigDict, octaves: Mapping[str, Sequence[int]]) -> dict[str, ConfigDict]:

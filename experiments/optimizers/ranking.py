@@ -114,8 +114,6 @@ def _octaves(name: str, values: Mapping[str, Any]) -> float:
 def loss_rise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Loss on fresh seeds minus the tuned loss, over all finished rows: how much of a tuned loss was luck."""
     rises = [row["loss"] - row["tuned_loss"] for row in rows if math.isfinite(row["loss"])]
-    return (
-        {"mean": statistics.mean(rises), "least": min(rises), "most": max(rises)}
-        if rises
-        else dict.fromkeys(("mean", "least", "most"), math.inf)
-    )
+    if not rises:
+        return dict.fromkeys(("mean", "least", "most"), math.inf)
+    return {"mean": statistics.mean(rises), "least": min(rises), "most": max(rises)}

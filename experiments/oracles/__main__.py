@@ -99,9 +99,8 @@ def write_oracles(result: dict[str, Any]) -> None:
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = ["# Oracles", "", __doc__.partition("    make")[0].strip(), "",
         f"`make test-oracles` on {result['date']} ({packages}):", ""]  # fmt: skip
-    write_result(
-        RESULTS, "oracles", result, "\n".join([*lines, *markdown_table(COLUMNS, table_cells(result["rows"]))]) + "\n"
-    )
+    table = markdown_table(COLUMNS, table_cells(result["rows"]))
+    write_result(RESULTS, "oracles", result, "\n".join([*lines, *table]) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.model import parametrization
 from scalelab.model.declare import named_leaves
-from scalelab.model.transformer import head_multiplier, parameter_declarations
+from scalelab.model.layers import head_multiplier
+from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import groups
 from scalelab.precision import loss_scale
 
@@ -40,13 +41,9 @@ def _row(what: str, setting: str, oracle: str, difference: float) -> dict[str, A
 
 
 def _shape(width: int) -> Any:
-    values = {
-        "model.d_model": width,
-        "model.d_ff": 4 * width,
-        "parametrization.name": "mup",
-        "parametrization.base_width": BASE,
-    }
-    return config_lib.static(config_lib.resolve(config_lib.override(tiny.get_config(), values))).model
+    sizes = {"model.d_model": width, "model.d_ff": 4 * width}
+    mup = {"parametrization.name": "mup", "parametrization.base_width": BASE}
+    return config_lib.static(config_lib.resolve(config_lib.override(tiny.get_config(), sizes | mup))).model
 
 
 def _module(width: int) -> torch.nn.ParameterDict:

@@ -146,9 +146,8 @@ def add_weights_options(parser: Parser) -> None:
     add_trust_option(parser)
     parser.add_argument("run", metavar="RUN[@STEP]", help="a run's folder; STEP if not its last step")
     parser.add_argument("--ema", action="store_true", help="use the run's moving average of its weights (train.ema)")
-    parser.add_argument(
-        "--average", type=int, default=1, metavar="K", help="use the mean of the run's last K saved checkpoints"
-    )
+    average = "use the mean of the run's last K saved checkpoints"
+    parser.add_argument("--average", type=int, default=1, metavar="K", help=average)
 
 
 def describe_weights(origin: dict) -> str:

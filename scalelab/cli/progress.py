@@ -122,10 +122,9 @@ class WorkProgress:
     """Progress of several named pieces of work in sequence: one bar each on a terminal, nothing elsewhere."""
 
     def __enter__(self) -> "WorkProgress":
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
-        )  # fmt: skip
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        console = Console(stderr=True)
+        self.bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
         self.tasks: dict[str, Any] = {}
         self.bar.start()
         return self

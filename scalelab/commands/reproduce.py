@@ -117,12 +117,9 @@ def _progress_printer() -> Any:
 
 def _json(reports: "Iterable[PaperReport]", rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     reports = list(reports)
-    return {
-        "rows": rows,
-        "findings": [{"paper": report.paper, "text": text} for report in reports for text in report.findings],
-        "sources": {report.paper: report.source for report in reports},
-        "seconds": round(seconds, 1),
-    }
+    findings = [{"paper": report.paper, "text": text} for report in reports for text in report.findings]
+    sources = {report.paper: report.source for report in reports}
+    return {"rows": rows, "findings": findings, "sources": sources, "seconds": round(seconds, 1)}
 
 
 def _counts(rows: "Iterable[ComparisonRow]") -> str:

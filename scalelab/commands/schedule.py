@@ -79,11 +79,9 @@ def _draw(path: str, config: Any, marked: list[int]) -> list[str]:
     from scalelab.report.figures import scheduleplot
 
     last = config.train.steps - 1
-    drawn = {round(i * last / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)} | {
-        *marked,
-        *schedule_steps.landmark_steps(config),
-    }
-    return scheduleplot.write_schedule_figure(path, _rows(config, sorted(drawn)), marked)
+    even = [round(i * last / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
+    steps = sorted({*even, *marked, *schedule_steps.landmark_steps(config)})
+    return scheduleplot.write_schedule_figure(path, _rows(config, steps), marked)
 
 
 def _print(config: Any, rows: list[dict[str, float]]) -> None:

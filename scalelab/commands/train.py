@@ -159,7 +159,7 @@ def _train_as_process(place: Any, config: Any, options: Any) -> int:
             return _train(config, options, place.index == 0, pulse)
     except (BadInput, WorkFailed) as error:
         end(2 if isinstance(error, BadInput) else 1, str(error))
-    except BaseException:
+    except BaseException:  # of any kind: the other processes are told, or they would wait for this one
         end(1, traceback.format_exc())
     raise AssertionError("end() does not return")
 

@@ -41,12 +41,9 @@ def parse_mixture(text: str) -> tuple[MixtureStage, ...]:
 
 def same_mixture_before(old: str, new: str, step: int) -> bool:
     """Whether two values of `data.mixture` agree in the steps before `step`."""
-    parts = [
-        [(stage.step, {name: share for name, share in stage.shares.items() if share}) for stage in parse_mixture(text)]
-        for text in (old, new)
-    ]
-    before = [[stage for stage in stages if stage[0] < step] for stages in parts]
-    return before[0] == before[1]
+    before = [[stage for stage in parse_mixture(text) if stage.step < step] for text in (old, new)]
+    used = [[(s.step, {name: share for name, share in s.shares.items() if share}) for s in stages] for stages in before]
+    return used[0] == used[1]
 
 
 def _parse_step(text: str) -> int:

@@ -111,11 +111,8 @@ def _batch(config: "ConfigDict") -> str:
 
 
 def _phrase(config: "ConfigDict", what: str, name: str) -> str:
-    ways = [
-        f"{unit} {config.schedule[f'{what}_{unit}']:,}"
-        for unit in ("tokens", "share")
-        if config.schedule[f"{what}_{unit}"] is not None
-    ]
+    values = {unit: config.schedule[f"{what}_{unit}"] for unit in ("tokens", "share")}
+    ways = [f"{unit} {value:,}" for unit, value in values.items() if value is not None]
     given = config.schedule[f"{what}_steps"]
     default = set_by.parse_origin_notes(config.log.set_by).get(f"schedule.{what}_steps") == (set_by.DEFAULT, given)
     return f"{name} {given:,} steps" + (f" ({', '.join(ways)})" if ways else " (default)" if default else "")
@@ -151,11 +148,8 @@ def _earlier_decays(config: "ConfigDict") -> list[int]:
     """First step of each decay of a wsd_s but the last, and the step after it."""
     schedule, steps = config.schedule, config.train.steps
     shares = [schedule.cycle_growth**-i for i in range(1, schedule.cycles)] if schedule.name == "wsd_s" else []
-    return [
-        step
-        for share in shares
-        for step in (round(steps * share) - round(schedule.decay_steps * share), round(steps * share))
-    ]
+    ends = [(round(steps * share), round(schedule.decay_steps * share)) for share in shares]
+    return [step for end, length in ends for step in (end - length, end)]
 
 
 def tokens_per_step(config: "ConfigDict") -> int:
@@ -167,9 +161,8 @@ def tokens_before(config: "ConfigDict", step: int) -> int:
     """Tokens predicted in the steps before `step`: exact, whatever the batch was in each."""
     import numpy as np  # here and not above: a config that is only read needs no arrays
 
-    parts = batch_ramp.micro_batches_before(
-        batch_ramp.batch_ramp_steps(config), config.train.accumulate, np.asarray(step, np.int64)
-    )
+    ramp = batch_ramp.batch_ramp_steps(config)
+    parts = batch_ramp.micro_batches_before(ramp, config.train.accumulate, np.asarray(step, np.int64))
     return int(parts) * (tokens_per_step(config) // config.train.accumulate)
 
 

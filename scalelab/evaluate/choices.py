@@ -54,6 +54,7 @@ def encode_task(model: EvaluatedModel, task: Task) -> EncodedTask:
     before = [] if model.static.documents == "mask" else [separator]
 
     def encode(text: TextOrIds) -> np.ndarray:
+        """Ids [n] int32 of a text, or of given ids, which are checked."""
         if isinstance(text, str):
             assert tokenizer
             return np.asarray(tokenizer.encode(text.encode()), np.int32)

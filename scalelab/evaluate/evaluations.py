@@ -27,9 +27,8 @@ def override_data(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
     for key in changes:
         if not key.startswith("data."):
             known = [name for name in config_lib.leaves(config) if name.startswith("data.")]
-            raise BadInput(
-                f"--config.{key}: what was trained can't be changed, only the data{nearest_hint(key, known)}"
-            )
+            hint = nearest_hint(key, known)
+            raise BadInput(f"--config.{key}: what was trained can't be changed, only the data{hint}")
     return config_lib.override(config, changes)
 
 

@@ -96,9 +96,8 @@ def token_losses(model: EvaluatedModel, tokens: np.ndarray, separator: int) -> T
 @functools.partial(jax.jit, static_argnums=0)
 def _token_losses(static: Static, params: Any, tokens: jax.Array, separator: jax.Array) -> tuple[jax.Array, ...]:
     policy = POLICIES[static.precision]
-    inputs_BS, targets_BS, packed = documents.split_inputs_targets(
-        tokens, document_ends(static, {"separator": separator})
-    )
+    ends = document_ends(static, {"separator": separator})
+    inputs_BS, targets_BS, packed = documents.split_inputs_targets(tokens, ends)
     with product_precision(policy):
         nll_BS, best_BS = transformer.token_losses(static.model, params, inputs_BS, targets_BS, policy, packed)
     return nll_BS, targets_BS >= 0, best_BS

@@ -36,21 +36,21 @@ def examine_installation(expect: str | None = None) -> dict[str, Any]:
         "pins": pins,
         "builds": builds,
         "driver": list_nvidia_gpus(),
-        "platform": None,
-        "devices": [],
-        "matmul": None,
-        "expected": expected,
     }
     devices, why = local_devices()
-    if devices:
-        report["platform"], report["devices"] = devices[0].platform, [summarise_device(device) for device in devices]
-        report["matmul"] = check_matmul() | measure_matmul(devices[0])
+    report |= _examine_devices(devices) | {"expected": expected}
     report["warnings"] = pin_warnings(versions, pins) + _unused_gpu(report)
     missing = report["platform"] is None or expected not in (None, report["platform"])
-    report["failure"] = (
-        f"{expected or 'a device'} was asked for by {asked_by} and none is seen: {why}" if missing else None
-    )
-    return report
+    failure = f"{expected or 'a device'} was asked for by {asked_by} and none is seen: {why}"
+    return report | {"failure": failure if missing else None}
+
+
+def _examine_devices(devices: list[Any]) -> dict[str, Any]:
+    if not devices:
+        return {"platform": None, "devices": [], "matmul": None}
+    summaries = [summarise_device(device) for device in devices]
+    matmul = check_matmul() | measure_matmul(devices[0])
+    return {"platform": devices[0].platform, "devices": summaries, "matmul": matmul}
 
 
 def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:

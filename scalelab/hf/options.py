@@ -64,9 +64,8 @@ def _group(name: str, group: Any) -> dict[str, Any]:
         raise BadInput(f"{name}={repr(group)[:40]} is not an object")
     kind = group.get("rope_type") or group.get("type") or "default"
     if kind != "default" and (not isinstance(kind, str) or kind not in FIXED_ROPE_VALUES):
-        raise BadInput(
-            f"{name}.rope_type={repr(kind)[:40]}: only {', '.join(FIXED_ROPE_VALUES)} and 'default' can be read"
-        )
+        readable = ", ".join(FIXED_ROPE_VALUES)
+        raise BadInput(f"{name}.rope_type={repr(kind)[:40]}: only {readable} and 'default' can be read")
     return {key: value for key, value in group.items() if key not in ("type", "rope_theta")} | {"rope_type": kind}
 
 

@@ -77,10 +77,8 @@ class DeclaredValue(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
         """The declaration of a stack of this parameter; its size is read off the stacked value."""
         assert index == 0, "layers are stacked in front"
         old = self.declaration
-        new = dataclasses.replace(
-            old, shape=(self.value.shape[0], *old.shape), stack=(params[nn.PARTITION_NAME], *old.stack)
-        )
-        return self.replace(declaration=new)
+        shape, stack = (self.value.shape[0], *old.shape), (params[nn.PARTITION_NAME], *old.stack)
+        return self.replace(declaration=dataclasses.replace(old, shape=shape, stack=stack))
 
     def remove_axis(self, index: int, params: dict) -> "DeclaredValue":
         """The declaration of one parameter of the stack."""

@@ -15,7 +15,7 @@ from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.observe import measures
 from scalelab.model.product import weight_product
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import gather_weight
+from scalelab.sharding import TENSOR_AXIS, activation_spec, gather_weight, has_explicit_mesh, per_device
 
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
 
@@ -45,6 +45,21 @@ def projection_init(shape: ModelShape) -> ProjectionInit:
     """
     last = (2 * shape.n_layers / shape.depth_ratio) ** -0.5 if shape.depth_scaled_init else 1.0
     return ProjectionInit(shape.projection_std * shape.width_ratio**-0.5, last)
+
+
+def head_multiplier(shape: ModelShape) -> float:
+    """Factor on the logits: muP divides them by the width ratio (Yang et al. 2022, Table 8)."""
+    return 1.0 / shape.width_ratio
+
+
+def logit_multiplier(shape: ModelShape) -> float:
+    """1/sqrt(d_model) at base_width with `rsqrt_width` (Chowdhery et al. 2022, section 5, "Weight initialization")."""
+    return (shape.d_model / shape.width_ratio) ** -0.5 if shape.logit_scale == "rsqrt_width" else 1.0
+
+
+def branch_multiplier(shape: ModelShape) -> float:
+    """Factor on a block's branches: CompleteP divides them by the depth ratio (Dey et al. 2025, Table 1)."""
+    return 1.0 / shape.depth_ratio
 
 
 class Einsum(nn.Module):
@@ -144,3 +159,25 @@ class MLP(nn.Module):
             self.put_variable(measures.COLLECTION, "units", measures.mlp_measures(due, h_BSF))
         out = Einsum(hidden, embed, self.bias, self.policy, self.residual, std=std, times=self.stds.last, name="down")
         return out(h_BSF)
+
+
+def lookup_embeddings(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
+    """Rows of the embedding [B, S, D]; on a mesh each device looks up its part of the vocabulary, then all add up."""
+
+    def device_rows(table_vD: jax.Array, tokens: jax.Array) -> jax.Array:
+        row = tokens - jax.lax.axis_index(TENSOR_AXIS) * table_vD.shape[0]
+        is_here = (row >= 0) & (row < table_vD.shape[0])
+        rows = table_vD[jnp.where(is_here, row, 0)]
+        return jax.lax.psum(jnp.where(is_here[..., None], rows, 0.0), TENSOR_AXIS)
+
+    if not has_explicit_mesh():
+        return embed_VD[tokens_BS]
+    split_tokens = activation_spec("batch", "context")
+    specs = (activation_spec("vocab", None), split_tokens)
+    return per_device(device_rows, specs, activation_spec("batch", "context", None))(embed_VD, tokens_BS)
+
+
+def gather_rows(table_SD: jax.Array, index_BS: jax.Array) -> jax.Array:
+    """Rows [B, S, D] of a table that every device holds whole."""
+    split, out = activation_spec("batch", "context"), activation_spec("batch", "context", None)
+    return per_device(lambda table, index: table[index], (activation_spec(None, None), split), out)(table_SD, index_BS)

@@ -140,12 +140,8 @@ def softcap_logits(logits_TV: jax.Array, softcap: float) -> jax.Array:
 
 def loss_argument_specs() -> tuple[PartitionSpec, ...]:
     """How a mesh splits the arguments of `cross_entropy`."""
-    return (
-        activation_spec("batch", "context", None),
-        activation_spec(None, "vocab"),
-        activation_spec("batch", "context"),
-        PartitionSpec(),
-    )
+    hidden, targets = activation_spec("batch", "context", None), activation_spec("batch", "context")
+    return hidden, activation_spec(None, "vocab"), targets, PartitionSpec()
 
 
 def _added(sums: LossSums, objective: jax.Array, nll: jax.Array, count: jax.Array, measured: Any) -> LossSums:

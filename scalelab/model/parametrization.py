@@ -25,7 +25,8 @@ import numpy as np
 from scalelab.config import ModelShape
 from scalelab.model.attention.attention import attention_scale
 from scalelab.model.declare import Declaration
-from scalelab.model.transformer import branch_multiplier, head_multiplier, parameter_declarations
+from scalelab.model.layers import branch_multiplier, head_multiplier
+from scalelab.model.transformer import parameter_declarations
 
 UpdateFamily = Literal["adam", "sgd", "spectral", "relative"]
 
@@ -43,14 +44,14 @@ class ParameterScales:
 
 
 def parameter_scales(shape: ModelShape, like: UpdateFamily) -> Any:
-    """A tree scales_of `ParameterScales` for optimizers whose update size behaves `like` one scales_of four.
+    """A tree of `ParameterScales` for optimizers whose update size behaves `like` one of four.
 
     adam: does not depend on the gradient's size (Adam, Lion, signs; Muon scaled to 0.2 sqrt(max)).
     relative: like adam, times the parameter's RMS (Adafactor). A hidden matrix starts with RMS 1/sqrt(fan_in), so half
-    scales_of Adam's exponent is in the update already (Everett et al. 2024, sec. 4, on parameter scaling).
+    of Adam's exponent is in the update already (Everett et al. 2024, sec. 4, on parameter scaling).
     sgd: proportional to the gradient. A gradient's entries shrink as 1 / m_d, in blocks also as 1 / m_L, as CompleteP's
     eps does; so the LR is Adam's divided by these factors (Table 8 at m_L = 1).
-    spectral: a hidden matrix's update has spectral norm sqrt(out / in), or depends only on ratios scales_of widths
+    spectral: a hidden matrix's update has spectral norm sqrt(out / in), or depends only on ratios of widths
     (Muon scaled by sqrt(max(1, out / in)), Shampoo): no factor is left (Yang, Simon & Bernstein 2023, condition 1).
 
     LR x decay is constant over width and depth, as in Table 1 (hidden decay x m_d, LR / m_d) and mup's package

@@ -12,26 +12,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
+from scalelab.model import layers
 from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.declare import Declaration, unbox
 from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_flags
-from scalelab.model.layers import MLP, BareParameter, Norm, projection_init
+from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy, softcap_logits
 from scalelab.model.loss import head_token_losses as token_losses_of
 from scalelab.model.observe import measures
 from scalelab.precision.policy import FP32, Policy, array_dtype
-from scalelab.sharding import (
-    TENSOR_AXIS,
-    activation_spec,
-    gather_weight,
-    has_explicit_mesh,
-    per_device,
-    reshard_to,
-    residual_axes,
-    target_platform,
-    without_mesh,
-)
+from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform, without_mesh
 
 Params = dict[str, Any]
 
@@ -68,9 +59,9 @@ class Block(nn.Module):
         s = self.shape
         norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
         out = residual_axes(s.sequence_parallel)
-        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, out, projection_init(s), name="mlp")
+        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, out, layers.projection_init(s), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products take all of it
-        attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
+        attention, times = Attention(s, self.policy, name="attention"), layers.branch_multiplier(s)
         if s.block == "parallel":
             y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
             x_BSD = x_BSD + times * (attention(y_BSD, layer, packed, due) + mlp(y_BSD, due))
@@ -94,7 +85,7 @@ class Transformer(nn.Module):
     """Tokens -> (final hidden states in the policy's compute dtype, head [D, V] in fp32).
 
     The loss multiplies the two in chunks. Three parts (`enter`, `blocks`, `leave`), so that a pipeline's stage can run
-    only its own (`parallel/pipeline.py`).
+    only its own (`parallel/stage.py`).
     """
 
     shape: ModelShape
@@ -108,11 +99,8 @@ class Transformer(nn.Module):
             self.positions = BareParameter(
                 Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
             )
-        block = (
-            Block
-            if REMAT_POLICIES[s.remat] is None
-            else nn.remat(Block, policy=REMAT_POLICIES[s.remat], prevent_cse=False)
-        )
+        remat = REMAT_POLICIES[s.remat]
+        block = Block if remat is None else nn.remat(Block, policy=remat, prevent_cse=False)
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0, "cache": 0, measures.COLLECTION: 0},
             split_rngs={"params": True}, length=s.n_layers,
@@ -128,7 +116,7 @@ class Transformer(nn.Module):
     def enter(self, tokens_BS: jax.Array, packed: PackedDocuments | None = None) -> jax.Array:
         """tokens_BS (int) -> x_BSD, the residual stream before the first block."""
         # fp32 up to the sum, so that a row's gradient is summed over tokens in fp32
-        x_BSD = lookup_embeddings(
+        x_BSD = layers.lookup_embeddings(
             gather_weight(self.embed(), "vocab", "embed"), reshard_to(tokens_BS, "batch", "context")
         )
         if self.shape.position == "learned":
@@ -136,13 +124,13 @@ class Transformer(nn.Module):
             if packed is None:
                 x_BSD = x_BSD + reshard_to(positions_SD[: tokens_BS.shape[1]], "context", None)[None]
             else:
-                x_BSD = x_BSD + gather_rows(positions_SD, packed.position_BS)
+                x_BSD = x_BSD + layers.gather_rows(positions_SD, packed.position_BS)
         return reshard_to(x_BSD, *residual_axes(self.shape.sequence_parallel)).astype(array_dtype(self.policy.residual))
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BSD after the last block -> (x_BSD, head_DV)."""
         head_DV = gather_weight(self.embed().T if self.shape.tied_head else self.head(), "embed", "vocab")
-        times = head_multiplier(self.shape) * logit_multiplier(self.shape)
+        times = layers.head_multiplier(self.shape) * layers.logit_multiplier(self.shape)
         return reshard_to(self.final_norm(x_BSD), "batch", "context", None) * times, head_DV
 
     def __call__(
@@ -152,28 +140,6 @@ class Transformer(nn.Module):
         return self.leave(self.blocks(self.enter(tokens_BS, packed), all_layer_flags(self.shape), packed, due)[0])
 
 
-def lookup_embeddings(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
-    """Rows of the embedding [B, S, D]; on a mesh each device looks up its part of the vocabulary, then all add up."""
-
-    def device_rows(table_vD: jax.Array, tokens: jax.Array) -> jax.Array:
-        row = tokens - jax.lax.axis_index(TENSOR_AXIS) * table_vD.shape[0]
-        is_here = (row >= 0) & (row < table_vD.shape[0])
-        rows = table_vD[jnp.where(is_here, row, 0)]
-        return jax.lax.psum(jnp.where(is_here[..., None], rows, 0.0), TENSOR_AXIS)
-
-    if not has_explicit_mesh():
-        return embed_VD[tokens_BS]
-    split_tokens = activation_spec("batch", "context")
-    specs = (activation_spec("vocab", None), split_tokens)
-    return per_device(device_rows, specs, activation_spec("batch", "context", None))(embed_VD, tokens_BS)
-
-
-def gather_rows(table_SD: jax.Array, index_BS: jax.Array) -> jax.Array:
-    """Rows [B, S, D] of a table that every device holds whole."""
-    split, out = activation_spec("batch", "context"), activation_spec("batch", "context", None)
-    return per_device(lambda table, index: table[index], (activation_spec(None, None), split), out)(table_SD, index_BS)
-
-
 def layers_at_once(shape: ModelShape) -> int:
     """Number of blocks unrolled per turn of the scan: all of them on CPU while they are few, one elsewhere.
 
@@ -181,21 +147,6 @@ def layers_at_once(shape: ModelShape) -> int:
     of a step (experiments/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
     """
     return shape.n_layers if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
-
-
-def head_multiplier(shape: ModelShape) -> float:
-    """Factor on the logits: muP divides them by the width ratio (Yang et al. 2022, Table 8)."""
-    return 1.0 / shape.width_ratio
-
-
-def logit_multiplier(shape: ModelShape) -> float:
-    """1/sqrt(d_model) at base_width with `rsqrt_width` (Chowdhery et al. 2022, section 5, "Weight initialization")."""
-    return (shape.d_model / shape.width_ratio) ** -0.5 if shape.logit_scale == "rsqrt_width" else 1.0
-
-
-def branch_multiplier(shape: ModelShape) -> float:
-    """Factor on a block's branches: CompleteP divides them by the depth ratio (Dey et al. 2025, Table 1)."""
-    return 1.0 / shape.depth_ratio
 
 
 def _init(shape: ModelShape, key: jax.Array) -> Any:

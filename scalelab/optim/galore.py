@@ -65,9 +65,8 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
         low = map_batched(lambda p, x: fp32_matmul(p.mT, x), projection, g)
         moved, adam_state = inner.update(low, state.adam)
         back = map_batched(lambda p, x: h["low_rank_scale"] * fp32_matmul(p, x), projection, moved)
-        return matrices.unfold_matrices(declared, back), GaloreState(
-            optax.safe_increment(state.steps), projection, adam_state
-        )
+        next_state = GaloreState(optax.safe_increment(state.steps), projection, adam_state)
+        return matrices.unfold_matrices(declared, back), next_state
 
     return optax.GradientTransformation(init, update)
 

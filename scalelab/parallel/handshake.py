@@ -27,7 +27,7 @@ def offer_secret(folder: pathlib.Path) -> Iterator[bytes]:
     os.close(descriptor)
     try:
         yield secret
-    except BaseException:
+    except BaseException:  # of any kind: no secret stays behind; raised again
         path.unlink(missing_ok=True)
         if new:
             with contextlib.suppress(OSError):

@@ -70,6 +70,14 @@ def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
         except NotImplementedError:  # a torus whose sides aren't products of these sizes: an axis gets part of a side
             laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
             return Mesh(laid_out, MESH_AXES, axis_types=kinds)
+    outer = _sizes_between_slices(sizes, slices)
+    inner = [size // part for size, part in zip(sizes, outer, strict=True)]
+    laid_out = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+    return Mesh(laid_out, MESH_AXES, axis_types=kinds)
+
+
+def _sizes_between_slices(sizes: Sequence[int], slices: int) -> list[int]:
+    """The part of each axis that goes over the network between slices. BadInput where they don't divide."""
     left, outer = slices, [1] * len(MESH_AXES)
     for i in range(3):
         outer[i] = math.gcd(left, sizes[i])
@@ -80,6 +88,4 @@ def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
             f"parallel: stage={stage} x data={data} x fsdp={fsdp} does not divide over {slices} slices, "
             f"and no other axis goes over the network between them; nearest: parallel.data={data * left}"
         )
-    inner = [size // part for size, part in zip(sizes, outer, strict=True)]
-    laid_out = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
-    return Mesh(laid_out, MESH_AXES, axis_types=kinds)
+    return outer

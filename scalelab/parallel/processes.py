@@ -75,7 +75,7 @@ def run_together(
         try:
             _start(place)
             yield
-        except BaseException as error:
+        except BaseException as error:  # of any kind: the peers are told why, and it is raised again
             if isinstance(error, jax.errors.JaxRuntimeError):
                 time.sleep(VERDICT_S)
             watch.leave(2 if isinstance(error, BadInput) else 1, format_first_line(error))
@@ -135,7 +135,7 @@ def broadcast_from_first(work: Callable[[], Any]) -> Any:
     if is_first_process():
         try:
             answer = ("", work())
-        except Exception as error:
+        except Exception as error:  # of any kind: the others wait for an answer, which is raised in all
             answer = (type(error).__name__ if type(error).__name__ in kinds else "WorkFailed", str(error))
     kind, value = _broadcast(answer)
     if kind:

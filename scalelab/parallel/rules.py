@@ -124,18 +124,7 @@ def check_pipeline(static: Static, layout: Layout) -> list[str]:
     """Raise BadInput where stages don't fit the run; returns a note on the pipeline's cost."""
     if layout.stage == 1:
         return []
-    if static.precision == "fp8_delayed":
-        raise BadInput(
-            f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over "
-            "micro-batches; nearest: precision.name='fp8'"
-        )
-    if layout.context > 1:
-        raise BadInput(
-            f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait "
-            "for stages that do something else; set one of them to 1"
-        )
-    if layout.rounds > 1 and layout.schedule != "circular":
-        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule='circular', not {layout.schedule!r}")
+    _refuse_with_stages(static, layout)
     _divides("model.n_layers", static.model.n_layers, "parallel.stage x parallel.rounds", layout.stage * layout.rounds)
     if layout.rounds > 1:
         _divides("parallel.microbatches", layout.microbatches, "parallel.stage", layout.stage)
@@ -150,14 +139,27 @@ def check_pipeline(static: Static, layout: Layout) -> list[str]:
     ]
 
 
+def _refuse_with_stages(static: Static, layout: Layout) -> None:
+    if static.precision == "fp8_delayed":
+        raise BadInput(
+            f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over "
+            "micro-batches; nearest: precision.name='fp8'"
+        )
+    if layout.context > 1:
+        raise BadInput(
+            f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait "
+            "for stages that do something else; set one of them to 1"
+        )
+    if layout.rounds > 1 and layout.schedule != "circular":
+        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule='circular', not {layout.schedule!r}")
+
+
 def _divides(name: str, value: int, axis: str, size: int) -> None:
     if value % size:
         low = value // size * size
-        nearest = f"{low} or {low + size}" if low else f"{size}"
-        sizes = [k for k in range(1, size + 1) if value % k == 0]
-        raise BadInput(
-            f"{name}={value} is not divisible by {axis}={size}; nearest {name}: {nearest}, nearest {axis}: {sizes[-1]}"
-        )
+        divisor = max(k for k in range(1, size + 1) if value % k == 0)
+        nearest = f"nearest {name}: {f'{low} or {low + size}' if low else size}, nearest {axis}: {divisor}"
+        raise BadInput(f"{name}={value} is not divisible by {axis}={size}; {nearest}")
 
 
 def unsharded_warnings(declared: Any, layout: Layout) -> list[str]:

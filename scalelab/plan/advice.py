@@ -53,17 +53,10 @@ def advise_changes(
     """
     efficiency = efficiency or default_efficiency(machine)
     plan_memory, plan_s = step_memory(static, machine), expected_s(static, machine, efficiency)
-    memory_of = {
-        option: step_memory(option, machine, saved_activations.estimate_saved_activations)
-        for option in _candidate_configs(static, machine)
-    }
-    if not plan_memory.fits and not any(
-        needed.fits for option, needed in memory_of.items() if _trainer_verdict(option)[0]
-    ):
-        memory_of |= {
-            option: step_memory(option, machine, saved_activations.estimate_saved_activations)
-            for option in _candidate_configs(static, machine, SHORT)
-        }
+    memory_of = {option: _estimate_memory(option, machine) for option in _candidate_configs(static, machine)}
+    if not plan_memory.fits and not any(m.fits for option, m in memory_of.items() if _trainer_verdict(option)[0]):
+        shorter = _candidate_configs(static, machine, SHORT)
+        memory_of |= {option: _estimate_memory(option, machine) for option in shorter}
     sized = dict.fromkeys(
         size for option, needed in memory_of.items() if needed.fits for size in _micro_batch_sizes(option, needed)
     )
@@ -77,20 +70,20 @@ def advise_changes(
         accepted, warnings = _trainer_verdict(option)
         if not kinds or kinds in best or not accepted:
             continue
-        needed, exact = (
-            memory_of.get(option) or step_memory(option, machine, saved_activations.estimate_saved_activations),
-            option.layout.stage > 1,
-        )
+        needed, exact = memory_of.get(option) or _estimate_memory(option, machine), option.layout.stage > 1
         spare = 0.0 if exact else SPARE[option.model.remat] * needed.components["activations"]
         if 0 <= needed.margin_bytes < spare and counted < COUNTED:  # a count is a trace of the whole model
             needed, exact, spare, counted = step_memory(option, machine), True, 0.0, counted + 1
         if needed.margin_bytes >= spare:
             best[kinds] = _make_advice(static, option, needed, exact, seconds[option], plan_s, warnings)
-    return (
-        tuple(best.values())
-        if best or plan_memory.fits
-        else _closest_to_fitting(static, memory_of, machine, efficiency, plan_s, most)
-    )
+    if best or plan_memory.fits:
+        return tuple(best.values())
+    return _closest_to_fitting(static, memory_of, machine, efficiency, plan_s, most)
+
+
+def _estimate_memory(option: Static, machine: Machine) -> Memory:
+    """A step's memory with estimated activations: no trace of the whole model."""
+    return step_memory(option, machine, saved_activations.estimate_saved_activations)
 
 
 def _make_advice(
@@ -218,13 +211,9 @@ def _changed_keys(before: Static, after: Static) -> dict[str, Any]:
 
 def _kind_of_change(key: str) -> str:
     """Kind of a changed key: micro-batch | remat | zero | mesh."""
-    alone = {
-        "train.accumulate": "micro-batch",
-        "parallel.microbatches": "micro-batch",
-        "model.remat": "remat",
-        "parallel.zero": "zero",
-    }
-    return alone.get(key, "mesh")
+    if key in ("train.accumulate", "parallel.microbatches"):
+        return "micro-batch"
+    return {"model.remat": "remat", "parallel.zero": "zero"}.get(key, "mesh")
 
 
 def _closest_to_fitting(

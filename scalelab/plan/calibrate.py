@@ -148,6 +148,5 @@ def _compare_program(
     predicted = step_time(static, machine, base).tokens_per_s
     rate = math.exp(float(np.mean(np.log(list(rates.values())))))
     mesh = mesh_lib.describe_mesh(dataclasses.asdict(static.layout))
-    return CalibrationRun(
-        tuple(rates), mesh, count.count_parameters(static.model)["total"], rate, predicted, rate / predicted
-    )
+    parameters = count.count_parameters(static.model)["total"]
+    return CalibrationRun(tuple(rates), mesh, parameters, rate, predicted, rate / predicted)

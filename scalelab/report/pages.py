@@ -79,9 +79,8 @@ def _state(row: dict) -> str:
         return html.render_paragraph("This run is done.", "good")
     if row["status"] == "diverged":
         return html.render_paragraph("This run diverged: its last loss is not a result.", "bad")
-    return html.render_paragraph(
-        f"This run is not finished (status: {row['status']}): numbers below are of the moment.", "bad"
-    )
+    status = f"This run is not finished (status: {row['status']}): numbers below are of the moment."
+    return html.render_paragraph(status, "bad")
 
 
 def _dynamics(page: ReportPage) -> str:

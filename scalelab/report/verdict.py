@@ -54,13 +54,11 @@ def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
     error, inside = point / measured - 1, low <= measured <= high
     shown |= {"measured loss": f"{measured:.4f}", "error of the prediction": f"{100 * error:+.2f} %",
               "measured loss lies": "inside" if inside else "OUTSIDE"}  # fmt: skip
-    high_or_low = "too high" if error > 0 else "too low"
     sentence = (
         f"The law predicted {point:.4f} nats/token for a run of {format_scientific(held['C'])} FLOPs, "
         f"{_beyond(summary, held)}; it reached {measured:.4f}. The prediction was {100 * abs(error):.2f} % "
-        f"{high_or_low}, and "
-        f"the measured loss is {'inside' if inside else 'OUTSIDE'} the 90 % interval, which is "
-        f"{100 * (high - low) / point:.1f} % wide."
+        f"{'too high' if error > 0 else 'too low'}, and the measured loss is {'inside' if inside else 'OUTSIDE'} the "
+        f"90 % interval, which is {100 * (high - low) / point:.1f} % wide."
     )
     return [html.render_numbers(shown), html.render_paragraph(sentence, "good" if inside else "bad"), *failed, timing]
 

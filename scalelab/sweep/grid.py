@@ -62,9 +62,8 @@ def sample(ranges: Mapping[str, tuple], count: int, method: str = "halton", seed
 
 def _scale(key: str, u: float, low: float, high: float, scale: str = "linear") -> float:
     if not low < high or scale not in ("linear", "log") or (scale == "log" and low <= 0):
-        raise BadInput(
-            f"h.sample: {key} needs (low, high) or (low, high, 'log') with low < high, got {(low, high, scale)}"
-        )
+        wanted = "(low, high) or (low, high, 'log') with low < high"
+        raise BadInput(f"h.sample: {key} needs {wanted}, got {(low, high, scale)}")
     if scale == "log":
         return math.exp(math.log(low) + u * math.log(high / low))
     return low + float(u) * (high - low)

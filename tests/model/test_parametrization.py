@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model import parametrization, transformer
+from scalelab.model import layers, parametrization, transformer
 from tests.model.shapes import PRESETS, distance, loss_and_grads, random_params, shape, tokens
 
 
@@ -47,7 +47,7 @@ def exponents(of_width, parametrization_name="mup", **changes):
 def multiplier(of):
     """Every parameter's forward multiplier: the head's."""
     tree = jax.tree.map(lambda _: 1.0, transformer.parameter_declarations(of))
-    return tree | {"head": {"w": transformer.head_multiplier(of)}}
+    return tree | {"head": {"w": layers.head_multiplier(of)}}
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -83,8 +83,8 @@ def test_completep_is_table_1(m_d, m_L):
         row = COMPLETEP[group if name.startswith("blocks") else "embeddings, head, final norm"]
         expected = [m_d**width * m_L**depth for width, depth in row]
         np.testing.assert_allclose((found.lr, found.decay, found.eps), expected, err_msg=name)
-    assert transformer.branch_multiplier(of) == pytest.approx(1 / m_L)
-    assert transformer.head_multiplier(of) == pytest.approx(1 / m_d)
+    assert layers.branch_multiplier(of) == pytest.approx(1 / m_L)
+    assert layers.head_multiplier(of) == pytest.approx(1 / m_d)
 
 
 def test_in_a_deeper_completep_each_branch_counts_less():

@@ -45,13 +45,13 @@ def test_the_contract(name):
 
 MESH = """
 import json, sys
-from scalelab.testing import optimizer
+from scalelab.testing import optimizer_checks
 from scalelab.optim.registry import find_optimizer
 said = {}
 for name in sys.argv[1:]:
     try:
-        static, h = optimizer._setting(name, {})
-        optimizer._check_mesh(name, {}, static, find_optimizer(name), h)
+        static, h = optimizer_checks.small_setting(name, {})
+        optimizer_checks.check_mesh(name, {}, static, find_optimizer(name), h)
         said[name] = ""
     except Exception as error:
         said[name] = f"{type(error).__name__}: {error}"[:500]

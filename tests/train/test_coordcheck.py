@@ -11,7 +11,7 @@ from scalelab import config as config_lib
 from scalelab.configs import base
 from scalelab.data.batches.batches import train_batches
 from scalelab.errors import BadInput
-from scalelab.model import transformer
+from scalelab.model import layers, transformer
 from scalelab.model.observe.activations import collect_activations
 from scalelab.model.resize import resize_config
 from scalelab.train import coordcheck
@@ -26,7 +26,7 @@ def test_activations_are_those_of_the_model(preset, name):
     params, batch = random_params(of), tokens(of)[:, :-1]
     result = jax.jit(functools.partial(collect_activations, of))(params, batch)
     assert distance(result["logits"], transformer.next_token_logits(of, params, batch)) < 3e-6
-    added = transformer.branch_multiplier(of) * (result["attention"] + result["mlp"]).sum(0)
+    added = layers.branch_multiplier(of) * (result["attention"] + result["mlp"]).sum(0)
     assert distance(result["stream"], result["embedding"] + added) < 3e-6
     head = params["embed"]["w"].T if of.tied_head else params["head"]["w"]
     assert distance(result["logits"], result["final_norm"] @ head / of.width_ratio) < 3e-6
@@ -118,7 +118,7 @@ def test_resized_keeps_the_recipe():
     assert resize_config(of) == of
     with pytest.raises(BadInput, match=r"d_model=100 does not hold whole groups of 3 heads of 8; nearest: 96, 120"):
         resize_config(of, 100)
-    scales = [transformer.head_multiplier(config_lib.static(c).model) for c in (of, wide)]
+    scales = [layers.head_multiplier(config_lib.static(c).model) for c in (of, wide)]
     assert scales[1] == pytest.approx(scales[0] / 2)
 
 

@@ -43,9 +43,8 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("fit", f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}", RENAMED)
-    parser.add_argument(
-        "sources", nargs="+", metavar="SOURCE", help="a folder of runs, or a .csv, .jsonl or .parquet table"
-    )
+    what = "a folder of runs, or a .csv, .jsonl or .parquet table"
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help=what)
     _rows(parser.add_argument_group("which rows").add_argument)
     _fit(parser.add_argument_group("the fit").add_argument)
     _uses(parser.add_argument_group("what follows from it").add_argument)

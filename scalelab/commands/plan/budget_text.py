@@ -86,12 +86,8 @@ def _forecast(forecast: Any) -> list[str]:
 
 def _grounds(answer: Any) -> list[str]:
     level = f" ({answer.level:.0%})" if answer.level else ""
-    return [
-        f"law: {answer.law}, {answer.equation}; N counts {answer.n_convention}",
-        f"source: {answer.source}",
-        f"intervals{level}: {answer.interval}",
-        *answer.notes,
-    ]
+    law = f"law: {answer.law}, {answer.equation}; N counts {answer.n_convention}"
+    return [law, f"source: {answer.source}", f"intervals{level}: {answer.interval}", *answer.notes]
 
 
 def _row(name: str, value: float | None, interval: Any) -> str:

@@ -163,12 +163,9 @@ def format_measurement(point: Any) -> str:
 
 def describe_knee(measured: Any) -> str:
     """Describe where more rows stop paying, and why no larger size was measured."""
-    where = (
-        "nothing was measured"
-        if measured.knee_rows is None
-        else f"{measured.knee_rows} sequences a device reach 95 % of the best rate"
-    )
-    return f"{where}; {measured.stopped} ({measured.devices} x {measured.device})"
+    knee = f"{measured.knee_rows} sequences a device reach 95 % of the best rate"
+    result = "nothing was measured" if measured.knee_rows is None else knee
+    return f"{result}; {measured.stopped} ({measured.devices} x {measured.device})"
 
 
 def _served(plan: Any) -> list[str]:

@@ -79,9 +79,8 @@ def _check_known_names(
 ) -> None:
     for name in asked:
         if name not in names:
-            raise BadInput(
-                f"{key}: no source is called {name!r}{nearest_hint(name, names)}; there are: {', '.join(names)}"
-            )
+            hint = nearest_hint(name, names)
+            raise BadInput(f"{key}: no source is called {name!r}{hint}; there are: {', '.join(names)}")
 
 
 class WindowStream:

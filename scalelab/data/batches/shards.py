@@ -143,10 +143,9 @@ def _remove_stale_drafts(cache: pathlib.Path) -> None:
 def read_shard_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]:
     """The index and the splits of a finished folder, verified. Raises BadInput that names the wrong file."""
     index = read_shard_index(folder)
-    check_shard_entries(
-        folder / "index.json", index["dtype"], [shard for shards in index["splits"].values() for shard in shards]
-    )
-    entries = [e for shards in index["splits"].values() for shard in shards for e in shard.values()]
+    all_shards = [shard for shards in index["splits"].values() for shard in shards]
+    check_shard_entries(folder / "index.json", index["dtype"], all_shards)
+    entries = [entry for shard in all_shards for entry in shard.values()]
     check_shard_files(folder, entries, hashes=sum(e["bytes"] for e in entries) <= HASHED_ON_OPEN_BYTES)
     return index, {name: map_split(folder, shards, index["dtype"]) for name, shards in index["splits"].items()}
 

@@ -1,5 +1,6 @@
 """The work of `scalelab prepare`: documents of any source into a verified folder of token shards.
 
-Read in this order: `request` (the user's options), `specs` (sources by name), `units` (one piece of work), `pool`
-(several processes), `merge` (units into shards), `corpus` (all steps together), `prepared` (reads a finished folder).
+Read in this order: `request` (the user's options), `specs` (sources by name), `job` (the tokenizer), `units` (one piece
+of work), `pool` (several processes), `merge` (units into shards), `index`, `corpus` (all steps together), `prepared`
+(reads a finished folder).
 """

@@ -67,6 +67,7 @@ class _Header(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """The header in one block of 512 bytes. ReadError: damaged, or of a negative size."""
         try:
             header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:

@@ -82,10 +82,8 @@ def _check(path: str, index: MegatronIndex) -> None:
     width, size, name = np.dtype(index.dtype).itemsize, os.path.getsize(path), index_path(path)
     end = 0
     for start in range(0, len(index.lengths), ENTRIES_PER_CHECK):
-        lengths, places = (
-            index.lengths[start : start + ENTRIES_PER_CHECK],
-            index.places[start : start + ENTRIES_PER_CHECK],
-        )
+        block = slice(start, start + ENTRIES_PER_CHECK)
+        lengths, places = index.lengths[block], index.places[block]
         room = size - lengths * np.int64(width)  # largest valid place; places may be near 2^63
         wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places > room) | (places % width > 0))
         if len(wrong):

@@ -69,7 +69,7 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
             f"set without TensorFlow (with it: pip install tensorflow-cpu; "
             f"tfds build {name} --file_format=array_record)"
         ) from error
-    except Exception as error:  # downloads, checksums, a builder's own mistakes
+    except Exception as error:  # a builder is any code: downloads, checksums, its own mistakes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"tfds:{name}: preparing it under {root} failed: {reason[:300]}") from error
     return pathlib.Path(builder.data_path)

@@ -63,12 +63,8 @@ class Objective:
 
     def to_json(self, value: float) -> dict[str, Any]:
         """As plain JSON values: name, delta (None: least squares), and `value`, the minimum."""
-        return {
-            "name": self.name,
-            "delta": self.delta if np.isfinite(self.delta) else None,
-            "overestimate": self.overestimate,
-            "value": value,
-        }
+        delta = self.delta if np.isfinite(self.delta) else None
+        return {"name": self.name, "delta": delta, "overestimate": self.overestimate, "value": value}
 
 
 def huber_log(delta: float = HOFFMANN_DELTA) -> Objective:

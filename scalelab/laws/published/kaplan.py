@@ -5,6 +5,7 @@ al. 2024, who trained in its setting again, and with Chinchilla's law if paramet
 (Pearce & Song 2024, "Reconciling Kaplan and Chinchilla Scaling Laws", arXiv 2406.12907).
 """
 
+import functools
 import pathlib
 from collections.abc import Callable
 
@@ -37,31 +38,20 @@ def _from_constants() -> list[ComparisonRow]:
     alpha = {name: float(text) for name, text in CONSTANTS.items() if name.startswith("alpha")}
     joint = 1 / (1 / alpha["alpha_S"] + 1 / alpha["alpha_B"] + 1 / alpha["alpha_N"])
     recipe = "alpha_C_min / alpha of the same quantity (eqs. 1.7, 1.8), from the printed constants"
-    rows = [
-        make_comparison_row(
-            "alpha_C_min",
-            joint,
-            CONSTANTS["alpha_C_min"],
-            "1 / (1/alpha_S + 1/alpha_B + 1/alpha_N), eq. 1.7",
-            judge_consistency,
-        )
-    ]
+    row = functools.partial(make_comparison_row, judge=judge_consistency)
+    rows = [row("alpha_C_min", joint, CONSTANTS["alpha_C_min"], "1 / (1/alpha_S + 1/alpha_B + 1/alpha_N), eq. 1.7")]
     for name in "NBS":
         ours = alpha["alpha_C_min"] / alpha[f"alpha_{name}"]
-        rows.append(make_comparison_row(f"{name}_opt ~ C^p: p", ours, OPTIMAL[name], recipe, judge_consistency))
+        rows.append(row(f"{name}_opt ~ C^p: p", ours, OPTIMAL[name], recipe))
     batch, steps, size = (float(OPTIMAL[name]) for name in "BSN")
     recipe = "printed exponents: D = B x S, and C = 6 N B S"
-    rows.append(
-        make_comparison_row(
-            "D_opt ~ C^p: p, as p of B plus p of S", batch + steps, OPTIMAL["D"], recipe, judge_consistency
-        )
-    )
-    rows.append(make_comparison_row("D_opt ~ C^p: p, as 1 - p of N", 1 - size, OPTIMAL["D"], recipe, judge_consistency))
+    rows.append(row("D_opt ~ C^p: p, as p of B plus p of S", batch + steps, OPTIMAL["D"], recipe))
+    rows.append(row("D_opt ~ C^p: p, as 1 - p of N", 1 - size, OPTIMAL["D"], recipe))
     C = np.array([1e20, 1e22])
     N = [decision.optimal_size(LAWS["kaplan"], L_OF_N_D, c, 6.0, {})[0] for c in C]
     recipe = "L(N, D) of eq. 1.5 with its own constants, lowest where C = 6ND: alpha_D / (alpha_N + alpha_D)"
     slope = float(np.diff(np.log(N))[0] / np.diff(np.log(C))[0])
-    return [*rows, make_comparison_row("N_opt ~ C^p: p by L(N, D)", slope, OPTIMAL["N"], recipe, judge_consistency)]
+    return [*rows, row("N_opt ~ C^p: p by L(N, D)", slope, OPTIMAL["N"], recipe)]
 
 
 def _trained_again(data: pathlib.Path) -> list[ComparisonRow]:

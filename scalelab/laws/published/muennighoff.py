@@ -116,8 +116,6 @@ def _findings(there: float, best: float, profiles: dict[str, ParamProfile]) -> t
     findings = [f"The published optimum is a local minimum: an objective {1 - best / there:.2%} lower exists."]
     for name, curve in profiles.items():
         low, high = ("open" if end is None else f"{end:.3g}" for end in curve.interval)
-        findings.append(
-            f"{name.replace('_star', '*')} is {curve.verdict} by these runs: {LEVEL:.0%} profile interval {low} to "
-            f"{high}"
-        )
+        symbol, interval = name.replace("_star", "*"), f"{LEVEL:.0%} profile interval {low} to {high}"
+        findings.append(f"{symbol} is {curve.verdict} by these runs: {interval}")
     return tuple(findings)

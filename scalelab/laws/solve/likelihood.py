@@ -49,16 +49,7 @@ def fit_scale(law: Law, columns: Columns, target: np.ndarray, objective: Objecti
     settle.
     """
     delta = objective.delta
-    posed, sigma = pose_problem(law, columns, target, objective), 0.0
-    x = minimise_objective(posed).x[None]
-    for _ in range(ROUNDS):
-        before, sigma = sigma, best_sigma(posed.residuals(_params_at(posed, x[0])), delta)
-        posed, solutions = _lower_threshold(law, columns, target, objective, delta * sigma, x)
-        x = solutions.x
-        if before and abs(np.log(sigma / before)) < SETTLED:
-            break
-    else:
-        raise FitError(f"maximum likelihood did not settle: sigma still moves from {before:.4g} to {sigma:.4g}")
+    sigma, x = _settle_sigma(law, columns, target, objective)
     around = np.random.default_rng(0).normal(1.0, JITTER, (STARTS, x.shape[1]))
     starts = np.concatenate([x, x * around])
     posed, solutions = _lower_threshold(law, columns, target, objective, delta * sigma, starts)
@@ -69,6 +60,19 @@ def fit_scale(law: Law, columns: Columns, target: np.ndarray, objective: Objecti
     value = negative_log_likelihood(posed.residuals(params), sigma, delta)
     certificate = certify_optimum(posed, solutions, best, np.ones((1, len(target))))
     return posed, Optimum(params, value, certificate, solutions.x[best])
+
+
+def _settle_sigma(law: Law, columns: Columns, target: np.ndarray, objective: Objective) -> tuple[float, np.ndarray]:
+    """Sigma and the law's coordinates [1, K], each refitted under the other until sigma stays."""
+    posed, sigma = pose_problem(law, columns, target, objective), 0.0
+    x = minimise_objective(posed).x[None]
+    for _ in range(ROUNDS):
+        before, sigma = sigma, best_sigma(posed.residuals(_params_at(posed, x[0])), objective.delta)
+        posed, solutions = _lower_threshold(law, columns, target, objective, objective.delta * sigma, x)
+        x = solutions.x
+        if before and abs(np.log(sigma / before)) < SETTLED:
+            return sigma, x
+    raise FitError(f"maximum likelihood did not settle: sigma still moves from {before:.4g} to {sigma:.4g}")
 
 
 def _lower_threshold(

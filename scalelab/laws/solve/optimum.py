@@ -85,13 +85,7 @@ def minimise_objective(
     point.
     """
     weights = np.ones((1, problem.points)) if weights is None else np.asarray(weights, float)[None]
-    hard = len(problem.law.searched) >= HARD
-    seeds = start_points(problem, spread=8 * SPREAD if hard else SPREAD)
-    (starts,) = newton.variable_projection(problem, weights, seeds)
-    polished = 2 * POLISHED if hard else POLISHED
-    if len(starts) > polished:
-        values = problem.value(starts, np.broadcast_to(weights, (len(starts), problem.points)))
-        starts = starts[np.argsort(values, kind="stable")[:polished]]
+    starts = _best_seeds(problem, weights)
     if also is not None:
         starts = np.concatenate([starts, problem.from_params(also)[None]])
     solutions = newton.descend(problem, starts, np.broadcast_to(weights, (len(starts), problem.points)))
@@ -104,6 +98,18 @@ def minimise_objective(
         )
     params = {name: float(param) for name, param in problem.to_params(x).items()}
     return Optimum(params, value, certify_optimum(problem, solutions, best, weights), x)
+
+
+def _best_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
+    """The seeds [<= POLISHED, K] of the lowest objective, twice as many for hard laws."""
+    hard = len(problem.law.searched) >= HARD
+    seeds = start_points(problem, spread=8 * SPREAD if hard else SPREAD)
+    (starts,) = newton.variable_projection(problem, weights, seeds)
+    polished = 2 * POLISHED if hard else POLISHED
+    if len(starts) <= polished:
+        return starts
+    values = problem.value(starts, np.broadcast_to(weights, (len(starts), problem.points)))
+    return starts[np.argsort(values, kind="stable")[:polished]]
 
 
 def certify_optimum(problem: Problem, solutions: newton.Solutions, best: int, weights: np.ndarray) -> Certificate:

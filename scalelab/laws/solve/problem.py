@@ -53,9 +53,7 @@ class Problem(NamedTuple):
 
 def coordinate_bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:
     """Bounds (lower [K], upper [K]) of x."""
-    ends = [
-        (np.log(kind.low), np.log(kind.high)) if kind.how == "log" else (kind.low, kind.high)
-        for kind in law.params.values()
-    ]
+    ranges = [(kind.how, (kind.low, kind.high)) for kind in law.params.values()]
+    ends = [np.log(pair) if how == "log" else pair for how, pair in ranges]
     lower, upper = np.array(ends, float).T
     return lower, upper

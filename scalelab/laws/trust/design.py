@@ -4,6 +4,7 @@ A finding is not an error: it says what a reader must bear in mind, and which ro
 table). Legend: P points.
 """
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -182,23 +183,17 @@ def _approach2_finding(
     """The bias of approach 2 on this grid, if the law is one of N and D and the rows form an IsoFLOP grid."""
     N, _ = sizes_and_tokens(posed.columns)
     cost = _run_flops(posed.columns, flops)
-    if (
-        posed.law.target != "loss"
-        or cost is None
-        or not len(N)
-        or not set(posed.law.columns) <= {"N", "D", "C", "M", *held}
-    ):
+    is_of_size_and_tokens = posed.law.target == "loss" and set(posed.law.columns) <= {"N", "D", "C", "M", *held}
+    if cost is None or not len(N) or not is_of_size_and_tokens:
         return []
     grid = grids.isoflop_budgets(cost, N, posed.target)
+    if not grid:
+        return []
     at = target_flops[0] if len(target_flops) else AHEAD * cost.max()
     biases = []
     for method in ("parabola", "akima"):
-        try:
-            bias = grids.approach2_bias(posed.law, best.params, grid, N, at, k, method, held) if grid else None
-        except FitError:
-            continue
-        if bias:
-            biases.append(bias)
+        with contextlib.suppress(FitError):
+            biases.append(grids.approach2_bias(posed.law, best.params, grid, N, at, k, method, held))
     if not any(abs(bias.D_error) > WORTH_A_LINE for bias in biases):
         return []
     errors = "; ".join(f"{b.method}: D {b.D_error:+.1%}, exponent a {b.a:.4f} for {b.a_true:.4f}" for b in biases)

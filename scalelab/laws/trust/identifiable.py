@@ -106,11 +106,8 @@ def _plausible_params(posed: Problem, weights: np.ndarray) -> np.ndarray:
 
 def _coordinate_reach(posed: Problem) -> np.ndarray:
     """The width [K] of the range that each coordinate may sensibly take; for a linear term, the target's size."""
-    kinds = posed.law.params.values()
-    widths = [
-        np.log(np.divide(*kind.starts[::-1])) if kind.how == "log" else np.subtract(*kind.starts[::-1])
-        for kind in kinds
-    ]
+    ends = [(kind.how, kind.starts[::-1]) for kind in posed.law.params.values()]
+    widths = [np.log(np.divide(*pair)) if how == "log" else np.subtract(*pair) for how, pair in ends]
     return np.where(np.isfinite(widths), widths, posed.target.mean())
 
 

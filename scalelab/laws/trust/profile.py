@@ -173,6 +173,11 @@ def _profile_side(
     if first > 0:
         lower = refits.objective[first - 1] <= neighbour_refits.objective[first - 1]
         start = (refits if lower else neighbour_refits).x[first - 1]
+    return _bisect_crossing(problem, start, place, end, inner, outer), held, value
+
+
+def _bisect_crossing(problem: Problem, start: np.ndarray, place: int, end: float, inner: float, outer: float) -> float:
+    """Where the profile crosses `end`, between held values `inner` and `outer`; `start` [K] is the fit at `inner`."""
     for _ in range(REFINE):
         middle = 0.5 * (inner + outer)
         solution = _refit_held(problem, start[None], place, np.array([middle]))
@@ -180,7 +185,7 @@ def _profile_side(
             outer = middle
         else:
             inner, start = middle, solution.x[0]
-    return 0.5 * (inner + outer), held, value
+    return 0.5 * (inner + outer)
 
 
 def _held_values(at: float, lower: float, upper: float, how: str, up: bool, least_size: float) -> np.ndarray:

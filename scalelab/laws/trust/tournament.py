@@ -28,12 +28,8 @@ class TournamentEntry:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; a law without a result has no numbers."""
         result = self.result.to_json() if self.result else {"mape": None, "in_sample_mape": None}
-        return {
-            "law": self.law.name,
-            "equation": self.law.equation,
-            "n_params": len(self.law.params),
-            "why": self.why,
-        } | result
+        law = {"law": self.law.name, "equation": self.law.equation, "n_params": len(self.law.params)}
+        return law | {"why": self.why} | result
 
 
 def run_tournament(
@@ -61,9 +57,8 @@ def run_tournament(
 
 def row_scales(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
     """A measure of each row's size [P]: C, else N D; None without both (then each law orders by its own columns)."""
-    numbers = {
-        name: np.asarray(table[name], float) for name in ("C", "N", "D") if name in table and is_numeric(table[name])
-    }
+    names = [name for name in ("C", "N", "D") if name in table and is_numeric(table[name])]
+    numbers = {name: np.asarray(table[name], float) for name in names}
     if "C" in numbers:
         return numbers["C"]
     return numbers["N"] * numbers["D"] if {"N", "D"} <= set(numbers) else None

@@ -17,7 +17,7 @@ from scalelab.model.attention.mask import MaskInfo, attention_mask
 from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, layer_frequencies
 from scalelab.model.declare import Declaration, declare_parameter
-from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, rope_positions
+from scalelab.model.layer_flags import LayerFlags, rope_positions
 from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.model.observe import measures
 from scalelab.precision.policy import Policy, array_dtype
@@ -34,11 +34,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x_BSD: jax.Array,
-        layer: LayerFlags = UNIFORM_LAYERS,
-        packed: PackedDocuments | None = None,
-        due: jax.Array | None = None,
+        self, x_BSD: jax.Array, layer: LayerFlags, packed: PackedDocuments | None, due: jax.Array | None
     ) -> jax.Array:
         """x_BSD -> [B, S, D]; position i attends to positions up to i, with `packed` only of its document.
 
@@ -58,13 +54,7 @@ class Attention(nn.Module):
             k_BSKH = Norm("rmsnorm", keys[first:], s.norm_eps, compute, name="k_norm")(k_BSKH)
         scale, relative = attention_scale(s), None
         if s.position == "rope":
-            position_BS = rope_positions(packed and packed.position_BS, layer, x_BSD.shape[1])
-            frequency_P, logit_factor = layer_frequencies(s, layer)
-            q_BSNH, k_BSKH = (apply_rope(x, frequency_P, position_BS) for x in (q_BSNH, k_BSKH))
-            if isinstance(logit_factor, jax.Array):
-                q_BSNH = (q_BSNH * logit_factor).astype(q_BSNH.dtype)
-            else:
-                scale *= logit_factor
+            q_BSNH, k_BSKH, scale = self.rotate(q_BSNH, k_BSKH, layer, packed)
         elif s.position == "relative":
             past = packed and packed.past
             q_BSNH, relative = self.relative(q_BSNH, x_BSD.shape[1] if past is None else past.segment_BC.shape[1])
@@ -72,19 +62,38 @@ class Attention(nn.Module):
             y_BSNH = self.attend_to_cache(q_BSNH, k_BSKH, v_BSKH, relative, scale, layer, packed)
         else:
             mask_info = MaskInfo(packed and packed.segment_BS, layer.is_global)
+            self.observe_logits(q_BSNH, k_BSKH, relative, scale, mask_info, due)
             kernel = choose_kernel(s, compute, packed is not None)
-            if self.is_mutable_collection("intermediates"):  # computed here, since kernels don't return their logits
-                logits_BNST = attention_logits(q_BSNH, k_BSKH, relative, scale, mask_info, s.window)
-                self.sow("intermediates", LOGITS_NAME, logits_BNST)
-            if due is not None:
-                largest = functools.partial(largest_logit, scale=scale, window=s.window)
-                start = measures.like(jnp.float32(-jnp.inf), q_BSNH)
-                most = measures.when(due, largest, start, q_BSNH, k_BSKH, relative, mask_info)
-                self.put_variable(measures.COLLECTION, "logit_max", most)
             y_BSNH = compute_attention(q_BSNH, k_BSKH, v_BSKH, relative, scale, kernel, mask_info, s.window)
         place = residual_axes(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")
         return out(y_BSNH)
+
+    def rotate(
+        self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None
+    ) -> tuple[jax.Array, jax.Array, float]:
+        """Queries and keys under RoPE, and the scale of their products."""
+        position_BS = rope_positions(packed and packed.position_BS, layer, q_BSNH.shape[1])
+        frequency_P, logit_factor = layer_frequencies(self.shape, layer)
+        q_BSNH, k_BSKH = (apply_rope(x, frequency_P, position_BS) for x in (q_BSNH, k_BSKH))
+        if isinstance(logit_factor, jax.Array):
+            return (q_BSNH * logit_factor).astype(q_BSNH.dtype), k_BSKH, attention_scale(self.shape)
+        return q_BSNH, k_BSKH, attention_scale(self.shape) * logit_factor
+
+    def observe_logits(
+        self, q_BSNH: jax.Array, k_BSKH: jax.Array, relative: RelativeInputs | None, scale: float, mask_info: MaskInfo,
+        due: jax.Array | None,
+    ) -> None:  # fmt: skip
+        """Record the logits where they are asked for, and with `due` the largest: kernels return neither."""
+        window = self.shape.window
+        if self.is_mutable_collection("intermediates"):
+            logits_BNST = attention_logits(q_BSNH, k_BSKH, relative, scale, mask_info, window)
+            self.sow("intermediates", LOGITS_NAME, logits_BNST)
+        if due is not None:
+            largest = functools.partial(largest_logit, scale=scale, window=window)
+            start = measures.like(jnp.float32(-jnp.inf), q_BSNH)
+            most = measures.when(due, largest, start, q_BSNH, k_BSKH, relative, mask_info)
+            self.put_variable(measures.COLLECTION, "logit_max", most)
 
     def attend_to_cache(
         self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: RelativeInputs | None, scale: float,

@@ -84,9 +84,8 @@ def _backward(scale: float, window: int, residuals: tuple, dy: jax.Array) -> tup
         (k, v, key_segments, dk, dv), dq, dr = carry
         mask = _masks(mask_info, key_segments, turns, window, q.shape[1], block)
         turned = _relative_after_turns(distances, turns, q.shape[1])
-        dq, dk, dv, dr = accumulate_gradients(
-            q_, k, v, log_z, dy_, dy_dot_y, (dq, dk, dv, dr), pairs, block, mask, turned
-        )
+        sums = dq, dk, dv, dr
+        dq, dk, dv, dr = accumulate_gradients(q_, k, v, log_z, dy_, dy_dot_y, sums, pairs, block, mask, turned)
         return (_pass_around_ring((k, v, key_segments, dk, dv)), dq, dr), None
 
     k_, v_ = move_heads_first(k), move_heads_first(v)

@@ -168,7 +168,7 @@ def _saved_bytes(
     if layout.stage == 1:
         whole = kept(static)
         return rows * whole.row_bytes, whole.fixed_bytes
-    # parallel/pipeline.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and
+    # parallel/stage.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and
     # the two that are under way between stages; whatever model.remat says.
     return ((pipeline_slots(layout) + 1) * _blocks_per_chunk(static) + 2) * rows * _stream_bytes(static), 0
 

@@ -27,7 +27,7 @@ from scalelab.plan.step.block_products import block_products
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
-from scalelab.sharding import BATCH_AXES, residual_axes
+from scalelab.sharding import BATCH_AXES, activation_spec, residual_axes
 from scalelab.train.step.gradients import micro_batch_objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
@@ -140,9 +140,8 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
 @functools.cache
 def _traced_activations(static: Static, whole: bool) -> SavedActivations:
     if static.layout.devices == 1:  # what grows with the batch is told by the sums for one and two rows alone
-        one, two = (
-            sum(map(_device_bytes, vjp_residuals(dataclasses.replace(static, global_batch=n), whole))) for n in (1, 2)
-        )
+        programs = [dataclasses.replace(static, global_batch=rows) for rows in (1, 2)]
+        one, two = (sum(map(_device_bytes, vjp_residuals(program, whole))) for program in programs)
         return SavedActivations(two - one, 2 * one - two)
     residuals = vjp_residuals(static, whole)
     by_row = sum(_device_bytes(x) for x in residuals if _grows_with_rows(x))
@@ -233,9 +232,8 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
         lambda w: like(w.shape[1:], w.dtype, PartitionSpec(*(w.sharding.spec[1:] if w.sharding else ()))), stacked
     )
     sizes = (static.global_batch, shape.seq_len, shape.d_model)
-    x_BSD = like(
-        sizes, array_dtype(policy.residual), transformer.activation_spec(*residual_axes(shape.sequence_parallel))
-    )
+    place = activation_spec(*residual_axes(shape.sequence_parallel))
+    x_BSD = like(sizes, array_dtype(policy.residual), place)
     tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
     ends, first = _ends(static, like), layer_flags.select_layers(layer_flags.all_layer_flags(shape), 0)
 

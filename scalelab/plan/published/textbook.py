@@ -72,9 +72,8 @@ def _row(
 def state_gb(size: str, optimizer: str) -> float:
     """What the optimizer keeps between steps for a model of that size, in GB."""
     shape = {f"model.{name}": value for name, value in SHAPES[size].items()} | {"model.vocab_size": 32000}
-    config = config_lib.resolve(
-        config_lib.override(config_lib.default_tree(), shape | {"optim.name": optimizer, "optim.peak_lr": 1e-4})
-    )
+    changes = shape | {"optim.name": optimizer, "optim.peak_lr": 1e-4}
+    config = config_lib.resolve(config_lib.override(config_lib.default_tree(), changes))
     rows = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
     a_parameter = sum(each.state_bytes for each in rows) / sum(each.parameters for each in rows)
     return PARAMETERS[size] * a_parameter / GB

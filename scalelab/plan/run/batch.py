@@ -6,6 +6,7 @@ batch that takes 20 % more tokens than small ones, a fifth of McCandlish's where
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
@@ -79,39 +80,9 @@ def plan_batch(
             raise BadInput(f"{name}={value} is not above 0; leave it out where it is not known")
     layout, size = static.layout, static.global_batch * static.model.seq_len
     parallel, microbatches = layout.data * layout.fsdp, layout.microbatches if layout.stage > 1 else 1
-    critical_batches, notes = [], []
-
-    def add(name: str, critical: float, at_critical: float, source: str) -> None:
-        critical_batches.append(CriticalBatch(name, critical, size / critical, at_critical * size / critical, source))
-
-    if critical_tokens is not None:
-        add("yours", critical_tokens, 1.0, "as stated, in the sense of McCandlish et al. 2018")
-    if loss is not None:
-        add(
-            "kaplan",
-            kaplan_critical_batch(loss),
-            1.0,
-            f"Kaplan et al. 2020 at {loss:g} nats a token, if they are WebText2's",
-        )
-    elif tokens is not None:
-        kaplan_end_loss = kaplan_loss(count.count_parameters(static.model)["kaplan"], tokens)
-        add(
-            "kaplan",
-            kaplan_critical_batch(kaplan_end_loss),
-            1.0,
-            f"Kaplan et al. 2020 at the {kaplan_end_loss:.3f} nats that their L(N, D) ends this run with",
-        )
-    if tokens is not None:
-        add(
-            "zhang",
-            zhang_critical_batch(tokens),
-            0.2,
-            f"Zhang et al. 2024 at {tokens:.3g} tokens (C4, 20 % overhead; constants unverified)",
-        )
-        if not ZHANG_TOKENS[0] <= tokens <= ZHANG_TOKENS[1]:
-            notes.append(
-                f"{tokens:.3g} tokens are beyond Zhang's runs ({ZHANG_TOKENS[0]:.2g} to {ZHANG_TOKENS[1]:.3g})"
-            )
+    critical_batches, notes = list(_critical_batches(static, tokens, loss, critical_tokens)), []
+    if tokens is not None and not ZHANG_TOKENS[0] <= tokens <= ZHANG_TOKENS[1]:
+        notes.append(f"{tokens:.3g} tokens are beyond Zhang's runs ({ZHANG_TOKENS[0]:.2g} to {ZHANG_TOKENS[1]:.3g})")
     if not critical_batches:
         notes.append("no critical batch is known: it takes the run's tokens, its loss, or a measured one")
     first_micro_batches = static.accumulate - len(static.batch_ramp)
@@ -126,3 +97,26 @@ def plan_batch(
         critical=tuple(critical_batches),
         notes=tuple(notes),
     )
+
+
+def _critical_batches(
+    static: Static, tokens: float | None, loss: float | None, critical_tokens: float | None
+) -> Iterator[CriticalBatch]:
+    """The critical batches that are known, each from its source."""
+    size = static.global_batch * static.model.seq_len
+
+    def against(name: str, critical: float, at_critical: float, source: str) -> CriticalBatch:
+        return CriticalBatch(name, critical, size / critical, at_critical * size / critical, source)
+
+    if critical_tokens is not None:
+        yield against("yours", critical_tokens, 1.0, "as stated, in the sense of McCandlish et al. 2018")
+    if loss is not None:
+        source = f"Kaplan et al. 2020 at {loss:g} nats a token, if they are WebText2's"
+        yield against("kaplan", kaplan_critical_batch(loss), 1.0, source)
+    elif tokens is not None:
+        end = kaplan_loss(count.count_parameters(static.model)["kaplan"], tokens)
+        source = f"Kaplan et al. 2020 at the {end:.3f} nats that their L(N, D) ends this run with"
+        yield against("kaplan", kaplan_critical_batch(end), 1.0, source)
+    if tokens is not None:
+        source = f"Zhang et al. 2024 at {tokens:.3g} tokens (C4, 20 % overhead; constants unverified)"
+        yield against("zhang", zhang_critical_batch(tokens), 0.2, source)

@@ -8,6 +8,7 @@ background.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.run.checkpoint import estimate_save
 
 # Llama 3 405B (Meta 2024, section 3.3.4): 419 unexpected interruptions of 16,384 H100 in 54 days.
+LLAMA_3_FAILURES = "419 in 54 days of 16,384"
 DEVICE_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419
 RESTART_S = 600.0  # 10 minutes, as in Daly's examples (2006, figures 3 to 5); an assumption, and often the largest loss
 PERIODS = 300  # failures of a simulated run at most; of a longer one a part is simulated, whose share is the same
@@ -144,6 +146,12 @@ def _restart_time(random: np.random.Generator, failed: np.ndarray, mtbf_s: float
     return wall
 
 
+def _check_above_zero(options: Mapping[str, float | None]) -> None:
+    for name, value in options.items():
+        if value is not None and not 0 < value < math.inf:
+            raise BadInput(f"{name}={value} is not finite and above 0; left out, a default is taken and said")
+
+
 def plan_checkpointing(
     static: Static,
     machine: Machine,
@@ -163,32 +171,23 @@ def plan_checkpointing(
     into steps. BadInput for a number that is not above 0.
     """
     options = {"mtbf_s": mtbf_s, "write_bytes_per_s": write_bytes_per_s, "every_s": every_s, "step_s": step_s}
-    for name, value in (options | {"work_s": work_s}).items():
-        if value is not None and not 0 < value < math.inf:
-            raise BadInput(f"{name}={value} is not finite and above 0; left out, a default is taken and said")
+    _check_above_zero(options | {"work_s": work_s})
     if not 0 <= restart_s < math.inf:
         raise BadInput(f"restart_s={restart_s} is not a time in seconds; nearest: {RESTART_S:g}")
     save = estimate_save(static, machine, write_bytes_per_s, asynchronous)
     notes = (*save.notes, "saves go on in the background" if asynchronous else "the step waits for the whole save")
     if mtbf_s is None:
         mtbf_s = job_mtbf(static.layout.devices)
-        notes += (
-            f"a failure every {DEVICE_HOURS_PER_FAILURE:,.0f} device hours, as Llama 3's (419 in 54 days of 16,384)",
-        )
+        notes += (f"a failure every {DEVICE_HOURS_PER_FAILURE:,.0f} device hours, as Llama 3's ({LLAMA_3_FAILURES})",)
     if save.restore_s > restart_s:
-        notes += (
-            "a restart takes no less than reading a checkpoint back: "
-            f"{save.restore_s:,.3g} s instead of {restart_s:,.3g}",
-        )
+        times = f"{save.restore_s:,.3g} s instead of {restart_s:,.3g}"
+        notes += (f"a restart takes no less than reading a checkpoint back: {times}",)
         restart_s = save.restore_s
     best = daly_interval(save.blocked_s, mtbf_s)
     if every_s is None:
         every_s = max(best, save.seconds, step_s or 0.0)
-        if every_s > best:
-            notes += (
-                f"Daly's interval is shorter than {'a save' if every_s == save.seconds else 'a step'}: "
-                "planned with that",
-            )
+        longer = "a save" if every_s == save.seconds else "a step"
+        notes += (f"Daly's interval is shorter than {longer}: planned with that",) if every_s > best else ()
     steps = math.ceil(every_s / step_s) if step_s else None
     goodput = simulate_runs(work_s, every_s, save.blocked_s, save.seconds, mtbf_s, restart_s, seed)
     return Checkpointing(

@@ -75,11 +75,9 @@ def default_efficiency(machine: Machine) -> Efficiency:
     """The ranges for this kind of chip before anything is measured on it."""
     default = {"tpu": TPU_EFFICIENCY, "gpu": GPU_EFFICIENCY, "cpu": CPU_EFFICIENCY}[machine_platform(machine)]
     expected = MATMUL_BY_CHIP.get(machine.chip.name, default.matmul.expected)
-    return (
-        dataclasses.replace(default, matmul=Range(expected - LOWER_END_MARGIN, expected, default.matmul.high))
-        if default is TPU_EFFICIENCY
-        else default
-    )
+    if default is not TPU_EFFICIENCY:
+        return default
+    return dataclasses.replace(default, matmul=Range(expected - LOWER_END_MARGIN, expected, default.matmul.high))
 
 
 def machine_platform(machine: Machine) -> str:

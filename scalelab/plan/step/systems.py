@@ -13,7 +13,7 @@ from scalelab.model.loss import CHUNK_LOGITS
 class SystemTraits:
     """Ours by default; each with the place that makes it so."""
 
-    # parallel/pipeline.py keeps only the inputs of a stage's blocks and recomputes their forward, whatever model.remat
+    # parallel/stage.py keeps only the inputs of a stage's blocks and recomputes their forward, whatever model.remat
     pipeline_recomputes: bool = True
     # model/product.py: parts of a product that devices of `tensor` add up are fp32
     summed_bytes: int = 4
@@ -27,7 +27,7 @@ class SystemTraits:
     balanced_ring: bool = False
     # model/attention/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
     fused_ring: bool = False
-    # parallel/pipeline.py: after every tick all stages send, so a tick takes as long as the longest of its operations
+    # parallel/stage.py: after every tick all stages send, so a tick takes as long as the longest of its operations
     lockstep: bool = True
     # parameters that products read as fp32 and round each time (precision/policy.py), or a 16-bit copy beside them
     casts: bool = True

@@ -84,12 +84,9 @@ def step_time(
 
 def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits = OUR_TRAITS) -> float:
     """`step_time`'s total alone, for who compares many: a tenth of its cost."""
-    ops, moves, lost = (
-        operations.step_operations(static, machine, traits),
-        step_transfers(static, traits),
-        idle_share(static, traits),
-    )
-    return _step_parts(static, machine, _shares_at(efficiency), ops, moves, lost)["total_s"]
+    ops, moves = operations.step_operations(static, machine, traits), step_transfers(static, traits)
+    shares, lost = _shares_at(efficiency), idle_share(static, traits)
+    return _step_parts(static, machine, shares, ops, moves, lost)["total_s"]
 
 
 def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:

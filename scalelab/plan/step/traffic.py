@@ -33,12 +33,8 @@ class Transfer:
 
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
     """All transfers of a step of the device that has most; axes of one device have none."""
-    transfers = [
-        *_tensor_transfers(static, traits),
-        *_weight_transfers(static, traits),
-        *_ring_transfers(static, traits),
-        *_stage_transfers(static, traits),
-    ]
+    kinds = _tensor_transfers, _weight_transfers, _ring_transfers, _stage_transfers
+    transfers = [transfer for list_transfers in kinds for transfer in list_transfers(static, traits)]
     return tuple(t for t in transfers if t.times and getattr(static.layout, t.axis) > 1)
 
 

@@ -191,19 +191,9 @@ def _interval(ax: Axes, at: float, held: dict, wide: bool = False) -> None:
     if not wide:
         return
     names = [(high, f"{high:.3f}"), (low, f"{low:.3f}"), (point, f"predicted {point:.4f}")]
+    style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}
     for level, text in names:
-        ax.annotate(
-            text, (at, level), xytext=(14, 0), textcoords="offset points", va="center", color=ACCENT, fontsize=8
-        )
+        ax.annotate(text, (at, level), xytext=(14, 0), color=ACCENT, **style)
     if measured is not None:
-        ax.annotate(
-            f"measured {measured:.4f}",
-            (at, measured),
-            xytext=(-10, 0),
-            textcoords="offset points",
-            va="center",
-            ha="right",
-            color=INK,
-            fontsize=8,
-            rotation=90,
-        )
+        text = f"measured {measured:.4f}"
+        ax.annotate(text, (at, measured), xytext=(-10, 0), ha="right", color=INK, rotation=90, **style)

@@ -20,6 +20,8 @@ from scalelab.report.figures.style import (
 )
 from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, is_final
 
+LEGEND_STYLE: dict[str, Any] = dict(fontsize=7, title_fontsize=7, frameon=True, framealpha=0.8, edgecolor="none")
+
 
 @styled
 def plot_sweep(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
@@ -38,15 +40,7 @@ def plot_sweep(rows: Sequence[dict], swept: Sequence[str], floor: float | None =
         if floor is not None:
             handles.append(ax.axhline(floor, color=INK, ls=":", lw=1.2, label=f"entropy rate: {floor:.4g}"))
         if handles:
-            ax.legend(
-                handles=handles,
-                title=other,
-                fontsize=7,
-                title_fontsize=7,
-                frameon=True,
-                framealpha=0.8,
-                edgecolor="none",
-            )
+            ax.legend(handles=handles, title=other, **LEGEND_STYLE)
         ax.set(xlabel=name, ylabel=LOSS_LABEL)
     if title:
         fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold")

@@ -107,7 +107,7 @@ class Checkpoints:
                 broadcast_from_first(lambda: self._prepare_draft(step, draft))
                 self.orbax.save(draft / "state", args=ocp.args.PyTreeSave(dict(states)))
                 break
-            except Exception as error:
+            except Exception as error:  # Orbax wraps what a file system raises; only transient ones are retried
                 if wait is None or not is_transient(error):
                     self.failure = (step, error)
                     self._raise_failure()
@@ -168,9 +168,8 @@ class Checkpoints:
     def _forgive_or_raise(self) -> None:
         if self.failure and self._failed_transiently() and not self.lost:
             self.lost = True
-            self.warn(
-                f"step {self.failure[0]} could not be saved ({self._reason()}); {self._last_good()}; training goes on"
-            )
+            failure = f"step {self.failure[0]} could not be saved ({self._reason()})"
+            self.warn(f"{failure}; {self._last_good()}; training goes on")
             self.failure = None
         self._raise_failure()
 

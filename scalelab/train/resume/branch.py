@@ -74,10 +74,10 @@ def plan_branch(source: str, file: str | None, overrides: Mapping[str, Any], wor
 def _find_trunk(source: str, workdir: pathlib.Path) -> tuple[str, int, ConfigDict]:
     """(the trunk's folder, the step, the trunk's config). Asked before jax may start, so only files are looked at."""
     if (workdir / "config.json").exists() and manifest.find_saved_steps(workdir):
-        own = config_from_facts({"config": records.read_config(workdir)})
-        if own.train.branch_from in (source, f"{source}@{own.train.branch_from.rpartition('@')[2]}"):
-            folder, _, step = own.train.branch_from.rpartition("@")
-            return folder, int(step), own
+        branch = config_from_facts({"config": records.read_config(workdir)})
+        if branch.train.branch_from in (source, f"{source}@{branch.train.branch_from.rpartition('@')[2]}"):
+            folder, _, step = branch.train.branch_from.rpartition("@")
+            return folder, int(step), branch
     folder, asked = start.parse_run_step(source, "--branch-from=")
     saved = manifest.find_saved_steps(folder)
     step = max(saved, default=None) if asked is None else asked
@@ -133,61 +133,56 @@ def load_trunk(spec: TrainSpec, dataset: Dataset) -> Trunk | None:
         {name: like}, lambda _, facts: _check_same_past(folder, step, facts[name], own_facts, spec.config), at=step
     )
     assert loaded is not None
-    begun, facts = loaded.states[name], loaded.facts[name]
-    origin = {
-        "run": str(folder),
-        "step": step,
-        "digest": state.params_digest(begun.params),
-        "identity": facts["identity"],
-    }
-    return Trunk(step, begun, facts, origin)
+    saved_state, facts = loaded.states[name], loaded.facts[name]
+    digest = state.params_digest(saved_state.params)
+    origin = {"run": str(folder), "step": step, "digest": digest, "identity": facts["identity"]}
+    return Trunk(step, saved_state, facts, origin)
 
 
 def _check_same_past(
-    folder: pathlib.Path, step: int, facts: Mapping[str, Any], mine: Mapping[str, Any], config: ConfigDict
+    folder: pathlib.Path, step: int, facts: Mapping[str, Any], branch_facts: Mapping[str, Any], config: ConfigDict
 ) -> None:
     """Raise BadInput where the trunk's steps before `step` are not those of `config`."""
-    asked, old = (
-        f"train.branch_from={folder}@{step}",
-        config_lib.resolve(config_from_facts(facts), stored=True),
-    )
+    old = config_lib.resolve(config_from_facts(facts), stored=True)
+    asked, on_weights = f"train.branch_from={folder}@{step}", f"on the weights with --init-from={folder}@{step}"
     if old.schedule.name not in TRUNK_SCHEDULES or config.schedule.name != "wsd":
         raise BadInput(
             f"{asked}: a branch is a wsd's decay from the stable part of a constant or wsd run; its trunk is "
-            f"{old.schedule.name!r}, itself {config.schedule.name!r}: begin on the weights with "
-            f"--init-from={folder}@{step}"
+            f"{old.schedule.name!r}, itself {config.schedule.name!r}: begin {on_weights}"
         )
-    changed = diff_facts({**facts, "config": old.to_dict()}, mine).items()
+    changed = diff_facts({**facts, "config": old.to_dict()}, branch_facts).items()
     for key, (before, now) in ((k, v) for k, v in changed if _of_steps(k) and k not in END):
         if key == "data.mixture" and mixture_text.same_mixture_before(before, now, step):
             continue
         raise BadInput(
             f"{asked}: a branch is its trunk with another end, and {key} is {before!r} there, {now!r} here; leave it "
-            "out, "
-            f"or begin anew on the weights with --init-from={folder}@{step}"
+            f"out, or begin anew {on_weights}"
         )
-    if step < old.schedule.warmup_steps:
-        raise BadInput(f"{asked}: the trunk is in its warm-up there, up to step {old.schedule.warmup_steps}")
-    if step < schedule_steps.full_batch_step(old):
-        raise BadInput(
-            f"{asked}: the trunk's batch is in its warm-up there, up to step {schedule_steps.full_batch_step(old)}"
-        )
-    if apart := extend.first_schedule_difference(old, config, step):
-        saved = sorted(s for s in manifest.find_saved_steps(folder) if s <= extend.decay_start(old))
-        if extend.decay_start(old) < step:
-            apart = (
-                f"the trunk's own decay began at step {extend.decay_start(old)}; kept from before it: {saved or 'none'}"
-            )
-        elif extend.decay_start(config) < step:
-            begin = extend.decay_start(config)
-            apart = f"a decay of {config.schedule.decay_steps} steps would begin at step {begin} already"
-        raise BadInput(f"{asked}: {apart}")
-    if planned := extend.optimizer_steps_difference(old, config):
-        raise BadInput(
-            f"{asked}: {planned}; nearest: a decay that ends there too (--config.train.steps={old.train.steps}), or "
-            "begin anew on "
-            f"the weights with --init-from={folder}@{step}"
-        )
+    _check_warmups_over(asked, step, old)
+    if difference := extend.first_schedule_difference(old, config, step):
+        raise BadInput(f"{asked}: {_earlier_decay(folder, step, old, config) or difference}")
+    if difference := extend.optimizer_steps_difference(old, config):
+        end = f"a decay that ends there too (--config.train.steps={old.train.steps})"
+        raise BadInput(f"{asked}: {difference}; nearest: {end}, or begin anew {on_weights}")
+
+
+def _check_warmups_over(asked: str, step: int, trunk: ConfigDict) -> None:
+    if step < trunk.schedule.warmup_steps:
+        raise BadInput(f"{asked}: the trunk is in its warm-up there, up to step {trunk.schedule.warmup_steps}")
+    full = schedule_steps.full_batch_step(trunk)
+    if step < full:
+        raise BadInput(f"{asked}: the trunk's batch is in its warm-up there, up to step {full}")
+
+
+def _earlier_decay(folder: pathlib.Path, step: int, trunk: ConfigDict, branch: ConfigDict) -> str:
+    """The decay that begins before `step`, the trunk's or the branch's, as text; "" for neither."""
+    start_of_trunk, start_of_branch = extend.decay_start(trunk), extend.decay_start(branch)
+    if start_of_trunk < step:
+        saved = sorted(s for s in manifest.find_saved_steps(folder) if s <= start_of_trunk)
+        return f"the trunk's own decay began at step {start_of_trunk}; kept from before it: {saved or 'none'}"
+    if start_of_branch < step:
+        return f"a decay of {branch.schedule.decay_steps} steps would begin at step {start_of_branch} already"
+    return ""
 
 
 def _of_steps(key: str) -> bool:

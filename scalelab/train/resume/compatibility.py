@@ -101,10 +101,8 @@ def _check_ended_identity(where: str, old: Mapping[str, Any], new: Mapping[str, 
     """Raise BadInput where a run that has ended would get another identity, which none of its steps had."""
     changed = {key: pair for key, pair in facts.diff_facts(old, new).items() if is_identity_key(key)}
     if changed:
-        raise BadInput(
-            f"{where} has no step left and was trained with{_format_changes(changed)}: put it back, or use another "
-            "--workdir"
-        )
+        text = _format_changes(changed)
+        raise BadInput(f"{where} has no step left and was trained with{text}: put it back, or use another --workdir")
 
 
 def _format_changes(changed: Mapping[str, tuple[Any, Any]], more: Sequence[str] = ()) -> str:
@@ -114,12 +112,8 @@ def _format_changes(changed: Mapping[str, tuple[Any, Any]], more: Sequence[str] 
 
 def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     trees = [_describe_parameters(facts.config_from_facts(stored)) for stored in (old, new)]
-    names = sorted(trees[0] | trees[1])
-    return [
-        f"{name}: {trees[0].get(name, 'absent')}, now {trees[1].get(name, 'absent')}"
-        for name in names
-        if trees[0].get(name) != trees[1].get(name)
-    ]
+    shapes = [(name, *(tree.get(name, "absent") for tree in trees)) for name in sorted(trees[0] | trees[1])]
+    return [f"{name}: {before}, now {after}" for name, before, after in shapes if before != after]
 
 
 def _describe_parameters(config: ConfigDict) -> dict[str, str]:

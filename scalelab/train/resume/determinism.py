@@ -32,10 +32,10 @@ def deterministic_xla_flags(folder: pathlib.Path) -> list[str]:
     choice is kept in `folder` and read from there on a resume. (`--xla_gpu_deterministic_ops` would not measure at
     all.) Processes of one job share the choice, so they may share the file.
     """
-    kept = folder.absolute() / AUTOTUNE_FILE
-    wanted = ["--xla_gpu_exclude_nondeterministic_ops=true", f'--xla_gpu_dump_autotune_results_to="{kept}"']
-    if kept.exists():  # XLA takes a missing file for an error
-        wanted.append(f'--xla_gpu_load_autotune_results_from="{kept}"')
+    choices = folder.absolute() / AUTOTUNE_FILE
+    wanted = ["--xla_gpu_exclude_nondeterministic_ops=true", f'--xla_gpu_dump_autotune_results_to="{choices}"']
+    if choices.exists():  # XLA takes a missing file for an error
+        wanted.append(f'--xla_gpu_load_autotune_results_from="{choices}"')
     return wanted
 
 
@@ -64,8 +64,8 @@ def hardware_facts(mesh: str, deterministic: bool) -> dict[str, Any]:
     """What the order of a run's sums depends on besides its program: kept with every checkpoint."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     device = jax.devices()[0]
-    own: dict[str, dict[str, Any]] = {"cpu": {"cores": cores}, GPU: {"deterministic": deterministic}}
-    return {"mesh": mesh, "device": device.device_kind} | own.get(device.platform, {})
+    by_platform: dict[str, dict[str, Any]] = {"cpu": {"cores": cores}, GPU: {"deterministic": deterministic}}
+    return {"mesh": mesh, "device": device.device_kind} | by_platform.get(device.platform, {})
 
 
 def describe_hardware_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -77,20 +77,18 @@ def determinism_note(deterministic: bool, platform: str, devices: int, folder: p
     """`{"guarantee", "why"}` for the record of the run in `folder`, `devices` being those of its mesh."""
     moved = [event["text"] for event in records.read_events(folder) if event["kind"] == MOVED_EVENT]
     if moved:
-        return _guarantee_entry(
-            "statistical", f"the run went on elsewhere: {'; '.join(moved)}; its roundings changed there"
-        )
+        why = f"the run went on elsewhere: {'; '.join(moved)}; its roundings changed there"
+        return _guarantee_entry("statistical", why)
     if platform == GPU and not deterministic:
-        return _guarantee_entry(
-            "statistical", "GPU kernels are chosen by timing and may add in any order: train.deterministic"
-        )
+        why = "GPU kernels are chosen by timing and may add in any order: train.deterministic"
+        return _guarantee_entry("statistical", why)
     if platform not in ORDERED_BACKENDS | {GPU}:
         return _guarantee_entry("statistical", f"nothing is known of how {platform} adds")
-    kept = f"kernels are chosen once and kept in {AUTOTUNE_FILE}; it goes with the run" if platform == GPU else ""
-    kept = kept or "sums are ordered by program and machine" + (", its number of cores too" * (platform == "cpu"))
+    order = f"kernels are chosen once and kept in {AUTOTUNE_FILE}; it goes with the run" if platform == GPU else ""
+    order = order or "sums are ordered by program and machine" + (", its number of cores too" * (platform == "cpu"))
     if devices > 1:
-        return _guarantee_entry("same mesh", f"{kept}; another mesh adds in another order")
-    return _guarantee_entry("bit-exact", kept)
+        return _guarantee_entry("same mesh", f"{order}; another mesh adds in another order")
+    return _guarantee_entry("bit-exact", order)
 
 
 def _guarantee_entry(name: str, why: str) -> dict[str, str]:

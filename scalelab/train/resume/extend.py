@@ -40,15 +40,14 @@ def keep_warmup(facts: Mapping[str, Any], config: ConfigDict) -> str:
     old = planned_config(facts)
     derived = config.copy_and_resolve_references()
     schedule_steps.forget_derived_steps(derived)
-    warmup, own = old.schedule.warmup_steps, config.schedule.warmup_steps
-    if warmup == own or derived.schedule.warmup_steps is not None:
+    warmup, planned = old.schedule.warmup_steps, config.schedule.warmup_steps
+    if warmup == planned or derived.schedule.warmup_steps is not None:
         return ""
     with config.unlocked(), config.ignore_type():
         config.schedule.warmup_share = None
         config.schedule.warmup_steps = warmup
-    return (
-        f"the warm-up stays {warmup} steps, as it was; {config.train.steps} steps from the start would have had {own}"
-    )
+    steps = config.train.steps
+    return f"the warm-up stays {warmup} steps, as it was; {steps} steps from the start would have had {planned}"
 
 
 def check_extension(folder: pathlib.Path, step: int, facts: Mapping[str, Any], config: ConfigDict) -> None:
@@ -64,16 +63,15 @@ def check_extension(folder: pathlib.Path, step: int, facts: Mapping[str, Any], c
         new.train.steps = config.train.steps
         new.schedule.warmup_steps, new.schedule.decay_steps = config.schedule.warmup_steps, config.schedule.decay_steps
     at = f"{folder} is at step {step} of {old.train.steps}; with train.steps={new.train.steps}"
-    if not (found := first_schedule_difference(old, new, step)):
-        if step and (found := optimizer_steps_difference(old, new)):
+    if not (difference := first_schedule_difference(old, new, step)):
+        if step and (difference := optimizer_steps_difference(old, new)):
             raise BadInput(
-                f"{at} {found}: begin anew in another --workdir, there on these weights with --init-from={folder}, or "
-                "jump with "
-                f"--allow-change={STEPS_KEY}"
+                f"{at} {difference}: begin anew in another --workdir, there on these weights with "
+                f"--init-from={folder}, or jump with --allow-change={STEPS_KEY}"
             )
         return
     raise BadInput(
-        f"{at} {found}: {_way_out(folder, old, new)}, or jump to the new curve with --allow-change={STEPS_KEY}"
+        f"{at} {difference}: {_way_out(folder, old, new)}, or jump to the new curve with --allow-change={STEPS_KEY}"
     )
 
 

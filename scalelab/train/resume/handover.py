@@ -33,19 +33,19 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
     """
     layout = mesh.resolve_layout(wanted.layout, jax.device_count())
     config = config_from_facts(checked.facts[name])
-    form, kept_form = (POLICIES[precision].parameters for precision in (wanted.precision, config.precision.name))
+    form, saved_form = (POLICIES[precision].parameters for precision in (wanted.precision, config.precision.name))
     (like,) = program.restore_targets(
         _without_optimizer(dataclasses.replace(wanted, precision=config.precision.name)), 1, "turn"
     )
     if not _evaluates_another_point(checked.facts[name], config):
         params = checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
-        return params if form == kept_form else state.cast_for_storage(state.upcast(params, kept_form), form)
+        return params if form == saved_form else state.cast_for_storage(state.upcast(params, saved_form), form)
     saved = dataclasses.replace(static(config), layout=layout)
-    (kept,) = program.restore_targets(saved, 1, "turn")
-    parts = {"params": like.params, "opt_state": kept.opt_state}
+    (saved_state,) = program.restore_targets(saved, 1, "turn")
+    parts = {"params": like.params, "opt_state": saved_state.opt_state}
     both = checkpoints.restore(checked.step, {name: parts})[name]
     h: Any = hparams(config)
-    of = jax.jit(lambda both: state.evaluation_params(saved, kept._replace(**both), h))
+    of = jax.jit(lambda both: state.evaluation_params(saved, saved_state._replace(**both), h))
     with jax.set_mesh(mesh.make_mesh(layout)) if layout.devices > 1 else contextlib.nullcontext():
         return state.cast_for_storage(of(both), form)
 
@@ -82,43 +82,35 @@ def select_restorable_fields(
     Fields whose arrays are others begin anew, and weights go on alone under another optimizer: `complete_state` adds
     the rest.
     """
-    wanted = describe_leaves({name: like})
+    trees = manifest["tree"], describe_leaves({name: like})
 
     def saved_alike(field: str) -> bool:
-        place = f"{name}.{field}"
-        pair = [
-            {k: v for k, v in tree.items() if f"{k}.".startswith(f"{place}.")} for tree in (manifest["tree"], wanted)
-        ]
-        return pair[0] == pair[1]
+        prefix = f"{name}.{field}."
+        saved, here = ({k: v for k, v in tree.items() if f"{k}.".startswith(prefix)} for tree in trees)
+        return saved == here
 
     alike = {field for field in TrainState._fields if saved_alike(field)}
-    if manifest["facts"][name]["config"]["optim"]["name"] != config.optim.name or not alike.issuperset(
-        OPTIMIZER_FIELDS
-    ):
+    same_optimizer = manifest["facts"][name]["config"]["optim"]["name"] == config.optim.name
+    if not (same_optimizer and alike.issuperset(OPTIMIZER_FIELDS)):
         alike -= {*OPTIMIZER_FIELDS}
     if len(alike) == len(TrainState._fields):
         return like
-    return {
-        field: getattr(like, field)
-        for field in like._fields
-        if field in alike and jax.tree.leaves(getattr(like, field))
-    }
+    filled = [field for field in like._fields if field in alike and jax.tree.leaves(getattr(like, field))]
+    return {field: getattr(like, field) for field in filled}
 
 
 def complete_state(
-    checkpoints: Checkpoints, checked: LoadedStep, name: str, kept: Mapping[str, Any], wanted: Static, h: Any
+    checkpoints: Checkpoints, checked: LoadedStep, name: str, fields: Mapping[str, Any], wanted: Static, h: Any
 ) -> tuple[TrainState, list[str]]:
-    """(a whole state of the program `wanted` out of the fields `kept` of a checked step, the fields that began anew).
+    """(a whole state of the program `wanted` out of these `fields` of a checked step, the fields that began anew).
 
     BadInput where the model's shapes are others.
     """
     wanted = dataclasses.replace(wanted, layout=mesh.resolve_layout(wanted.layout, jax.device_count()))
-    params = kept["params"] if "params" in kept else load_evaluation_params(checkpoints, checked, name, wanted)
-    begun = _placed_initial_state(wanted, h, params)._replace(**{"params": params, **kept})
-    fresh = [
-        field for field in begun._fields if field not in ("params", *kept) and jax.tree.leaves(getattr(begun, field))
-    ]
-    return begun, fresh
+    params = fields["params"] if "params" in fields else load_evaluation_params(checkpoints, checked, name, wanted)
+    whole = _placed_initial_state(wanted, h, params)._replace(**{"params": params, **fields})
+    others = [field for field in whole._fields if field not in ("params", *fields)]
+    return whole, [field for field in others if jax.tree.leaves(getattr(whole, field))]
 
 
 def _placed_initial_state(wanted: Static, h: Any, params: Any) -> TrainState:

@@ -100,26 +100,26 @@ def _doubts(place: pathlib.Path) -> tuple[dict[str, str], list[tuple[pathlib.Pat
 
 
 def _restored_state(
-    run: Run, name: str, checkpoints: Checkpoints, found: LoadedStep, progress: Progress
+    run: Run, name: str, checkpoints: Checkpoints, loaded: LoadedStep, progress: Progress
 ) -> state.TrainState:
-    """The run's whole state at the step found; what changed since it was saved is noted."""
-    resumed, saved = found.states[name], found.facts[name]
+    """The run's whole state at the loaded step; what changed since it was saved is noted."""
+    resumed, saved = loaded.states[name], loaded.facts[name]
     fresh: list[str] = []
     if not isinstance(resumed, state.TrainState):
-        resumed, fresh = handover.complete_state(checkpoints, found, name, resumed, run.spec.static, run.spec.hparams)
-    if found.tried:
-        text = f"fell back to step {found.step}: {'; '.join(found.tried)}"
+        resumed, fresh = handover.complete_state(checkpoints, loaded, name, resumed, run.spec.static, run.spec.hparams)
+    if loaded.tried:
+        text = f"fell back to step {loaded.step}: {'; '.join(loaded.tried)}"
         if is_first_process():  # at once: the damaged ones have been set aside, whether the run goes on or not
-            records.write_event(run.folder, "fallback", found.step, text)
+            records.write_event(run.folder, "fallback", loaded.step, text)
         progress({"warning": text})
-    note_environment_changes(run, found.step, saved, progress)
+    note_environment_changes(run, loaded.step, saved, progress)
     if "tracker_id" in saved:  # and the record may have been lost
         run.record.setdefault("tracker_id", saved["tracker_id"])
     run.changed |= diff_facts(saved, run.facts)
-    run.facts["mixed"] = mixed.merge_change_entries(found.step, saved, run.facts, run.config, fresh)
+    run.facts["mixed"] = mixed.merge_change_entries(loaded.step, saved, run.facts, run.config, fresh)
     if fresh:
-        what = f"step {found.step} goes on with its weights, its data and a fresh {', '.join(fresh)}"
-        run.event("warning", found.step, what)
+        what = f"step {loaded.step} goes on with its weights, its data and a fresh {', '.join(fresh)}"
+        run.event("warning", loaded.step, what)
         progress({"warning": what})
     return resumed
 
@@ -165,8 +165,7 @@ def start_from_weights(run: Run, weights: Weights) -> Any:
     params, origin = weights
     run.record["init_from"] = origin
     where = f"{origin['run']} at step {origin['step']}" if "run" in origin else f"{origin['hf']} ({origin['format']})"
-    text = f"weights of {where}"
-    run.event("init_from", 0, text, digest=origin["digest"])
+    run.event("init_from", 0, f"weights of {where}", digest=origin["digest"])
     return jax.tree.map(jnp.copy, params)  # trials must not share what a donating step gives away
 
 
@@ -177,7 +176,7 @@ def find_checkpoint(source: str, asked: str = "") -> tuple[pathlib.Path, int | N
     if place is None:
         known = sorted(find_saved_steps(folder))
         wanted = "" if step is None else f" of step {step}"
-        near = min(known, key=lambda kept: abs(kept - (step or 0)), default=None)
+        near = min(known, key=lambda other: abs(other - (step or 0)), default=None)
         hint = "" if near is None else f"; nearest: {folder}@{near}"
         raise BadInput(f"{asked}{source!r}: {folder} has no checkpoint{wanted}; it has {known or 'none'}{hint}")
     return folder, step, *place

@@ -73,14 +73,14 @@ def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
 
 def _mean_weights(source: str, ema: bool, last: int) -> Weights:
     folder, step, *_ = find_checkpoint(source)
-    steps = sorted(kept for kept in find_saved_steps(folder) if step is None or kept <= step)
+    steps = sorted(saved for saved in find_saved_steps(folder) if step is None or saved <= step)
     if ema or not 1 < last <= len(steps):
         why = "an average of averages" if ema else f"kept up to there: {', '.join(map(str, steps))}"
         most = f"; nearest: {min(max(last, 1), len(steps))}" if not ema else ": ask for one of the two"
         raise BadInput(f"{last} checkpoints of {source}: {why}{most} (checkpoint.keep_last, keep_every keep more)")
     total: Any = None
-    for kept in steps[-last:]:
-        one = load_run_weights(f"{folder}@{kept}")
+    for saved in steps[-last:]:
+        one = load_run_weights(f"{folder}@{saved}")
         wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), one.params)
         total = wide if total is None else jax.tree.map(np.add, total, wide)
     params = jax.tree.map(lambda leaf: (leaf / last).astype(np.float32), total)

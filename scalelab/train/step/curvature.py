@@ -90,9 +90,8 @@ def gauss_newton_diagonal(
         params: Any, inputs: jax.Array, targets: jax.Array, packed: PackedDocuments | None, rows: jax.Array
     ) -> jax.Array:
         logits_BSV = jax.lax.stop_gradient(transformer.next_token_logits(static.model, params, inputs, packed=packed))
-        placed = (
-            auto_axes(draw, out_sharding=activation_spec("batch", "context")) if static.layout.devices > 1 else draw
-        )
+        by_token = activation_spec("batch", "context")
+        placed = auto_axes(draw, out_sharding=by_token) if static.layout.devices > 1 else draw
         labels = jnp.where(targets >= 0, placed(key, logits_BSV, rows), -1)
         return transformer.summed_loss(static.model, params, inputs, labels, 0.0, packed=packed).objective
 

@@ -23,27 +23,13 @@ def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
 
     Kernels without a jaxpr (flash attention on a GPU) are not counted. Parameters and moments are listed as stored.
     """
-    # Without batch warm-up and measured layers: their loops have no length in the program, and the formats are the
-    # same.
+    # Without batch warm-up and measured layers: their loops have no length in the program; the formats are the same.
     return _traced_step_formats(dataclasses.replace(static, batch_ramp=(), layers=False), tuple(sorted(h)))
 
 
 @functools.cache  # the trials of a sweep share the program
 def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, Any]:
-    h = {name: jnp.float32(1) for name in names}
-    trace = jax.make_jaxpr(functools.partial(step_lib.train_step, static), return_shape=True)
-    tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
-    state = state_lib.state_shapes(static)
-    if static.layout.devices > 1:
-        mesh = mesh_lib.make_mesh(static.layout)
-        state = state_lib.sharded_state_shapes(static, mesh)
-        tokens = jax.ShapeDtypeStruct(
-            tokens.shape, tokens.dtype, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-        )
-        with jax.set_mesh(mesh):
-            traced, (_, metrics) = trace(state, tokens, h)
-    else:
-        traced, (_, metrics) = trace(state, tokens, h)
+    state, traced, metrics = _trace_step(static, {name: jnp.float32(1) for name in names})
     refuse_unloggable(metrics)
     formats, _ = collect_formats(traced.jaxpr)
     total = sum(formats.flops.values())
@@ -57,6 +43,22 @@ def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, An
         "logits": sorted(formats.marked["logits"]),
         "loss": sorted(formats.marked["loss"]),
     }
+
+
+def _trace_step(static: Static, h: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
+    """(state as shapes, the step's jaxpr, its metrics as shapes), on the layout's mesh."""
+    trace = jax.make_jaxpr(functools.partial(step_lib.train_step, static), return_shape=True)
+    size = static.global_batch, static.model.seq_len + 1
+    if static.layout.devices == 1:
+        state = state_lib.state_shapes(static)
+        traced, (_, metrics) = trace(state, jax.ShapeDtypeStruct(size, jnp.int32), h)
+        return state, traced, metrics
+    mesh = mesh_lib.make_mesh(static.layout)
+    state = state_lib.sharded_state_shapes(static, mesh)
+    by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    with jax.set_mesh(mesh):
+        traced, (_, metrics) = trace(state, jax.ShapeDtypeStruct(size, jnp.int32, sharding=by_row), h)
+    return state, traced, metrics
 
 
 def _array_dtypes(tree: Any) -> list[str]:

@@ -139,10 +139,9 @@ def _gradients(
     def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
         if static.layout.stage > 1:
             return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
-        differentiated = functools.partial(micro_batch_objective, static)
-        (_, sums), (grads, amax) = jax.value_and_grad(differentiated, argnums=(0, 1), has_aux=True)(
-            params, scales, part, z_weight, counted, ends, due
-        )
+        objective = functools.partial(micro_batch_objective, static)
+        differentiate = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
+        (_, sums), (grads, amax) = differentiate(params, scales, part, z_weight, counted, ends, due)
         return sums, grads, amax
 
     def micro(carry: tuple[LossSums, Any, Any], part: jax.Array) -> tuple[tuple[LossSums, Any, Any], None]:

@@ -91,22 +91,17 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
     """
     shape, layout = static.model, static.layout
     like = state_shapes(static) if like is None else like
-    whole, declared, specs_by_name = (
-        PartitionSpec(),
-        named_leaves(parameter_declarations(shape)),
-        named_leaves(rules.moment_specs(shape, layout)),
-    )
+    whole, declared = PartitionSpec(), named_leaves(parameter_declarations(shape))
+    specs_by_name = named_leaves(rules.moment_specs(shape, layout))
 
     def of(path: Any, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
         place = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)) + "."
         name = next((n for n in declared if place.startswith(n + ".")), None)
         if name is None:
             return whole
-        return (
-            specs_by_name[name]
-            if leaf.shape == declared[name].shape
-            else rules.reshaped_moment_spec(declared[name], leaf.shape, layout)
-        )
+        if leaf.shape == declared[name].shape:
+            return specs_by_name[name]
+        return rules.reshaped_moment_spec(declared[name], leaf.shape, layout)
 
     opt_state, average = jax.tree_util.tree_map_with_path(of, (like.opt_state, like.ema))
     precision = jax.tree.map(lambda _: whole, like.precision)

@@ -1,7 +1,7 @@
 """The training step as a pure function: (state, tokens, hparams) -> (state, metrics)."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,17 @@ from scalelab.train.step.gradients import document_ends, loss_sums, reshard_as, 
 from scalelab.train.step.metrics import refuse_unloggable
 from scalelab.train.step.state import TrainState, cast_for_storage, upcast
 
-Updated = tuple[
-    Any, Any, Any, tuple[jax.Array, jax.Array, Any]
-]  # params, opt_state, ema, norms: update, weights, by layer
 STEP_METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
 LOSS_SCALE = "loss_scale"  # a metric under policies that have one: this step's loss scale
+
+
+class UpdatedState(NamedTuple):
+    """What an update changes, and its norms: of the update, of the weights after it, of both by layer."""
+
+    params: Any
+    opt_state: Any
+    ema: Any
+    norms: tuple[jax.Array, jax.Array, dict[str, layers.Norms]]
 
 
 def train_step(
@@ -42,69 +48,104 @@ def train_step(
     hosts agree and each packed trial decides for itself. `update_norm` and `param_norm` are NaN on steps that are not
     logged, since they read every parameter once more (3 % of a step with a large vocabulary).
     """
-    policy = POLICIES[static.precision]
+    policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h)
     params = upcast(state.params, policy.parameters)
+    sums, grads, amax = _loss_and_gradients(static, state, params, tokens, h, due)
+    loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
+    loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
+    now = {**h, **schedules.scheduled_values(static, state.step, h)}
+    extra = _curvature(static, params, tokens, state.step, h)
+    numbers = (loss, grad_norm, now["lr"], now["weight_decay"], now["beta1"])
+    finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
+    if ":" in static.optim.name:
+        finite &= _stays_finite(static, state, grads, finite, extra, now)
+    updated = _update_if(finite, static, state, grads, extra, now, _is_logged(state.step, h, due))
+    update_norm, param_norm, norms_by_layer = updated.norms
+    new = _next_state(state, updated, finite, _next_precision_state(policy, state.precision, amax, finite))
+    values = loss, grad_norm, update_norm, param_norm, now["lr"], new.skipped
+    metrics = dict(zip(STEP_METRICS, values, strict=True)) | {"streak": new.streak}
+    metrics |= {LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {}
+    if due is not None:
+        metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer)}
+    return new, metrics
+
+
+def _loss_and_gradients(
+    static: Static, state: TrainState, params: Any, tokens: jax.Array, h: Hparams, due: jax.Array | None
+) -> tuple[LossSums, Any, Any]:
+    """Loss sums, gradients sharded as the moments are, and the precision policy's amax."""
     n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
     ends = document_ends(static, h, state.step)
     # Behind a barrier: else the partitioner slices the parameters to update from the tables gathered for the loss,
     # which then stay in memory to the end (two tables of the vocabulary in fp32 on GPUs).
     forward_params = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
-    due = layers.is_due(static, state.step, h)
     sums, grads, amax = scaled_gradients(
         static, forward_params, tokens, h["z_loss"], state.precision, n_micro_batches, ends, due
     )
-    grads = checkpoint_name(reshard_as(static, rules.moment_specs, grads), "gradients")
-    loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
-    loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
-    now = schedules.scheduled_values(static, state.step, h)
-    extra = _curvature(static, params, tokens, state.step, h)
+    return sums, checkpoint_name(reshard_as(static, rules.moment_specs, grads), "gradients"), amax
 
-    def update(measured: bool, active: jax.Array, carry: Updated) -> Updated:
-        """Update if `active`, as a loop of one turn or none: a conditional would copy parameters and moments (3 %)."""
 
-        def once(_: jax.Array, carry: Updated) -> Updated:
-            # The barrier ties the gradients to the turn: else products of gradients alone run before it, turn or none.
-            (params, opt_state, average, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
-            params, opt_state = upcast(params, policy.parameters), upcast(opt_state, policy.moments)
-            params = reshard_as(static, rules.moment_specs, params)
-            moves, opt_state = compute_updates(static, tied, opt_state, params, {**h, **now}, now["lr"], **more)
-            params = reshard_as(static, rules.parameter_specs, optax.apply_updates(params, moves))
-            if measured:
-                norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params)
-            params = cast_for_storage(params, policy.parameters)
-            if static.ema:
-                resharded = reshard_as(static, rules.moment_specs, upcast(params, policy.parameters))
-                average = ema.update_ema(average, resharded, h["ema"])
-            return params, cast_for_storage(opt_state, policy.moments), average, norms
+def _is_logged(step: jax.Array, h: Hparams, due: jax.Array | None) -> jax.Array:
+    """Whether the metrics of the step after `step` are written; those that measure layers are."""
+    logged = (step + 1) % h["log_every"].astype(jnp.int32) == 0
+    return logged if due is None else logged | due
 
-        return jax.lax.fori_loop(0, active.astype(jnp.int32), once, carry)
 
-    numbers = (loss, grad_norm, now["lr"], now["weight_decay"], now["beta1"])
-    finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
-    if ":" in static.optim.name:
-        finite &= _stays_finite(static, state, grads, finite, extra, {**h, **now})
-    logged = (state.step + 1) % h["log_every"].astype(jnp.int32) == 0
-    logged = logged if due is None else logged | due
-    unmeasured = (jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan), _no_norms(static, params))
-    carry = update(False, finite & ~logged, (state.params, state.opt_state, state.ema, unmeasured))
-    params, opt_state, average, (update_norm, param_norm, by_layer) = update(True, finite & logged, carry)
-    new = TrainState(
+def _update_if(
+    finite: jax.Array, static: Static, state: TrainState, grads: Any, extra: dict[str, Any], now: Hparams,
+    logged: jax.Array,
+) -> UpdatedState:  # fmt: skip
+    """Update the state if `finite`; its norms are measured where `logged`.
+
+    Loops of one turn or none: a conditional would copy parameters and moments (3 %).
+    """
+    no_norms = jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan), _no_norms(static, state.params)
+    updated = UpdatedState(state.params, state.opt_state, state.ema, no_norms)
+    for measured, active in ((False, finite & ~logged), (True, finite & logged)):
+        update = functools.partial(_update_once, static, grads, extra, now, measured)
+        updated = jax.lax.fori_loop(0, active.astype(jnp.int32), update, updated)
+    return updated
+
+
+def _update_once(
+    static: Static, grads: Any, extra: dict[str, Any], now: Hparams, measured: bool, _: jax.Array, state: UpdatedState
+) -> UpdatedState:
+    """Update parameters, optimizer state and EMA; with `measured` also the norms."""
+    policy = POLICIES[static.precision]
+    # The barrier ties the gradients to the turn: else products of gradients alone run before it, turn or none.
+    (params, opt_state, average, norms), grads, extra = jax.lax.optimization_barrier((state, grads, extra))
+    params, opt_state = upcast(params, policy.parameters), upcast(opt_state, policy.moments)
+    params = reshard_as(static, rules.moment_specs, params)
+    moves, opt_state = compute_updates(static, grads, opt_state, params, now, now["lr"], **extra)
+    params = reshard_as(static, rules.parameter_specs, optax.apply_updates(params, moves))
+    if measured:
+        norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params)
+    params = cast_for_storage(params, policy.parameters)
+    if static.ema:
+        resharded = reshard_as(static, rules.moment_specs, upcast(params, policy.parameters))
+        average = ema.update_ema(average, resharded, now["ema"])
+    return UpdatedState(params, cast_for_storage(opt_state, policy.moments), average, norms)
+
+
+def _next_state(state: TrainState, updated: UpdatedState, finite: jax.Array, precision: Any) -> TrainState:
+    return TrainState(
         step=state.step + 1,
-        params=params,
-        opt_state=opt_state,
+        params=updated.params,
+        opt_state=updated.opt_state,
         skipped=state.skipped + ~finite,
         streak=jnp.where(finite, 0, state.streak + 1),
-        ema=average,
-        precision=_next_precision_state(policy, state.precision, amax, finite),
+        ema=updated.ema,
+        precision=precision,
     )
-    values = loss, grad_norm, update_norm, param_norm, now["lr"], new.skipped
-    metrics = dict(zip(STEP_METRICS, values, strict=True)) | {"streak": new.streak}
-    metrics |= {LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {}
-    if due is not None:
-        norms = functools.partial(layers.layer_norms, static)
-        by_layer |= {"grad_norm": when(due, norms, layers.no_norms(static, params), grads)}
-        metrics |= {layers.LAYERS: layers.describe_layers(static, sums.measures, sums.tokens, **by_layer)}
-    return new, metrics
+
+
+def _layer_metrics(
+    static: Static, due: jax.Array, sums: LossSums, grads: Any, norms_by_layer: dict[str, layers.Norms]
+) -> dict[str, jax.Array]:
+    """The measures of each layer; meaningless unless `due`."""
+    norms = functools.partial(layers.layer_norms, static)
+    grad_norm = when(due, norms, layers.no_norms(static, grads), grads)
+    return layers.describe_layers(static, sums.measures, sums.tokens, **norms_by_layer, grad_norm=grad_norm)
 
 
 def _norms_by_layer(static: Static, moves: Any, params: Any) -> dict[str, layers.Norms]:

@@ -12,6 +12,7 @@ from scalelab.model import transformer
 from scalelab.model.attention import attention, blockwise, kernels
 from scalelab.model.attention.relative import RelativeInputs, shift_distances, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, rope_frequencies
+from scalelab.model.layer_flags import UNIFORM_LAYERS
 from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens
 
@@ -127,7 +128,7 @@ def test_shift_distances_is_an_index():
 
 @functools.partial(jax.jit, static_argnums=0)
 def layer(of, params, x_BSD):
-    return attention.Attention(of, POLICIES["fp32"]).apply({"params": params}, x_BSD)
+    return attention.Attention(of, POLICIES["fp32"]).apply({"params": params}, x_BSD, UNIFORM_LAYERS, None, None)
 
 
 def attention_params(of):
@@ -214,7 +215,7 @@ def test_the_chosen_kernel_is_the_one_that_runs(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
     of = shape(**FITS)
     module, x = attention.Attention(of, POLICIES["bf16"]), jnp.zeros((1, 4, of.d_model), jnp.bfloat16)
-    jax.eval_shape(module.init, jax.random.key(0), x)
+    jax.eval_shape(module.init, jax.random.key(0), x, UNIFORM_LAYERS, None, None)
     assert [(o["implementation"], o["is_causal"], o["bias"]) for o in seen] == [("cudnn", True, None)]
 
 

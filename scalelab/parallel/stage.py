@@ -1,0 +1,223 @@
+"""One stage of a pipeline: the ticks of `ticks.py`, and the forward or backward of a chunk that each asks for.
+
+A stage holds its blocks and only the block inputs of the micro-batches in flight: the backward of a chunk runs its
+forward once more.
+
+Shapes: p stages, m micro-batches, v rounds, k blocks in a chunk, b sequences in a micro-batch, S sequence, D d_model.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from scalelab.config import Static
+from scalelab.model import layer_flags, transformer
+from scalelab.model.attention import documents
+from scalelab.model.attention.documents import DocumentEnds
+from scalelab.model.loss import LossSums
+from scalelab.model.observe import measures
+from scalelab.parallel.ticks import TickTable
+from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.sharding import STAGE_AXIS, reshard_to, residual_axes
+
+
+class StageInputs(NamedTuple):
+    """What a stage reads at every tick; `counted` is None where no gradients are wanted."""
+
+    number: jax.Array
+    chunks: Any  # parameters of its blocks [v, k, …]
+    rest: Any  # parameters outside the blocks, as on every stage
+    rows_mbS: jax.Array  # tokens [m, b, S+1], as on every stage
+    z_weight: jax.Array
+    counted: Any  # targets of the batch, by which the loss is divided
+    ends: DocumentEnds | None
+    due: Any  # whether layers are measured (traced); None: the program cannot
+
+    @property
+    def depth(self) -> int:
+        """Blocks of a chunk."""
+        return jax.tree.leaves(self.chunks)[0].shape[1]
+
+
+class Carry(NamedTuple):
+    """What a stage holds between ticks."""
+
+    y_bSD: jax.Array  # arrived from the stage before
+    dy_bSD: jax.Array  # arrived from the stage behind
+    slots: jax.Array  # block inputs of the micro-batches in flight [slots + 1, k, b, S, D]; k is 1 without gradients
+    sums: LossSums
+    grads: Any  # of the chunks, of the rest, and the measures (() if none); () without gradients
+
+
+class ChunkWork(NamedTuple):
+    """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced)."""
+
+    block: Callable
+    enter: Callable
+    leave: Callable
+    measured: Callable | None  # like `block`, but returns (output, the block's measures); None: nothing is measured
+    blocks: Any  # parameters of the chunk's blocks [k, …]
+    layers: Any  # flags of these blocks [k]
+    rest: Any  # parameters outside the blocks
+    chunk: jax.Array  # its number in the stage
+    first: jax.Array
+    last: jax.Array
+    counted: Any  # as in `StageInputs`
+
+
+def run_stage(
+    static: Static, ticks: TickTable, number: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any,
+    due: Any,
+) -> tuple:  # fmt: skip
+    """Run stage `number` [1] through the table; `blocks` are its v k layers, `rows` [m, b, S+1] belong to all stages.
+
+    Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
+    """
+    chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
+    rest, rows, z, ends, due = _vary((rest, rows.astype(jnp.int32), z, ends, due))
+    inputs = StageInputs(number[0], chunks, rest, rows, z, counted, ends, due)
+    tick = functools.partial(_tick, static, inputs)
+    columns = tuple(jnp.asarray(column) for column in ticks[:5])
+    carry, _ = jax.lax.scan(tick, _first_carry(static, inputs, ticks.slots), columns)
+    sums = jax.lax.psum(carry.sums, STAGE_AXIS)
+    if counted is None:
+        return sums, None, None, None
+    of_chunks, of_rest, measured = carry.grads
+    of_blocks = jax.tree.map(lambda g, w: g.reshape(w.shape), of_chunks, blocks)
+    return sums, of_blocks, jax.lax.psum(of_rest, STAGE_AXIS), {} if due is None else _by_layer(measured)
+
+
+def _vary(tree: Any) -> Any:
+    """The same values, marked as different from stage to stage."""
+    return jax.tree.map(lambda x: jax.lax.pcast(x, (STAGE_AXIS,), to="varying"), tree)
+
+
+def _by_layer(measured: Any) -> dict[str, jax.Array]:
+    """Measures of the chunks [v, k, …] -> of the stage's layers [v k, …]."""
+    fields = {name: getattr(measured, name) for name in measures.BLOCK_FIELDS}
+    return {name: x.reshape(-1, *x.shape[2:]) for name, x in fields.items()}
+
+
+def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
+    """Empty slots, and zeros for all sums."""
+    shape, policy = static.model, POLICIES[static.precision]
+    _, b, length = inputs.rows_mbS.shape
+    zeros_bSD = jnp.zeros((b, length - 1, shape.d_model), array_dtype(policy.residual))
+    empty = _vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
+    inputs_held = 1 if inputs.counted is None else inputs.depth
+    slots = jnp.stack([jnp.stack([empty] * inputs_held)] * (n_slots + 1))
+    zero = jnp.zeros(())
+    sums = _vary(LossSums(zero, zero, zero, () if inputs.due is None else (zero, zero)))
+    if inputs.counted is None:
+        return Carry(empty, empty, slots, sums, ())
+    grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
+    none_measured = () if inputs.due is None else _vary(measures.nothing(shape, static.layout.rounds, inputs.depth))
+    return Carry(empty, empty, slots, sums, (*grads, none_measured))
+
+
+def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple) -> tuple[Carry, None]:
+    """Do the stage's operation of a tick, and exchange activations and gradients with its neighbours."""
+    op, chunk, microbatch, slot, store = (column[inputs.number] for column in now)
+    carry = carry._replace(slots=carry.slots.at[store, 0].set(carry.y_bSD))
+    work = _chunk_work(static, inputs, chunk, inputs.rows_mbS[microbatch])
+    operations = (_idle, _evaluate) if inputs.counted is None else (_idle, _forward, _backward)
+    # They return the slot's new content, written after the switch: inside it, all slots would be copied.
+    branches = [functools.partial(operation, work, carry, slot) for operation in operations]
+    y_bSD, dx_bSD, content, sums, grads = jax.lax.switch(op, branches, carry.sums, carry.grads)
+    y_bSD, dx_bSD = (_send(x, by, static.layout.stage) for x, by in ((y_bSD, 1), (dx_bSD, -1)))
+    return Carry(y_bSD, dx_bSD, carry.slots.at[slot].set(content), sums, grads), None
+
+
+def _chunk_work(static: Static, inputs: StageInputs, chunk: jax.Array, row_bS: jax.Array) -> ChunkWork:
+    """The functions, parameters and flags of a chunk, for one micro-batch."""
+    shape, policy, layout = static.model, POLICIES[static.precision], static.layout
+    z_weight, due = inputs.z_weight, inputs.due
+    inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, inputs.ends)
+    first_layer = (chunk * layout.stage + inputs.number) * inputs.depth
+
+    def measured(layer: Any, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        return transformer.apply_measured_block(shape, w, x, policy, layer, packed, due)
+
+    return ChunkWork(
+        block=lambda layer, w, x: transformer.apply_block(shape, w, x, policy, layer, packed),
+        enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
+        leave=lambda rest, y_bSD: transformer.head_loss(shape, rest, y_bSD, targets_bS, z_weight, policy, due),
+        measured=None if due is None else measured,
+        blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
+        layers=layer_flags.select_layers(layer_flags.all_layer_flags(shape), first_layer + jnp.arange(inputs.depth)),
+        rest=inputs.rest,
+        chunk=chunk,
+        first=(inputs.number == 0) & (chunk == 0),
+        last=(inputs.number == layout.stage - 1) & (chunk == layout.rounds - 1),
+        counted=inputs.counted,
+    )
+
+
+def _idle(_: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
+    return carry.y_bSD, carry.dy_bSD, carry.slots[slot], sums, grads
+
+
+def _evaluate(work: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
+    """Forward without gradients: nothing waits for a backward."""
+    y_bSD, _ = _apply_chunk(work, carry.slots[slot, 0])
+    more = jax.lax.cond(work.last, work.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
+    return y_bSD, carry.dy_bSD, carry.slots[slot], jax.tree.map(jnp.add, sums, more), grads
+
+
+def _forward(work: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
+    """Forward of training: the block inputs stay in the slot; the loss is left to the backward."""
+    y_bSD, (inputs_kbSD, written) = _apply_chunk(work, carry.slots[slot, 0])
+    if work.measured is not None:
+        grads = *grads[:2], measures.add_at(grads[2], work.chunk, measures.of_blocks(written, 0))
+    return y_bSD, carry.dy_bSD, inputs_kbSD, sums, grads
+
+
+def _backward(work: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
+    """Add the gradients of one micro-batch to those so far."""
+    of_chunks, of_rest, measured = grads
+    dx_bSD, d_blocks, of_rest, sums = _differentiate_chunk(work, carry.slots[slot], carry.dy_bSD, of_rest, sums)
+    of_chunks = jax.tree.map(lambda g, d: g.at[work.chunk].add(d), of_chunks, d_blocks)
+    return carry.y_bSD, dx_bSD, carry.slots[slot], sums, (of_chunks, of_rest, measured)
+
+
+def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+    """A chunk's output, and the input [k, b, S, D] and measures of each block; the first chunk embeds tokens."""
+
+    def apply(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        y, written = (work.block(*part, x), ()) if work.measured is None else work.measured(*part, x)
+        return y, (x, written)
+
+    x_bSD = jax.lax.cond(work.first, lambda rest, _: work.enter(rest), lambda _, x: x, work.rest, x_bSD)
+    return jax.lax.scan(apply, x_bSD, (work.layers, work.blocks))
+
+
+def _differentiate_chunk(
+    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, rest_grads: Any, sums: LossSums
+) -> tuple[jax.Array, Any, Any, LossSums]:
+    """Gradients of a chunk's input and blocks, of the rest so far, and loss sums so far, from its output's gradient."""
+
+    def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
+        y = work.block(*jax.tree.map(lambda w: w[-1], (work.layers, work.blocks)), inputs_kbSD[-1])
+        more, pull = jax.vjp(work.leave, work.rest, y)
+        zero, no_measures = jnp.zeros_like(more.nll), jax.tree.map(jnp.zeros_like, more.measures)
+        d_rest, dy = pull(LossSums(zero + 1 / work.counted, zero, zero, no_measures))
+        return dy, jax.tree.map(jnp.add, grads, d_rest), jax.tree.map(jnp.add, sums, more)
+
+    def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
+        d_block, dx = jax.vjp(functools.partial(work.block, part[0]), *part[1:])[1](dy)
+        return dx, d_block
+
+    def begin(dx: jax.Array, grads: Any) -> Any:
+        (d_rest,) = jax.vjp(work.enter, work.rest)[1](dx)
+        return jax.tree.map(jnp.add, grads, d_rest)
+
+    dy, rest_grads, sums = jax.lax.cond(work.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)
+    dx, blocks = jax.lax.scan(through, dy, (work.layers, work.blocks, inputs_kbSD), reverse=True)
+    return dx, blocks, jax.lax.cond(work.first, begin, lambda _, grads: grads, dx, rest_grads), sums
+
+
+def _send(x: jax.Array, by: int, stages: int) -> jax.Array:
+    return jax.lax.ppermute(x, STAGE_AXIS, [(i, (i + by) % stages) for i in range(stages)])
