@@ -15,6 +15,25 @@ DECAYING = ("wsd", "wsd_s", "power")  # schedules that end in a decay of decay_s
 def check_combinations(config: "ConfigDict") -> None:
     """Raise BadInput for the first impossible combination of values."""
     model, train = config.model, config.train
+    _check_heads(model)
+    _check_layers(model)
+    _check_parts(model)
+    _check_groups(config.optim.groups, model)
+    _check_schedule(config)
+    for stage in mixture_text.parse_mixture(config.data.mixture)[1:]:
+        if stage.step >= train.steps:
+            raise BadInput(
+                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; "
+                f"nearest: {train.steps - 1}"
+            )
+    if config.data.source == "prepared" and not config.data.path:
+        raise BadInput("data.source='prepared' needs data.path: a folder that `scalelab prepare --out=` made")
+    if config.data.source == "text" and not config.data.path:
+        raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
+
+
+def _check_heads(model: "ConfigDict") -> None:
+    """Check the heads against each other and against the kind of positions."""
     if model.n_heads % model.n_kv_heads:
         good = min((k for k in range(1, model.n_heads + 1) if model.n_heads % k == 0), key=_near(model.n_kv_heads))
         raise BadInput(
@@ -32,20 +51,6 @@ def check_combinations(config: "ConfigDict") -> None:
             f"model.position='relative' needs a key for every query head: "
             f"model.n_kv_heads={model.n_kv_heads}, nearest: {model.n_heads}"
         )
-    _check_layers(model)
-    _check_parts(model)
-    _check_groups(config.optim.groups, model)
-    _check_schedule(config)
-    for stage in mixture_text.parse_mixture(config.data.mixture)[1:]:
-        if stage.step >= train.steps:
-            raise BadInput(
-                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; "
-                f"nearest: {train.steps - 1}"
-            )
-    if config.data.source == "prepared" and not config.data.path:
-        raise BadInput("data.source='prepared' needs data.path: a folder that `scalelab prepare --out=` made")
-    if config.data.source == "text" and not config.data.path:
-        raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
 
 
 def _check_schedule(config: "ConfigDict") -> None:
@@ -83,22 +88,44 @@ def _check_schedule(config: "ConfigDict") -> None:
             "nearest: 0"
         )
     if config.optim.name == "schedule_free_adamw":
-        if train.ema:
-            raise BadInput(
-                f"train.ema={train.ema}: schedule_free_adamw evaluates an average of its own; nearest: train.ema=0"
-            )
-        shares = {"optim.beta1": config.optim.beta1}
-        if config.schedule.beta1_steps:
-            shares["schedule.beta1_start"] = config.schedule.beta1_start
-        for key, share in shares.items():
-            if not share:
-                raise BadInput(
-                    f"{key}=0: schedule_free_adamw's average is known by its share beta1; nearest: {key}=0.9"
-                )
+        _check_schedule_free(config)
+
+
+def _check_schedule_free(config: "ConfigDict") -> None:
+    """Check what an optimizer that evaluates an average of its own can't have."""
+    if config.train.ema:
+        raise BadInput(
+            f"train.ema={config.train.ema}: schedule_free_adamw evaluates an average of its own; nearest: train.ema=0"
+        )
+    shares = {"optim.beta1": config.optim.beta1}
+    if config.schedule.beta1_steps:
+        shares["schedule.beta1_start"] = config.schedule.beta1_start
+    for key, share in shares.items():
+        if not share:
+            raise BadInput(f"{key}=0: schedule_free_adamw's average is known by its share beta1; nearest: {key}=0.9")
 
 
 def _check_layers(model: "ConfigDict") -> None:
     """Check for options of attention that have no effect or contradict each other."""
+    _check_rope(model)
+    if model.global_every and not model.window:
+        raise BadInput(
+            f"model.global_every={model.global_every} without model.window: all layers use full attention; nearest: 0"
+        )
+    for key, instead in (("global_every", "model.window=0"), ("nope_every", "model.position=none")):
+        if model[key] == 1:
+            raise BadInput(f"model.{key}=1 is every layer; nearest: {instead} and model.{key}=0, or 2")
+    if model.rope_local_theta and not model.global_every:
+        raise BadInput(
+            f"model.rope_local_theta={model.rope_local_theta:g} without model.global_every: all layers are alike; "
+            "nearest: model.rope_local_theta=0, and that number as model.rope_theta"
+        )
+    if model.block == "parallel" and model.norm_place == "after":
+        raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")
+
+
+def _check_rope(model: "ConfigDict") -> None:
+    """Check the options of RoPE."""
     for key, off in (("rope_scaling", "none"), ("nope_every", 0), ("rope_local_theta", 0)):
         if model[key] != off and model.position != "rope":
             raise BadInput(
@@ -119,20 +146,6 @@ def _check_layers(model: "ConfigDict") -> None:
             f"model.rope_scaling='yarn' goes by wavelengths that grow from pair to pair, and with model.rope_theta="
             f"{model.rope_theta:g} they don't; nearest: a model.rope_theta above 1"
         )
-    if model.global_every and not model.window:
-        raise BadInput(
-            f"model.global_every={model.global_every} without model.window: all layers use full attention; nearest: 0"
-        )
-    for key, instead in (("global_every", "model.window=0"), ("nope_every", "model.position=none")):
-        if model[key] == 1:
-            raise BadInput(f"model.{key}=1 is every layer; nearest: {instead} and model.{key}=0, or 2")
-    if model.rope_local_theta and not model.global_every:
-        raise BadInput(
-            f"model.rope_local_theta={model.rope_local_theta:g} without model.global_every: all layers are alike; "
-            "nearest: model.rope_local_theta=0, and that number as model.rope_theta"
-        )
-    if model.block == "parallel" and model.norm_place == "after":
-        raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")
 
 
 def _check_parts(model: "ConfigDict") -> None:

@@ -34,19 +34,7 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     check_values(config)
     model, who = config.model, config_value_origins(config)
     with config.unlocked(), config.ignore_type():
-        if model.n_kv_heads is None:
-            model.n_kv_heads = model.n_heads
-        if model.d_head is None:
-            if model.d_model % model.n_heads:
-                low = model.d_model // model.n_heads * model.n_heads or model.n_heads
-                raise BadInput(
-                    f"model.d_model={model.d_model} is not divisible by model.n_heads={model.n_heads}; "
-                    f"nearest widths: {low}, {low + model.n_heads} (or set model.d_head)"
-                )
-            model.d_head = model.d_model // model.n_heads
-        if model.d_ff is None:
-            swiglu_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
-            model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
+        _derive_model_sizes(model)
         if config.parametrization.base_d_head is None:
             config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
         _optimizer_values(config.optim)
@@ -57,6 +45,23 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     check_values(config)
     check_combinations(config)
     return config
+
+
+def _derive_model_sizes(model: "ConfigDict") -> None:
+    """Fill in the sizes that follow from the width and the heads where they are not set."""
+    if model.n_kv_heads is None:
+        model.n_kv_heads = model.n_heads
+    if model.d_head is None:
+        if model.d_model % model.n_heads:
+            low = model.d_model // model.n_heads * model.n_heads or model.n_heads
+            raise BadInput(
+                f"model.d_model={model.d_model} is not divisible by model.n_heads={model.n_heads}; "
+                f"nearest widths: {low}, {low + model.n_heads} (or set model.d_head)"
+            )
+        model.d_head = model.d_model // model.n_heads
+    if model.d_ff is None:
+        swiglu_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
+        model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
 
 
 def config_value_origins(config: "ConfigDict") -> dict[str, str]:

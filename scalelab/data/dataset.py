@@ -106,15 +106,8 @@ def _open_prepared(config: DataConfig) -> Dataset:
         "bytes_per_token": n_bytes / counts["val_tokens"],
         "entropy_rate": None,
     }
-    return Dataset(
-        parts,
-        tokenizer["vocab_size"],
-        tokenizer["separator"],
-        fingerprint,
-        description["bytes_per_token"],
-        None,
-        description,
-    )
+    ids = tokenizer["vocab_size"], tokenizer["separator"]
+    return Dataset(parts, *ids, fingerprint, description["bytes_per_token"], None, description)
 
 
 def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:

@@ -62,18 +62,15 @@ class Block(nn.Module):
         mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, out, layers.projection_init(s), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products take all of it
         attention, times = Attention(s, self.policy, name="attention"), layers.branch_multiplier(s)
+        attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if s.block == "parallel":
             y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
-            x_BSD = x_BSD + times * (attention(y_BSD, layer, packed, due) + mlp(y_BSD, due))
+            x_BSD = x_BSD + times * (attend(y_BSD) + mlp(y_BSD, due))
         elif s.norm_place == "after":
-            x_BSD = x_BSD + times * norm(name="attention_norm")(
-                attention(reshard_to(x_BSD, *inside), layer, packed, due)
-            )
+            x_BSD = x_BSD + times * norm(name="attention_norm")(attend(reshard_to(x_BSD, *inside)))
             x_BSD = x_BSD + times * norm(name="mlp_norm")(mlp(reshard_to(x_BSD, *inside), due))
         else:
-            x_BSD = x_BSD + times * attention(
-                reshard_to(norm(name="attention_norm")(x_BSD), *inside), layer, packed, due
-            )
+            x_BSD = x_BSD + times * attend(reshard_to(norm(name="attention_norm")(x_BSD), *inside))
             x_BSD = x_BSD + times * mlp(reshard_to(norm(name="mlp_norm")(x_BSD), *inside), due)
         if due is not None:
             start = measures.like(jnp.zeros(()), x_BSD)

@@ -254,24 +254,19 @@ def check_mesh(name: str, optim: dict[str, Any], static: Static, member: Optimiz
     layout = {f"parallel.{axis}": size for axis, size in (MESH_LAYOUT | {"data": rest}).items()}
     split, _ = small_setting(name, optim, **layout)
     mesh = mesh_lib.make_mesh(split.layout)
-    specs = state_lib.state_specs(split)
+    specs, moment_specs = state_lib.state_specs(split), state_lib.rules.moment_specs(split.model, split.layout)
     place = lambda tree, spec: jax.device_put(tree, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))  # noqa: E731
     with jax.set_mesh(mesh):
-        p, s = place(params, state_lib.rules.moment_specs(split.model, split.layout)), None
-        s = place(
-            jax.jit(lambda p: state_lib.build_optimizer_chain(static, h, h["peak_lr"]).init(p))(params), specs.opt_state
-        )
+        p = place(params, moment_specs)
+        init = jax.jit(lambda p: state_lib.build_optimizer_chain(static, h, h["peak_lr"]).init(p))
+        s = place(init(params), specs.opt_state)
         step = _jit(lambda g, s, p: compute_updates(split, g, s, p, h, h["peak_lr"], **_extra(member, g)))
         for g in _gradients(static):
-            moves, s = step(place(g, state_lib.rules.moment_specs(split.model, split.layout)), s, p)
+            moves, s = step(place(g, moment_specs), s, p)
             p = jax.tree.map(lambda a, b: a + b, p, moves)
-    difference = _difference(
-        *[jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])]
-    )
-    _fail_unless(
-        name,
-        difference < VECTOR_TOLERANCES.get(name, EQUAL_TOLERANCE),
-        f"on {layout} its updates differ by {difference:.1e} from one device's",
-    )
+    moved = [jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])]
+    difference, tolerance = _difference(*moved), VECTOR_TOLERANCES.get(name, EQUAL_TOLERANCE)
+    problem = f"on {layout} its updates differ by {difference:.1e} from one device's"
+    _fail_unless(name, difference < tolerance, problem)
     lies = jax.tree.map(lambda x, spec: x.sharding.spec == spec, s, specs.opt_state)
     _fail_unless(name, all(jax.tree.leaves(lies)), "its state does not lie on the mesh as it should")

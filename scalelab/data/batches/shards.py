@@ -183,18 +183,19 @@ def check_shard_entries(
         is_entry = isinstance(shard, dict) and shard.keys() == {"tokens", "offsets"}
         pairs: list[tuple[str, Any]] = list(shard.items()) if is_entry else [("tokens", None)]
         for kind, entry in pairs:
-            width = np.dtype(dtype if kind == "tokens" else "<i8").itemsize
-            is_file = isinstance(entry, dict) and entry.keys() >= {"file", "bytes", "sha256"}
-            name, size = (entry["file"], entry["bytes"]) if is_file else (None, None)
-            if not (isinstance(name, str) and FILE_NAME.fullmatch(name) and name.endswith(f".{kind}")):
-                raise BadInput(
-                    f"{path} names a file {name!r}: not the name of a shard's {kind} beside it; "
-                    f"{_rebuild_hint(path.parent)}"
-                )
-            if not (isinstance(size, int) and size > 0 and size % width == 0 and isinstance(entry["sha256"], str)):
-                raise BadInput(
-                    f"{path}: {name} has bytes={size!r}, not a multiple of {width}; {_rebuild_hint(path.parent)}"
-                )
+            _check_file_entry(path, dtype, kind, entry)
+
+
+def _check_file_entry(path: pathlib.Path, dtype: Any, kind: str, entry: Any) -> None:
+    """Raise BadInput where the entry of a shard's `kind` (tokens, offsets) has no valid name, size or hash."""
+    width = np.dtype(dtype if kind == "tokens" else "<i8").itemsize
+    is_file = isinstance(entry, dict) and entry.keys() >= {"file", "bytes", "sha256"}
+    name, size = (entry["file"], entry["bytes"]) if is_file else (None, None)
+    hint = _rebuild_hint(path.parent)
+    if not (isinstance(name, str) and FILE_NAME.fullmatch(name) and name.endswith(f".{kind}")):
+        raise BadInput(f"{path} names a file {name!r}: not the name of a shard's {kind} beside it; {hint}")
+    if not (isinstance(size, int) and size > 0 and size % width == 0 and isinstance(entry["sha256"], str)):
+        raise BadInput(f"{path}: {name} has bytes={size!r}, not a multiple of {width}; {hint}")
 
 
 def check_shard_files(folder: pathlib.Path, entries: Iterable[dict[str, Any]], hashes: bool) -> None:

@@ -65,18 +65,7 @@ def _part_entry(
             f"{bad[0]} ({n_bad} such documents were left out under --skip-bad: say it again, or begin a new --out)"
         )
     n = {split: sum(record[split]["n_documents"] for record in unit_records) for split in SPLITS}
-    if not sum(n.values()):
-        raise BadInput(
-            f"--source={part.spec} is empty: no document in {len(part.paths)} files"
-            + (f", {n_bad} bad" if n_bad else "")
-        )
-    for split in SPLITS:
-        if not n[split]:
-            raise BadInput(
-                f"none of the {sum(n.values())} documents of --source={part.spec} falls to the {split} split at "
-                f"--val-fraction={request.val_fraction}: use more documents, another fraction or another --split-seed, "
-                f"and delete {request.out}"
-            )
+    _refuse_empty_splits(part, n, n_bad, request)
     return {
         "source": part.spec,
         "text_bytes": {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS},
@@ -84,6 +73,20 @@ def _part_entry(
         "bad": bad[:20],
         "splits": {split: [shard.name for shard in shards if shard.split == split] for split in SPLITS},
     }
+
+
+def _refuse_empty_splits(part: specs.SourcePart, n: Mapping[str, int], n_bad: int, request: Request) -> None:
+    """Raise BadInput where a part has no document for a split; `n`: its documents by split."""
+    total, bad = sum(n.values()), f", {n_bad} bad" if n_bad else ""
+    if not total:
+        raise BadInput(f"--source={part.spec} is empty: no document in {len(part.paths)} files{bad}")
+    for split in SPLITS:
+        if not n[split]:
+            raise BadInput(
+                f"none of the {total} documents of --source={part.spec} falls to the {split} split at "
+                f"--val-fraction={request.val_fraction}: use more documents, another fraction or another --split-seed, "
+                f"and delete {request.out}"
+            )
 
 
 def summarise_index(out: pathlib.Path, index: dict[str, Any], progress: Progress = lambda _: None) -> dict[str, Any]:

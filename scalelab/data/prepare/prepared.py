@@ -22,35 +22,32 @@ def read_prepared_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, 
     """
     path = folder / "index.json"
     if not path.is_file():
-        unfinished = (folder / "plan.json").exists()
-        why = (
-            "is not finished: run the same `scalelab prepare` again"
-            if unfinished
-            else "is not a folder that `scalelab prepare` made"
-        )
+        unfinished = "is not finished: run the same `scalelab prepare` again"
+        other = "is not a folder that `scalelab prepare` made"
+        why = unfinished if (folder / "plan.json").exists() else other
         raise BadInput(f"data.path={str(folder)!r} {why} (it has no index.json)")
-    try:
-        index = json.loads(path.read_text())
-        known = index["format"] == PREPARED_FORMAT and index["parts"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{path} is not an index that `scalelab prepare` wrote ({error}); {_prepare_again_hint(folder)}"
-        ) from error
-    if not known:
-        raise BadInput(
-            f"{path} has format {index['format']}, this code reads {PREPARED_FORMAT}; {_prepare_again_hint(folder)}"
-        )
+    index, hint = _read_known_format(path), _prepare_again_hint(folder)
     if "sha256" not in index and sealed:  # a folder from before 2026-11-22
         raise BadInput(
             f"{path} has no seal (its own SHA-256), since an older version made it: "
             "run the same `scalelab prepare` again; it verifies every file and adds the seal"
         )
     if index.get("sha256", index_sha256(index)) != index_sha256(index):
-        raise BadInput(
-            f"{path} was changed after `scalelab prepare` wrote it (its own SHA-256 differs); "
-            f"{_prepare_again_hint(folder)}"
-        )
+        raise BadInput(f"{path} was changed after `scalelab prepare` wrote it (its own SHA-256 differs); {hint}")
     _check_index(path, index)
+    return index
+
+
+def _read_known_format(path: pathlib.Path) -> dict[str, Any]:
+    """The content of an index. BadInput where it is not one, or has another format."""
+    hint = _prepare_again_hint(path.parent)
+    try:
+        index = json.loads(path.read_text())
+        known = index["format"] == PREPARED_FORMAT and index["parts"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is not an index that `scalelab prepare` wrote ({error}); {hint}") from error
+    if not known:
+        raise BadInput(f"{path} has format {index['format']}, this code reads {PREPARED_FORMAT}; {hint}")
     return index
 
 

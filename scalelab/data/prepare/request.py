@@ -57,7 +57,12 @@ def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]
         return byte_tokenizer()
     if not name.startswith("ids:"):
         return load.load_tokenizer_file(pathlib.Path(os.path.expanduser(name)), request.separator)
-    n, end = parse_vocab_size(name), request.separator
+    return _ids_only(name, request.separator)
+
+
+def _ids_only(name: str, separator: str) -> Tokenizer:
+    """The tokenizer `ids:V`, of ready-made tokens; GPT-2's vocabulary has a known separator."""
+    n, end = parse_vocab_size(name), separator
     if not end and GPT2_VOCAB <= n <= GPT2_PADDED:
         end = str(GPT2_END)
     if not (end.isdecimal() and int(end) < n):

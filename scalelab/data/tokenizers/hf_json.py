@@ -55,16 +55,7 @@ def check_bpe_vocab(vocab_size: int) -> None:
 
 def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
     """The tokenizer of a tokenizer.json's `content`. BadInput where it is invalid or has no end of a document."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers share the cores by documents, not by threads
-    import tokenizers
-
-    try:
-        inner = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # the library raises bare Exceptions
-        raise BadInput(f"{path} is not a tokenizer.json: {str(error).splitlines()[0]}") from error
-    inner.no_truncation()
-    inner.no_padding()
-    inner.encode_special_tokens = True
+    inner = _parse_tokenizer(content, path)
     vocabulary = inner.get_vocab(with_added_tokens=True)
     vocab_size = max(vocabulary.values()) + 1
     end = _separator(vocabulary, vocab_size, path, separator)
@@ -84,6 +75,21 @@ def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tok
     decode = decoder_from_table(_byte_table(inner, vocabulary, vocab_size), end) if exact else decode_text
     name = hashed_tokenizer_name("json", content, vocab_size, end)
     return Tokenizer(name, vocab_size, encode, decode, end, "json", content)
+
+
+def _parse_tokenizer(content: bytes, path: pathlib.Path) -> Any:
+    """The library's tokenizer, which neither cuts nor pads, and reads special tokens in a text as text."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers share the cores by documents, not by threads
+    import tokenizers
+
+    try:
+        inner = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # the library raises bare Exceptions
+        raise BadInput(f"{path} is not a tokenizer.json: {str(error).splitlines()[0]}") from error
+    inner.no_truncation()
+    inner.no_padding()
+    inner.encode_special_tokens = True
+    return inner
 
 
 def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, separator: str) -> int:

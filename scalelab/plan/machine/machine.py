@@ -113,15 +113,20 @@ def this_cpu() -> Machine:
     return Machine(chip, 1, 1.25e9, None, "measured; a network of 10 Gb/s is our assumption")
 
 
-def _read_machine_file(path: pathlib.Path) -> Machine:
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
     try:
-        stated = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except OSError as error:
         raise BadInput(f"--hardware={path}: {error.strerror}") from None
     except ValueError as error:
         raise BadInput(f"--hardware={path} is not JSON: {error}") from None
-    if not isinstance(stated, dict):
+    if not isinstance(content, dict):
         raise BadInput(f"--hardware={path} does not hold a JSON object; {MACHINE_FILE_HELP}")
+    return content
+
+
+def _read_machine_file(path: pathlib.Path) -> Machine:
+    stated = _read_object(path)
     fields: dict[str, Any] = {"links": 1, "price_per_hour": None, "source": str(path)}
     if "base" in stated:
         base = _known_machine(str(stated.pop("base")))

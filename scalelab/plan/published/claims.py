@@ -107,33 +107,16 @@ def _accumulation() -> list[ComparisonRow]:
     rows = []
     for name, rule in rules.items():
         ratio = np.median(parameter_movement(rule, MICRO_BATCHES * gradients) / parameter_movement(rule, gradients))
-        rows.append(
-            make_comparison_row(
-                f"1/K forgotten, K = 8, {name}: the effective LR is so many times too large",
-                ratio,
-                "8",
-                recipe,
-                judge_near,
-                0.01,
-            )
-        )
+        claim = f"1/K forgotten, K = 8, {name}: the effective LR is so many times too large"
+        rows.append(make_comparison_row(claim, ratio, "8", recipe, judge_near, 0.01))
     # Two micro-batches with 256 and 768 tokens that count: a mean of means gives each half of the weight.
     weight = (1 / 2 / 256) / (1 / (256 + 768))
     means = (
         "two micro-batches of 256 and 768 tokens: a token's weight in a mean of means over 1 / 1,024 (transformers "
         "issues 34191, 35203)"
     )
-    return [
-        *rows,
-        make_comparison_row(
-            "accumulation is numerically identical: a token's weight over the big batch's",
-            weight,
-            "1",
-            means,
-            judge_near,
-            1e-6,
-        ),
-    ]
+    claim = "accumulation is numerically identical: a token's weight over the big batch's"
+    return [*rows, make_comparison_row(claim, weight, "1", means, judge_near, 1e-6)]
 
 
 def lr_at_steps(steps: list[int], **changes: object) -> np.ndarray:

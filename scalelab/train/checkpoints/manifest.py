@@ -10,6 +10,7 @@ manifest, it was damaged later and not cut short by a crash. Nothing here import
 """
 
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
@@ -117,17 +118,17 @@ def write_manifest(
     }
     content = json.loads(_canonical(content))  # the content as a reader gets it
     content["sha256"] = _sha256(content)
-
-    def put() -> None:
-        with open(draft / MANIFEST_NAME, "w") as file:
-            file.write(_canonical(content))
-            file.flush()
-            os.fsync(file.fileno())
-
-    retry_transient(put)
+    retry_transient(functools.partial(_write_synced, draft / MANIFEST_NAME, _canonical(content)))
     for place, _, _ in os.walk(draft):
         fsync(place)
     return content
+
+
+def _write_synced(path: pathlib.Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _canonical(content: Any) -> str:

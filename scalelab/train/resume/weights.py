@@ -130,14 +130,7 @@ def write_weights(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer |
     checkpoints = Checkpoints(folder / "checkpoints", facts={"run": facts})
     checkpoints.save(0, {"run": {"params": params}})
     checkpoints.close()
-    record = {
-        "name": folder.name,
-        "status": IMPORTED_STATUS,
-        "steps": 0,
-        "tokens": 0,
-        "val_loss": None,
-        "init_from": origin,
-    }
-    record |= {"identity": facts["identity"], "params": count.count_parameters(weights.shape)}
+    record = {"name": folder.name, "status": IMPORTED_STATUS, "steps": 0, "tokens": 0, "val_loss": None}
+    record |= {"init_from": origin, "identity": facts["identity"], "params": count.count_parameters(weights.shape)}
     records.write_json(folder / "record.json", record | {"versions": facts["versions"]})
     records.write_json(folder / "config.json", config.to_dict())  # last: it is what makes the folder a run's
