@@ -36,7 +36,7 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from scalelab.config import hparams, static
+    from scalelab import config as config_lib
     from scalelab.experiments.benchmarks import bare, ours
     from scalelab.parallel import mesh as mesh_lib
     from scalelab.sharding import BATCH_AXES
@@ -45,7 +45,7 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
 
     jax.clear_caches()
     run = ours.config_for_shape(bare.STEP_256, **{f"parallel.{axis}": size for axis, size in layout.items()})
-    fixed, h = static(run), hparams(run)
+    fixed, h = config_lib.static(run), config_lib.hparams(run)
     size = (STEPS_A_DISPATCH, run.train.global_batch, run.model.seq_len + 1)
     scalars = {key: jnp.float32(value) for key, value in h.items()} | {"seed": jnp.uint32(0)}
     mesh = mesh_lib.make_mesh(fixed.layout) if layout else None

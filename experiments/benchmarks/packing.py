@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import hparams, static
 from scalelab.data.batches.batches import train_batches
 from scalelab.experiments.benchmarks import bare, ours, timing
 from scalelab.sweep.pack import train_pack
@@ -63,7 +63,7 @@ def _bare_loop(trials: dict[str, ConfigDict]) -> Any:
     first = next(iter(trials.values()))
     data, k = load_run_dataset(first), first.train.steps_per_dispatch
     _, run = bare.make_run(bare.TRIAL_SHAPE)
-    states = sequential_program(static(first), [hparams(c) for c in trials.values()]).init()
+    states = sequential_program(config_lib.static(first), [config_lib.hparams(c) for c in trials.values()]).init()
 
     def loop() -> np.ndarray:
         losses = []

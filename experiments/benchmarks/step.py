@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalelab.config import hparams, static
+from scalelab import config as config_lib
 from scalelab.experiments.benchmarks import bare, ours, timing
 from scalelab.train.step.program import sequential_program
 
@@ -17,7 +17,8 @@ SLOW_RATIO = 0.25  # a reference below this share of the matmul peak doesn't cou
 def measure_step(shape: bare.BareShape, rounds: int) -> dict[str, Any]:
     """One row of the table. `ratio`: scalelab's tokens/s over the bare step's, None if the bare step is too slow."""
     run = ours.config_for_shape(shape, **{"train.steps": 1000})
-    program, batches = sequential_program(static(run), [hparams(run)]), ours.random_batches(shape, STEPS_A_DISPATCH)
+    program = sequential_program(config_lib.static(run), [config_lib.hparams(run)])
+    batches = ours.random_batches(shape, STEPS_A_DISPATCH)
     _, bare_run = bare.make_run(shape)
     rates = ours.learning_rates(run)[:STEPS_A_DISPATCH]
     state = {"scalelab": program.init()}

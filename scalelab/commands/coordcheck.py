@@ -20,9 +20,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab.cli.parser import Parser, align_columns, config_path, emit_json, print_status
 from scalelab.cli.progress import RunProgress
-from scalelab.config import load, split_overrides
+from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
 DEFAULT_WIDTHS = (64, 128, 256, 512, 1024)
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
             raise BadInput(f"--{name}={getattr(options, name)} must be at least 1")
     if options.plot and pathlib.Path(options.plot).suffix not in (".png", ".pdf"):
         raise BadInput(f"--plot={options.plot} must end in .png or .pdf")
-    config = load(options.config, overrides)
+    config = config_lib.load(options.config, overrides)
     result = _checks(config, _sizes(config, options), options)
     if options.json != "-":
         _print(result)

@@ -16,9 +16,10 @@ Exit code: 0 done, 2 bad input.
 import sys
 from typing import Any
 
+from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.cli.parser import Parser, config_path, emit_json
-from scalelab.config import config_value_origins, hparams, leaves, load, split_overrides, static
+from scalelab.config import config_value_origins, split_overrides
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS, describe_optim_defaults, lr_warnings
 
 
@@ -37,13 +38,13 @@ def main(argv: list[str]) -> int:
         "--config", required=True, type=config_path, metavar="FILE", help="a config file, e.g. configs/tiny.py"
     )
     options = parser.parse_args(rest)
-    config = load(options.config, overrides)
+    config = config_lib.load(options.config, overrides)
     origins = config_value_origins(config)
 
     from scalelab.optim import chain, table
 
-    chain.check_numbers_set(static(config))
-    rows = table.optimizer_rows(static(config), hparams(config))
+    chain.check_numbers_set(config_lib.static(config))
+    rows = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
     if options.json != "-":
         print(
             f"{'group':<10} {'optimizer':<20} {'parameters':>14} {'x LR':>9} {'decay':>9} "
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
         )
         numbers = "".join(f", {name} {value:g}" for name, value in config.optim.own.items())
         print(f"peak LR {config.optim.peak_lr:g}, clip {config.optim.clip_norm:g}{numbers}", file=sys.stderr)
-        authors = set_by.describe_origins(origins, leaves(config))
+        authors = set_by.describe_origins(origins, config_lib.leaves(config))
         for line in filter(
             None, [describe_optim_defaults(config.optim, origins), authors, *lr_warnings(config.optim, origins)]
         ):

@@ -16,10 +16,11 @@ Exit code: 0 done, 1 no learning rate inside the grid is best, or a trial failed
 import pathlib
 from typing import Any
 
+from scalelab import config as config_lib
 from scalelab import git
 from scalelab.cli.parser import Parser, config_path, emit_json, folder_path, print_status
 from scalelab.cli.progress import RunProgress
-from scalelab.config import load, split_overrides
+from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
 
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
     out = pathlib.Path(options.out or options.workdir / "target.py")
     if out.suffix != ".py" or out.resolve() == pathlib.Path(options.config).resolve():
         raise BadInput(f"--out={out} must be a new file that ends in .py")
-    config = load(options.config, overrides)
+    config = config_lib.load(options.config, overrides)
     return _run(config, options, out)
 
 

@@ -13,8 +13,9 @@ import functools
 import sys
 from typing import Any
 
+from scalelab import config as config_lib
 from scalelab.cli.parser import Parser, align_columns, config_path, emit_json
-from scalelab.config import load, schedule_steps, split_overrides
+from scalelab.config import schedule_steps, split_overrides
 from scalelab.errors import BadInput
 
 SCHEDULE_COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len")
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--plot", metavar="PATH", help="draw the whole run: x.pdf (and x.csv) or x.png")
     options = parser.parse_args(rest)
-    config = load(options.config, overrides)
+    config = config_lib.load(options.config, overrides)
     steps = (
         schedule_steps.landmark_steps(config) if options.steps is None else _steps(options.steps, config.train.steps)
     )

@@ -29,11 +29,12 @@ import sys
 import traceback
 from typing import Any
 
+from scalelab import config as config_lib
 from scalelab import git, lock, records
 from scalelab.cli.memory_check import check_memory_fits
 from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, config_path, emit_json, folder_path
 from scalelab.cli.progress import RunProgress
-from scalelab.config import leaves, list_not_reproduced, load, split_overrides
+from scalelab.config import list_not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hardware import device_memory
 
@@ -93,7 +94,7 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
     if not options.branch_from:
         if options.config is None:
             parser.error("--config is needed (or --branch-from)")
-        return load(options.config, overrides)
+        return config_lib.load(options.config, overrides)
     if options.init_from:
         raise BadInput("--branch-from loads a run's whole state, --init-from only its weights: give one of them")
     from scalelab.train.resume.branch import plan_branch
@@ -151,7 +152,7 @@ def _train_as_process(place: Any, config: Any, options: Any) -> int:
     def end_with_others(code: int, why: str) -> None:
         end(code, why if code == 2 else f"{why}; stopped here too: {_resume_hint(folder)}")
 
-    facts = {key: str(value) for key, value in leaves(config).items()}
+    facts = {key: str(value) for key, value in config_lib.leaves(config).items()}
     facts |= {"--workdir": str(folder.absolute()), "--allow-change": " ".join(sorted(options.allow_change))}
     _drop_native_output()
     try:

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab.config import Layout, Static, static
+from scalelab import config as config_lib
+from scalelab.config import Layout, Static
 from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ def load_evaluated_model(source: str, ema: bool = False, last: int = 1) -> Evalu
 
 def make_evaluated_model(weights: Weights) -> EvaluatedModel:
     """Put weights on one device, under the precision of their training."""
-    alone = dataclasses.replace(static(weights.config), layout=Layout())
+    alone = dataclasses.replace(config_lib.static(weights.config), layout=Layout())
     return EvaluatedModel(weights.config, alone, jax.device_put(weights.params), weights.origin)
 
 

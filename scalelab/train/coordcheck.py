@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab.config import Layout, Static, hparams, static
+from scalelab import config as config_lib
+from scalelab.config import Layout, Static
 from scalelab.data.batches.batches import train_batches
 from scalelab.data.dataset import Dataset
 from scalelab.errors import WorkFailed
@@ -94,8 +95,9 @@ def _trajectories(
     size: int, config: ConfigDict, dataset: Dataset, steps: int, seeds: Sequence[int], batch: int
 ) -> dict[str, np.ndarray]:
     """{activation: [2 (RMS, RMS of the change), seeds, steps + 1]}."""
-    setup = dataclasses.replace(static(config), global_batch=batch, accumulate=1, batch_ramp=(), layout=Layout())
-    trials = [hparams(config) | dataset.hparams | {"warmup_steps": 0, "seed": seed} for seed in seeds]
+    static = config_lib.static(config)
+    setup = dataclasses.replace(static, global_batch=batch, accumulate=1, batch_ramp=(), layout=Layout())
+    trials = [config_lib.hparams(config) | dataset.hparams | {"warmup_steps": 0, "seed": seed} for seed in seeds]
     program = sequential_program(setup, trials)
     data_options = config.data.mixture, config.data.unique_tokens
     batches = train_batches(dataset, config.model.seq_len, batch, config.train.seed, 1, (), *data_options)

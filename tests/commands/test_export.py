@@ -5,8 +5,8 @@ import json
 import pytest
 import tokenizers
 
+from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.config import static
 from scalelab.data.tokenizers import ranks as ranktokens
 from scalelab.train.resume.start import load_initial_weights
 from scalelab.train.resume.weights import Weights, load_run_weights, write_weights
@@ -29,7 +29,7 @@ def run(tmp_path_factory):
 def untrained(folder, **changes):
     """Weights of another model, as a folder."""
     made = config(**changes)
-    write_weights(folder, Weights(made, examples.params(static(made).model), {}))
+    write_weights(folder, Weights(made, examples.params(config_lib.static(made).model), {}))
 
 
 def test_out_in_and_on(tmp_path, run, capsys):
@@ -57,7 +57,7 @@ def test_the_data_s_tokenizer_and_its_ids_go_along(tmp_path, capsys):
     assert tokenizers.Tokenizer.from_file(f"{tmp_path}/bytes/tokenizer.json").encode("aé").ids == [97, 195, 169]
     ranks = ranktokens.load_ranks(small_ranks(300), tmp_path / "x.tiktoken")
     made = config(model__vocab_size=320)
-    write_weights(tmp_path / "run", Weights(made, examples.params(static(made).model), {}), ranks)
+    write_weights(tmp_path / "run", Weights(made, examples.params(config_lib.static(made).model), {}), ranks)
     assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/ranks", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["special_ids"] == {"bos_token_id": 300, "eos_token_id": 300}
     for name in ("config.json", "generation_config.json"):

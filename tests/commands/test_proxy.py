@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.config import load
 
 TINY = ["--config=configs/tiny.py", "--config.data.source=synthetic", "--config.data.n_tokens=20000",
     "--config.model.seq_len=16",
@@ -21,7 +21,7 @@ def test_from_a_recipe_to_its_learning_rate(tmp_path, capsys):
     assert result["interior"] and 1e-4 < result["peak_lr"] < 1
     assert result["peak_lr_interval90"] is None and f"peak_lr {result['peak_lr']:g}, one seed: no interval" in output
     assert result["sweep_flops"] <= 1e10 and result["twin"]["d_model"] < 64 and "twin: d_model" in output
-    target, twin = load(out), load(tmp_path / "work" / "twin.py")
+    target, twin = config_lib.load(out), config_lib.load(tmp_path / "work" / "twin.py")
     assert target.optim.peak_lr == result["peak_lr"] and target.model.d_model == 64 and target.train.steps == 200
     assert target.parametrization == twin.parametrization and target.parametrization.name == "completep"
     assert {key: twin.model[key] for key in ("d_model", "n_layers")} == {

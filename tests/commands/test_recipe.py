@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.config import list_not_reproduced, load
+from scalelab.config import list_not_reproduced
 from scalelab.sweep.scaling import recipes
 
 
@@ -13,7 +14,7 @@ def test_the_list_names_every_file(capsys):
     assert main(["recipe", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in result] == recipes.list_recipes() and len(result) > 15
-    assert all(row["summary"] and load(row["path"]) for row in result[:2])
+    assert all(row["summary"] and config_lib.load(row["path"]) for row in result[:2])
 
 
 def test_a_recipe_is_explained(capsys):
@@ -33,7 +34,7 @@ def test_a_recipe_is_explained(capsys):
 def test_a_twin_is_a_config_file(tmp_path, capsys):
     out = tmp_path / "small.py"
     assert main(["recipe", "llama3_405b", "--shrink", "--steps=200", f"--out={out}"]) == 0
-    twin = load(out)
+    twin = config_lib.load(out)
     assert twin.model.d_model == 64 and twin.train.steps == 200 and twin.model.n_heads == 4 * twin.model.n_kv_heads
     assert twin.schedule.batch_stages == "4; 1: 8; 62: 16" and twin.schedule.fall_share == pytest.approx(1.09, rel=1e-3)
     assert any("long-context" in text for text in list_not_reproduced(out))  # which `scalelab train` says

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.config import default_tree, mixture_text, override, resolve
+from scalelab import config as config_lib
+from scalelab.config import default_tree, mixture_text, override
 from scalelab.errors import BadInput
 
 
@@ -50,7 +51,7 @@ def test_whatever_sums_to_one_is_taken_as_said(parts):
 )
 def test_a_mixture_that_cannot_be_is_one_line(text, said):
     with pytest.raises(BadInput) as refused:
-        resolve(override(default_tree(), {"data.mixture": text, "optim.peak_lr": 1e-3}))
+        config_lib.resolve(override(default_tree(), {"data.mixture": text, "optim.peak_lr": 1e-3}))
     assert said in str(refused.value) and "\n" not in str(refused.value) and "data.mixture" in str(refused.value)
 
 
@@ -65,7 +66,7 @@ def test_a_mixture_that_cannot_be_is_one_line(text, said):
 )
 def test_so_is_a_cap(text, said):
     with pytest.raises(BadInput) as refused:
-        resolve(override(default_tree(), {"data.unique_tokens": text, "optim.peak_lr": 1e-3}))
+        config_lib.resolve(override(default_tree(), {"data.unique_tokens": text, "optim.peak_lr": 1e-3}))
     assert said in str(refused.value) and "data.unique_tokens" in str(refused.value)
 
 

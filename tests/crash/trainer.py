@@ -183,12 +183,12 @@ def state_digest(checkpoints: pathlib.Path) -> str:
     """Every bit of the last checkpoint: parameters, moments, counters."""
     import jax
 
-    from scalelab.config import load, static
+    from scalelab import config as config_lib
     from scalelab.train.checkpoints.checkpoint import Checkpoints
     from scalelab.train.step import state
 
-    config = load("configs/tiny.py", SETTINGS)
-    actual = Checkpoints(checkpoints).load({"run": state.state_shapes(static(config))})
+    config = config_lib.load("configs/tiny.py", SETTINGS)
+    actual = Checkpoints(checkpoints).load({"run": state.state_shapes(config_lib.static(config))})
     return state.params_digest(jax.device_get(actual.states["run"]))
 
 

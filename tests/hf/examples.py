@@ -5,7 +5,8 @@ import functools
 import jax
 import numpy as np
 
-from scalelab.config import ModelShape, resolve, static
+from scalelab import config as config_lib
+from scalelab.config import ModelShape
 from scalelab.configs import base
 from scalelab.data.tokenizers.tokenizer import id_tokenizer
 from scalelab.model import transformer
@@ -43,11 +44,11 @@ def config(name: str, **changes):
         tree.model.update(SMALL | values | changes)
     if base_width:
         tree.parametrization.name, tree.parametrization.base_width = "mup", base_width
-    return resolve(tree)
+    return config_lib.resolve(tree)
 
 
 def shape(name: str, **changes) -> ModelShape:
-    return static(config(name, **changes)).model
+    return config_lib.static(config(name, **changes)).model
 
 
 def params(shape: ModelShape, seed: int = 0) -> dict:

@@ -10,7 +10,8 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from scalelab.config import ModelShape, resolve, static
+from scalelab import config as config_lib
+from scalelab.config import ModelShape
 from scalelab.configs import base
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS, read
@@ -325,7 +326,7 @@ def test_a_real_size_has_the_names_and_shapes_of_llama_2_7b():
     tree = base.get_config()
     tree.model = base.llama(4096, 32, 32)
     tree.model.update({"vocab_size": 32000, "d_ff": 11008})
-    found = tensor_places(FORMATS["llama"], static(resolve(tree)).model)
+    found = tensor_places(FORMATS["llama"], config_lib.static(config_lib.resolve(tree)).model)
     assert len(found) == 32 * 9 + 3
     assert found["model.layers.31.mlp.down_proj.weight"].shape == (4096, 11008)
     assert found["lm_head.weight"].shape == (32000, 4096)

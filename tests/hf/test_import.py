@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from scalelab.config import static
+from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.hf.write import write_model
@@ -26,7 +26,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 def loaded_logits(folder):
     source = read.examine_folder(folder)
     tokens = jnp.asarray(LOGITS["tokens"])
-    return source, np.asarray(examples.logits(static(source.config).model, read.load_params(source), tokens))
+    return source, np.asarray(examples.logits(config_lib.static(source.config).model, read.load_params(source), tokens))
 
 
 @pytest.mark.parametrize(

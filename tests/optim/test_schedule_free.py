@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import hparams, schedule_steps, static
+from scalelab.config import schedule_steps
 from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
@@ -89,7 +90,7 @@ def finished(tmp_path_factory):
 
 def loss_of(params, made):
     (batches,) = val_batches(load_run_dataset(made).parts[0], made.model.seq_len, 2, 1)
-    sums = transformer.summed_loss(static(made).model, params, batches[:, :-1], batches[:, 1:], 0.0)
+    sums = transformer.summed_loss(config_lib.static(made).model, params, batches[:, :-1], batches[:, 1:], 0.0)
     return float(sums.nll / sums.tokens)
 
 
@@ -115,7 +116,7 @@ def test_begun_on_given_weights_z_begins_there_too(tmp_path, finished):
 
 
 def test_without_beta1_there_is_no_average_to_be_had_back():
-    assert hparams(config(**MADE))["beta1"] == 0.9
+    assert config_lib.hparams(config(**MADE))["beta1"] == 0.9
     with pytest.raises(BadInput, match=r"optim.beta1=0: .* nearest: optim.beta1=0.9"):
         config(**MADE, optim__beta1=0.0)
     with pytest.raises(BadInput, match=r"schedule.beta1_start=0: "):

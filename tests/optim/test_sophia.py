@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from scalelab.config import hparams, override, resolve, static
+from scalelab import config as config_lib
+from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.model import transformer
@@ -71,13 +72,13 @@ def test_curvature_is_scaled_as_the_gradient_it_comes_from_where_eps_is():
 
 
 def little(name="sophia_h", **changes):
-    return resolve(override(tiny.get_config(), TINY | {"optim.name": name, "optim.peak_lr": None} | changes))
+    return config_lib.resolve(override(tiny.get_config(), TINY | {"optim.name": name, "optim.peak_lr": None} | changes))
 
 
 @pytest.fixture(scope="module")
 def model():
     """(static, params, tokens) of a model of a few hundred parameters, with some positions that don't count."""
-    made = static(little())
+    made = config_lib.static(little())
     params = jax.tree.map(lambda x: 3 * x, transformer.init_params(made.model, jax.random.key(1)))
     tokens = np.random.default_rng(0).integers(0, 6, (4, 5)).astype(np.int32)
     tokens[1, 3:] = -1
@@ -140,7 +141,7 @@ def test_micro_batches_measure_the_same(model, kind):
 
 @pytest.mark.slow
 def test_the_step_measures_every_so_many_steps_and_keeps_what_it_had_in_between(model):
-    made, h = static(little()), {k: jnp.float32(v) for k, v in hparams(little()).items()}
+    made, h = config_lib.static(little()), {k: jnp.float32(v) for k, v in config_lib.hparams(little()).items()}
     step = jax.jit(lambda s: train_step(made, s, model[2], h)[0])
     now, seen = state.init_state(made, h), []
     for _ in range(5):
@@ -164,7 +165,7 @@ def _sophia(s):
 def test_what_it_cannot_measure_is_refused_in_a_line(axis):
     made = little("sophia_g", **{f"parallel.{axis}": 2, "model.n_layers": 2})
     with pytest.raises(BadInput, match=rf"'sophia_g' with parallel.{axis}=2: .* nearest: parallel.{axis}=1"):
-        rules.check_layout(static(made), resolve_layout(static(made).layout, 2))
+        rules.check_layout(config_lib.static(made), resolve_layout(config_lib.static(made).layout, 2))
 
 
 def outside_loops(program: str) -> int:

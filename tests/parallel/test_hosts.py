@@ -10,8 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import load, split_overrides, static
+from scalelab.config import split_overrides
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.step import state
@@ -84,8 +85,8 @@ def whole(tmp_path_factory):
 
 
 def params_at(folder, step):
-    config = load("configs/tiny.py", split_overrides(train(folder, *SETTINGS))[0])
-    like = {"run": {"params": state.state_shapes(static(config)).params}}
+    config = config_lib.load("configs/tiny.py", split_overrides(train(folder, *SETTINGS))[0])
+    like = {"run": {"params": state.state_shapes(config_lib.static(config)).params}}
     return Checkpoints(folder / "checkpoints").load(like, at=step).states["run"]["params"]
 
 

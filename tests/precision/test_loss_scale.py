@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import override, resolve, static
+from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.precision import loss_scale
 from scalelab.precision.loss_scale import LossScale
@@ -109,7 +110,7 @@ def test_packed_trials_keep_their_own_scales():
 
 
 def test_a_run_logs_its_scale_names_its_formats_and_resumes_bit_for_bit(tmp_path):
-    config = resolve(override(tiny.get_config(), SMALL | FP16 | {"train.steps": 6}))
+    config = config_lib.resolve(override(tiny.get_config(), SMALL | FP16 | {"train.steps": 6}))
     whole = train_single(config, tmp_path / "run")
     lines = [line for line in records.read_metrics(tmp_path / "run") if "train_loss" in line]
     assert [line["loss_scale"] for line in lines] == [65536.0] * 6
@@ -119,5 +120,5 @@ def test_a_run_logs_its_scale_names_its_formats_and_resumes_bit_for_bit(tmp_path
     again = train_single(config, tmp_path / "cut")
     assert again["resumed_from"] == 2 and again["params_digest"] == whole["params_digest"]
     checkpoints, name = lineage.find_last_checkpoint(tmp_path / "cut")
-    (state,) = checkpoints.load({name: state_lib.state_shapes(static(config))}).states.values()
+    (state,) = checkpoints.load({name: state_lib.state_shapes(config_lib.static(config))}).states.values()
     assert (state.precision.scale, state.precision.good) == (65536, 6)  # counted on over the resume

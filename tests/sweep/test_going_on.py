@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import override, resolve
+from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
@@ -21,7 +22,9 @@ SHORT = {"train.steps": 10, "eval.every_steps": 10, "schedule.name": "constant"}
 def trials(**changes):
     """Two trials of one pack; `model__d_model=24` for model.d_model=24."""
     changed = SHORT | {key.replace("__", "."): value for key, value in changes.items()}
-    return {name: resolve(override(tiny.get_config(), TINY | changed | point)) for name, point in POINTS.items()}
+    return {
+        name: config_lib.resolve(override(tiny.get_config(), TINY | changed | point)) for name, point in POINTS.items()
+    }
 
 
 def events(folder, name, kind):

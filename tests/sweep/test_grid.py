@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scalelab.config import override, resolve
+from scalelab import config as config_lib
+from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.sweep import grid as h
@@ -53,7 +54,7 @@ def test_trials_that_differ_in_traced_values_pack_and_others_do_not():
         {"optim.peak_lr": 1e-3}, {"train.seed": 3}, {"train.z_loss": 1e-4},
         {"train.steps": 10}, {"model.d_model": 32}, {"schedule.name": "wsd"},
     ]  # fmt: skip
-    configs = {str(i): resolve(override(base, p)) for i, p in enumerate(point)}
+    configs = {str(i): config_lib.resolve(override(base, p)) for i, p in enumerate(point)}
     assert sorted(trials.group_into_packs(configs).values()) == [["0", "1", "2"], ["3"], ["4"], ["5"]]
 
 

@@ -5,8 +5,9 @@ import pathlib
 import numpy as np
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import override, resolve
+from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.sweep import status
 from scalelab.sweep.run import run_sweep
@@ -21,7 +22,9 @@ POINTS = {"low": {"optim.peak_lr": 3e-3}, "high": {"optim.peak_lr": 2e-2}, "othe
 
 
 def trials(**changes):
-    return {name: resolve(override(tiny.get_config(), TINY | changes | point)) for name, point in POINTS.items()}
+    return {
+        name: config_lib.resolve(override(tiny.get_config(), TINY | changes | point)) for name, point in POINTS.items()
+    }
 
 
 @pytest.fixture(scope="module")

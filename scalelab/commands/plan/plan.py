@@ -30,7 +30,7 @@ from typing import Any
 
 from scalelab import config as config_lib
 from scalelab.cli.parser import Parser, add_trust_option, config_path, emit_json
-from scalelab.config import load, split_overrides
+from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
 BUDGET_INPUTS = ("flops", "tokens", "params", "target_loss", "gpu_hours")
@@ -155,7 +155,7 @@ def _plan_run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
     from scalelab.plan.machine.machine import load_machine
     from scalelab.plan.whole import plan
 
-    config = load(options.config, overrides)
+    config = config_lib.load(options.config, overrides)
     if options.hardware is None:
         raise BadInput(
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"

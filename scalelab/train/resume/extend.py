@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab.config import Layout, Static, schedule_steps, static, traced_names
+from scalelab import config as config_lib
+from scalelab.config import Layout, Static, schedule_steps, traced_names
 from scalelab.errors import BadInput
 from scalelab.jaxprs import live_equations
 from scalelab.optim import schedules
@@ -93,7 +94,8 @@ def optimizer_steps_difference(old: ConfigDict, new: ConfigDict) -> str:
 
     Read off the jaxpr of its update, so that a user's own is known too.
     """
-    if old.train.steps == new.train.steps or not _reads_steps(dataclasses.replace(static(new), layout=Layout())):
+    alone = dataclasses.replace(config_lib.static(new), layout=Layout())
+    if old.train.steps == new.train.steps or not _reads_steps(alone):
         return ""
     return f"optim.name={new.optim.name!r} plans its own numbers for train.steps, and was at work for {old.train.steps}"
 

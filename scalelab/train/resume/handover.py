@@ -11,7 +11,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from scalelab.config import Optim, Static, hparams, static
+from scalelab import config as config_lib
+from scalelab.config import Optim, Static
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.parallel import mesh
@@ -40,11 +41,11 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
     if not _evaluates_another_point(checked.facts[name], config):
         params = checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
         return params if form == saved_form else state.cast_for_storage(state.upcast(params, saved_form), form)
-    saved = dataclasses.replace(static(config), layout=layout)
+    saved = dataclasses.replace(config_lib.static(config), layout=layout)
     (saved_state,) = program.restore_targets(saved, 1, "turn")
     parts = {"params": like.params, "opt_state": saved_state.opt_state}
     both = checkpoints.restore(checked.step, {name: parts})[name]
-    h: Any = hparams(config)
+    h: Any = config_lib.hparams(config)
     of = jax.jit(lambda both: state.evaluation_params(saved, saved_state._replace(**both), h))
     with jax.set_mesh(mesh.make_mesh(layout)) if layout.devices > 1 else contextlib.nullcontext():
         return state.cast_for_storage(of(both), form)

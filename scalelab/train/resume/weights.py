@@ -14,8 +14,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import Layout, ModelShape, identity, static
+from scalelab.config import Layout, ModelShape
 from scalelab.data.tokenizers.load import TOKENIZER_FILES, load_tokenizer_file
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
@@ -40,7 +41,7 @@ class Weights(NamedTuple):
     @property
     def shape(self) -> ModelShape:
         """The shape of their model."""
-        return static(self.config).model
+        return config_lib.static(self.config).model
 
 
 def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
@@ -61,7 +62,7 @@ def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
     assert checked is not None
     facts = checked.facts[name]
     config = config_from_facts(facts)
-    alone = dataclasses.replace(static(config), layout=Layout())
+    alone = dataclasses.replace(config_lib.static(config), layout=Layout())
     if ema and not alone.ema:
         raise BadInput(f"{folder} keeps no average of its weights (train.ema=0): average its last checkpoints instead")
     leaves = jax.device_get((load_ema_params if ema else load_evaluation_params)(checkpoints, checked, name, alone))
@@ -118,7 +119,7 @@ def write_weights(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer |
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
     config, params, origin = weights
     facts: dict[str, Any] = {
-        "identity": identity(config),
+        "identity": config_lib.identity(config),
         "config": config.to_dict(),
         "data": {"fingerprint": None, "tokenizer": tokenizer and tokenizer.name},
         "versions": package_versions(),

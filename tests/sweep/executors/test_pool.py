@@ -7,9 +7,10 @@ import signal
 
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.config import override, resolve
+from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.sweep import status
 from scalelab.sweep.executors import pool
@@ -27,7 +28,10 @@ def sweep(h): return h.sweep("model.d_model", [16, 24])
 
 
 def widths(**changes):
-    return {f"d{d}": resolve(override(tiny.get_config(), TINY | {"model.d_model": d} | changes)) for d in (16, 24)}
+    return {
+        f"d{d}": config_lib.resolve(override(tiny.get_config(), TINY | {"model.d_model": d} | changes))
+        for d in (16, 24)
+    }
 
 
 def test_trials_of_different_shapes_run_in_processes_and_equal_themselves_alone(tmp_path):
@@ -63,7 +67,10 @@ def test_a_worker_that_is_killed_costs_its_own_trial_and_the_next_ones_leave_no_
     shape = {"model.d_model": 24, "sweep.workers": 1}
     short, deaths = {"train.steps": 20}, {"schedule.name": "tests.sweep.executors.test_pool:deadly", "train.steps": 25}
     points = {"a": {}, "b": short, "deadly": deaths, "c": shape, "d": shape | short}
-    trials = {name: resolve(override(tiny.get_config(), TINY | {"sweep.workers": 1} | p)) for name, p in points.items()}
+    trials = {
+        name: config_lib.resolve(override(tiny.get_config(), TINY | {"sweep.workers": 1} | p))
+        for name, p in points.items()
+    }
     verdicts = run_sweep(tmp_path / "all", trials)
     assert verdicts == {name: "failed" if name == "deadly" else "done" for name in points}
     spent = {f.parent.name: records.read_json_lines(f) for f in (tmp_path / "all" / "packs").glob("*/spent.jsonl")}

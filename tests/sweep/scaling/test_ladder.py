@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import override, resolve
+from scalelab.config import override
 from scalelab.configs import quickstart
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
@@ -84,7 +85,7 @@ def lr_checks(folder, best, cells, lrs, **facts):
             values = {"model.d_model": d_model, "train.steps": steps, "optim.peak_lr": lr, "train.global_batch": 4}
             place = folder / "runs" / f"{d_model}-{steps}-{lr:.4g}"
             records.write_json(
-                place / "config.json", resolve(override(quickstart.get_config(), values | facts)).to_dict()
+                place / "config.json", config_lib.resolve(override(quickstart.get_config(), values | facts)).to_dict()
             )
             loss = 2.0 + 0.05 * math.log2(lr / best(d_model, steps)) ** 2
             records.write_json(place / "record.json", {"status": "done", "val_loss": loss})
@@ -134,10 +135,10 @@ def test_the_example_of_lr_checks_is_what_a_fitted_rule_asks_for():
 def test_what_a_resolved_base_derived_from_its_own_length_is_derived_again():
     base = quickstart.get_config()
     base.schedule.decay_share = None  # 20 % by default
-    run = ladder.make_rung(resolve(base), 16, 1.25e11, RULE)
-    assert run.schedule.decay_steps == round(0.2 * run.train.steps) != resolve(base).schedule.decay_steps
+    run = ladder.make_rung(config_lib.resolve(base), 16, 1.25e11, RULE)
+    assert run.schedule.decay_steps == round(0.2 * run.train.steps) != config_lib.resolve(base).schedule.decay_steps
     base.schedule.decay_steps = 77
-    assert ladder.make_rung(resolve(base), 16, 1.25e11, RULE).schedule.decay_steps == 77
+    assert ladder.make_rung(config_lib.resolve(base), 16, 1.25e11, RULE).schedule.decay_steps == 77
 
 
 def test_mistakes_say_what_would_be_right():

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import identity
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import SCHEDULES
 from scalelab.sweep.run import run_sweep
@@ -76,7 +76,7 @@ def test_a_branch_is_the_run_that_was_planned_with_its_end(tmp_path, trunks, kin
     assert [line for line in untimed(trunk) if line["step"] <= step] == [
         line for line in lines[1] if line["step"] <= step
     ]
-    assert identity(run) == identity(wanted)
+    assert config_lib.identity(run) == config_lib.identity(wanted)
     origin = records.read_json(tmp_path / "branch" / "record.json")["branch_from"]
     assert (origin["run"], origin["step"], len(origin["digest"])) == (str(trunk), step, 64)
     assert origin["identity"] == records.read_json(trunk / "record.json")["identity"]
@@ -141,7 +141,7 @@ def test_its_length_is_said_in_tokens_steps_or_a_share_of_the_whole(trunks, tmp_
     overrides = [{f"schedule.decay_{unit}": value for unit, value in way.items()} for way in ways]
     result = [plan_branch(f"{trunks('constant')}@8", None, way, tmp_path / "new") for way in overrides]
     assert {(run.train.steps, run.schedule.decay_steps, run.schedule.name) for run in result} == {(10, 2, "wsd")}
-    assert len({identity(run) for run in result}) == 1
+    assert len({config_lib.identity(run) for run in result}) == 1
     last = plan_branch(str(trunks("constant")), None, overrides[1], tmp_path / "new")  # RUN alone: its last step
     assert last.train.branch_from == f"{trunks('constant')}@8" and last.train.steps == 10
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scalelab import __version__, records
-from scalelab.config import override, resolve
+from scalelab import config as config_lib
+from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
@@ -26,7 +27,9 @@ SMALL = {
 
 
 def config(**changed):
-    return resolve(override(tiny.get_config(), SMALL | {k.replace("__", "."): v for k, v in changed.items()}))
+    return config_lib.resolve(
+        override(tiny.get_config(), SMALL | {k.replace("__", "."): v for k, v in changed.items()})
+    )
 
 
 @pytest.fixture(scope="module")
@@ -277,10 +280,12 @@ def test_a_run_starts_on_anothers_weights_with_its_own_schedule_and_a_fresh_opti
 
 
 def saved_state(folder):
-    from scalelab.config import static
+    from scalelab import config as config_lib
     from scalelab.train.step import state
 
-    return Checkpoints(folder / "checkpoints").restore(4, {"run": state.state_shapes(static(config()))})["run"]
+    return Checkpoints(folder / "checkpoints").restore(4, {"run": state.state_shapes(config_lib.static(config()))})[
+        "run"
+    ]
 
 
 def whole_numbers(tree):

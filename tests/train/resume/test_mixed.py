@@ -109,10 +109,10 @@ def test_another_optimizer_goes_on_with_weights_step_and_data_and_a_fresh_state(
 
 
 def lion_counters(folder, step=6):
-    from scalelab.config import static
+    from scalelab import config as config_lib
     from scalelab.train.step import state
 
-    like = state.state_shapes(static(constant(optim__name="lion")))
+    like = state.state_shapes(config_lib.static(constant(optim__name="lion")))
     saved = Checkpoints(folder).restore(step, {"run": like})["run"]
     assert int(saved.step) == step
     import jax

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.config import leaves
 from scalelab.errors import BadInput
 from scalelab.train.run import single
 from scalelab.train.run.run import bits_per_byte
@@ -118,7 +118,7 @@ def test_a_branch_may_anneal_on_another_mixture_and_is_the_run_planned_so(tmp_pa
         config(**(RUN | {key.replace(".", "__"): v for key, v in mix.items()})),
         tmp_path / "planned",
     )
-    assert leaves(made)["data.mixture"] == mix["data.mixture"]
+    assert config_lib.leaves(made)["data.mixture"] == mix["data.mixture"]
     assert result["params_digest"] == planned["params_digest"] != whole[1]["params_digest"]
     with pytest.raises(BadInput, match=r"data\.mixture is .* there"):
         branched(whole[0], 8, tmp_path / "other", data__mixture="web=1", schedule__decay_steps=4)

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import override, resolve
+from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.run.single import train_single
@@ -26,7 +27,7 @@ def test_no_step_for_too_long_is_noticed_with_the_stacks_of_all_threads(tmp_path
         reasons.append(why)
         go_on.set()
 
-    config = resolve(override(tiny.get_config(), TINY | {"train.stall_s": 5}))
+    config = config_lib.resolve(override(tiny.get_config(), TINY | {"train.stall_s": 5}))
     result = train_single(config, tmp_path, hang, pulse=Pulse(stalled))
     assert result["status"] == "done" and len(reasons) == 1
     assert "no new step for" in reasons[0] and str(tmp_path / "stacks.txt") in reasons[0]
