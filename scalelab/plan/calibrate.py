@@ -64,17 +64,8 @@ def calibrate_efficiency(folder: records.Folder, machine: Machine, efficiency: E
     the chip's, shifted. Notes name runs that are left out: on another chip, packed, or with less than two dispatches
     after the first, which compiles. BadInput where no run is left.
     """
-    base, notes = efficiency or default_efficiency(machine), []
-    measured: dict[configs.Static, dict[str, float]] = {}
-    for run in records.run_folders(folder):
-        why = _describe_unfit(run, machine)
-        if why:
-            notes.append(f"{run}: {why}")
-        else:
-            measured.setdefault(_load_run_static(run), {})[str(run)] = _dispatch_rates(run)[0]
-    if not measured:
-        reasons = "; ".join(notes[:3]) + (f" (and {len(notes) - 3} more)" if len(notes) > 3 else "")
-        raise BadInput(f"--calibrate: no run on {machine.chip.name} to learn from: {reasons}")
+    base = efficiency or default_efficiency(machine)
+    measured, notes = _measured_rates(folder, machine)
     programs = tuple(_compare_program(static, rates, machine, base) for static, rates in measured.items())
     logs = np.log([run.ratio for run in programs])
     factor, n = math.exp(float(logs.mean())), len(programs)
@@ -104,6 +95,24 @@ def calibrate_efficiency(folder: records.Folder, machine: Machine, efficiency: E
     return Calibration(
         dataclasses.replace(new, sources=(source,)), programs, factor, spread, low, high, (range_note, *notes)
     )
+
+
+def _measured_rates(
+    folder: records.Folder, machine: Machine
+) -> tuple[dict[configs.Static, dict[str, float]], list[str]]:
+    """({program: {run: tokens per second}}, why other runs are left out). BadInput where no run is left."""
+    measured: dict[configs.Static, dict[str, float]] = {}
+    notes = []
+    for run in records.run_folders(folder):
+        why = _describe_unfit(run, machine)
+        if why:
+            notes.append(f"{run}: {why}")
+        else:
+            measured.setdefault(_load_run_static(run), {})[str(run)] = _dispatch_rates(run)[0]
+    if not measured:
+        reasons = "; ".join(notes[:3]) + (f" (and {len(notes) - 3} more)" if len(notes) > 3 else "")
+        raise BadInput(f"--calibrate: no run on {machine.chip.name} to learn from: {reasons}")
+    return measured, notes
 
 
 def _calibrated_range(base: Efficiency, measured: Range) -> Efficiency:

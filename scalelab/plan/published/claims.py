@@ -3,6 +3,8 @@
 A sentence without a number of its own is held to the number that it implies, which the row's name states in brackets.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,13 +130,8 @@ def lr_at_steps(steps: list[int], **changes: object) -> np.ndarray:
 
 def _lr() -> list[ComparisonRow]:
     last = lr_at_steps([99_999], schedule__final_share=0.0)[0]
-    held = {
-        "schedule__name": "inverse_sqrt",
-        "schedule__hold_steps": 10_000,
-        "schedule__warmup_steps": 0,
-        "optim__peak_lr": 1e-2,
-    }
-    before, after = lr_at_steps([99_900, 99_999], **held)
+    held = {"schedule__name": "inverse_sqrt", "schedule__hold_steps": 10_000, "schedule__warmup_steps": 0}
+    before, after = lr_at_steps([99_900, 99_999], **held, optim__peak_lr=1e-2)
     cold, warm = lr_at_steps([0], schedule__warmup_steps=0)[0], lr_at_steps([0])[0]
     fragment = "cosine to 0, as transformers' get_cosine_schedule_with_warmup ends (optim/schedules.py)"
     palm = (
@@ -145,31 +142,14 @@ def _lr() -> list[ComparisonRow]:
         "Defazio et al. 2024, algorithm 1: c_1 = 1, so the average's first step is the LR's own; its authors advise a "
         "warm-up"
     )
+    row = functools.partial(make_comparison_row, judge=judge_near)
+    cosine_end = "get_cosine_schedule_with_warmup: LR at the last step (10 % of 3e-4)"
+    palm_back = "PaLM's LR 100 steps back, over that before (its LR restarts: 3.16)"
+    first_step = "Schedule-Free: first step without warm-up over that with 2,000 steps (no need of it: 1)"
     return [
-        make_comparison_row(
-            "get_cosine_schedule_with_warmup: LR at the last step (10 % of 3e-4)",
-            last,
-            "3e-5",
-            fragment,
-            judge_near,
-            1e-6,
-        ),
-        make_comparison_row(
-            "PaLM's LR 100 steps back, over that before (its LR restarts: 3.16)",
-            before / after,
-            "3.16",
-            palm,
-            judge_near,
-            0.01,
-        ),
-        make_comparison_row(
-            "Schedule-Free: first step without warm-up over that with 2,000 steps (no need of it: 1)",
-            cold / warm,
-            "1",
-            free,
-            judge_near,
-            0.5,
-        ),
+        row(cosine_end, last, "3e-5", fragment, tolerance=1e-6),
+        row(palm_back, before / after, "3.16", palm, tolerance=0.01),
+        row(first_step, cold / warm, "1", free, tolerance=0.5),
     ]
 
 
