@@ -42,8 +42,8 @@ def load_with_origins(path: str | pathlib.Path, overrides: Mapping[str, Any]) ->
             author = noted.get(key, set_by.DERIVED)
         else:
             author = noted.get(key, set_by.COMMAND_LINE if key in overrides else set_by.CONFIG_FILE)
-        own = key.startswith("optim.") and author == set_by.DEFAULT and value != default
-        source = sources.get(key.removeprefix("optim."), (None, ""))[1] if own else ""
+        is_optim_default = key.startswith("optim.") and author == set_by.DEFAULT and value != default
+        source = sources.get(key.removeprefix("optim."), (None, ""))[1] if is_optim_default else ""
         values.append(ConfigValue(key, value, default, author, source))
     order = {key: place for place, key in enumerate(key_records())}
     return config, sorted(values, key=lambda value: order.get(value.key, len(order)))

@@ -102,9 +102,9 @@ def read_event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
 
 def collect_provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
     """PROVENANCE_KEYS of the runs' records; if runs differ, each value with the number of its runs."""
-    kept = [{key: records.read_record(f).get(key) for key in PROVENANCE_KEYS} for f in folders]
+    origins = [{key: records.read_record(f).get(key) for key in PROVENANCE_KEYS} for f in folders]
     flat: dict[str, dict[str, int]] = {}
-    for record in kept:
+    for record in origins:
         for key, value in records.flatten_keys({k: v for k, v in record.items() if v is not None}).items():
             counts = flat.setdefault(key, {})
             counts[str(value)] = counts.get(str(value), 0) + 1

@@ -39,8 +39,8 @@ def static(tree):
     return configs.static(configs.resolve(tree))
 
 
-def applied(tree, found):
-    return static(configs.override(tree, {key: str(value) for key, value in found.changes.items()}))
+def applied(tree, advice):
+    return static(configs.override(tree, {key: str(value) for key, value in advice.changes.items()}))
 
 
 def with_memory(gib):
@@ -57,10 +57,10 @@ def too_large():
 
 
 def test_each_way_is_a_config_the_trainer_takes_and_does_what_it_says(too_large):
-    tree, small, found = too_large
+    tree, small, advice = too_large
     own_s = step_time(static(tree), small).total_s
-    assert len(found) > 3 and [way.step_s for way in found] == sorted(way.step_s for way in found)
-    for way in found:
+    assert len(advice) > 3 and [way.step_s for way in advice] == sorted(way.step_s for way in advice)
+    for way in advice:
         made = applied(tree, way)
         rules.check_layout(made, made.layout)
         assert made.layout.devices == 4 and made.global_batch == 64
@@ -74,7 +74,7 @@ def test_each_way_is_a_config_the_trainer_takes_and_does_what_it_says(too_large)
 
 def test_no_way_at_all_is_much_faster_than_the_first(too_large):
     """Every mesh of 4 devices, remat policy, ZeRO stage and micro-batch that the trainer takes."""
-    tree, small, found = too_large
+    tree, small, advice = too_large
     own, best = static(tree), (float("inf"), None)
     meshes = [(d, f, t, s) for d, f, t, s in itertools.product((1, 2, 4), repeat=4) if d * f * t * s == 4]
     for (d, f, t, s), zero, remat, sequence, rows in itertools.product(
@@ -93,30 +93,30 @@ def test_no_way_at_all_is_much_faster_than_the_first(too_large):
             continue
         if step_memory(way, small, saved_activations.estimate_saved_activations).fits:
             best = min(best, (expected_s(way, small, default_efficiency(small)), str(way)))
-    assert found[0].step_s <= 1.02 * best[0], best
+    assert advice[0].step_s <= 1.02 * best[0], best
 
 
 def test_where_the_plan_fits_only_what_is_faster_is_advised():
     tree, large = config(**{"parallel.tensor": 4, "model.remat": "full", "train.accumulate": 16}), load_machine("h100")
-    found = advise_changes(static(tree), large)
-    assert found and all(way.of_plan < 0.99 for way in found)
-    assert advise_changes(applied(tree, found[0]), large) == ()
+    advice = advise_changes(static(tree), large)
+    assert advice and all(way.of_plan < 0.99 for way in advice)
+    assert advise_changes(applied(tree, advice[0]), large) == ()
 
 
 def test_where_nothing_fits_it_says_what_lacks_least():
     tree, tiny = config(), with_memory(0.5)
-    found = advise_changes(static(tree), tiny)
-    assert found and not any(way.fits for way in found)
-    assert [way.margin_bytes for way in found] == sorted((way.margin_bytes for way in found), reverse=True)
-    assert found[0].margin_bytes > step_memory(static(tree), tiny).margin_bytes
+    advice = advise_changes(static(tree), tiny)
+    assert advice and not any(way.fits for way in advice)
+    assert [way.margin_bytes for way in advice] == sorted((way.margin_bytes for way in advice), reverse=True)
+    assert advice[0].margin_bytes > step_memory(static(tree), tiny).margin_bytes
 
 
 def test_what_the_trainer_refuses_is_not_advised_and_long_sequences_are_shared():
     """Three layers over four stages, seven heads and one sequence: nothing but the sequence can be split."""
     tree = config(3, 896, 7, 65_536, 1, **{"parallel.stage": 4})
-    found = advise_changes(static(tree), load_machine("h100"))
-    assert found
-    for way in found:
+    advice = advise_changes(static(tree), load_machine("h100"))
+    assert advice
+    for way in advice:
         assert way.changes["parallel.context"] == 4 and way.changes["parallel.stage"] == 1
         made = applied(tree, way)
         rules.check_layout(made, made.layout)
@@ -125,9 +125,9 @@ def test_what_the_trainer_refuses_is_not_advised_and_long_sequences_are_shared()
 def test_uneven_stages_are_planned_for_and_not_advised():
     """More micro-batches would be faster on the stages that there are, but the trainer refuses these."""
     tree = config(6, **{"parallel.stage": 4, "parallel.microbatches": 1})
-    found = advise_changes(static(tree), load_machine("h100"), most=100)
-    assert found
-    for way in found:
+    advice = advise_changes(static(tree), load_machine("h100"), most=100)
+    assert advice
+    for way in advice:
         made = applied(tree, way)
         rules.check_layout(made, made.layout)
 
@@ -135,9 +135,9 @@ def test_uneven_stages_are_planned_for_and_not_advised():
 def test_a_batch_that_is_warmed_up_begins_with_whole_micro_batches():
     ramp = {"schedule.batch_start": 8, "schedule.batch_warmup_tokens": 1_000_000, "train.accumulate": 8}
     tree = config(**{"parallel.data": 4} | ramp)
-    found = advise_changes(static(tree), with_memory(4), most=100)
-    assert found
-    for way in found:  # else the config is refused
+    advice = advise_changes(static(tree), with_memory(4), most=100)
+    assert advice
+    for way in advice:  # else the config is refused
         made = applied(tree, way)
         assert 8 % (64 // made.accumulate) == 0
 
@@ -152,8 +152,8 @@ def test_a_pipeline_gets_enough_micro_batches():
 
 def test_a_plan_with_parts_of_a_sequence_a_device_is_advised_whole_ones():
     tree = config(batch=2, **{"parallel.data": 4})
-    found = advise_changes(static(tree), load_machine("h100"), most=100)
-    assert found and all(applied(tree, way).layout.data < 4 for way in found)
+    advice = advise_changes(static(tree), load_machine("h100"), most=100)
+    assert advice and all(applied(tree, way).layout.data < 4 for way in advice)
 
 
 @pytest.mark.slow
@@ -174,5 +174,5 @@ def test_405_billion_parameters_on_16384_devices():
     )
     own = dataclasses.replace(static(tree), layout=Layout(2, 1024, 8))
     here = load_machine("h100")
-    found = advise_changes(own, here)
-    assert found and found[0].fits
+    advice = advise_changes(own, here)
+    assert advice and advice[0].fits

@@ -154,8 +154,8 @@ def gpu_hours_flops(gpu_hours: float, machine: Machine | None, mfu: float | None
         raise BadInput(f"mfu={mfu:g}: a share of the peak, above 0 and at most 1; 0.3 to 0.5 is usual")
     unit = next(name for name in WIDE if name in machine.chip.flops)
     peak = machine.chip.flops[unit]
-    words = f"{gpu_hours:g} device-hours of {machine.chip.name} at {mfu:.0%} of {peak / 1e12:.4g} TFLOP/s ({unit})"
-    return gpu_hours * 3600 * mfu * peak, words
+    assumption = f"{gpu_hours:g} device-hours of {machine.chip.name} at {mfu:.0%} of {peak / 1e12:.4g} TFLOP/s ({unit})"
+    return gpu_hours * 3600 * mfu * peak, assumption
 
 
 def book_intervals(book: LawBook, **values: np.ndarray) -> dict[str, Interval]:

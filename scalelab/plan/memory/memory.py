@@ -51,15 +51,15 @@ class Memory:
 def step_memory(
     static: Static,
     machine: Machine,
-    kept: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
+    count_saved: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> Memory:
     """Memory that the step of `static` (a resolved layout) needs on `machine`, on the stage with most layers.
 
-    `kept`: the count of saved activations; `saved.estimate` is a fast one.
+    `count_saved`: counts the saved activations; `saved_activations.estimate_saved_activations` is a fast one.
     """
     name = machine.chip.name
     backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
-    return memory_on_backend(static, backend, usable_bytes(machine.chip), kept=kept)
+    return memory_on_backend(static, backend, usable_bytes(machine.chip), count_saved=count_saved)
 
 
 def memory_on_backend(
@@ -67,11 +67,11 @@ def memory_on_backend(
     backend: str,
     capacity: int,
     trials: int = 1,
-    kept: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
+    count_saved: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> Memory:
     """`plan_memory` for a device of `backend` (cpu, gpu, tpu) with `capacity` bytes; `trials` share it in turn."""
     static, notes = _with_backend_attention(static, backend)
-    grown, fixed = _saved_bytes(static, kept)
+    grown, fixed = _saved_bytes(static, count_saved)
     components = {name: trials * size for name, size in _state_bytes(_state_key(static)).items()} | {
         "gradients": gradient_bytes(static),
         "activations": grown + fixed,
@@ -109,7 +109,7 @@ def _state_key(static: Static) -> Static:
 
 @functools.cache
 def _state_bytes(static: Static) -> dict[str, int]:
-    """Bytes of a state's parts, as `state.state_specs` lays them out. To be read only: it is kept."""
+    """Bytes of a state's parts, as `state.state_specs` lays them out. Cached: callers must not modify it."""
     like, specs = state_lib.state_shapes(static), state_lib.state_specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
@@ -161,12 +161,12 @@ def gradient_bytes(static: Static) -> int:
 
 def _saved_bytes(
     static: Static,
-    kept: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
+    count_saved: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> tuple[int, int]:
     """Bytes that the forward leaves for the backward: of the rows, and whatever their number."""
     layout, rows = static.layout, saved_activations.rows_per_device(static)
     if layout.stage == 1:
-        whole = kept(static)
+        whole = count_saved(static)
         return rows * whole.row_bytes, whole.fixed_bytes
     # parallel/stage.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and
     # the two that are under way between stages; whatever model.remat says.

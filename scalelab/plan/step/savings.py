@@ -31,5 +31,5 @@ def cost_of_traits(
         other = dataclasses.replace(OUR_TRAITS, **{trait: getattr(MEGATRON_TRAITS, trait)})
         return planned_s - step_time(static, machine, efficiency, other).total_s
 
-    savings = {words: saved_s(trait) for trait, words in TRAIT_DESCRIPTIONS.items()}
+    savings = {text: saved_s(trait) for trait, text in TRAIT_DESCRIPTIONS.items()}
     return {words: s for words, s in sorted(savings.items(), key=lambda item: -item[1]) if s > least * planned_s}

@@ -53,17 +53,17 @@ def write_fit_figures(folder: str | os.PathLike[str], fitted: Fitted, held: Mapp
 
 
 def write_isoflop_figure(
-    folder: str | os.PathLike[str], found: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray, n_label: str
+    folder: str | os.PathLike[str], fitted: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray, n_label: str
 ) -> list[str]:
     """Draw approach 2 into the folder: the rows [P] and the curve and minimum of each budget; returns the paths."""
     budget = group_budgets(C)
     rows = [{"kind": "row", "budget": b, "N": n, "loss": y} for b, n, y in zip(budget, N, loss, strict=True)]
-    minima = [{"kind": "minimum", **profile.to_json()} for profile in found.profiles]
-    fig = plot_isoflops(rows, minima, n_label, f"N_opt ~ C^{found.a:.3f}, minima by {found.method}")
+    minima = [{"kind": "minimum", **profile.to_json()} for profile in fitted.profiles]
+    fig = plot_isoflops(rows, minima, n_label, f"N_opt ~ C^{fitted.a:.3f}, minima by {fitted.method}")
     rows += [{key: value for key, value in each.items() if key != "curve"} for each in minima]
     rows += [
         {"kind": "curve", "budget": p.C, "N": n, "loss": y}
-        for p in found.profiles
+        for p in fitted.profiles
         for n, y in zip(*p.curve, strict=True)
     ]
     return _write(folder, "isoflop", (fig, rows))

@@ -139,9 +139,9 @@ def thin_points(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) 
         return at, value
     along = np.log(at) if at.min() > 0 else at
     wanted = np.linspace(along[0], along[-1], most // 2)
-    kept = np.concatenate([np.searchsorted(along, wanted), np.linspace(0, len(at) - 1, most // 2)])
-    kept = np.unique(np.clip(kept, 0, len(at) - 1).astype(int))
-    return at[kept], value[kept]
+    places = np.concatenate([np.searchsorted(along, wanted), np.linspace(0, len(at) - 1, most // 2)])
+    places = np.unique(np.clip(places, 0, len(at) - 1).astype(int))
+    return at[places], value[places]
 
 
 @styled

@@ -41,10 +41,10 @@ def test_chinchillas_tables_3_and_A3(law):
 
 def test_chinchillas_approach_3_at_gophers_budget():
     """Section 3.3: 40 billion parameters; and nowhere a loss without an interval that is published."""
-    found = allocate_budget(flops=5.76e23, law="Chinchilla-3")
-    assert found.n == pytest.approx(40e9, rel=0.02) and found.law == allocate_budget(flops=1e20, law="chinchilla").law
-    assert set(found.intervals.values()) == {None} and "0.4565" in found.interval and found.level is None
-    assert "2203.15556" in found.source
+    answer = allocate_budget(flops=5.76e23, law="Chinchilla-3")
+    assert answer.n == pytest.approx(40e9, rel=0.02) and answer.law == allocate_budget(flops=1e20, law="chinchilla").law
+    assert set(answer.intervals.values()) == {None} and "0.4565" in answer.interval and answer.level is None
+    assert "2203.15556" in answer.source
 
 
 def test_kaplans_trend():
@@ -60,11 +60,13 @@ def test_kaplans_trend():
 def test_besiroglus_law_by_brute_force(C):
     sizes = np.geomspace(1e7, 1e14, 2_000_001)
     losses = chinchilla_loss(EQ_4, sizes, C / 6 / sizes)
-    found = allocate_budget(flops=C)
-    assert found.n == pytest.approx(sizes[losses.argmin()], rel=2e-3)
-    assert found.loss == pytest.approx(losses.min(), abs=1e-9)
-    assert 6 * found.n * found.d == pytest.approx(C) and found.tokens_per_parameter == pytest.approx(found.d / found.n)
-    for question, value in (("params", found.n), ("tokens", found.d), ("target_loss", found.loss)):
+    answer = allocate_budget(flops=C)
+    assert answer.n == pytest.approx(sizes[losses.argmin()], rel=2e-3)
+    assert answer.loss == pytest.approx(losses.min(), abs=1e-9)
+    assert 6 * answer.n * answer.d == pytest.approx(C) and answer.tokens_per_parameter == pytest.approx(
+        answer.d / answer.n
+    )
+    for question, value in (("params", answer.n), ("tokens", answer.d), ("target_loss", answer.loss)):
         assert allocate_budget(**{question: value}).flops == pytest.approx(C, rel=1e-6)
 
 
@@ -82,10 +84,10 @@ def test_besiroglus_intervals_are_those_of_resampled_runs():
     np.testing.assert_allclose(centred.std(axis=1), besiroglu.CENTRED_ERRORS, rtol=0.1)
     C, alpha, beta = 5.76e23, spread["alpha"], spread["beta"]
     best = (alpha * spread["A"] / (beta * spread["B"]) * (C / 6) ** beta) ** (1 / (alpha + beta))
-    found = allocate_budget(flops=C)
-    assert found.intervals["n"] == pytest.approx(np.quantile(best, [0.05, 0.95]), rel=0.1)
-    low, high = found.intervals["loss"]
-    assert low < found.loss < high < low + 0.1
+    answer = allocate_budget(flops=C)
+    assert answer.intervals["n"] == pytest.approx(np.quantile(best, [0.05, 0.95]), rel=0.1)
+    low, high = answer.intervals["loss"]
+    assert low < answer.loss < high < low + 0.1
 
 
 @pytest.mark.slow
@@ -104,12 +106,12 @@ def test_porians_constants_come_from_the_stored_optima():
 
 
 def test_repeated_tokens_as_muennighoffs_readme_computes_them():
-    found = allocate_budget(flops=1e22, unique_tokens=25e9, law="muennighoff")
-    assert found.n == pytest.approx(7.02e9, abs=0.01e9)  # the README cuts digits off
-    assert found.repetition.epochs == pytest.approx(9.49, abs=0.005)
-    assert 25e9 < found.repetition.worth_tokens < found.d
-    low, high = found.intervals["n"]
-    assert high > 2 * low and "not identified" in found.repetition.not_identified
+    answer = allocate_budget(flops=1e22, unique_tokens=25e9, law="muennighoff")
+    assert answer.n == pytest.approx(7.02e9, abs=0.01e9)  # the README cuts digits off
+    assert answer.repetition.epochs == pytest.approx(9.49, abs=0.005)
+    assert 25e9 < answer.repetition.worth_tokens < answer.d
+    low, high = answer.intervals["n"]
+    assert high > 2 * low and "not identified" in answer.repetition.not_identified
 
 
 def test_repetition_of_plenty_is_no_repetition():
@@ -169,15 +171,15 @@ def test_serving_as_sardana_et_al(tmp_path):
     %."""
     path = tmp_path / "theirs.json"
     path.write_text(json.dumps({"law": "chinchilla", "params": SARDANA}))
-    found = allocate_budget(params=13e9, serve_tokens=2e12, law=str(path))
-    served = found.serving
-    assert found.n == pytest.approx(7e9, rel=0.01) and served.saved == pytest.approx(0.17, abs=0.005)
+    answer = allocate_budget(params=13e9, serve_tokens=2e12, law=str(path))
+    served = answer.serving
+    assert answer.n == pytest.approx(7e9, rel=0.01) and served.saved == pytest.approx(0.17, abs=0.005)
     assert served.plain_total_flops - served.total_flops == pytest.approx(1.7e22, abs=0.05e22)
     other = allocate_budget(params=30e9, serve_tokens=1e13, law=str(path))
     assert other.n == pytest.approx(13.6e9, abs=0.05e9) and other.serving.saved == pytest.approx(0.28, abs=0.005)
-    assert found.loss == pytest.approx(chinchilla_loss(SARDANA, served.plain_n, served.plain_d), abs=1e-9)
+    assert answer.loss == pytest.approx(chinchilla_loss(SARDANA, served.plain_n, served.plain_d), abs=1e-9)
     sizes = np.geomspace(1e9, 13e9, 200_001)
-    room = found.loss - SARDANA["E"] - SARDANA["A"] / sizes ** SARDANA["alpha"]
+    room = answer.loss - SARDANA["E"] - SARDANA["A"] / sizes ** SARDANA["alpha"]
     with np.errstate(invalid="ignore"):
         tokens = (SARDANA["B"] / room) ** (1 / SARDANA["beta"])
     total = np.nanmin((6 * tokens + 2 * 2e12) * sizes)
@@ -204,22 +206,22 @@ def test_serving_nothing_much_changes_nothing():
     ],
 )
 def test_known_models_against_the_optimum_of_their_compute(params, tokens, verdict, least, most):
-    found = assess_overtraining(params, tokens)
-    low, high = found.intervals["factor"]
-    assert found.verdict == verdict and least < low < found.factor < high < most
-    assert found.flops == 6 * params * tokens and 6 * found.n * found.d == pytest.approx(found.flops)
-    best = allocate_budget(flops=found.flops)
-    assert (found.n, found.best_loss) == pytest.approx((best.n, best.loss))
-    assert found.loss_given_away == pytest.approx(chinchilla_loss(EQ_4, params, tokens) - best.loss)
-    cheaper = allocate_budget(target_loss=found.loss).flops  # the least compute that reaches the same loss
-    assert found.waste == pytest.approx(1 - cheaper / found.flops, abs=1e-4)
+    answer = assess_overtraining(params, tokens)
+    low, high = answer.intervals["factor"]
+    assert answer.verdict == verdict and least < low < answer.factor < high < most
+    assert answer.flops == 6 * params * tokens and 6 * answer.n * answer.d == pytest.approx(answer.flops)
+    best = allocate_budget(flops=answer.flops)
+    assert (answer.n, answer.best_loss) == pytest.approx((best.n, best.loss))
+    assert answer.loss_given_away == pytest.approx(chinchilla_loss(EQ_4, params, tokens) - best.loss)
+    cheaper = allocate_budget(target_loss=answer.loss).flops  # the least compute that reaches the same loss
+    assert answer.waste == pytest.approx(1 - cheaper / answer.flops, abs=1e-4)
 
 
 def test_gpt3_by_chinchillas_table():
     """Table 3: the 67B that Gopher's budget pays for, and 175B wants 3.7T tokens, not 300B."""
-    found = assess_overtraining(280e9, 5.76e23 / (6 * 280e9), "chinchilla_1")
-    assert found.n == pytest.approx(67e9, rel=0.02) and found.size_factor == pytest.approx(280 / 67, rel=0.02)
-    assert found.loss_given_away is None and found.waste is None and any("not said" in note for note in found.notes)
+    answer = assess_overtraining(280e9, 5.76e23 / (6 * 280e9), "chinchilla_1")
+    assert answer.n == pytest.approx(67e9, rel=0.02) and answer.size_factor == pytest.approx(280 / 67, rel=0.02)
+    assert answer.loss_given_away is None and answer.waste is None and any("not said" in note for note in answer.notes)
     assert allocate_budget(params=175e9, law="chinchilla_1").d == pytest.approx(3.7e12, rel=0.03)
 
 
@@ -234,9 +236,9 @@ def test_a_budget_far_beyond_the_runs_is_called_extrapolated():
 
 
 def test_device_hours_are_flops():
-    found = allocate_budget(gpu_hours=1e6, machine=load_machine("h100"), mfu=0.4)
-    assert found.flops == pytest.approx(1e6 * 3600 * 0.4 * 989.4e12)
-    assert any("40% of 989.4 TFLOP/s (bfloat16)" in note for note in found.notes)
+    answer = allocate_budget(gpu_hours=1e6, machine=load_machine("h100"), mfu=0.4)
+    assert answer.flops == pytest.approx(1e6 * 3600 * 0.4 * 989.4e12)
+    assert any("40% of 989.4 TFLOP/s (bfloat16)" in note for note in answer.notes)
 
 
 def test_a_users_own_fit(tmp_path):
@@ -245,11 +247,11 @@ def test_a_users_own_fit(tmp_path):
     arguments = ["--columns=N=Model Size,C=Training FLOP,loss=loss", "--drop-top-loss=5", "--bootstrap=200"]
     assert main(["fit", str(points), *arguments, "--target-flops=1e23", f"--json={path}"]) == 0
     (decided,) = json.loads(path.read_text())["allocation"].values()
-    found = allocate_budget(flops=1e23, law=str(path))
-    assert (found.n, found.d, found.loss) == pytest.approx((decided["N"], decided["D"], decided["loss"]))
-    assert found.intervals["n"] == pytest.approx(decided["intervals"]["N"], rel=1e-6)
-    assert found.intervals["d"] == pytest.approx(decided["intervals"]["D"], rel=1e-6)
-    assert found.level == 0.9 and found.n_convention == "column 'Model Size'"
+    answer = allocate_budget(flops=1e23, law=str(path))
+    assert (answer.n, answer.d, answer.loss) == pytest.approx((decided["N"], decided["D"], decided["loss"]))
+    assert answer.intervals["n"] == pytest.approx(decided["intervals"]["N"], rel=1e-6)
+    assert answer.intervals["d"] == pytest.approx(decided["intervals"]["D"], rel=1e-6)
+    assert answer.level == 0.9 and answer.n_convention == "column 'Model Size'"
 
 
 @pytest.mark.slow
@@ -267,10 +269,10 @@ def test_a_users_own_isoflops(tmp_path):
     arguments = ["--approach=2", "--columns=N=n,C=flops,loss=loss", f"--where={where}", "--seed-noise"]
     assert main(["fit", str(points), *arguments, "--target-flops=1e20", f"--json={path}"]) == 0
     written = json.loads(path.read_text())
-    found = allocate_budget(flops=1e20, law=str(path))
-    assert found.n == pytest.approx(written["coefficient"] * 1e20 ** written["a"])
-    low, high = found.intervals["n"]
-    assert low < found.n < high and found.loss is None and found.intervals["loss"] is None
+    answer = allocate_budget(flops=1e20, law=str(path))
+    assert answer.n == pytest.approx(written["coefficient"] * 1e20 ** written["a"])
+    low, high = answer.intervals["n"]
+    assert low < answer.n < high and answer.loss is None and answer.intervals["loss"] is None
     with pytest.raises(BadInput, match="gives no loss"):
         allocate_budget(target_loss=2.0, law=str(path))
 
@@ -282,12 +284,12 @@ def test_files_of_other_makes(tmp_path):
     assert allocate_budget(flops=1e21, law=str(path)).n == pytest.approx(allocate_budget(flops=1e21).n)
     first = {"a": 0.5, "N_coefficient": 0.1, "a_interval": [0.48, 0.52], "level": 0.8, "frontier": {"C": [1e18, 1e20]}}
     path.write_text(json.dumps(first))
-    found = allocate_budget(flops=1e21, law=str(path))
-    assert found.n == pytest.approx(0.1 * 1e21**0.5) and found.level == 0.8
-    assert found.intervals["n"] == pytest.approx([found.n / 100**0.02, found.n * 100**0.02])  # two decades from 1e19
+    answer = allocate_budget(flops=1e21, law=str(path))
+    assert answer.n == pytest.approx(0.1 * 1e21**0.5) and answer.level == 0.8
+    assert answer.intervals["n"] == pytest.approx([answer.n / 100**0.02, answer.n * 100**0.02])  # two decades from 1e19
     path.write_text('{"a": 0.5, "coefficient": 0.1}')
     by_hand = allocate_budget(flops=1e21, law=str(path))
-    assert by_hand.n == pytest.approx(found.n) and by_hand.intervals["n"] is None
+    assert by_hand.n == pytest.approx(answer.n) and by_hand.intervals["n"] is None
 
 
 def test_every_answer_is_plain_json():
