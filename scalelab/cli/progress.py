@@ -1,6 +1,8 @@
-"""Progress of long work, on standard error: a rich bar on a terminal, a plain line every 10 s elsewhere."""
+"""Progress of long work, on standard error: a live line on a terminal, a plain line every 10 s elsewhere."""
 
+import math
 import pathlib
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,40 +13,41 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from scalelab import records
+from scalelab.cli.lines import Pace, draw_bar, fit_line
 from scalelab.sweep.status import read_trial_row
 
 PLAIN_EVERY_S = 10.0
+ANY_WIDTH = 10_000  # of a line in a log
+STEP, LOSS, LEFT, VAL, ELAPSED, RATE = range(6)  # what a narrow terminal leaves out first stands last
 
 
 class RunProgress:
-    """Progress of one run (or of run i of n): step, loss, tokens/s, time left."""
+    """Progress of one run or one pack: step, loss, tokens/s, elapsed time, time left. Its last line stays."""
 
     def __init__(self, title: str, steps: int) -> None:
         self.title, self.steps = title, steps
         self.facts: dict[str, Any] = {}
         self.console = Console(stderr=True)
-        self.rich = self.console.is_terminal
-        self.last_print = time.monotonic()
+        self.pace = Pace()
+        self.last_print, self.printed = self.pace.started, ""
+        self.live = Live(
+            console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True
+        )  # fmt: skip
 
     def __enter__(self) -> "RunProgress":
-        if self.rich:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
-            )
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
-            self.task = self.bar.add_task(self.title, total=self.steps, facts="compiling")
-            self.bar.start()
+        if self.console.is_terminal:
+            self.live.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.rich:
-            self.bar.stop()
+        if self.console.is_terminal:
+            self.live.stop()
+        if "step" in self.facts and self.printed != self._step():
+            self._print(self.console.width if self.console.is_terminal else ANY_WIDTH)
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Show one report of the loop: step, train_loss, val_loss, tokens_per_s; or a `warning`; or a `note`."""
+        """Show a report of the loop: step, train_loss, val_loss, tokens_per_s, trials, lost; a `warning`; a `note`."""
         if "note" in facts:
             print(facts["note"], file=sys.stderr)
             return
@@ -52,32 +55,70 @@ class RunProgress:
             print(f"scalelab: {facts['warning']}", file=sys.stderr)
             return
         self.facts |= facts
-        text = self._text()
-        if self.rich:
-            self.bar.update(self.task, completed=self.facts["step"], facts=text)
-        elif time.monotonic() - self.last_print > PLAIN_EVERY_S:
-            self.last_print = time.monotonic()
-            print(f"{self.title}: step {self.facts['step']}/{self.steps}  {text}", file=sys.stderr, flush=True)
+        self.pace.begin(self._share())
+        if not self.console.is_terminal and self.pace.now() - self.last_print > PLAIN_EVERY_S:
+            self._print(ANY_WIDTH)
 
-    def _text(self) -> str:
-        parts = []
-        if "train_loss" in self.facts:
-            parts.append(f"loss {self.facts['train_loss']:.3f}")
-        if self.facts.get("val_loss") is not None:
-            parts.append(f"val {self.facts['val_loss']:.3f}")
-        if "tokens_per_s" in self.facts:
-            parts.append(f"{self.facts['tokens_per_s']:,.0f} tokens/s")
-        return "  ".join(parts)
+    def _print(self, width: int) -> None:
+        self.last_print, self.printed = self.pace.now(), self._step()
+        print(self._line(width), file=sys.stderr, flush=True)
+
+    def _render(self) -> Text:
+        width = self.console.width
+        return draw_bar(self._line(width), self._share(), width, self.console.options.ascii_only)
+
+    def _share(self) -> float:
+        return self.facts.get("step", 0) / self.steps if self.steps else 1.0
+
+    def _step(self) -> str:
+        return f"step {self.facts.get('step', 0)}/{self.steps}"
+
+    def _line(self, width: int) -> str:
+        if "step" not in self.facts:
+            return fit_line(self.title, [(STEP, self._step()), (LOSS, "compiling"), *_times(self.pace, 0.0)], width)
+        parts = [(STEP, self._step()), *_loss_parts(self.facts), *_times(self.pace, self._share())]
+        return fit_line(self.title, parts, width)
+
+
+def _times(pace: Pace, share: float) -> list[tuple[int, str]]:
+    return list(zip((ELAPSED, LEFT), pace.describe(share), strict=False))
+
+
+def _loss_parts(facts: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Losses and speed; of a pack the median of its trials, and how many these are."""
+    trials, parts = facts.get("trials"), []
+    if facts.get("train_loss") is not None:
+        parts.append((LOSS, f"{_median_of(trials)}loss {facts['train_loss']:.3f}{_lost_text(facts)}"))
+    if facts.get("val_loss") is not None:
+        parts.append((VAL, f"{_median_of(trials)}val {facts['val_loss']:.3f}"))
+    if "tokens_per_s" in facts:
+        parts.append((RATE, f"{facts['tokens_per_s']:,.0f} tokens/s{' in all' if trials else ''}"))
+    return parts
+
+
+def _median_of(trials: int | None) -> str:
+    return "median " if trials else ""
+
+
+def _lost_text(facts: Mapping[str, Any]) -> str:
+    if not facts.get("trials"):
+        return ""
+    lost = facts.get("lost", 0)
+    return f" of {facts['trials']}" + (f", {lost} lost" if lost else "")
 
 
 class PoolProgress:
-    """Progress of many runs in a pool: how many are done, and the step, loss and tokens/s of those that run."""
+    """Progress of many runs in a pool: how many have ended, and the step, loss and tokens/s of those that run."""
 
     def __init__(self, folder: pathlib.Path, steps: Mapping[str, int]) -> None:
         self.folder, self.steps = folder, steps
         self.console = Console(stderr=True)
-        self.started = self.last_print = time.monotonic()
-        self.at_start: float | None = None
+        self.pace, self.begun = Pace(), time.time()
+        self.last_print = self.pace.started
+        self.packs: list[list[str]] = []
+        self.lowest: dict[str, int] = {}  # least step seen of each trial: what a resumed one goes on from
+        self.announced: set[str] = set()
+        self.running: Sequence[str] = ()
         self.live = Live(console=self.console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> "PoolProgress":
@@ -88,34 +129,70 @@ class PoolProgress:
     def __exit__(self, *_: Any) -> None:
         if self.console.is_terminal:
             self.live.stop()
+        if self.running:
+            print("\n".join(self._lines()), file=sys.stderr, flush=True)
 
     def update(self, running: Sequence[str]) -> None:
         """Show the trials named in `running`, read from their files; at most once a second."""
+        self.running = running
         every = 1.0 if self.console.is_terminal else PLAIN_EVERY_S
-        if time.monotonic() - self.last_print < every:
+        if self.pace.now() - self.last_print < every:
             return
-        self.last_print = time.monotonic()
-        rows = [read_trial_row(self.folder / "runs" / name, self.steps[name]) for name in self.steps]
-        text = "\n".join([self._headline(rows), *[_line(row) for row in rows if row["name"] in running]])
+        self.last_print = self.pace.now()
+        for name in running:
+            self._announce_resume(name)
+        text = "\n".join(self._lines())
         if self.console.is_terminal:
-            self.live.update(Text(text), refresh=True)
+            self.live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def _headline(self, rows: Sequence[dict[str, Any]]) -> str:
+    def _announce_resume(self, name: str) -> None:
+        """Print once where a trial goes on, as soon as its logbook says so."""
+        if name in self.announced:
+            return
+        events = [event for event in records.read_events(self.folder / "runs" / name) if event["time"] >= self.begun]
+        self.announced |= {name} if any(event["kind"] in ("start", "resume") for event in events) else set()
+        for event in events:
+            if event["kind"] == "resume":
+                print(f"{name}: resumed at step {event['step']}", file=sys.stderr, flush=True)
+
+    def _lines(self) -> list[str]:
+        """The headline, and a line for each pack that trains."""
+        rows = {name: read_trial_row(self.folder / "runs" / name, steps) for name, steps in self.steps.items()}
+        for name, row in rows.items():
+            self.lowest[name] = min(self.lowest.get(name, row["step"]), row["step"])
+        live = [[rows[name] for name in pack if name in self.running] for pack in self._read_packs()]
+        live = [pack for pack in live if pack]
+        width = self.console.width if self.console.is_terminal else ANY_WIDTH
+        return [self._headline(list(rows.values()), live, width), *(_pack_line(pack, width) for pack in live)]
+
+    def _read_packs(self) -> list[list[str]]:
+        """Names of trials that train together, as the sweep's manifest says."""
+        manifest = self.folder / "sweep.json"
+        if not self.packs and manifest.exists():
+            self.packs = list(records.read_json(manifest).get("packs", {}).values())
+        return self.packs or [[name] for name in self.steps]
+
+    def _headline(self, rows: Sequence[dict[str, Any]], live: Sequence[Sequence[dict[str, Any]]], width: int) -> str:
         ended = sum(row["status"] in ("done", "diverged", "failed") for row in rows)
         share = sum(min(row["step"], row["steps"]) for row in rows) / sum(row["steps"] for row in rows)
-        if self.at_start is None:
-            self.at_start = share  # a resumed sweep did this much before
-        elapsed = time.monotonic() - self.started
-        gained = share - self.at_start
-        left = f", about {elapsed * (1 - share) / gained:.0f} s left" if gained > 0.01 else ""
-        return f"{ended} of {len(rows)} runs ended, {share:.0%} of all steps{left}"
+        if live and all(any(row["step"] > self.lowest[row["name"]] for row in pack) for pack in live):
+            self.pace.begin(share)  # every worker has stepped: from here on the pace means something
+        times = _times(self.pace, share)
+        return fit_line(f"{ended} of {len(rows)} runs ended", [(STEP, f"{share:.0%} of all steps"), *times], width)
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    loss = f"  loss {row['train_loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s" if "train_loss" in row else ""
-    return f"  {row['name']}: step {row['step']}/{row['steps']}{loss}"
+def _pack_line(rows: Sequence[Mapping[str, Any]], width: int) -> str:
+    """The line of trials that train together; of several the median loss, and the first one's name."""
+    first = rows[0]
+    finite = [row["train_loss"] for row in rows if math.isfinite(row.get("train_loss", math.nan))]
+    facts: dict[str, Any] = {"trials": len(rows), "lost": len(rows) - len(finite)} if len(rows) > 1 else {}
+    if "train_loss" in first:
+        facts |= {"train_loss": statistics.median(finite or [math.nan]), "tokens_per_s": first["tokens_per_s"]}
+    title = f"  {first['name']}" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
+    step = f"step {min(row['step'] for row in rows)}/{first['steps']}"
+    return fit_line(title, [(STEP, step), *(_loss_parts(facts) or [(LOSS, "compiling")])], width)
 
 
 class WorkProgress:

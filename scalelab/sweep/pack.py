@@ -78,6 +78,7 @@ def train_pack(
         with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, facts_by_name, logs, warn) as checkpoints:
             start = restore_runs(by_name, checkpoints, allow, progress, c.fallback, mode)
             start = start or _resume_from_other_pack(runs, allow, progress, mode)
+            loop.report_resume(f"{len(runs)} trials" if len(runs) > 1 else names[0], start, config, progress)
             if trunks:
                 start = (
                     trunks[0].step,

@@ -49,7 +49,10 @@ class Killed(BaseException):
 
 
 def test_trials_killed_before_the_first_save_of_their_new_pack_go_on_from_the_old_one(tmp_path):
+    notes = []
+
     def kill(fact):
+        notes.append(fact.get("note"))
         if fact.get("step", 0) > 4:
             raise Killed
 
@@ -61,6 +64,7 @@ def test_trials_killed_before_the_first_save_of_their_new_pack_go_on_from_the_ol
     for _ in range(2):
         with pytest.raises(Killed):
             run_sweep(tmp_path, two(12), progress=kill)
+        assert notes.count("2 trials: resumed at step 4") == 1 and not notes.clear()
     assert run_sweep(tmp_path, two(12)) == {"low": "done", "other": "done"}
     for name in ("low", "other"):
         assert [event["step"] for event in events(tmp_path, name, "resume")] == [4, 4, 4]

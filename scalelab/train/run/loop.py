@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import make_agreed_flag
@@ -79,9 +80,8 @@ class _Reader:
                 run.write(_train_lines(run, step, n, metrics, rate))
                 run.write_layers(_layer_lines(run, step, n, metrics))
                 _note_skips(run, step, n, metrics)
-        shown = next((m for m in values if m is not None), None)
-        loss = float(shown["train_loss"][n - 1]) if shown else math.nan
-        self.progress({"step": step + n, "train_loss": loss, "tokens_per_s": rate})
+        losses = [None if m is None else float(m["train_loss"][n - 1]) for m in values]
+        self.progress({"step": step + n, "tokens_per_s": rate} | self._shown("train_loss", losses))
 
     def _eval(self, step: int, _: int, values: list[Any], __: float) -> None:
         for run, losses in zip(self.runs, values, strict=True):
@@ -90,7 +90,16 @@ class _Reader:
             scored = self.feed.scored(run, step, losses)
             run.scored(scored)
             run.write([{"step": step, "tokens": run.tokens_before(step)} | scored | {"time": time.time()}])
-        self.progress({"step": step, "val_loss": self.runs[0].val_loss})
+        self.progress({"step": step} | self._shown("val_loss", [run.val_loss for run in self.runs]))
+
+    def _shown(self, name: str, losses: Sequence[float | None]) -> dict[str, Any]:
+        """The run's own loss; of a pack the median of the trials that go on, how many these are, and how many not."""
+        if len(self.runs) == 1:
+            return {name: losses[0]}
+        alive = [loss for run, loss in zip(self.runs, losses, strict=True) if run.status == "running"]
+        finite = [loss for loss in alive if loss is not None and math.isfinite(loss)]
+        median = float(np.median(finite)) if finite else math.nan
+        return {name: median, "trials": len(alive), "lost": len(self.runs) - len(alive)}
 
 
 def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], rate: float) -> list[dict]:
@@ -213,6 +222,12 @@ def _take_steps(
     digests = [state_lib.params_digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
     return TrainOutcome(step, start[0] if start else None, rate, digests, stopped)
+
+
+def report_resume(name: str, start: StartStates | None, config: ConfigDict, progress: Progress) -> None:
+    """Tell the user at which step a run goes on, if there is anything left to train."""
+    if start and start[0] < config.train.steps:
+        progress({"note": f"{name}: resumed at step {start[0]}"})
 
 
 def _initial_states(program: Program, start: StartStates | None, params: Sequence[Any] | None) -> tuple[int, Any]:

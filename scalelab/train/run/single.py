@@ -69,6 +69,7 @@ def train_single(
         for word in warnings:
             run.event("warning", None, word)
         start = _resume(run, allow, progress)
+        loop.report_resume(run.name, start, config, progress)
         start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
         params = weights and [lineage.start_from_weights(run, weights)]
         c = config.checkpoint
