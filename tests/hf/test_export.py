@@ -326,8 +326,8 @@ def test_a_real_size_has_the_names_and_shapes_of_llama_2_7b():
     tree = base.get_config()
     tree.model = base.llama(4096, 32, 32)
     tree.model.update({"vocab_size": 32000, "d_ff": 11008})
-    found = tensor_places(FORMATS["llama"], config_lib.static(config_lib.resolve(tree)).model)
-    assert len(found) == 32 * 9 + 3
-    assert found["model.layers.31.mlp.down_proj.weight"].shape == (4096, 11008)
-    assert found["lm_head.weight"].shape == (32000, 4096)
-    assert sum(int(np.prod(place.shape)) for place in found.values()) == 6_738_415_616
+    places = tensor_places(FORMATS["llama"], config_lib.static(config_lib.resolve(tree)).model)
+    assert len(places) == 32 * 9 + 3
+    assert places["model.layers.31.mlp.down_proj.weight"].shape == (4096, 11008)
+    assert places["lm_head.weight"].shape == (32000, 4096)
+    assert sum(int(np.prod(place.shape)) for place in places.values()) == 6_738_415_616

@@ -50,8 +50,8 @@ def test_logits_are_those_of_the_training_forward(name, separator):
     given = given.at[0, 3].set(5).at[1, 8].set(5).at[0, 9].set(5)
     packed = None if separator is None else document_segments(given, separator)
     expected = transformer.next_token_logits(of, params, given, packed=packed)
-    found = in_pieces(of, params, given, [7, *[1] * 5], separator=separator)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    logits = in_pieces(of, params, given, [7, *[1] * 5], separator=separator)
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_bf16_keeps_keys_in_bf16():
     of, params, given = setting("rope, grouped")
     assert decode.empty_cache(of, 2, 12, POLICIES["bf16"]).keys["k"].dtype == jnp.bfloat16
     expected = np.asarray(transformer.next_token_logits(of, params, given, POLICIES["bf16"]))
-    found = in_pieces(of, params, given, [7, *[1] * 5], POLICIES["bf16"])
-    assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
+    logits = in_pieces(of, params, given, [7, *[1] * 5], POLICIES["bf16"])
+    assert np.abs(logits - expected).max() < 0.03 * np.abs(expected).max()
 
 
 def test_learned_positions_end_where_the_model_has_no_more():

@@ -247,9 +247,9 @@ def test_inverse_sqrt_is_vaswanis_and_with_a_hold_t5s():
 
 def test_palm_is_within_reach():
     """PaLM, section 5: LR 1e-2 for 10k steps, then 1/sqrt(k); the decay of a step is LR^2."""
-    found = curves("inverse_sqrt", wd_shape="lr2", peak_lr=1e-2, warmup_steps=0, hold_steps=100, weight_decay=1.0)
-    np.testing.assert_allclose(found["weight_decay"] * found["lr"], found["lr"] ** 2, rtol=1e-6)
-    np.testing.assert_allclose(found["lr"][[0, 99, 120]], [1e-2, 1e-2, 1e-2 * np.sqrt(100 / 121)], rtol=1e-6)
+    values = curves("inverse_sqrt", wd_shape="lr2", peak_lr=1e-2, warmup_steps=0, hold_steps=100, weight_decay=1.0)
+    np.testing.assert_allclose(values["weight_decay"] * values["lr"], values["lr"] ** 2, rtol=1e-6)
+    np.testing.assert_allclose(values["lr"][[0, 99, 120]], [1e-2, 1e-2, 1e-2 * np.sqrt(100 / 121)], rtol=1e-6)
 
 
 def test_weight_decay_stays_follows_or_is_independent():
@@ -331,11 +331,11 @@ def test_a_users_own_schedule_is_asked_and_one_that_gives_no_number_is_refused(t
 
 
 def test_a_config_s_curves_are_the_steps_of_its_run():
-    found = schedules.schedule_curves(CONFIG, [0, 24, 499])
+    values = schedules.schedule_curves(CONFIG, [0, 24, 499])
     np.testing.assert_allclose(
-        found["lr"], [3e-3 / 25, 3e-3, 3e-3 * (0.1 + 0.9 * 0.5 * (1 - np.cos(np.pi / 475)))], rtol=1e-5
+        values["lr"], [3e-3 / 25, 3e-3, 3e-3 * (0.1 + 0.9 * 0.5 * (1 - np.cos(np.pi / 475)))], rtol=1e-5
     )
-    assert found["beta1"].tolist() == [np.float32(0.9)] * 3
+    assert values["beta1"].tolist() == [np.float32(0.9)] * 3
 
 
 def by_root(step, h):

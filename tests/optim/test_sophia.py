@@ -106,11 +106,11 @@ def test_hutchinsons_mean_is_the_hessians_diagonal(model):
     of, flat, targets = written_out(*model)
     loss = lambda flat: -jnp.mean(jax.nn.log_softmax(of(flat))[np.arange(targets.size), targets])  # noqa: E731
     exact = np.float64(jax.jit(jax.jacrev(jax.grad(loss)))(flat))
-    found = draws(*model, "hutchinson", 4000)
+    estimates = draws(*model, "hutchinson", 4000)
     spread = np.sqrt((np.diag(exact) ** 2 + np.sum(exact**2, axis=1)) / 4000)
-    off = (found.mean(0) - np.diag(exact))[spread > 1e-6] / spread[spread > 1e-6]
+    off = (estimates.mean(0) - np.diag(exact))[spread > 1e-6] / spread[spread > 1e-6]
     assert 0.7 < np.sqrt(np.mean(off**2)) < 1.4
-    assert np.linalg.norm(found.mean(0) - np.diag(exact)) < 0.2 * np.linalg.norm(np.diag(exact))
+    assert np.linalg.norm(estimates.mean(0) - np.diag(exact)) < 0.2 * np.linalg.norm(np.diag(exact))
 
 
 @pytest.mark.slow
@@ -120,11 +120,11 @@ def test_bartletts_mean_is_the_gauss_newton_diagonal(model):
     jacobian, p = np.float64(jax.jit(jax.jacrev(of))(flat)), np.float64(jax.nn.softmax(of(flat)))
     mean = np.einsum("tv,tvi->ti", p, jacobian)
     exact = (np.einsum("tv,tvi->i", p, jacobian**2) - np.sum(mean**2, axis=0)) / targets.size
-    found = draws(*model, "gauss_newton", 4000)
-    error = found.std(0) / np.sqrt(4000)
-    off = (found.mean(0) - exact)[error > 1e-6] / error[error > 1e-6]
+    estimates = draws(*model, "gauss_newton", 4000)
+    error = estimates.std(0) / np.sqrt(4000)
+    off = (estimates.mean(0) - exact)[error > 1e-6] / error[error > 1e-6]
     assert 0.7 < np.sqrt(np.mean(off**2)) < 1.4
-    assert np.linalg.norm(found.mean(0) - exact) < 0.1 * np.linalg.norm(exact)
+    assert np.linalg.norm(estimates.mean(0) - exact) < 0.1 * np.linalg.norm(exact)
 
 
 @pytest.mark.slow

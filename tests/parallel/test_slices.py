@@ -36,9 +36,9 @@ def devices(slices, each):
     ids=str,
 )
 def test_the_outermost_axes_go_over_the_network(layout, slices, across):
-    found = mesh.mesh_over_devices(layout, devices(slices, layout.devices // slices))
-    of_slice = np.vectorize(lambda device: device.slice_index)(found.devices)
-    assert len({device.id for device in found.devices.flat}) == layout.devices
+    device_mesh = mesh.mesh_over_devices(layout, devices(slices, layout.devices // slices))
+    of_slice = np.vectorize(lambda device: device.slice_index)(device_mesh.devices)
+    assert len({device.id for device in device_mesh.devices.flat}) == layout.devices
     for number, axis in enumerate(mesh.MESH_AXES):
         within = layout.__dict__[axis] // across.get(axis, 1)  # so many neighbours along this axis share a slice
         first = np.take(of_slice, range(within), axis=number)
@@ -60,8 +60,8 @@ def test_a_torus_whose_sides_are_no_products_of_the_sizes_is_split():
                device_kind="TPU v4")
         for i in range(64)
     ]  # fmt: skip
-    found = mesh.mesh_over_devices(Layout(fsdp=32, tensor=2), chips)
-    assert {device.id for device in found.devices.flat} == set(range(64))
-    pairs = found.devices.reshape(32, 2)
+    device_mesh = mesh.mesh_over_devices(Layout(fsdp=32, tensor=2), chips)
+    assert {device.id for device in device_mesh.devices.flat} == set(range(64))
+    pairs = device_mesh.devices.reshape(32, 2)
     apart = [sum(a != b for a, b in zip(one.coords, other.coords, strict=True)) for one, other in pairs]
     assert set(apart) == {1}  # neighbours along `tensor` share a line of the torus

@@ -21,15 +21,17 @@ def test_runs_of_one_program_move_the_rates_and_keep_the_chip_s_range(tmp_path):
     here, before = CPU, step_time(static(), CPU)
     run_folder(tmp_path / "a", [1.0, 900.0, 1000.0, 1000.0, 5000.0])  # the first compiled
     run_folder(tmp_path / "b", [1.0, 4000.0, 4000.5], config={"optim.peak_lr": 2e-3})
-    found = calibrate_efficiency(tmp_path, here)
-    (one,) = found.runs
-    assert len(one.folders) == 2 and found.spread is None
+    calibration = calibrate_efficiency(tmp_path, here)
+    (one,) = calibration.runs
+    assert len(one.folders) == 2 and calibration.spread is None
     assert one.tokens_per_s == pytest.approx(2000, rel=1e-3)  # the geometric mean of two medians
-    again = step_time(static(), here, found.efficiency)
+    again = step_time(static(), here, calibration.efficiency)
     assert again.tokens_per_s == pytest.approx(2000, rel=1e-3)  # what was measured is what is now expected
     assert again.high_s / again.low_s == pytest.approx(before.high_s / before.low_s, rel=1e-3)
-    assert (found.low, found.high) == pytest.approx((again.total_s / again.high_s, again.total_s / again.low_s))
-    assert any("takes 3 programs" in note for note in found.notes)
+    assert (calibration.low, calibration.high) == pytest.approx(
+        (again.total_s / again.high_s, again.total_s / again.low_s)
+    )
+    assert any("takes 3 programs" in note for note in calibration.notes)
 
 
 def test_several_programs_give_a_range_of_their_own(tmp_path):
@@ -38,17 +40,17 @@ def test_several_programs_give_a_range_of_their_own(tmp_path):
     for batch, ratio in ratios.items():
         rate = ratio * step_time(static(**{"train.global_batch": batch}), here).tokens_per_s
         run_folder(tmp_path / str(batch), [1.0, rate, rate + 1e-6], config={"train.global_batch": batch})
-    found = calibrate_efficiency(tmp_path, here)
+    calibration = calibrate_efficiency(tmp_path, here)
     logs = [math.log(ratio) for ratio in ratios.values()]
     mean = sum(logs) / 4
     spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / 3)
-    assert found.factor == pytest.approx(math.exp(mean), rel=1e-4)
-    assert found.spread == pytest.approx(spread, rel=1e-4)
+    assert calibration.factor == pytest.approx(math.exp(mean), rel=1e-4)
+    assert calibration.spread == pytest.approx(spread, rel=1e-4)
     # Student's t with 3 degrees of freedom, 95 %: 2.353 (any table)
-    assert math.log(found.high) == pytest.approx(2.3534 * spread * math.sqrt(1.25), rel=1e-3)
-    step = step_time(static(), here, found.efficiency)
-    assert step.high_s / step.total_s == pytest.approx(found.high, rel=1e-6)
-    assert step.total_s / step.low_s == pytest.approx(found.high, rel=1e-6)
+    assert math.log(calibration.high) == pytest.approx(2.3534 * spread * math.sqrt(1.25), rel=1e-3)
+    step = step_time(static(), here, calibration.efficiency)
+    assert step.high_s / step.total_s == pytest.approx(calibration.high, rel=1e-6)
+    assert step.total_s / step.low_s == pytest.approx(calibration.high, rel=1e-6)
     assert step.high_s / step.low_s < 0.7 * before.high_s / before.low_s  # narrower than the chip's
 
 
@@ -61,9 +63,9 @@ def test_runs_that_say_nothing_are_left_out_with_a_reason(tmp_path):
     run_folder(tmp_path / "short", rates[:2])
     run_folder(tmp_path / "other", rates, device="NVIDIA H100 80GB HBM3")
     run_folder(tmp_path / "fake", rates, mesh={"data": 8, "devices": 8})
-    found = calibrate_efficiency(tmp_path, load_machine("cpu"))
-    assert [run.folders for run in found.runs] == [(str(tmp_path / "good"),)]
-    said = " ".join(found.notes)
+    calibration = calibrate_efficiency(tmp_path, load_machine("cpu"))
+    assert [run.folders for run in calibration.runs] == [(str(tmp_path / "good"),)]
+    said = " ".join(calibration.notes)
     for reason in (
         "packed: one of a pack",
         "short: less than two",
@@ -78,10 +80,10 @@ def test_runs_that_were_really_trained(tmp_path):
     for name, batch in {"a": 2, "b": 4, "c": 8}.items():
         train_single(tiny(**{"train.global_batch": batch, "train.steps": 60}), tmp_path / name)
     here = load_machine("cpu")
-    found = calibrate_efficiency(tmp_path, here)
-    assert sorted(run.folders for run in found.runs) == [(str(tmp_path / name),) for name in "abc"]
-    for run, batch in zip(sorted(found.runs, key=lambda run: run.folders), (2, 4, 8), strict=True):
-        step = step_time(static(**{"train.global_batch": batch}), here, found.efficiency)
+    calibration = calibrate_efficiency(tmp_path, here)
+    assert sorted(run.folders for run in calibration.runs) == [(str(tmp_path / name),) for name in "abc"]
+    for run, batch in zip(sorted(calibration.runs, key=lambda run: run.folders), (2, 4, 8), strict=True):
+        step = step_time(static(**{"train.global_batch": batch}), here, calibration.efficiency)
         lines = records.read_metrics(run.folders[0])
         assert min(x["tokens_per_s"] for x in lines if "tokens_per_s" in x) <= run.tokens_per_s
         assert step.low_s <= batch * 32 / run.tokens_per_s <= step.high_s  # the range holds what it was made of

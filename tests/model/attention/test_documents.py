@@ -27,12 +27,12 @@ mask = DocumentEnds(separator=jnp.int32(SEPARATOR))
 
 
 def test_documents_by_hand():
-    found = document_segments(jnp.asarray([ROW, [7, 7, -1, -1, 3, 7, -1, 5, 5, 5, 7, 7, 0]]), jnp.int32(7))
-    assert found.segment_BS.tolist() == [
+    segments = document_segments(jnp.asarray([ROW, [7, 7, -1, -1, 3, 7, -1, 5, 5, 5, 7, 7, 0]]), jnp.int32(7))
+    assert segments.segment_BS.tolist() == [
         [0, 0, 0, 0, 4, 4, 4, 4, 4, 9, 10, 10, 10],
         [0, 1, 2, 2, 4, 4, 6, 7, 7, 7, 7, 11, 12],
     ]
-    assert found.position_BS.tolist() == [
+    assert segments.position_BS.tolist() == [
         [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 0, 1, 2],
         [0, 0, 0, 1, 0, 1, 0, 0, 1, 2, 3, 0, 0],
     ]

@@ -27,9 +27,9 @@ MINE = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_its_chip(name):
-    found = load_machine(name)
-    assert found.chip == next(c for c in chips.CHIPS.values() if c.name == NAMES[name])
-    assert found.price_per_hour is None and found.source
+    machine = load_machine(name)
+    assert machine.chip == next(c for c in chips.CHIPS.values() if c.name == NAMES[name])
+    assert machine.price_per_hour is None and machine.source
 
 
 def test_every_chip_of_the_table_has_a_name():
@@ -40,31 +40,31 @@ def test_networks_against_figures_of_whole_systems():
     """DGX H100: eight ConnectX-7 of 400 Gb/s; DGX A100: eight of 200; v5e and v6e pods: 6.4 and 25.6 Tb/s, 9,216 chips
     of TPU7x at 100 Gb/s (Google); v5p: the Scaling Book's 6.25e9 B/s a chip (part 5)."""
     for name, gbits in (("h100", 3200), ("h200", 3200), ("b200", 3200), ("a100", 1600), ("v100", 400)):
-        found = load_machine(name)
-        assert found.devices_per_node * found.node_bytes_per_s * 8 == pytest.approx(gbits * 1e9)
+        machine = load_machine(name)
+        assert machine.devices_per_node * machine.node_bytes_per_s * 8 == pytest.approx(gbits * 1e9)
     for name, tbits in (("v5e", 6.4), ("v6e", 25.6), ("v7", 921.6)):
-        found = load_machine(name)
-        assert found.devices_per_node * found.node_bytes_per_s * 8 == pytest.approx(tbits * 1e12)
+        machine = load_machine(name)
+        assert machine.devices_per_node * machine.node_bytes_per_s * 8 == pytest.approx(tbits * 1e12)
     assert load_machine("v5p").node_bytes_per_s == 6.25e9
 
 
 def test_this_host_is_measured_once():
-    found = load_machine("cpu")
-    assert found is load_machine("cpu")
-    assert found.chip.hbm_bytes > 2**30 and 1e8 < found.chip.flops["float32"] < 1e14
-    assert 1e8 < found.chip.hbm_bytes_per_s < 1e13
+    machine = load_machine("cpu")
+    assert machine is load_machine("cpu")
+    assert machine.chip.hbm_bytes > 2**30 and 1e8 < machine.chip.flops["float32"] < 1e14
+    assert 1e8 < machine.chip.hbm_bytes_per_s < 1e13
 
 
 def test_ones_own_from_nothing_and_from_a_known_one(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(MINE | {"price_per_hour": 1.5}))
-    found = load_machine(str(path))
-    assert (found.chip.name, found.chip.links, found.price_per_hour) == ("mine", 1, 1.5)
-    assert (found.chip.hbm_bytes, found.devices_per_node, found.node_bytes_per_s) == (48_000_000_000, 4, 5e9)
+    machine = load_machine(str(path))
+    assert (machine.chip.name, machine.chip.links, machine.price_per_hour) == ("mine", 1, 1.5)
+    assert (machine.chip.hbm_bytes, machine.devices_per_node, machine.node_bytes_per_s) == (48_000_000_000, 4, 5e9)
     path.write_text(json.dumps({"base": "h100", "node_bytes_per_s": 1.25e10, "price_per_hour": 2}))
-    found, h100 = load_machine(str(path)), load_machine("h100")
-    assert (found.node_bytes_per_s, found.price_per_hour) == (1.25e10, 2.0)
-    assert found.chip.flops == h100.chip.flops and found.devices_per_node == 8
+    machine, h100 = load_machine(str(path)), load_machine("h100")
+    assert (machine.node_bytes_per_s, machine.price_per_hour) == (1.25e10, 2.0)
+    assert machine.chip.flops == h100.chip.flops and machine.devices_per_node == 8
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,6 @@ TOO_MUCH = {"none": 30.10, "dots": 20.35}
 @pytest.mark.parametrize("remat", TOO_MUCH)
 def test_total_of_what_the_compiler_refuses(remat):
     static = static_of(Layout(fsdp=16), batch=64, model=B15, precision__name="bf16", model__remat=remat)
-    found = step_memory(static, load_machine("v5e"))
-    assert not found.fits
-    assert found.total / 2**30 == pytest.approx(TOO_MUCH[remat], rel=0.06)
+    memory = step_memory(static, load_machine("v5e"))
+    assert not memory.fits
+    assert memory.total / 2**30 == pytest.approx(TOO_MUCH[remat], rel=0.06)

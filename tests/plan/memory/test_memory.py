@@ -73,13 +73,13 @@ def test_405b_on_16384_devices_stages_may_be_uneven():
     Table 4).
     """
     layout = Layout(tensor=8, stage=16, data=8, fsdp=16, microbatches=16, sequence=True)
-    found = step_memory(static_of(layout, batch=2048, model=LLAMA_405B, precision__name="bf16"), H100)
-    assert found.fits and found.margin_bytes == found.capacity - found.total
-    assert sum(found.components.values()) == found.total
-    assert any("8 on the fullest stage" in note for note in found.notes)
+    memory = step_memory(static_of(layout, batch=2048, model=LLAMA_405B, precision__name="bf16"), H100)
+    assert memory.fits and memory.margin_bytes == memory.capacity - memory.total
+    assert sum(memory.components.values()) == memory.total
+    assert any("8 on the fullest stage" in note for note in memory.notes)
     layer = 4 * (2 * 16384**2 + 2 * 16384 * 8 * 128 + 3 * 16384 * 53248)  # fp32 matrices of a layer
     rest = 2 * 4 * 16384 * 128256
-    assert found.components["parameters"] == pytest.approx((8 * layer + rest) / 8 / 16, rel=0.01)
+    assert memory.components["parameters"] == pytest.approx((8 * layer + rest) / 8 / 16, rel=0.01)
 
 
 SCHEDULES = [

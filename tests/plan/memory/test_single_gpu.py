@@ -31,19 +31,21 @@ def test_apollo_mini_fits_with_bf16_weights_updated_layer_by_layer():
     """SGD-like memory (APOLLO, abstract): 13.5 GB of weights and 2 of AdamW's state for tables and gains; full
     remat.
     """
-    found = ways("apollo_mini")
-    assert found["bfloat16", True, "full"].rows >= 16
-    assert found["bfloat16", True, "full"].rows > found["bfloat16", True, "none"].rows
-    assert all(found["bfloat16", False, remat].rows == 0 for remat in ("none", "dots", "full"))  # 13.5 GB of gradients
+    options = ways("apollo_mini")
+    assert options["bfloat16", True, "full"].rows >= 16
+    assert options["bfloat16", True, "full"].rows > options["bfloat16", True, "none"].rows
+    assert all(
+        options["bfloat16", False, remat].rows == 0 for remat in ("none", "dots", "full")
+    )  # 13.5 GB of gradients
     # The abstract's "less than 12 GB" is with weights quantised to 8 bits, which nothing here has.
-    assert found["bfloat16", True, "full"].memory.total > 12 * 2**30
+    assert options["bfloat16", True, "full"].memory.total > 12 * 2**30
 
 
 def test_8_bit_adam_does_not_fit_however_it_is_held():
     """GaLore's Table 3 has it at 26 GB of weights and state (from memory of the paper): more than 24."""
-    found = ways("adam8bit")
-    assert all(f.rows == 0 for f in found.values())
-    part = found["bfloat16", True, "full"].memory.components
+    options = ways("adam8bit")
+    assert all(f.rows == 0 for f in options.values())
+    part = options["bfloat16", True, "full"].memory.components
     assert (part["parameters"] + part["optimizer"]) / 2**30 == pytest.approx(26, rel=0.04)
 
 

@@ -61,12 +61,12 @@ def test_kaplans_law_says_the_loss_where_none_is_known():
 
 def test_the_parts_multiply_to_the_batch():
     layout = configs.Layout(data=4, fsdp=8, stage=2, tensor=2, microbatches=4)
-    found = plan_batch(static(layout, train__global_batch=1024, train__accumulate=2, model__seq_len=512), tokens=1e10)
+    batch = plan_batch(static(layout, train__global_batch=1024, train__accumulate=2, model__seq_len=512), tokens=1e10)
     assert (
-        found.rows_per_device * found.microbatches * found.accumulate * found.data_parallel == found.sequences == 1024
+        batch.rows_per_device * batch.microbatches * batch.accumulate * batch.data_parallel == batch.sequences == 1024
     )
-    assert (found.rows_per_device, found.data_parallel, found.tokens) == (4, 32, 1024 * 512)
-    assert found.first_tokens == found.tokens and not found.notes
+    assert (batch.rows_per_device, batch.data_parallel, batch.tokens) == (4, 32, 1024 * 512)
+    assert batch.first_tokens == batch.tokens and not batch.notes
 
 
 def test_a_batch_that_is_warmed_up():

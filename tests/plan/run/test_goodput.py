@@ -66,13 +66,13 @@ CASES = [(1138, 60, 60, 3 * HOUR, 600), (1138, 10, 60, 3 * HOUR, 600), (600, 5, 
 @pytest.mark.parametrize("case", CASES)
 def test_the_simulation_agrees_with_the_closed_forms(case):
     tau, cost_s, save_s, mtbf_s, _ = case
-    found = goodput.simulate_runs(1e7, *case)
+    goodputs = goodput.simulate_runs(1e7, *case)
     # 200 runs of 300 failures each: the mean of 60,000 exponential gaps is known to 0.4 %.
-    assert found.simulated == pytest.approx(found.expected, rel=0.012)
-    assert found.low < found.expected < found.high
-    assert found.lost_work_s == pytest.approx(goodput.lost_work(tau, cost_s, save_s, mtbf_s), rel=0.02)
-    assert goodput.simulate_runs(1e7, *case) == found
-    assert goodput.simulate_runs(1e7, *case, seed=1) != found
+    assert goodputs.simulated == pytest.approx(goodputs.expected, rel=0.012)
+    assert goodputs.low < goodputs.expected < goodputs.high
+    assert goodputs.lost_work_s == pytest.approx(goodput.lost_work(tau, cost_s, save_s, mtbf_s), rel=0.02)
+    assert goodput.simulate_runs(1e7, *case) == goodputs
+    assert goodput.simulate_runs(1e7, *case, seed=1) != goodputs
 
 
 def test_daly_complete_model():
@@ -83,8 +83,8 @@ def test_daly_complete_model():
 
 
 def test_without_failures_only_saves_cost():
-    found = goodput.simulate_runs(10_000, 1000, 50, 50, math.inf, 600)
-    assert found.simulated == found.expected == pytest.approx(1000 / 1050)
+    goodputs = goodput.simulate_runs(10_000, 1000, 50, 50, math.inf, 600)
+    assert goodputs.simulated == goodputs.expected == pytest.approx(1000 / 1050)
 
 
 def test_saves_that_are_never_reached_leave_nothing_and_take_no_time():
@@ -150,22 +150,22 @@ def test_each_device_writes_what_orbax_says(layout, monkeypatch):
 
 def test_a_plan_of_saves():
     static = dataclasses.replace(tiny(), layout=configs.Layout(data=1024))
-    found = goodput.plan_checkpointing(static, load_machine("h100"), mtbf_s=3 * HOUR, every_s=1200, step_s=2.0)
-    assert (found.every_s, found.every_steps, found.failures_per_day) == (1200, 600, 8)
+    saves = goodput.plan_checkpointing(static, load_machine("h100"), mtbf_s=3 * HOUR, every_s=1200, step_s=2.0)
+    assert (saves.every_s, saves.every_steps, saves.failures_per_day) == (1200, 600, 8)
     seven = goodput.plan_checkpointing(static, load_machine("h100"), every_s=1200, step_s=180.0)
     assert seven.every_steps == 7  # no sooner than planned: a save may last as long
-    assert found.young_s == goodput.young_interval(found.blocked_s, 3 * HOUR)
-    assert found.goodput_low < found.goodput < found.goodput_high
-    assert 500 < found.lost_work_s < 700  # half an interval
+    assert saves.young_s == goodput.young_interval(saves.blocked_s, 3 * HOUR)
+    assert saves.goodput_low < saves.goodput < saves.goodput_high
+    assert 500 < saves.lost_work_s < 700  # half an interval
     waiting = goodput.plan_checkpointing(
         static, load_machine("h100"), mtbf_s=3 * HOUR, every_s=1200, asynchronous=False
     )
-    assert waiting.blocked_s == waiting.seconds > found.blocked_s and waiting.goodput < found.goodput
+    assert waiting.blocked_s == waiting.seconds > saves.blocked_s and waiting.goodput < saves.goodput
     slow = goodput.plan_checkpointing(static, load_machine("h100"), write_bytes_per_s=1e3)
     assert slow.every_s == slow.seconds > slow.daly_s  # one save at a time
     # As much to read as to write: a restart can't take less, whatever was stated.
     assert slow.restart_s == slow.restore_s == pytest.approx(slow.seconds, rel=1e-3)
-    assert found.restart_s == goodput.RESTART_S < slow.restart_s and found.restore_s < 1
+    assert saves.restart_s == goodput.RESTART_S < slow.restart_s and saves.restore_s < 1
     assert any("planned with that" in note for note in slow.notes) and any("Llama 3" in note for note in slow.notes)
 
 

@@ -41,9 +41,9 @@ def small(**changes):
 @pytest.mark.parametrize("name", ROWS)
 def test_published_times_lie_in_the_predicted_range(name):
     row = ROWS[name]()
-    found = step_time(row.static, row.machine, traits=row.traits)
-    assert found.low_s < row.seconds < found.high_s
-    assert found.high_s < 2 * found.low_s  # a range that holds everything says nothing
+    step = step_time(row.static, row.machine, traits=row.traits)
+    assert step.low_s < row.seconds < step.high_s
+    assert step.high_s < 2 * step.low_s  # a range that holds everything says nothing
 
 
 def errors(rows):
@@ -70,8 +70,8 @@ def test_expected_times_are_near_the_published_ones():
 def test_chips_below_their_datasheet_fall_outside(name):
     """So that they come in again where somebody states their peak: slower than predicted, by less than half."""
     row = published.MISSED_ROWS[name]()
-    found = step_time(row.static, row.machine, traits=row.traits)
-    assert found.high_s < row.seconds < 1.5 * found.total_s
+    step = step_time(row.static, row.machine, traits=row.traits)
+    assert step.high_s < row.seconds < 1.5 * step.total_s
 
 
 PRESETS = {
@@ -218,18 +218,18 @@ def test_rings_take_as_long_as_passing_chunks_on(kind, n):
 
 @pytest.mark.parametrize("traits", [OUR_TRAITS, MEGATRON_TRAITS], ids=["ours", "megatron"])
 def test_the_parts_add_up(traits):
-    found = step_time(
+    step = step_time(
         small(stage=2, microbatches=4, data=2, tensor=2, sequence=True), load_machine("h100"), traits=traits
     )
-    parts = found.compute_s + found.hbm_s + sum(found.exposed.values()) + found.bubble_s
-    assert found.total_s == pytest.approx(parts)
-    assert set(found.axes) == {"stage", "data", "tensor"}
-    assert all(found.exposed[axis] <= found.axes[axis] for axis in found.axes)
-    assert found.low_s < found.total_s < found.high_s
-    assert found.mfu_low < found.mfu < found.mfu_high < 1
-    assert found.tokens_per_s == pytest.approx(64 * 1024 / found.total_s)
-    used = found.flops_per_token * found.tokens_per_s / (8 * found.peak_flops)
-    assert found.mfu == pytest.approx(used)
+    parts = step.compute_s + step.hbm_s + sum(step.exposed.values()) + step.bubble_s
+    assert step.total_s == pytest.approx(parts)
+    assert set(step.axes) == {"stage", "data", "tensor"}
+    assert all(step.exposed[axis] <= step.axes[axis] for axis in step.axes)
+    assert step.low_s < step.total_s < step.high_s
+    assert step.mfu_low < step.mfu < step.mfu_high < 1
+    assert step.tokens_per_s == pytest.approx(64 * 1024 / step.total_s)
+    used = step.flops_per_token * step.tokens_per_s / (8 * step.peak_flops)
+    assert step.mfu == pytest.approx(used)
 
 
 def test_a_product_bound_by_flops_takes_its_share_of_the_peak():
@@ -239,10 +239,10 @@ def test_a_product_bound_by_flops_takes_its_share_of_the_peak():
     known = Range(0.5, 0.5, 0.5)
     half = dataclasses.replace(efficiency.default_efficiency(fast), matmul=known, attention=known)
     of = small(attention="plain")
-    found = step_time(of, fast, half)
+    step = step_time(of, fast, half)
     alone = count.flops_per_token(of.model)["exact"] * 64 * 1024 / (0.5 * 989.4e12)
-    assert found.total_s == pytest.approx(alone, rel=0.01)  # and 1.5 us for each operation that takes no time here
-    assert found.mfu == pytest.approx(0.5, rel=0.01)
+    assert step.total_s == pytest.approx(alone, rel=0.01)  # and 1.5 us for each operation that takes no time here
+    assert step.mfu == pytest.approx(0.5, rel=0.01)
 
 
 def test_small_operations_take_a_kernels_time():
@@ -277,8 +277,8 @@ def test_muons_products_are_newton_schulz_on_every_matrix():
 
 def test_hidden_traffic_is_paid_where_computing_does_not_last():
     slow = dataclasses.replace(load_machine("h100"), node_bytes_per_s=1e6)
-    found = step_time(small(data=16), slow)
-    assert found.exposed["data"] == pytest.approx(found.axes["data"], rel=0.01)
+    step = step_time(small(data=16), slow)
+    assert step.exposed["data"] == pytest.approx(step.axes["data"], rel=0.01)
 
 
 @pytest.mark.parametrize(("stages", "many"), [(2, 2), (2, 8), (4, 4), (4, 16), (8, 9)])
@@ -306,9 +306,9 @@ def test_savings_are_the_habits_that_cost_most():
     ours, theirs = (
         step_time(row.static, row.machine, traits=traits).total_s for traits in (OUR_TRAITS, MEGATRON_TRAITS)
     )
-    found = cost_of_traits(row.static, row.machine)
-    assert next(iter(found)) == TRAIT_DESCRIPTIONS["reduced_each"]
-    assert all(0 < seconds < ours - theirs for seconds in found.values())
+    savings = cost_of_traits(row.static, row.machine)
+    assert next(iter(savings)) == TRAIT_DESCRIPTIONS["reduced_each"]
+    assert all(0 < seconds < ours - theirs for seconds in savings.values())
     assert set(TRAIT_DESCRIPTIONS) == {field.name for field in dataclasses.fields(OUR_TRAITS)}
     assert cost_of_traits(small(), load_machine("h100")).keys() <= {
         TRAIT_DESCRIPTIONS["casts"],

@@ -81,12 +81,12 @@ def test_packs_go_to_the_first_free_device():
 
 
 def test_a_configs_sweep():
-    found = sweep_plan(ROOT / "configs" / "lr_seeds.py", load_machine("a100"))
-    assert len(found.runs) == 8 and len(found.packs) == 1 and found.cost is None
-    assert len({(run.n, run.d, run.memory_bytes, run.hours) for run in found.runs}) == 1
-    assert found.wall_hours == pytest.approx(8 * found.runs[0].hours)
-    assert found.forecast is None and any("N has one value" in note for note in found.notes)
-    assert any("8 runs of a pack" in note for note in found.notes)
+    planned = sweep_plan(ROOT / "configs" / "lr_seeds.py", load_machine("a100"))
+    assert len(planned.runs) == 8 and len(planned.packs) == 1 and planned.cost is None
+    assert len({(run.n, run.d, run.memory_bytes, run.hours) for run in planned.runs}) == 1
+    assert planned.wall_hours == pytest.approx(8 * planned.runs[0].hours)
+    assert planned.forecast is None and any("N has one value" in note for note in planned.notes)
+    assert any("8 runs of a pack" in note for note in planned.notes)
 
 
 def test_a_study_of_learning_rates_tells_its_runs_too():
@@ -157,22 +157,22 @@ def test_half_the_noise_or_four_times_the_runs_halve_the_interval():
 
 @pytest.mark.slow
 def test_the_quickstarts_forecast_is_as_wide_as_its_studies_were():
-    found = sweep_plan(STUDY, load_machine("h100"))
-    assert len(found.runs) == 26 + 4 + 1 and found.forecast.runs == 26
-    (loss,) = [each for each in found.forecast.expected if each.name == "loss"]
+    planned = sweep_plan(STUDY, load_machine("h100"))
+    assert len(planned.runs) == 26 + 4 + 1 and planned.forecast.runs == 26
+    (loss,) = [each for each in planned.forecast.expected if each.name == "loss"]
     widths = [each["width"] for each in json.loads(isoflop.EARLIER_RESULTS.read_text())["studies"]]
     assert min(widths) < (loss.high - loss.low) / loss.value < max(widths)
-    held = found.runs[-1]
+    held = planned.runs[-1]
     assert held.role == "holdout" and held.flops == pytest.approx(3.2e12, rel=0.01)
-    assert any("5 runs of another role" in note for note in found.notes)
+    assert any("5 runs of another role" in note for note in planned.notes)
 
 
 def test_a_law_and_noise_of_the_users_own(tmp_path):
     path = tmp_path / "law.json"
     path.write_text(json.dumps({"law": "chinchilla", "params": QUICKSTART_LIKE._asdict()}))
-    found = sweep_plan(STUDY, load_machine("h100"), SMALL, law=str(path), noise=0.02)
-    assert found.forecast.params == QUICKSTART_LIKE._asdict() and found.forecast.noise == 0.02
-    assert found.forecast.target_flops == 8e10
+    planned = sweep_plan(STUDY, load_machine("h100"), SMALL, law=str(path), noise=0.02)
+    assert planned.forecast.params == QUICKSTART_LIKE._asdict() and planned.forecast.noise == 0.02
+    assert planned.forecast.target_flops == 8e10
     split = sweep_plan(STUDY, load_machine("h100"), SMALL, law="kaplan")
     assert split.forecast is None and "a power law of N" in split.notes[-1]
 
