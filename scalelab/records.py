@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import lock, set_by
+from scalelab import set_by
 from scalelab.errors import BadInput
 from scalelab.identity import check_config_matches_record
 from scalelab.jsonfiles import (
@@ -158,29 +158,6 @@ def write_event(folder: Folder, kind: str, step: int | None = None, text: str = 
     path = pathlib.Path(folder) / "events.jsonl"
     if torn := append_json_lines(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):
         append_json_lines(path, [{"time": time.time(), "step": step, "kind": "warning", "text": torn}])
-
-
-def write_evaluations(folder: Folder, rows: list[dict]) -> list[str]:
-    """Write rows (step, weights, set, fingerprint, kind, metrics) of evaluations.jsonl.
-
-    Of several rows of one (step, weights, set) the last stays. Returns the sets whose old row was of other content
-    (another fingerprint). Several processes may write at once.
-    """
-    path = pathlib.Path(folder) / "evaluations.jsonl"
-    with lock.hold_file(path.with_name(".evaluations.lock")):
-        old = {_evaluation_key(row): row for row in read_evaluations(folder)}
-        new = {_evaluation_key(row): row for row in rows}
-        draft = path.with_suffix(".tmp")
-        draft.unlink(missing_ok=True)
-        append_json_lines(draft, [*(row for key, row in old.items() if key not in new), *new.values()])
-        sync_to_disk(draft)
-        draft.replace(path)
-    both = old.keys() & new.keys()
-    return sorted({key[2] for key in both if old[key]["fingerprint"] != new[key]["fingerprint"]})
-
-
-def _evaluation_key(row: dict) -> tuple[int, str, str]:
-    return row["step"], row["weights"], row["set"]
 
 
 def read_evaluations(folder: Folder) -> list[dict]:

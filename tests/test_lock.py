@@ -15,6 +15,7 @@ import pytest
 
 from scalelab import lock, records
 from scalelab.errors import BadInput
+from scalelab.evaluate import evaluations
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 
@@ -196,5 +197,5 @@ def test_without_flock_the_file_itself_is_the_lock(tmp_path, no_flock):
         assert "gave no sign of life" in warning
     assert list(tmp_path.iterdir()) == []
     row = {"step": 1, "weights": "trained", "set": "a", "fingerprint": "f", "kind": "loss", "metrics": {"loss": 1.0}}
-    records.write_evaluations(tmp_path, [row])
+    evaluations.write_evaluations(tmp_path, [row])
     assert records.read_evaluations(tmp_path) == [row]

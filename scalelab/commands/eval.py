@@ -11,7 +11,6 @@ for other weights), and `scalelab fit RUNS --law=downstream --columns=error=SET_
 Runs on one device, in the run's precision. Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 """
 
-from scalelab import records
 from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json
 from scalelab.cli.progress import WorkProgress
 from scalelab.config import split_overrides
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> int:
     with WorkProgress() as bars:
         rows = evaluations.evaluate_tasks(model, requested_tasks, bars.update)
         rows = [*evaluations.evaluate_data(model, config, options.sequences, bars.update), *rows]
-    replaced = records.write_evaluations(model.origin["run"], rows)
+    replaced = evaluations.write_evaluations(model.origin["run"], rows)
     if options.json != "-":
         print("\n".join([describe_weights(model.origin), *map(format_evaluation, rows)]))
         for name in replaced:

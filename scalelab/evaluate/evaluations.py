@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab import lock, records
 from scalelab.config import schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, nearest_hint
@@ -86,3 +87,26 @@ def _row(model: EvaluatedModel, name: str, fingerprint: str, kind: str, metrics:
         "digest": model.origin["digest"],
         "time": time.time(),
     }
+
+
+def write_evaluations(folder: records.Folder, rows: list[dict]) -> list[str]:
+    """Write rows (step, weights, set, fingerprint, kind, metrics) of evaluations.jsonl.
+
+    Of several rows of one (step, weights, set) the last stays. Returns the sets whose old row was of other content
+    (another fingerprint). Several processes may write at once.
+    """
+    path = pathlib.Path(folder) / "evaluations.jsonl"
+    with lock.hold_file(path.with_name(".evaluations.lock")):
+        old = {_evaluation_key(row): row for row in records.read_evaluations(folder)}
+        new = {_evaluation_key(row): row for row in rows}
+        draft = path.with_suffix(".tmp")
+        draft.unlink(missing_ok=True)
+        records.append_json_lines(draft, [*(row for key, row in old.items() if key not in new), *new.values()])
+        records.sync_to_disk(draft)
+        draft.replace(path)
+    both = old.keys() & new.keys()
+    return sorted({key[2] for key in both if old[key]["fingerprint"] != new[key]["fingerprint"]})
+
+
+def _evaluation_key(row: dict) -> tuple[int, str, str]:
+    return row["step"], row["weights"], row["set"]

@@ -6,6 +6,7 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
+from scalelab.evaluate import evaluations
 from tests.evaluate.runs import copy, texts, trained
 
 ITEMS = [
@@ -116,7 +117,7 @@ def test_a_downstream_law_is_fitted_to_own_runs(tmp_path, capsys):
         folder = tmp_path / "sweep" / "runs" / f"r{i}"
         metrics = {"loss": loss, "error": 0.85 - 2.08 * 2.718281828 ** (-0.9 * loss)}
         row = {"step": records.read_json(folder / "record.json")["steps"], "weights": "trained", "set": "ends"}
-        records.write_evaluations(folder, [row | {"fingerprint": "f", "kind": "choice", "metrics": metrics}])
+        evaluations.write_evaluations(folder, [row | {"fingerprint": "f", "kind": "choice", "metrics": metrics}])
     command = ["fit", str(tmp_path / "sweep"), "--law=downstream", "--bootstrap=0", "--json"]
     assert main([*command, "--columns=loss=ends_loss,error=ends_error"]) == 0
     params = json.loads(capsys.readouterr().out)["params"]
