@@ -26,8 +26,30 @@ def collect_activations(
 
     Blocks are unrolled, so this is for models that compile that way in reasonable time.
     """
-    x_BSD = embed_tokens(shape, params, tokens_BS, policy)
-    activations: dict[str, Any] = {"embedding": x_BSD} | {name: [] for name in (*BRANCH_MODULES, LOGITS_NAME)}
+    embedding_BSD = embed_tokens(shape, params, tokens_BS, policy)
+    x_BSD, by_block = _capture_blocks(shape, params, embedding_BSD, policy)
+    (y_BSD, head_DV), captured = Transformer(shape, policy).apply(
+        {"params": params},
+        x_BSD,
+        method="leave",
+        capture_intermediates=_capture_filter("final_norm"),
+        mutable=["intermediates"],
+    )
+    logits_BSV = jnp.dot(y_BSD, head_DV.astype(y_BSD.dtype), preferred_element_type=jnp.float32)
+    return {
+        "embedding": embedding_BSD,
+        **by_block,
+        "stream": x_BSD,
+        "final_norm": captured["intermediates"]["final_norm"]["__call__"][0],
+        "logits": logits_BSV,
+    }
+
+
+def _capture_blocks(
+    shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(the residual stream after the last block, each block's branches and logits of attention [L, …])."""
+    by_block: dict[str, list[jax.Array]] = {name: [] for name in (*BRANCH_MODULES, LOGITS_NAME)}
     for layer in range(shape.n_layers):
         block_params = {"params": jax.tree.map(lambda w: w[layer], params["blocks"])}  # noqa: B023
         (x_BSD, _), captured = Block(shape, policy).apply(
@@ -38,22 +60,9 @@ def collect_activations(
             mutable=["intermediates"],
         )
         for name in BRANCH_MODULES:
-            activations[name].append(captured["intermediates"][name]["__call__"][0])
-        activations[LOGITS_NAME].append(captured["intermediates"]["attention"][LOGITS_NAME][0])
-    (y_BSD, head_DV), captured = Transformer(shape, policy).apply(
-        {"params": params},
-        x_BSD,
-        method="leave",
-        capture_intermediates=_capture_filter("final_norm"),
-        mutable=["intermediates"],
-    )
-    activations |= {name: jnp.stack(activations[name]) for name in (*BRANCH_MODULES, LOGITS_NAME)}
-    logits_BSV = jnp.dot(y_BSD, head_DV.astype(y_BSD.dtype), preferred_element_type=jnp.float32)
-    return activations | {
-        "stream": x_BSD,
-        "final_norm": captured["intermediates"]["final_norm"]["__call__"][0],
-        "logits": logits_BSV,
-    }
+            by_block[name].append(captured["intermediates"][name]["__call__"][0])
+        by_block[LOGITS_NAME].append(captured["intermediates"]["attention"][LOGITS_NAME][0])
+    return x_BSD, {name: jnp.stack(values) for name, values in by_block.items()}
 
 
 def _capture_filter(*names: str) -> Any:

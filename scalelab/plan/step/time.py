@@ -201,17 +201,19 @@ def describe_assumptions(
             "tensor's collectives are waited for; overlap is the share of all others' that goes on behind computing"
         )
     if layout.stage > 1:
-        lines.append(
-            f"pipeline: {layout.schedule}, {fullest_device_share(static).layers} of {static.model.n_layers} layers "
-            "on the "
-            f"fullest of "
-            f"{layout.stage} stages; idle {idle_share(static, traits):.1%} of the busy time"
-        )
-        if traits.lockstep and layout.schedule == "1f1b":
-            lines.append(
-                "1f1b: stages wait for each other after every tick, so most ticks take a backward's time; circular's "
-                "don't"
-            )
+        lines += _describe_pipeline(static, traits)
     if static.batch_ramp:
         lines.append("a step with the full batch")
     return tuple(lines)
+
+
+def _describe_pipeline(static: Static, traits: SystemTraits) -> list[str]:
+    layout, share = static.layout, fullest_device_share(static)
+    lines = [
+        f"pipeline: {layout.schedule}, {share.layers} of {static.model.n_layers} layers on the fullest of "
+        f"{layout.stage} stages; idle {idle_share(static, traits):.1%} of the busy time"
+    ]
+    if traits.lockstep and layout.schedule == "1f1b":
+        ticks = "stages wait for each other after every tick, so most ticks take a backward's time; circular's don't"
+        lines.append(f"1f1b: {ticks}")
+    return lines
