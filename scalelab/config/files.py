@@ -171,7 +171,7 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
         group, name = key.split(".")
         if not _is_group(config.get(group)):
             raise BadInput(f"the config lacks {key!r}: start from scalelab.configs.base.get_config()")
-        with config.ignore_type():
+        with config[group].ignore_type():  # the whole tree's walks every text, and takes 8 times as long
             config[group][name] = _parse(key, str(text), key_records()[key].kind, known[key])
     if set_by.NOTES_KEY not in values:
         _note(config, [key for key in values if set_by.is_tracked_key(key)], by)
@@ -252,7 +252,7 @@ def check_tree(config: "ConfigDict") -> None:
         kind = key_records()[key].kind
         group, name = key.split(".")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            with config.ignore_type():
+            with config[group].ignore_type():
                 config[group][name] = float(value)
         elif (value is not None and not isinstance(value, kind)) or (kind is int and isinstance(value, bool)):
             raise BadInput(f"{key}={value!r} must be of type {kind.__name__} (default: {known[key]})")

@@ -1,5 +1,5 @@
-"""What each of eight fake devices holds: `python -m tests.plan.eight LAYOUT REMAT …` prints bytes as they are and as
-planned."""
+"""What each of eight fake devices holds: `python -m tests.plan.eight LAYOUTS REMAT …` prints bytes as they are and as
+planned, for each of `LAYOUTS` (a;b;c) one line of JSON."""
 
 import functools
 import json
@@ -47,7 +47,7 @@ def argument_bytes(static, mesh, step):
     return {"xla": compiled.memory_analysis().argument_size_in_bytes, "planned": planned}
 
 
-def main(text, *remats):
+def bytes_of_layout(text, remats):
     """Saved bytes by remat policy; argument bytes of a program that hands its state on, without policies of the real
     step."""
     layout = Layout(**{key: int(value) for key, _, value in (part.partition("=") for part in text.split(","))})
@@ -59,7 +59,12 @@ def main(text, *remats):
     static = static_of(layout, batch=16, model={"n_layers": layout.stage})
     step = functools.partial(train_step, static) if not remats else lambda state, tokens, h: (state, tokens, h)
     found = {remat: saved_bytes(static, mesh) for remat, static in statics.items()}
-    print(json.dumps({"saved": found, "arguments": argument_bytes(static, mesh, step)}))
+    return {"saved": found, "arguments": argument_bytes(static, mesh, step)}
+
+
+def main(layouts, *remats):
+    for text in layouts.split(";"):
+        print(json.dumps(bytes_of_layout(text, remats)), flush=True)
 
 
 if __name__ == "__main__":
