@@ -18,6 +18,7 @@ from scalelab.errors import BadInput, WorkFailed, nearest_hint
 COMMANDS = {
     "demo": "first result in seconds: fit a scaling law to a table that comes with the package",
     "doctor": "check this machine: versions, devices, one timed matrix product",
+    "init": "make a project of your own: config, functions, study, Slurm job, Makefile, test",
     "prepare": "turn documents or ready-made tokens into token shards, with any tokenizer",
     "plan": "predict memory, time and cost of a run, a budget or a sweep",
     "train": "train one run from a config file; run again to resume",
