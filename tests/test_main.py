@@ -59,7 +59,11 @@ def test_the_version_stands_in_one_place_and_imports_nothing_heavy():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "scalelab.__version__"}
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ") and "Unreleased" not in line)
+    newest = next(
+        line
+        for line in (ROOT / "CHANGELOG.md").read_text().splitlines()
+        if line.startswith("## ") and "Unreleased" not in line
+    )
     assert newest.split()[1] == __version__
 
 

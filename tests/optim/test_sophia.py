@@ -217,8 +217,8 @@ for kind in ("hutchinson", "gauss_newton"):
             specs = jax.tree.map(lambda s: NamedSharding(mesh, s), rules.parameter_specs(of.model, of.layout))
             rows = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
             found = measured(of)(jax.device_put(params, specs), rows)
-        far = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()), found,
-        one) apart[f"{kind} {sizes}"] = max(jax.tree.leaves(far))
+        far = lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max())
+        apart[f"{kind} {sizes}"] = max(jax.tree.leaves(jax.tree.map(far, found, one)))
 print(json.dumps(apart))
 """
 

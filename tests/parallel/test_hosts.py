@@ -146,7 +146,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 def test_a_peer_that_lives_but_does_not_step_ends_both_with_their_stacks(tmp_path):
     folder, address = tmp_path / "run", f"--coordinator=localhost:{free_port()}"
-    more = ("--config.train.stall_s=3", "--config.parallel.schedule=1f1b", address, "--processes=2")
+    more = ("--config.train.stall_s=8", "--config.parallel.schedule=1f1b", address, "--processes=2")
     started = [
         subprocess.Popen(
             [sys.executable, "-c", HANGS, "train", *train(folder, *SETTINGS, *more, f"--process-id={i}")],

@@ -148,7 +148,7 @@ def test_delayed_scales_are_the_largest_of_the_last_steps_and_what_outgrows_them
     x, w, dy = operands()
     scale = jnp.array([1.0, np.abs(w).max(), np.abs(dy).max()]) / jnp.array([448.0, 448.0, 57344.0])
     run = functools.partial(
-        weight_product, ins=1, names=("embed", "mlp"), where=("batch", "context", "mlp"), policy=policy
+        weight_product, ins=1, names=("embed", "mlp"), out_axes=("batch", "context", "mlp"), policy=policy
     )
     y, pull = jax.vjp(lambda x, w, s: run(x.astype(jnp.bfloat16), w, s), x, w, scale)
     expected = np.clip(x, -1, 1) @ w  # the past knew nothing above 1

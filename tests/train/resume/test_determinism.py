@@ -79,7 +79,7 @@ LATE = """
 import sys
 from scalelab import __main__
 from scalelab.train.resume import determinism
-determinism.accelerated = lambda: True
+determinism.expects_accelerator = lambda: True
 determinism.deterministic_xla_flags = lambda folder: ["--xla_force_host_platform_device_count=3"]
 code = __main__.main(sys.argv[1:])
 import jax
