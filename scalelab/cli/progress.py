@@ -139,23 +139,24 @@ class PoolProgress:
         if self.pace.now() - self.last_print < every:
             return
         self.last_print = self.pace.now()
-        for name in running:
-            self._announce_resume(name)
+        for pack in self._read_packs():
+            self._announce_resume([name for name in pack if name in running])
         text = "\n".join(self._lines())
         if self.console.is_terminal:
             self.live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def _announce_resume(self, name: str) -> None:
-        """Print once where a trial goes on, as soon as its logbook says so."""
-        if name in self.announced:
+    def _announce_resume(self, names: Sequence[str]) -> None:
+        """Print once where a pack goes on, as soon as the logbook of its first trial says so."""
+        if not names or names[0] in self.announced:
             return
-        events = [event for event in records.read_events(self.folder / "runs" / name) if event["time"] >= self.begun]
-        self.announced |= {name} if any(event["kind"] in ("start", "resume") for event in events) else set()
+        events = [event for event in records.read_events(self.folder / "runs" / names[0])
+                  if event["time"] >= self.begun and event["kind"] in ("start", "resume")]  # fmt: skip
+        self.announced |= {names[0]} if events else set()
         for event in events:
             if event["kind"] == "resume":
-                print(f"{name}: resumed at step {event['step']}", file=sys.stderr, flush=True)
+                print(f"{_pack_name(names)}: resumed at step {event['step']}", file=sys.stderr, flush=True)
 
     def _lines(self) -> list[str]:
         """The headline, and a line for each pack that trains."""
@@ -183,6 +184,10 @@ class PoolProgress:
         return fit_line(f"{ended} of {len(rows)} runs ended", [(STEP, f"{share:.0%} of all steps"), *times], width)
 
 
+def _pack_name(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
 def _pack_line(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     """The line of trials that train together; of several the median loss, and the first one's name."""
     first = rows[0]
@@ -190,9 +195,12 @@ def _pack_line(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     facts: dict[str, Any] = {"trials": len(rows), "lost": len(rows) - len(finite)} if len(rows) > 1 else {}
     if "train_loss" in first:
         facts |= {"train_loss": statistics.median(finite or [math.nan]), "tokens_per_s": first["tokens_per_s"]}
-    title = f"  {first['name']}" + (f" and {len(rows) - 1} more" if len(rows) > 1 else "")
     step = f"step {min(row['step'] for row in rows)}/{first['steps']}"
-    return fit_line(title, [(STEP, step), *(_loss_parts(facts) or [(LOSS, "compiling")])], width)
+    return fit_line(
+        f"  {_pack_name([row['name'] for row in rows])}",
+        [(STEP, step), *(_loss_parts(facts) or [(LOSS, "compiling")])],
+        width,
+    )
 
 
 class WorkProgress:

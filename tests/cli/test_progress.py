@@ -113,8 +113,8 @@ def test_a_resumed_trial_says_where_and_its_old_steps_are_no_pace(pool, clock, c
         write_trial(tmp_path, name, 80)
         records.write_event(tmp_path / "runs" / name, "resume", 80)
     shown = poll(pool, clock, capsys)
-    assert shown[:4] == [f"{name}: resumed at step 80" for name in "abcd"]
-    assert shown[4] == "0 of 4 runs ended  80% of all steps  0:10"
+    assert shown[:2] == ["a and 1 more: resumed at step 80", "c and 1 more: resumed at step 80"]
+    assert shown[2] == "0 of 4 runs ended  80% of all steps  0:10"
     assert "resumed" not in " ".join(poll(pool, clock, capsys))
     for name in "abcd":
         write_trial(tmp_path, name, 90)

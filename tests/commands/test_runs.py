@@ -193,7 +193,8 @@ def test_trials_that_have_not_started_are_counted_in_their_settings(grid, capsys
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--by=optim.peak_lt"], "unknown column 'optim.peak_lt'; did you mean 'optim.peak_lr'?"),
+    (["--by=optim.peak_lt"], "no config key 'optim.peak_lt'; did you mean 'optim.peak_lr'?"),
+    (["--by=lr"], "no config key 'lr'; did you mean 'optim.peak_lr'?"),  # seen: the last step's metric of that name
     (["--by=train.seed"], "seeds are replications"), (["--by=optim.peak_lr", "--columns=name"], "its own columns"),
     (["--by=model.n_layers"], "differ in optim.peak_lr too, which is not replication; "
         "nearest: --by=model.n_layers,optim.peak_lr"), (["--by="], "--by names no key"),

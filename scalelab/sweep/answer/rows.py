@@ -30,12 +30,12 @@ def answer_by(folders: Sequence[records.Folder], keys: Sequence[str]) -> SweepAn
     for folder in folders:
         for total, part in zip((rows, planned), read_rows(folder), strict=True):
             total += part
-    known = list(dict.fromkeys(key for row in rows for key in row))
+    known = [key for key in dict.fromkeys(key for row in rows for key in row) if "." in key and "/" not in key]
     for key in keys:
         if key == SEED_KEY:
             raise BadInput(f"--by={SEED_KEY}: seeds are replications, over which losses are averaged; name other keys")
         if key not in known:
-            raise BadInput(f"--by={','.join(keys)}: unknown column {key!r}{nearest_hint(key, known)}")
+            raise BadInput(f"--by={','.join(keys)}: no config key {key!r}{nearest_hint(key, known)}")
     _refuse_mixed_settings(rows, keys)
     return answer_sweep([*rows, *planned], keys)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.config.keys import default_values
 from scalelab.records import DAMAGED_STATUS
 
 SEED_KEY = "train.seed"
@@ -120,7 +121,7 @@ def swept_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     groupings: list[list[int]] = []
     names: list[str] = []
     rows = [row for row in rows if row.get("status") != DAMAGED_STATUS]
-    for name in dict.fromkeys(key for row in rows for key in row):
+    for name in sorted(dict.fromkeys(key for row in rows for key in row), key=_may_follow):
         # Config values are named by full keys; what has a slash was measured: of a source, on a task.
         if "." not in name or "/" in name or name.startswith("log."):
             continue
@@ -130,6 +131,11 @@ def swept_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             groupings.append(firsts)
             names.append(name)
     return names
+
+
+def _may_follow(key: str) -> bool:
+    """Whether a value may be derived from others; a learning rate is what it is."""
+    return key != "optim.peak_lr" and default_values().get(key, key) is None
 
 
 def setting_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
