@@ -15,8 +15,8 @@ if "SCALELAB_TEST_FOLDER" not in os.environ:  # the first process of the session
     # which takes most of the time of tests: small models gain nothing from later passes (tests/train/step/test_step.py:
     # 37 s of CPU instead of 58) or from the newer loop generator (tests/train/resume/test_branch.py: 52 s instead of
     # 73). A program stays one LLVM module: cut into parts for idle cores, it is copied for each part
-    # (tests/precision/test_loss_scale.py, tests/train/run/test_sources.py: 31 s instead of 34). Your own XLA_FLAGS come
-    # after these and win.
+    # (test_loss_scale.py, test_user_numbers.py and test_sources.py together: 32 s instead of 34). Your own XLA_FLAGS
+    # come after these and win.
     flags = "--xla_allow_excess_precision=false --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     flags += " --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
