@@ -52,8 +52,8 @@ MODEL = {
         range=(0, 1e12), source="Gemma 3: 1e4, beside a rope_theta of 1e6"),
     "nope_every": key(0, "rope: every n-th layer has no positions; 0: none", unit="layers", range=(0, 1e6),
         source='SmolLM3: 4; Yang et al. 2025, "Rope to Nope"'),
-    "block": key("sequential", "attention, then MLP; parallel: both after one norm, added",
-        choices="sequential parallel", source="parallel: PaLM (Chowdhery et al. 2022), sec. 2"),
+    "block": key("sequential", "attention, then MLP; parallel: both after one norm, added; or your own as pkg.mod:fn",
+        choices="sequential parallel", source="parallel: PaLM (Chowdhery et al. 2022), sec. 2", user_code=True),
     "norm_place": key("before", "norms before attention and MLP, or after them, on their outputs",
         choices="before after", source="after: OLMo 2 (2024), sec. 2.1"),
     "norm": key("rmsnorm", "kind of norm", choices="rmsnorm layernorm layernorm_nobias",
@@ -83,8 +83,8 @@ MODEL = {
 
 # Where the tokens come from.
 DATA = {
-    "source": key("stdlib", "Python's own .py files, data.path as bytes, a bigram language, or the output of `prepare`",
-        choices="stdlib text synthetic prepared"),
+    "source": key("stdlib", "Python's own .py files, data.path as bytes, a bigram language, the output of `prepare`, "
+        "or your own documents as pkg.mod:fn", choices="stdlib text synthetic prepared", user_code=True),
     "path": key("", "text: files and globs, separated by commas; prepared: the folder, with split and tokenizer"),
     "documents": key("cross", "whether attention crosses documents; mask: it does not, and positions restart in each",
         choices="cross mask", source="cross: GPT-3, sec. 2.3; mask: Llama 3, sec. 3.2"),
@@ -231,6 +231,9 @@ TRAIN = {
     "seed": number(0, "seed of initialisation and data order", range=(0, 2**31 - 1), resume=False),
     "z_loss": number(0.0, "weight of mean(logsumexp^2); reported losses exclude it", range=(0, 1e3),
         source="PaLM: 1e-4"),
+    "loss": key("", 'your own term of the loss, in nats a token, as pkg.mod:fn; "": none', user_code=True),
+    "metrics": setting("", 'your own metrics of the step, logged with its own, as pkg.mod:fn; "": none',
+        user_code=True),
     "ema": number(0.0, "decay of a bias-corrected average of the weights, for `eval --ema`; 0: none", unit="per step",
         range=(0, 0.9999999), resume=False),
     "deterministic": setting(False, "the same bits every time, at some speed: on a GPU, ops of fixed order"),
@@ -246,6 +249,7 @@ EVAL = {
     "every_steps": key(100, "interval between validation losses; the last step has one", unit="steps", range=COUNT,
         resume=True),
     "batches": key(8, "batches of global_batch sequences from the fixed validation set", range=COUNT, resume=True),
+    "metrics": setting("", 'your own metrics of evaluations, as pkg.mod:fn; "": none', user_code=True),
 }  # fmt: skip
 
 CHECKPOINT = {

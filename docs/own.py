@@ -36,3 +36,32 @@ def of_tokens(D, *, E: Coefficient, B: Coefficient, beta: Exponent):
     Columns come first; parameters after the `*`, annotated with their kind (scalelab/laws/law/law.py).
     """
     return E + B / D**beta
+
+
+def moved(a):
+    """`train.metrics`: how far a step moves the embedding, relative to its size. Fields of `a`: StepArrays."""
+    old, new = a.params["embed"]["w"], a.new_params["embed"]["w"]
+    return {"moved/embed": jnp.linalg.norm(new - old) / jnp.linalg.norm(old)}
+
+
+def accuracy(a):
+    """`eval.metrics`: the share of tokens that were the likeliest. Fields of `a`: EvalArrays."""
+    return {"accuracy": jnp.sum(a.correct) / jnp.maximum(jnp.sum(a.counts), 1)}
+
+
+def confidence(a):
+    """`train.loss`: 0.01 times the mean negative entropy of the predictions (Pereyra et al. 2017): LossArrays."""
+    log_p = jax.nn.log_softmax(a.logits())
+    return 0.01 * jnp.mean(jnp.sum(jnp.exp(log_p) * log_p, axis=-1))
+
+
+def gained(x, parts):
+    """`model.block`: attention and MLP, each with a learned gain for every channel (Touvron et al. 2021)."""
+    x = x + parts.times * parts.gain("attention_gain", parts.attention(parts.norm("attention_norm", x)), fill=0.1)
+    return x + parts.times * parts.gain("mlp_gain", parts.mlp(parts.norm("mlp_norm", x)), fill=0.1)
+
+
+def sums(path):
+    """`data.source`: documents of additions. `path` is data.path, not used here."""
+    for i in range(1000):
+        yield f"{i} + {i * 7 % 100} = {i + i * 7 % 100}\n"

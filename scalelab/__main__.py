@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 import scalelab
@@ -63,6 +64,8 @@ def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]
         sys.stdout.flush()
         return code
     except BadInput as mistake:
+        if os.environ.get("SCALELAB_TRACE"):  # where the line came from, for code of the user's own
+            traceback.print_exception(mistake)
         print(f"{name}: {mistake}", file=sys.stderr)
         return 2
     except WorkFailed as failure:

@@ -43,9 +43,22 @@ def _keys_aside() -> frozenset[str]:
     return frozenset(keys | groups)
 
 
+@functools.cache
+def _optional_code() -> frozenset[str]:
+    """Keys that hold the name of a user's function, or nothing."""
+    from scalelab.configs import base  # as above
+
+    records = {f"{group}.{name}": key for group, part in base.KEYS.items() for name, key in part.items()}
+    return frozenset(name for name, key in records.items() if key.user_code and key.default == "")
+
+
 def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
-    """The identity of a resolved config's values by `group.key`; `counted`: further keys and groups to include."""
+    """The identity of a resolved config's values by `group.key`; `counted`: further keys and groups to include.
+
+    Code of a user that is not named (`train.loss=""`) is not counted: versions without the key had the same run.
+    """
     hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
+    hashed = {key: value for key, value in hashed.items() if value != "" or key not in _optional_code()}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 

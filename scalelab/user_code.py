@@ -7,16 +7,33 @@ law) is refused.
 
 import contextlib
 import difflib
+import functools
 import importlib
+import linecache
 import os
 import pathlib
 import pkgutil
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput, WorkFailed, nearest_hint
+
+TRACE_VARIABLE = "SCALELAB_TRACE"  # of the environment: set, the command also prints the traceback of a user's error
+# jax's errors of code that looks at a traced value, by class: what the code did, and what to write instead.
+TRACED_ERRORS = {
+    "TracerBoolConversionError": "Python {word!r} on a traced value; use {instead}",
+    "TracerIntegerConversionError": "a traced value as a Python index or size; use jnp.take or jax.lax.dynamic_slice",
+    "TracerArrayConversionError": "numpy on a traced value; use jax.numpy",
+    "NonConcreteBooleanIndexError": "a mask of traced values as an index; use jnp.where",
+    "ConcretizationTypeError": "a traced value has no number yet: no float(), int() or .item(); keep it an array",
+    "UnexpectedTracerError": "a traced value of another call was kept; return it instead",
+}
+INSTEAD_OF = {"if": "jnp.where", "while": "jax.lax.while_loop", "assert": "jnp.isfinite and jnp.where"}
 
 _trusted: set[str] = set()  # `pkg.mod:fn`, as the user named them in this process
 _config_folders: list[str] = []  # folders of the config files that were read, the last one first
@@ -50,12 +67,68 @@ def apply_permissions(given: Mapping[str, Sequence[str]]) -> None:
 def user_function(text: str, what: str, expected: str, *records: type) -> Any:
     """Load a user's function, or an instance of one of the types `records` (see `load_user_object`).
 
-    BadInput for anything else; `expected` describes in the message what was expected.
+    BadInput for anything else; `expected` describes in the message what was expected. Errors of the function become
+    one line (`with_short_errors`).
     """
     user_object = load_user_object(text, what)
-    if not callable(user_object) and not isinstance(user_object, records):
+    if isinstance(user_object, records):
+        return user_object
+    if not callable(user_object):
         raise BadInput(f"{what}={text!r} is {repr(user_object)[:60]}, not {expected}")
-    return user_object
+    return with_short_errors(user_object, f"{what}={text!r}")
+
+
+@functools.cache
+def with_short_errors(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """`function`, a user's, whose errors become one BadInput line: file, line, function, reason, and `what` it is."""
+
+    @functools.wraps(function)
+    def short(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except (BadInput, WorkFailed):
+            raise
+        except Exception as error:  # whatever a user's function may raise
+            raise BadInput(f"{describe_user_error(error, function)} ({what})") from error
+
+    return short
+
+
+def describe_user_error(error: Exception, function: Callable[..., Any] | None = None) -> str:
+    """`my.py, line 7, in loop: Python 'if' on a traced value; use jnp.where`; of other errors their first line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    home = getattr(getattr(function, "__code__", None), "co_filename", "")
+    users = [frame for frame in frames if frame.filename == home or not _is_library(frame.filename)]
+    where = "".join(f"{_short_path(f.filename)}, line {f.lineno}, in {f.name}: " for f in users[-1:])
+    for kind in type(error).__mro__:
+        if kind.__name__ in TRACED_ERRORS:
+            return where + TRACED_ERRORS[kind.__name__].format(**_statement(users[-1:]))
+    reason = str(error).strip().partition("\n")[0]
+    return f"{where}{type(error).__name__}: {reason}"
+
+
+def _statement(frames: Sequence[traceback.FrameSummary]) -> dict[str, str]:
+    """The Python statement of a frame that asks for a truth value, and what takes its place in traced code."""
+    line = linecache.getline(frames[0].filename, frames[0].lineno or 0) if frames else ""
+    word = next(iter(re.findall(r"\b(if|while|assert)\b", line.replace("elif", "if"))), "and, or, not")
+    return {"word": word, "instead": INSTEAD_OF.get(word, "&, | or ~")}
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    """Folders whose code is not a user's: Python's library, installed packages and scalelab itself."""
+    paths = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple(f"{path}{os.sep}" for path in {*paths, os.path.dirname(os.path.abspath(__file__))})
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", *_library_folders())) or f"{os.sep}site-packages{os.sep}" in file
+
+
+def _short_path(file: str) -> str:
+    """A file's path from the current folder if it lies in it."""
+    path = pathlib.Path(file)
+    return str(path.relative_to(pathlib.Path.cwd())) if path.is_relative_to(pathlib.Path.cwd()) else file
 
 
 def load_user_object(text: str, what: str) -> Any:

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"config", "data", "hardware", "hf", "model", "optim", "parallel", "precision"},
     "evaluate": {"config", "data", "model", "precision", "train"},
     "sweep": {"config", "hardware", "laws", "model", "optim", "train"},
-    "testing": {"config", "laws", "model", "optim", "parallel", "train"},
+    "testing": {"config", "data", "laws", "model", "optim", "parallel", "train"},
     "report": {"laws", "precision", "sweep"},
     "plan": {"config", "hardware", "laws", "model", "optim", "parallel", "precision", "sweep", "train"},
     "api": {"config", "data", "evaluate", "hardware", "laws", "plan", "sweep", "train"},

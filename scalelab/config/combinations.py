@@ -120,6 +120,11 @@ def _check_layers(model: "ConfigDict") -> None:
             f"model.rope_local_theta={model.rope_local_theta:g} without model.global_every: all layers are alike; "
             "nearest: model.rope_local_theta=0, and that number as model.rope_theta"
         )
+    if ":" in model.block and model.norm_place != "before":
+        raise BadInput(
+            f"model.norm_place={model.norm_place!r} has no effect with model.block={model.block!r}, which places its "
+            "norms itself; nearest: 'before'"
+        )
     if model.block == "parallel" and model.norm_place == "after":
         raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")
 

@@ -9,7 +9,7 @@ from scalelab import set_by, user_code
 from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
 from scalelab.config.combinations import check_combinations
 from scalelab.config.files import check_tree, leaves, override, read_config_file
-from scalelab.config.keys import default_values, traced_keys
+from scalelab.config.keys import default_values, key_records, traced_keys
 from scalelab.config.validate import check_values
 from scalelab.errors import BadInput
 
@@ -29,8 +29,9 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     """
     config = config.copy_and_resolve_references()
     check_tree(config)
+    values = leaves(config)
     if not stored:
-        user_code.trust_names(config.optim.name, config.schedule.name)
+        user_code.trust_names(*(values[name] for name, record in key_records().items() if record.user_code))
     check_values(config)
     model, who = config.model, config_value_origins(config)
     with config.unlocked(), config.ignore_type():

@@ -131,6 +131,9 @@ class Static:
     documents: str = "cross"  # from data.documents
     seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
     layers: bool = False  # from log.layers_every: whether the program can measure its layers
+    own_loss: str = ""  # from train.loss, train.metrics and eval.metrics: functions of the user
+    own_metrics: str = ""
+    own_eval_metrics: str = ""
 
 
 def static(config: "ConfigDict") -> Static:
@@ -153,6 +156,7 @@ def static(config: "ConfigDict") -> Static:
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0,
         batch_ramp.batch_ramp_steps(config), config.data.documents,
         schedule.seq_start is not None, config.log.layers_every > 0,
+        train.loss, train.metrics, config.eval.metrics,
     )  # fmt: skip
 
 

@@ -34,12 +34,14 @@ def check_values(config: "ConfigDict") -> None:
 def check_choice(name: str, value: Any) -> None:
     """Raise BadInput if the key `name` has choices, and `value` is neither one of them nor the default."""
     record = key_records()[name]
-    if not record.choices or value == record.default or value in record.choices:
+    if value == record.default or value in record.choices or not (record.choices or record.user_code):
         return
     if record.user_code and ":" in value:
         if is_trusted(value):  # otherwise the code that would run it refuses
             load_user_object(value, name)
         return
+    if not record.choices:
+        raise BadInput(f'{name}={value!r} is not a function\'s name: my_module:my_function, or "" for none')
     close = nearest_hint(value, record.choices)
     listed = "" if "known: " in close else f" Known: {', '.join(record.choices)}"
     raise BadInput(f"{name}={value!r} is not a choice{close}{listed}")

@@ -114,7 +114,7 @@ def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> p
     root = config.cache_dir or os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
     inputs = [SHARD_FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
-    return pathlib.Path(os.path.expanduser(root)) / f"{config.source}-{key[:16]}"
+    return pathlib.Path(os.path.expanduser(root)) / f"{config.source.replace(':', '.')}-{key[:16]}"
 
 
 def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:

@@ -15,7 +15,8 @@ from scalelab.config import Static
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.evaluate.subject import EvaluatedModel
-from scalelab.model import decode
+from scalelab.model import decode, transformer
+from scalelab.model.attention import documents
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 
@@ -148,9 +149,12 @@ def _restrict_logits(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -
 def _program(model: EvaluatedModel, count: int, separator: int) -> tuple[Callable, Callable]:
     """begin(tokens_BT) -> (logits of the next token [B, V], state); follow(tokens_B, state) -> both, one token later.
 
-    The state is a KV cache as long as the model's sequences: a prompt of another length recompiles only `begin`.
+    The state is a KV cache as long as the model's sequences: a prompt of another length recompiles only `begin`. A
+    user's block may mix tokens outside of attention, which the cache does not hold: there the state is all tokens.
     """
     ends = jnp.int32(separator) if model.static.documents == "mask" else None
+    if ":" in model.static.model.block:
+        return _whole_program(model, count, ends)
     cache = decode.empty_cache(model.static.model, count, model.seq_len, POLICIES[model.static.precision])
 
     def begin(tokens_BT: jax.Array) -> tuple[jax.Array, Any]:
@@ -168,3 +172,27 @@ def _extend(static: Static, params: Any, tokens_BT: jax.Array, cache: Any, ends:
     with product_precision(policy):
         logits_BTV, cache = decode.decode_tokens(static.model, params, tokens_BT, cache, policy, ends)
     return logits_BTV[:, -1], cache
+
+
+def _whole_program(model: EvaluatedModel, count: int, ends: Any) -> tuple[Callable, Callable]:
+    """`_program` without a cache: every token is computed from all tokens so far (later ones change no logits)."""
+
+    def begin(tokens_BT: jax.Array) -> tuple[jax.Array, Any]:
+        filled = tokens_BT.shape[1]
+        ids_BS = jnp.zeros((count, model.seq_len), jnp.int32).at[:, :filled].set(tokens_BT)
+        return _logits_at(model.static, model.params, ids_BS, filled - 1, ends), (ids_BS, filled)
+
+    def follow(tokens_B: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        ids_BS, filled = state
+        ids_BS = ids_BS.at[:, filled].set(tokens_B)
+        return _logits_at(model.static, model.params, ids_BS, filled, ends), (ids_BS, filled + 1)
+
+    return begin, follow
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits_at(static: Static, params: Any, ids_BS: jax.Array, at: jax.Array, ends: Any) -> jax.Array:
+    policy = POLICIES[static.precision]
+    packed = None if ends is None else documents.document_segments(ids_BS, ends)
+    with product_precision(policy):
+        return transformer.next_token_logits(static.model, params, ids_BS, policy, packed)[:, at]

@@ -41,25 +41,33 @@ def count_parameters_by_group(shape: ModelShape) -> dict[str, int]:
     sums: dict[str, int] = {}
     for path, declared in jax.tree_util.tree_leaves_with_path(transformer.parameter_declarations(shape)):
         names = [key.key for key in path]
-        group = next((n for n in names if n in ("attention", "mlp", "embed", "head", "positions")), "norms")
+        known = [n for n in names if n in ("attention", "mlp", "embed", "head", "positions")]
+        rest = "norms" if any(name.endswith("norm") for name in names) else "own"  # of a user's block
+        group = known[0] if known else rest
         sums[group] = sums.get(group, 0) + declared.size
     return sums
+
+
+def has_attention(shape: ModelShape) -> bool:
+    """Whether the blocks use the model's attention; a user's block (`model.block=pkg.mod:fn`) may not."""
+    return "attention" in transformer.parameter_declarations(shape)["blocks"]
 
 
 def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str, float]:
     """Forward FLOPs of one sequence by term (Hoffmann et al. 2022, appendix F); training costs three times the sum.
 
     The paper's Table A4 follows from the sum *without* `embedding` and `final_logits`, against 6 N D with N without
-    biases. SwiGLU's gate counts as a third MLP matrix.
+    biases. SwiGLU's gate counts as a third MLP matrix, and so do other matrices of a user's block.
     """
     s, d = seq_len or shape.seq_len, shape.d_model
-    kh, layers = shape.d_head * shape.n_heads, shape.n_layers
+    kh, layers = shape.d_head * shape.n_heads, shape.n_layers if has_attention(shape) else 0
     matrices = {"qkv": 0, "attention_output": 0, "mlp": 0}
     for name, declared in named_leaves(transformer.parameter_declarations(shape)["blocks"]).items():
         if declared.is_hidden_matrix and declared.role == "weight":
             output = "attention_output" if declared.outs == ("embed",) else "qkv"
             matrices[output if name.startswith("attention") else "mlp"] += declared.size
-    keys_per_query = layers * s - count_local_layers(shape) * max(0, s - shape.window)  # summed over layers
+    local = count_local_layers(shape) if layers else 0
+    keys_per_query = layers * s - local * max(0, s - shape.window)  # summed over layers
     return {
         "embedding": 2.0 * s * shape.vocab_size * d,
         "qkv": 2.0 * s * matrices["qkv"],
@@ -98,6 +106,7 @@ def _jaxpr_flops(shape: ModelShape, remat: str) -> float:
     # The traced products take all keys; the ones hidden by a window are subtracted here. Remat computes two of
     # attention's six products again: `dots` saves none that has a batch axis.
     products = 12.0 if remat == "none" else 16.0
+    products = products if has_attention(shape) else 0.0
     hidden = products * count_local_layers(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
     return walked_flops(shape, remat) / shape.seq_len - hidden
 

@@ -3,7 +3,9 @@
 Shapes: B batch, S sequence, D d_model, N heads, K key/value heads, H d_head, F d_ff, V vocab.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,13 +13,24 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
+from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.observe import measures
 from scalelab.model.product import weight_product
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import TENSOR_AXIS, activation_spec, gather_weight, has_explicit_mesh, per_device
+from scalelab.sharding import (
+    TENSOR_AXIS,
+    activation_spec,
+    gather_weight,
+    has_explicit_mesh,
+    per_device,
+    reshard_to,
+    residual_axes,
+)
+from scalelab.user_code import user_function
 
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
+Branch = Callable[[jax.Array], jax.Array]  # [B, S, D] -> [B, S, D]
 
 
 def add_bias(x: jax.Array, b: jax.Array) -> jax.Array:
@@ -181,3 +194,77 @@ def gather_rows(table_SD: jax.Array, index_BS: jax.Array) -> jax.Array:
     """Rows [B, S, D] of a table that every device holds whole."""
     split, out = activation_spec("batch", "context"), activation_spec("batch", "context", None)
     return per_device(lambda table, index: table[index], (activation_spec(None, None), split), out)(table_SD, index_BS)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockParts:
+    """The parts of a user's block, `model.block=pkg.mod:fn` with fn(x_BSD, parts) -> x_BSD.
+
+    `attention(x_BSD)` and `mlp(x_BSD)` are the model's, for one call each: branches, to be added to the residual stream
+    `times` a factor (CompleteP's; else 1). Each parameter that a part makes is declared, so sharding, muP, decay,
+    optimizers, counts and plans follow from it.
+    """
+
+    shape: ModelShape
+    policy: Policy
+    attention: Branch
+    mlp: Branch
+    times: float
+
+    def norm(self, name: str, x_BSD: jax.Array) -> jax.Array:
+        """x_BSD after a norm of the kind `model.norm`, whole along the sequence."""
+        s = self.shape
+        norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute), name=name)
+        return reshard_to(norm(x_BSD), "batch", "context", None)
+
+    def product(self, name: str, x: jax.Array, ins: str, outs: str, size: int) -> jax.Array:
+        """x [B, S, ins] W [ins, outs] -> [B, S, size]; the axes are `embed` (d_model) or `mlp` (any size)."""
+        self._check_axes(name, (ins, x.shape[-1]), (outs, size))
+        init, to_stream = projection_init(self.shape), outs == "embed"
+        place = residual_axes(self.shape.sequence_parallel) if to_stream else ("batch", "context", outs)
+        times = init.last if to_stream else 1.0
+        weight = ((ins, x.shape[-1]),), ((outs, size),)
+        return Einsum(*weight, self.shape.bias, self.policy, place, std=init.std, times=times, name=name)(x)
+
+    def gain(self, name: str, x: jax.Array, fill: float = 1.0, axis: str = "embed") -> jax.Array:
+        """x [B, S, axis] times a learned vector, initially `fill`."""
+        self._check_axes(name, (axis, x.shape[-1]))
+        declaration = Declaration(x.shape[-1:], (), (axis,), "gain", fill=fill)
+        vector = gather_weight(BareParameter(declaration, name=name)(), axis)
+        return (x * broadcast_trailing(vector, x)).astype(x.dtype)
+
+    def _check_axes(self, name: str, *axes: tuple[str, int]) -> None:
+        for axis, size in axes:
+            if axis not in ("embed", "mlp") or (axis == "embed" and size != self.shape.d_model):
+                raise BadInput(
+                    f"model.block={self.shape.block!r}: {name!r} has an axis {axis!r} of {size}; "
+                    f"axes are 'embed' (of {self.shape.d_model}) and 'mlp' (of any size)"
+                )
+
+
+def run_user_block(
+    shape: ModelShape, policy: Policy, x_BSD: jax.Array, attend: Branch, mlp: Branch, times: float,
+    due: jax.Array | None,
+) -> jax.Array:  # fmt: skip
+    """x_BSD after the user's function `model.block`, from the block's branches; `due` as in `transformer.Block`."""
+    what = f"model.block={shape.block!r}"
+    function = user_function(shape.block, "model.block", "a function (x, parts) -> x")
+    inside, used = ("batch", "context", None), []
+
+    def branch(name: str, apply: Branch) -> Branch:
+        def call(x_BSD: jax.Array) -> jax.Array:
+            if name in used:
+                raise BadInput(f"{what} calls parts.{name} twice: it has one set of parameters, for one call a block")
+            used.append(name)
+            return apply(reshard_to(x_BSD, *inside))
+
+        return call
+
+    parts = BlockParts(shape, policy, branch("attention", attend), branch("mlp", mlp), times)
+    y_BSD = function(x_BSD, parts)
+    if getattr(y_BSD, "shape", None) != x_BSD.shape:
+        got = getattr(y_BSD, "shape", type(y_BSD).__name__)
+        raise BadInput(f"{what} returned {got}: a block returns the residual stream, here of shape {x_BSD.shape}")
+    if due is not None and len(used) < 2:
+        raise BadInput(f"{what} does not use both parts.attention and parts.mlp, which log.layers_every measures")
+    return reshard_to(y_BSD.astype(x_BSD.dtype), *residual_axes(shape.sequence_parallel))

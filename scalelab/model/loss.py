@@ -30,21 +30,30 @@ TOKEN_AXES = (*BATCH_AXES, CONTEXT_AXIS)  # the mesh axes that split tokens
 
 
 class LossSums(NamedTuple):
-    """Sums over positions that count. Only `objective`, which is nll + z_weight * z, is differentiated.
+    """Sums over positions that count. Only `objective`, which is nll + z_weight * z + term, is differentiated.
 
-    `measures` is () unless a training step measures its layers (`observe/measures.py`).
+    `measures` is () unless a training step measures its layers (`observe/measures.py`); `term` is the user's term of
+    the loss (`train.loss`) times the tokens, () if there is none.
     """
 
     objective: jax.Array
     nll: jax.Array
     tokens: jax.Array
     measures: Any = ()
+    term: Any = ()
 
 
 def add_sums(a: LossSums, b: LossSums) -> LossSums:
     """The sums of two batches as those of one."""
     measured = combine(a.measures, b.measures)
-    return LossSums(a.objective + b.objective, a.nll + b.nll, a.tokens + b.tokens, measured)
+    term = jax.tree.map(jnp.add, a.term, b.term)
+    return LossSums(a.objective + b.objective, a.nll + b.nll, a.tokens + b.tokens, measured, term)
+
+
+def add_loss_term(sums: LossSums, term: jax.Array) -> LossSums:
+    """`sums` with a further term of the loss, in nats a token."""
+    weighted = term * sums.tokens
+    return sums._replace(objective=sums.objective + weighted, term=weighted)
 
 
 def _chunk_sums(

@@ -5,6 +5,7 @@ Shapes: B batch, S sequence, D d_model, V vocab.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.declare import Declaration, unbox
 from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_flags
 from scalelab.model.layers import MLP, BareParameter, Norm
-from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy, softcap_logits
+from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_cross_entropy, softcap_logits
 from scalelab.model.loss import head_token_losses as token_losses_of
 from scalelab.model.observe import measures
 from scalelab.precision.policy import FP32, Policy, array_dtype
@@ -38,7 +39,7 @@ class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). Returns (x, None): `nn.scan`'s carry and output.
 
     Norms `after`: x + norm(attention(x)), x + norm(mlp(x)) (OLMo 2, section 2.1). `parallel`: x + attention(norm(x)) +
-    mlp(norm(x)) with one norm (PaLM, section 2).
+    mlp(norm(x)) with one norm (PaLM, section 2). A user's own block gets the same parts (`layers.BlockParts`).
     """
 
     shape: ModelShape
@@ -63,7 +64,9 @@ class Block(nn.Module):
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products take all of it
         attention, times = Attention(s, self.policy, name="attention"), layers.branch_multiplier(s)
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
-        if s.block == "parallel":
+        if ":" in s.block:
+            x_BSD = layers.run_user_block(s, self.policy, x_BSD, attend, functools.partial(mlp, due=due), times, due)
+        elif s.block == "parallel":
             y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
             x_BSD = x_BSD + times * (attend(y_BSD) + mlp(y_BSD, due))
         elif s.norm_place == "after":
@@ -243,21 +246,26 @@ def head_loss(
 def summed_loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
     policy: Policy = FP32, chunk: int = 0, scales: Params | None = None, packed: PackedDocuments | None = None,
-    due: jax.Array | None = None,
+    due: jax.Array | None = None, term: Callable[..., jax.Array] | None = None,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
 
     `scales`: delayed scaling's scales for the blocks' products (`precision/delayed.py`). With `due` the sums also hold
-    `measures` of all layers, taken where it is true.
+    `measures` of all layers, taken where it is true. `term(params, tokens, targets, x_BSD, head_DV)`, in nats a token,
+    is added to the objective.
     """
     more = {"scales": {"blocks": scales}} if scales else {}
+
+    def ended(x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
+        sums = _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk, due)
+        return add_loss_term(sums, term(params, tokens_BS, targets_BS, x_BSD, head_DV)) if term else sums
+
     if due is None:
-        x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed, **more)
-        return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
+        return ended(*_part("__call__", shape, params, policy, tokens_BS, packed, **more))
     (x_BSD, head_DV), written = Transformer(shape, policy).apply(
         {"params": params, **more}, tokens_BS, packed, due, mutable=[measures.COLLECTION]
     )
-    sums = _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk, due)
+    sums = ended(x_BSD, head_DV)
     of_blocks = measures.of_blocks(written[measures.COLLECTION]["blocks"], tokens_BS.size)
     return sums._replace(measures=of_blocks._replace(logit_squares=sums.measures[0], log_z=sums.measures[1]))
 

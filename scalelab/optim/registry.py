@@ -1,9 +1,15 @@
 """The optimizers by `optim.name`. A user's own needs no row here: `optim.name=pkg.mod:fn`."""
 
+import dataclasses
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import optax
 
 from scalelab.config import Optim, traced_names
+from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.optim import (
     adafactor,
@@ -25,7 +31,7 @@ from scalelab.optim import (
     user_numbers,
 )
 from scalelab.optim.optimizer import BuildTransform, Optimizer
-from scalelab.user_code import user_function
+from scalelab.user_code import user_function, with_short_errors
 
 OPTIMIZERS = {
     "sgd": sgd.SGD,
@@ -58,8 +64,23 @@ def find_optimizer(name: str) -> Optimizer:
     wanted = "an Optimizer or a function (declared, o, h, lr) -> transform"
     user_object = user_function(name, "optim.name", wanted, Optimizer)
     if isinstance(user_object, Optimizer):
-        return user_object
-    return Optimizer(user_object, lambda declaration, o: _count_state_bytes(user_object, declaration, o))
+        return dataclasses.replace(user_object, build=_with_short_errors(user_object.build, name))
+    build = _with_short_errors(user_object, name)
+    return Optimizer(build, lambda declaration, o: _count_state_bytes(build, declaration, o))
+
+
+@functools.cache
+def _with_short_errors(build: BuildTransform, name: str) -> BuildTransform:
+    """A user's `build` whose errors, also those of the transform's functions, become one line."""
+    short = functools.partial(with_short_errors, what=f"optim.name={name!r}")
+
+    def checked(declared: Any, o: Optim, h: Any, lr: jax.Array) -> optax.GradientTransformation:
+        transform = short(build)(declared, o, h, lr)
+        if not isinstance(transform, optax.GradientTransformation):
+            raise BadInput(f"optim.name={name!r} returned {str(transform)[:60]}, not an optax transform")
+        return transform._replace(init=short(transform.init), update=short(transform.update))
+
+    return checked
 
 
 def _count_state_bytes(build: BuildTransform, declaration: Declaration, o: Optim) -> float:

@@ -38,7 +38,7 @@ def check_optimizer(optimizer: str | Callable | Optimizer, **optim: Any) -> Opti
     A user's optimizer has no default LR: pass `peak_lr`. Its own numbers are `own={"gamma": 0.025}`; a number that it
     reads and that isn't set is refused.
     """
-    name = _name(optimizer)
+    name = name_function(optimizer)
     try:
         static, h = optimizer_checks.small_setting(name, optim)
         member = find_optimizer(name)
@@ -57,15 +57,15 @@ def check_optimizer(optimizer: str | Callable | Optimizer, **optim: Any) -> Opti
     return OptimizerReport(name, bytes_, layout)
 
 
-def _name(optimizer: Any) -> str:
-    """The optimizer's name for a config. Functions in a test, lambdas and records get one in this module."""
-    if isinstance(optimizer, str):
-        return optimizer
-    module, name = getattr(optimizer, "__module__", None), getattr(optimizer, "__name__", "given")
-    if getattr(sys.modules.get(str(module)), name, None) is optimizer:
+def name_function(function: Any) -> str:
+    """The name of a user's function for a config. Functions in a test, lambdas and records get one in this module."""
+    if isinstance(function, str):
+        return function
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", "given")
+    if getattr(sys.modules.get(str(module)), name, None) is function:
         return f"{module}:{name}"
-    name = f"{name}_{next(_given)}"  # a name of its own: what is known of an optimizer is kept by its name
-    globals()[name] = optimizer
+    name = f"{name.strip('<>')}_{next(_given)}"  # a name of its own: what is known of a function is kept by its name
+    globals()[name] = function
     return f"{__name__}:{name}"
 
 

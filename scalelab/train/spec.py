@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.parallel import mesh
+from scalelab.train.step import hooks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,8 @@ class TrainSpec:
 
 
 def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None = None) -> TrainSpec:
-    """Split a resolved config. BadInput where its layout does not fit the devices that are here."""
+    """Split a resolved config. BadInput where its layout does not fit the devices here, or the user's functions it."""
     static = config_lib.static(config)
     static = dataclasses.replace(static, layout=mesh.resolve_layout(static.layout, jax.device_count()))
+    hooks.refuse_unsupported(static)
     return TrainSpec(config, static, config_lib.hparams(config) | dict(data_hparams or {}), config_lib.identity(config))

@@ -17,6 +17,7 @@ import numpy as np
 from scalelab.data.read import delimited, foreign
 from scalelab.data.sources import language
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.user_code import user_function, with_short_errors
 
 # Folders of the standard library without ordinary source text: tests, tables of code points, other people's packages.
 # config-* and _sysconfigdata* differ by build; without them equal Python versions give equal corpora.
@@ -31,7 +32,7 @@ PREPARED_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".gz", ".zst", ".tgz", ".ta
 class DataConfig:
     """The `data` group of a config. `vocab_size` is the model's: a tokenizer that needs more is refused."""
 
-    source: str = "stdlib"  # a key of SOURCES
+    source: str = "stdlib"  # a key of SOURCES, or a user's function pkg.mod:fn
     path: str = ""  # text: files and globs, separated by commas; ** matches any depth
     val_fraction: float = 0.1  # share of the documents' bytes (synthetic: tokens) held out for validation
     split_seed: int = 0  # which documents are held out
@@ -58,6 +59,8 @@ class Source:
 
 def open_source(config: DataConfig) -> Source:
     """The source that `config.source` names. Raises BadInput for an unknown name, missing files or no documents."""
+    if ":" in config.source:
+        return user_source(config)
     if config.source not in SOURCES:
         raise BadInput(f"data.source={config.source!r} is unknown{nearest_hint(config.source, SOURCES)}")
     return SOURCES[config.source](config)
@@ -146,6 +149,36 @@ def synthetic_source(config: DataConfig) -> Source:
     fingerprint = hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()
     sample = functools.cache(lambda: language.sample_documents(drawn, config.n_tokens, config.language_seed))
     return Source(sample, fingerprint, rule, config.vocab_size, language.entropy_rate(drawn))
+
+
+def user_source(config: DataConfig) -> Source:
+    """The documents (str or bytes) that the user's function `pkg.mod:fn` gives; it gets `data.path`.
+
+    The function is called at every start, to know whether its documents are still the same. BadInput where it fails,
+    or gives anything else.
+    """
+    function = user_function(config.source, "data.source", "a function (path) -> documents")
+
+    def documents() -> Iterator[bytes]:
+        iterator = iter(with_short_errors(lambda: iter(function(config.path)), f"data.source={config.source!r}")())
+        step = with_short_errors(lambda: next(iterator, None), f"data.source={config.source!r}")
+        number = 0
+        while (document := step()) is not None:
+            number += 1
+            if not isinstance(document, str | bytes):
+                raise BadInput(
+                    f"data.source={config.source!r}: document {number} is {type(document).__name__}, not str or bytes"
+                )
+            if document:
+                yield document.encode() if isinstance(document, str) else document
+
+    digest = hashlib.sha256()
+    n_documents = 0
+    for n_documents, document in enumerate(documents(), 1):  # noqa: B007
+        digest.update(hashlib.sha256(document).digest())
+    if not n_documents:
+        raise BadInput(f"data.source={config.source!r} gave no document")
+    return Source(documents, digest.hexdigest(), {"source": config.source, "path": config.path})
 
 
 SOURCES: dict[str, Callable[[DataConfig], Source]] = {

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
+from scalelab.errors import BadInput
 from scalelab.model.attention.attention import LOGITS_NAME
 from scalelab.model.layer_flags import all_layer_flags, select_layers
 from scalelab.model.transformer import Block, Params, Transformer, embed_tokens
@@ -59,6 +60,10 @@ def _capture_blocks(
             capture_intermediates=_capture_filter(*BRANCH_MODULES),
             mutable=["intermediates"],
         )
+        if missing := [name for name in BRANCH_MODULES if name not in captured.get("intermediates", {})]:
+            raise BadInput(
+                f"model.block={shape.block!r} does not use parts.{missing[0]}, whose activations are measured"
+            )
         for name in BRANCH_MODULES:
             by_block[name].append(captured["intermediates"][name]["__call__"][0])
         by_block[LOGITS_NAME].append(captured["intermediates"]["attention"][LOGITS_NAME][0])

@@ -111,7 +111,10 @@ def _format_changes(changed: Mapping[str, tuple[Any, Any]], more: Sequence[str] 
 
 
 def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    trees = [_describe_parameters(facts.config_from_facts(stored)) for stored in (old, new)]
+    try:
+        trees = [_describe_parameters(facts.config_from_facts(stored)) for stored in (old, new)]
+    except BadInput:  # a block that only the stored config names is not run
+        return []
     shapes = [(name, *(tree.get(name, "absent") for tree in trees)) for name in sorted(trees[0] | trees[1])]
     return [f"{name}: {before}, now {after}" for name, before, after in shapes if before != after]
 

@@ -1,7 +1,7 @@
 """Data for the loop: training batches, prepared while the device is busy, and a validation set for each source."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from scalelab.data.batches.shards import check_still_there
 from scalelab.data.dataset import Dataset
 from scalelab.train.run import sources
 from scalelab.train.run.run import Run, bits_per_byte
+from scalelab.train.step.hooks import EVAL_PREFIX
 
 
 class Feed:
@@ -43,20 +44,30 @@ class Feed:
             self.prepare(step)
         return [self.ready[1][run.config.train.seed] if run.status == "running" else None for run in self.runs]
 
-    def scored(self, run: Run, step: int, losses: Sequence[Any]) -> dict[str, float]:
-        """The values of an evaluation, from the `losses` of the sources: the overall ones first.
+    def scored(self, run: Run, step: int, sources_values: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The values of an evaluation, from those of the sources (`evaluation_values`): the overall ones first.
 
         Overall a source counts by the tokens of its validation split, whatever the mixture: runs on different mixtures
         are scored alike.
         """
         parts = self.dataset.parts
-        each = {part.name: float(loss) for part, loss in zip(parts, losses, strict=True)}
-        weights = [part.val.n_tokens for part in parts]
-        overall = math.fsum(n * loss for n, loss in zip(weights, each.values(), strict=True)) / sum(weights)
+        names = [part.name for part in parts]
+        each = {name: float(values["val_loss"]) for name, values in zip(names, sources_values, strict=True)}
+        overall = self._mean(each.values())
         values = {"val_loss": overall, "bpb": bits_per_byte(overall, self.dataset.bytes_per_token)}
+        for metric in sorted({*sources_values[0]} - {"val_loss"}):  # the user's own
+            own = [float(values[metric]) for values in sources_values]
+            values |= {f"{EVAL_PREFIX}{metric}": self._mean(own)}
+            if len(parts) > 1:
+                values |= {f"{EVAL_PREFIX}{metric}/{name}": value for name, value in zip(names, own, strict=True)}
         if not sources.reports_sources(run.config, self.dataset):
             return values
         if len(parts) > 1:
             values |= {f"val_loss/{name}": loss for name, loss in each.items()}
             values |= {f"bpb/{part.name}": bits_per_byte(each[part.name], part.bytes_per_token) for part in parts}
         return values | sources.source_columns(self.batches[run.config.train.seed].seen(step))
+
+    def _mean(self, values: Iterable[float]) -> float:
+        """The mean of the sources' values, by the tokens of their validation splits."""
+        weights = [part.val.n_tokens for part in self.dataset.parts]
+        return math.fsum(n * value for n, value in zip(weights, values, strict=True)) / sum(weights)

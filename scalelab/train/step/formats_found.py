@@ -1,5 +1,6 @@
 """The number formats of a run's step, for its record: read off the jaxpr of the step that is run."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -23,8 +24,37 @@ def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
 
     Kernels without a jaxpr (flash attention on a GPU) are not counted. Parameters and moments are listed as stored.
     """
-    # Without batch warm-up and measured layers: their loops have no length in the program; the formats are the same.
-    return _traced_step_formats(dataclasses.replace(static, batch_ramp=(), layers=False), tuple(sorted(h)))
+    # Without batch warm-up, measured layers and the user's metrics: their loops have no length in the program, and the
+    # formats are the same.
+    plain = dataclasses.replace(static, batch_ramp=(), layers=False, own_metrics="", own_eval_metrics="")
+    return _traced_step_formats(plain, tuple(sorted(h)))
+
+
+@functools.cache
+def check_user_metrics(static: Static, names: tuple[str, ...]) -> None:
+    """Trace `train.metrics` and `eval.metrics` on shapes; BadInput where one fails or returns what can't be logged.
+
+    `names`: those of the hparams.
+    """
+    h = {name: jnp.float32(1) for name in names}
+    state, tokens, mesh = _shapes(static)
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        if static.own_metrics:
+            refuse_unloggable(jax.eval_shape(functools.partial(step_lib.train_step, static), state, tokens, h)[1])
+        if static.own_eval_metrics:
+            batches = jax.eval_shape(lambda tokens: tokens[None], tokens)
+            jax.eval_shape(functools.partial(step_lib.evaluation_values, static), state, batches, h)
+
+
+def _shapes(static: Static) -> tuple[Any, jax.ShapeDtypeStruct, Any]:
+    """(state, tokens of a step, the mesh or None), as shapes with shardings."""
+    tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
+    if static.layout.devices == 1:
+        return state_lib.state_shapes(static), tokens, None
+    mesh = mesh_lib.make_mesh(static.layout)
+    sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+    tokens = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=sharding)
+    return state_lib.sharded_state_shapes(static, mesh), tokens, mesh
 
 
 @functools.cache  # the trials of a sweep share the program
@@ -48,16 +78,9 @@ def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, An
 def _trace_step(static: Static, h: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
     """(state as shapes, the step's jaxpr, its metrics as shapes), on the layout's mesh."""
     trace = jax.make_jaxpr(functools.partial(step_lib.train_step, static), return_shape=True)
-    size = static.global_batch, static.model.seq_len + 1
-    if static.layout.devices == 1:
-        state = state_lib.state_shapes(static)
-        traced, (_, metrics) = trace(state, jax.ShapeDtypeStruct(size, jnp.int32), h)
-        return state, traced, metrics
-    mesh = mesh_lib.make_mesh(static.layout)
-    state = state_lib.sharded_state_shapes(static, mesh)
-    by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    with jax.set_mesh(mesh):
-        traced, (_, metrics) = trace(state, jax.ShapeDtypeStruct(size, jnp.int32, sharding=by_row), h)
+    state, tokens, mesh = _shapes(static)
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        traced, (_, metrics) = trace(state, tokens, h)
     return state, traced, metrics
 
 

@@ -21,6 +21,7 @@ from scalelab.precision import delayed
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.train.step import hooks
 
 
 def document_ends(static: Static, h: Hparams, step: jax.Array | None = None) -> DocumentEnds | None:
@@ -38,11 +39,13 @@ def loss_sums(
     ends: DocumentEnds | None = None,
     scales: Any = None,
     due: jax.Array | None = None,
+    term: Callable[..., jax.Array] | None = None,
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
 
     With `ends`, attention stays within documents and the first token of a document is not predicted. `scales` are those
     of delayed scaling; without them its products use the amax of their operands. With `due` the sums hold `measures`.
+    `term`: see `transformer.summed_loss`.
     """
     if static.layout.stage > 1:
         return pipeline.pipeline_loss_sums(static, params, tokens, z_weight, ends)
@@ -50,8 +53,9 @@ def loss_sums(
     policy = POLICIES[static.precision]
     with product_precision(policy):
         return transformer.summed_loss(
-            static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed, due=due
-        )
+            static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed, due=due,
+            term=term,
+        )  # fmt: skip
 
 
 def compute_gradients(
@@ -121,7 +125,7 @@ def micro_batch_objective(
     due: jax.Array | None = None,
 ) -> tuple[jax.Array, LossSums]:
     """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]."""
-    sums = loss_sums(static, params, part, z_weight, ends, scales, due)
+    sums = loss_sums(static, params, part, z_weight, ends, scales, due, hooks.loss_term(static))
     return sums.objective / counted, sums
 
 
@@ -156,6 +160,8 @@ def _gradients(
     parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
     zeros = reshard_as(static, rules.gradient_specs, jax.tree.map(jnp.zeros_like, params))
     nothing = LossSums(*[jnp.zeros(())] * 3)
+    if static.own_loss:
+        nothing = nothing._replace(term=jnp.zeros(()))
     if due is not None:
         nothing = nothing._replace(measures=measures.nothing(static.model))
     begin = (nothing, zeros, jax.tree.map(jnp.zeros_like, scales))

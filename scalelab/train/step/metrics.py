@@ -29,29 +29,29 @@ def refuse_unloggable(metrics: Mapping[str, Any]) -> None:
     and columns of `scalelab runs`, are taken.
     """
     for name, value in metrics.items():
-        if name != LAYERS:
-            _refuse_metric(name, value)
+        if name != LAYERS and (problem := describe_unloggable(name, value)):
+            raise BadInput(f"the step's metric {name!r} {problem}")
     for name in READ_BY_LOOP:
         if name not in metrics:
             raise BadInput(f"the step's metrics have no {name!r}, which the loop reads{nearest_hint(name, metrics)}")
 
 
-def _refuse_metric(name: str, value: Any) -> None:
+def describe_unloggable(name: str, value: Any) -> str:
+    """Why a value can't be logged under this name; "" if it can."""
     shape, dtype = _shape_and_dtype(value)
     if shape is None:
         kind = "several arrays" if jax.tree.leaves(value) else "nothing"
-        raise BadInput(f"the step's metric {name!r} holds {kind}: a metric is one number, and a family is group/name")
+        return f"holds {kind}: a metric is one number, and a family is group/name"
     if shape:
         size = "x".join(map(str, shape))
-        raise BadInput(
-            f"the step's metric {name!r} has shape {size}: a metric is one number (log its mean or its maximum)"
-        )
+        return f"has shape {size}: a metric is one number (log its mean or its maximum)"
     if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
-        raise BadInput(f"the step's metric {name!r} is {dtype}: a metric is one real number")
+        return f"is {dtype}: a metric is one real number"
     if not NAME.fullmatch(name):
-        raise BadInput(f"the step's metric {name!r}: a name is letters, digits, _ and -, or group/name")
+        return "is not a name: letters, digits, _ and -, or group/name"
     if name.partition("/")[0] in WRITTEN_BY_LOOP or name in records.ROW_COLUMNS:
-        raise BadInput(f"the step's metric {name!r} has the name of a value that every run has: use mine/{name}")
+        return f"has the name of a value that every run has: use mine/{name}"
+    return ""
 
 
 def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...] | None, Any]:

@@ -21,7 +21,7 @@ from scalelab.parallel import pipeline, rows
 from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
-from scalelab.train.step.step import evaluation_loss, many_steps
+from scalelab.train.step.step import evaluation_values, many_steps
 
 HparamsList = list[dict[str, Any]]
 Batches = Sequence[np.ndarray | None]  # this process's rows; None: a trial that has ended
@@ -32,13 +32,14 @@ class Program(NamedTuple):
 
     init() -> states; advance(states, batches a trial [k, R, S+1], n) -> (states, metrics a trial,
     each [k]); a trial whose batches are None has ended, and its metrics are meaningless;
-    evaluate(states, batches [n, R, S+1]) -> losses; separate(states) -> [TrainState]; join([TrainState]) -> states.
-    `advance` donates the old states' memory. This process provides the R `rows` of each global batch.
+    evaluate(states, batches [n, R, S+1]) -> values a trial, `val_loss` among them; separate(states) -> [TrainState];
+    join([TrainState]) -> states. `advance` donates the old states' memory. This process provides the R `rows` of each
+    global batch.
     """
 
     init: Callable[[], Any]
     advance: Callable[[Any, Batches, int], tuple[Any, list]]
-    evaluate: Callable[[Any, np.ndarray], list[jax.Array]]
+    evaluate: Callable[[Any, np.ndarray], list[dict[str, jax.Array]]]
     separate: Callable[[Any], list[TrainState]]
     join: Callable[[list[TrainState]], Any]
     rows: np.ndarray | slice = slice(None)
@@ -55,7 +56,7 @@ def _compiled_functions(static: Static, mapped: bool) -> tuple[Callable, Callabl
     functions = (
         functools.partial(state_lib.init_state, static),
         functools.partial(many_steps, static),
-        functools.partial(evaluation_loss, static),
+        functools.partial(evaluation_values, static),
     )
     if mapped:
         init, advance, evaluated = functions
@@ -85,7 +86,7 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
         with jax.set_mesh(mesh):
             return _one_by_one(advance, states, batches, n, traced, whole)
 
-    def evaluate_all(states: list, val: np.ndarray) -> list[jax.Array]:
+    def evaluate_all(states: list, val: np.ndarray) -> list[dict[str, jax.Array]]:
         with jax.set_mesh(mesh):
             batches = whole(val)
             return [evaluated(s, batches, h) for s, h in zip(states, traced, strict=True)]
@@ -161,9 +162,11 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
     def stack(trees: Sequence[Any]) -> Any:
         return jax.device_put(jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *trees), by_trial)
 
+    def by_run(tree: Any) -> list:
+        return [jax.tree.map(lambda leaf: leaf[i], tree) for i in range(len(hparams))]  # noqa: B023
+
     def unstack(tree: Any) -> list:
-        host = jax.device_get(tree)
-        return [jax.tree.map(lambda leaf: leaf[i], host) for i in range(len(hparams))]  # noqa: B023
+        return by_run(jax.device_get(tree))
 
     traced = stack([_traced_hparams(h) for h in hparams])
 
@@ -173,12 +176,12 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
         )  # a trial that has ended goes on, and its results are dropped
         stacked = np.stack([filler if batch is None else batch for batch in batches])
         states, metrics = advance(states, jax.device_put(stacked, by_trial), np.int32(n), traced)
-        return states, [jax.tree.map(lambda leaf: leaf[i], metrics) for i in range(len(hparams))]  # noqa: B023
+        return states, by_run(metrics)
 
     return Program(
         init=lambda: init(traced),
         advance=advance_all,
-        evaluate=lambda states, val: list(evaluated(states, jax.device_put(val, everywhere), traced)),
+        evaluate=lambda states, val: by_run(evaluated(states, jax.device_put(val, everywhere), traced)),
         separate=unstack,
         join=stack,
     )

@@ -19,7 +19,7 @@ from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES, Policy
-from scalelab.train.step import curvature, ema, layers
+from scalelab.train.step import curvature, ema, hooks, layers
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import document_ends, loss_sums, reshard_as, scaled_gradients
 from scalelab.train.step.metrics import refuse_unloggable
@@ -59,7 +59,8 @@ def train_step(
     finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
     if ":" in static.optim.name:
         finite &= _stays_finite(static, state, grads, finite, extra, now)
-    updated = _update_if(finite, static, state, grads, extra, now, _is_logged(state.step, h, due))
+    logged = _is_logged(state.step, h, due)
+    updated = _update_if(finite, static, state, grads, extra, now, logged)
     update_norm, param_norm, norms_by_layer = updated.norms
     new = _next_state(state, updated, finite, _next_precision_state(policy, state.precision, amax, finite))
     values = loss, grad_norm, update_norm, param_norm, now["lr"], new.skipped
@@ -67,6 +68,11 @@ def train_step(
     metrics |= {LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {}
     if due is not None:
         metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer)}
+    metrics |= {hooks.LOSS_TERM: sums.term / jnp.maximum(sums.tokens, 1.0)} if static.own_loss else {}
+    if static.own_metrics:
+        after = upcast(new.params, policy.parameters)
+        arrays = hooks.StepArrays(new.step, tokens, params, after, grads, loss, now["lr"], h)
+        metrics |= hooks.step_metrics(static, logged, arrays, tuple(metrics))
     return new, metrics
 
 
@@ -246,6 +252,15 @@ def compute_updates(
         out = rules.moment_specs(static.model, static.layout), state_lib.state_specs(static).opt_state
         update = auto_axes(update, out_sharding=out)
     return update(grads, opt_state, params, h, lr, extra)
+
+
+def evaluation_values(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> dict[str, jax.Array]:
+    """`val_loss` of `evaluation_loss`, and the values of `eval.metrics` at the same point."""
+    own = {}
+    if static.own_eval_metrics:
+        params = state_lib.evaluation_params(static, state, h)
+        own = hooks.evaluation_metrics(static, params, batches, document_ends(static, h))
+    return {"val_loss": evaluation_loss(static, state, batches, h)} | own
 
 
 def evaluation_loss(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:
