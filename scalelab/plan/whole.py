@@ -24,6 +24,7 @@ from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.flops import Flops, count_flops
 from scalelab.plan.step.savings import cost_of_traits
 from scalelab.plan.step.time import StepTime, step_time
+from scalelab.train.step.hooks import refuse_unsupported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,14 @@ class Plan:
         return described | ({"compiled": dataclasses.asdict(self.compiled)} if self.compiled else {})
 
 
+def uncounted_functions(static: config_lib.Static) -> tuple[str, ...]:
+    """A note for each function of the user whose work the plan does not count."""
+    names = {
+        "train.loss": static.own_loss, "train.metrics": static.own_metrics, "eval.metrics": static.own_eval_metrics,
+    }  # fmt: skip
+    return tuple(f"FLOPs and time are without your {key}={name!r}" for key, name in names.items() if name)
+
+
 def plan(
     config: ConfigDict | str | os.PathLike,
     hardware: Machine | str | os.PathLike,
@@ -118,6 +127,7 @@ def plan(
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
     machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
     static, notes = apply_mesh(config_lib.static(config), devices, mesh)
+    refuse_unsupported(static)
     efficiency, steps = efficiency or default_efficiency(machine), config.train.steps
     tokens = schedule_steps.tokens_before(config, steps)
     memory, step = step_memory(static, machine), step_time(static, machine, efficiency)
@@ -141,5 +151,5 @@ def plan(
         ),
         advice=advise_changes(static, machine, efficiency),
         compiled=compile_step(static, machine) if compile else None,
-        notes=(*notes, *memory.notes, *([usable_note] if usable_note else [])),
+        notes=(*notes, *uncounted_functions(static), *memory.notes, *([usable_note] if usable_note else [])),
     )  # fmt: skip
