@@ -18,7 +18,8 @@ from scalelab.config import Static
 from scalelab.data.sources.sources import DataConfig, user_source
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.testing.optimizer import MESH_LAYOUT, SMALL_CONFIG, name_function
+from scalelab.testing.optimizer import name_function
+from scalelab.testing.optimizer_checks import MESH_LAYOUT, SMALL_CONFIG
 from scalelab.train.spec import make_train_spec
 from scalelab.train.step import formats_found
 from scalelab.train.step.gradients import compute_gradients
