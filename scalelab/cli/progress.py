@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from scalelab import records
@@ -204,22 +203,37 @@ def _pack_line(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 
 class WorkProgress:
-    """Progress of several named pieces of work in sequence: one bar each on a terminal, nothing elsewhere."""
+    """Progress of several named pieces of work in sequence: a line each on a terminal, one every 10 s elsewhere."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.work: dict[str, tuple[int, int, Pace]] = {}
+        self.last_print = time.monotonic()
+        self.live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "WorkProgress":
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        console = Console(stderr=True)
-        self.bar = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
-        self.tasks: dict[str, Any] = {}
-        self.bar.start()
+        if self.console.is_terminal:
+            self.live.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if not self.bar.disable:  # rich ends a disabled bar with an empty line
-            self.bar.stop()
+        if self.console.is_terminal:
+            self.live.stop()
 
     def update(self, name: str, done: int, of: int) -> None:
         """Show that `done` of `of` pieces of the work `name` are done."""
-        if name not in self.tasks:
-            self.tasks[name] = self.bar.add_task(name, total=of)
-        self.bar.update(self.tasks[name], completed=done)
+        pace = self.work[name][2] if name in self.work else Pace()
+        pace.begin(done / of)
+        self.work[name] = done, of, pace
+        if not self.console.is_terminal and pace.now() - self.last_print > PLAIN_EVERY_S:
+            self.last_print = pace.now()
+            print(self._line(name, ANY_WIDTH), file=sys.stderr, flush=True)
+
+    def _line(self, name: str, width: int) -> str:
+        done, of, pace = self.work[name]
+        return fit_line(name, [(STEP, f"{done}/{of}"), *_times(pace, done / of)], width)
+
+    def _render(self) -> Text:
+        width = self.console.width
+        lines = [draw_bar(self._line(name, width), done / of, width) for name, (done, of, _) in self.work.items()]
+        return Text("\n").join(lines)

@@ -65,7 +65,8 @@ def train_pack(
             for name in names
         ]
         for fact in runs[0].words:
-            progress(fact)
+            if all(fact in run.words for run in runs):  # what the grid varies is not the whole pack's
+                progress(fact)
         for run in runs:
             for warning_text in continued[run.name][1]:
                 run.event("warning", None, warning_text)

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from scalelab import records
-from scalelab.cli.progress import PoolProgress, RunProgress
+from scalelab.cli.lines import Pace
+from scalelab.cli.progress import PoolProgress, RunProgress, WorkProgress
 from tests.cli.test_lines import Clock
 
 
@@ -130,3 +131,13 @@ def test_the_pools_last_lines_stay(pool, clock, capsys, tmp_path):
         for name in "abcd":
             write_trial(tmp_path, name, 100, "done" if name < "c" else "diverged", 9.0 if name > "b" else 2.0)
     assert lines(capsys)[0] == "4 of 4 runs ended  100% of all steps  0:10"
+
+
+def test_other_work_has_its_time_left_in_a_log_too(clock, capsys):
+    with WorkProgress() as progress:
+        progress.work["web"] = 0, 100, Pace(clock)
+        progress.last_print = clock.seconds
+        progress.update("web", 0, 100)
+        clock.seconds += 15
+        progress.update("web", 25, 100)
+    assert lines(capsys) == ["web  25/100  0:15  0:45 left"]

@@ -86,13 +86,16 @@ def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     overrides = [f"--config.{key}={value}" for key, value in TINY.items()]
     folder = tmp_path / "sweep"
     process = command(f"--config={file}", f"--workdir={folder}", *overrides, "--json", name="sweep")
-    assert {row["status"] for row in finish(process)["trials"]} == {"done"}
+    result = finish(process)
+    assert {row["status"] for row in result["trials"]} == {"done"}
+    assert result["answer"]["by"] == ["optim.peak_lr"] and len(result["answer"]["settings"]) == 3
+    assert "One seed: no interval" in result["answer"]["sentences"][0]
     names = [row["name"] for row in status.read_trial_rows(folder)]
     for name, twin in zip(names, POINTS, strict=True):
         assert untimed(folder / "runs" / name) == untimed(alone[twin])
     table = command(f"--workdir={folder}", "--status", name="sweep")
     out, _ = ended(table)
-    assert table.returncode == 0 and out.count("done") == 3
+    assert table.returncode == 0 and out.count("done") == 3 and result["answer"]["sentences"][0] in out
     # One of them goes on alone from the pack's checkpoint, under its own config and more steps, on another cosine.
     longer = command(
         f"--config={file}", f"--workdir={folder / 'runs' / names[0]}", *overrides, "--config.optim.peak_lr=0.003",

@@ -22,6 +22,7 @@ from scalelab.sweep.answer.ranking import (
 from scalelab.sweep.answer.settings import SweptSetting
 
 DECIMALS = 4  # of a loss, more if its standard error is smaller
+LEAST_ERROR = 1e-8  # below it a standard error is rounding
 MOST_NAMED = 6  # settings in one sentence
 TABLE_COLUMNS = {"seeds": "seeds", "mean": "mean loss ± s.e.", "gap": "above the best", "verdict": "verdict"}
 
@@ -259,7 +260,7 @@ def _mean_text(setting: SweptSetting) -> str:
 
 def with_error(value: float, error: float, sign: str = "") -> str:
     """A value and its standard error, the latter to two digits, e.g. `2.0640 ± 0.0012`."""
-    decimals = DECIMALS if error == 0 else min(max(DECIMALS, 1 - math.floor(math.log10(error))), 9)
+    decimals = DECIMALS if error < LEAST_ERROR else max(DECIMALS, 1 - math.floor(math.log10(error)))
     return f"{value:{sign}.{decimals}f} ± {error:.{decimals}f}"
 
 

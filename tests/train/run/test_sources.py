@@ -103,9 +103,11 @@ def test_the_record_says_the_plan_and_the_tables_what_came(whole):
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole):
     stops = iter([False, False, True])
     folder = tmp_path / "run"
-    single.train_single(config(**RUN), folder, stop=lambda: next(stops, True))
+    cut = single.train_single(config(**RUN), folder, stop=lambda: next(stops, True))
     assert records.read_json(folder / "record.json")["status"] == "stopped"
-    again = run_of(folder)
+    facts = []
+    again = single.train_single(config(**RUN), folder, facts.append)
+    assert {"note": f"run: resumed at step {cut['final_step']}"} in facts
     assert again["params_digest"] == whole[1]["params_digest"] and again["by_source"] == whole[1]["by_source"]
     assert untimed(folder) == untimed(whole[0])
     assert run_of(folder)["by_source"] == whole[1]["by_source"]  # nothing left to do: the answer is the record's
