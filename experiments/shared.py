@@ -15,10 +15,8 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def command_line(name: str, doc: str | None) -> Parser:
-    """The parser of `python -m experiments.NAME`."""
-    parser = Parser("", doc)
-    parser.prog = f"python -m experiments.{name}"
-    return parser
+    """The parser of `scalelab study NAME`, which is `python -m experiments.NAME` in a checkout."""
+    return Parser(f"study {name}", doc)
 
 
 def result_header(name: str, argv: Sequence[str]) -> dict[str, Any]:

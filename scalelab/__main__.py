@@ -38,6 +38,8 @@ COMMANDS = {
     "proxy": "find the learning rate of a large recipe on a small twin",
     "recipe": "show a published recipe: every choice with its source; write a scaled-down twin",
     "fit": "fit a scaling law to runs or to a table",
+    "isoflop": "train small models, fit a law, predict a larger run, train it, score the prediction",
+    "study": "run any study of scalelab: optimizers, muP transfer, precision, coverage, …",
     "reproduce": "compute published scaling laws again from their authors' own tables",
     "report": "write one HTML page of a run, a sweep or a study",
     "note": "write a line into a run's logbook",

@@ -238,7 +238,7 @@ STUDIES += [path.parent.name for path in sorted((ROOT / "experiments").glob("*/_
 @pytest.mark.parametrize("name", sorted({*STUDIES} - {"oracles"}))  # which needs torch
 def test_a_study_takes_mistakes_as_commands_do(name, capsys):
     folder = (ROOT / "experiments" / name / "__main__.py").exists()
-    study = importlib.import_module(f"experiments.{name}.__main__" if folder else f"experiments.{name}")
+    study = importlib.import_module(f"scalelab.experiments.{name}.__main__" if folder else f"scalelab.experiments.{name}")
     assert study.main(["--qick"]) == 2
     output = capsys.readouterr()
     assert output.out == "" and output.err.startswith(f"{name}: ") and output.err.count("\n") == 1
