@@ -5,6 +5,8 @@ program (XLA's `memory_analysis`), forward and forward with backward, for one se
 bf16. Time: CPU seconds of forward with backward in fp32 (the least of N rounds, 4096 tokens each). Error: the largest
 relative difference of fp32 from float64. "by distance" scores distances beside keys (model.position=relative). Three
 minutes on two CPU cores, seconds with --quick (lengths up to 1k); --only measures some kinds alone.
+
+    scalelab study attention --quick
 """
 
 import sys

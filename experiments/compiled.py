@@ -3,6 +3,8 @@
 Compare the memory that `scalelab plan` predicts for published recipes with XLA's, compiled for TPUs and GPUs that are
 not here. Needs the extras plan-tpu and plan-cuda (a row whose compiler is missing is left out, with a message); ten
 minutes on two CPU cores. Writes results/compiled.json and .md beside this file if every row was compiled.
+
+    scalelab study compiled --quick
 """
 
 import datetime

@@ -5,6 +5,8 @@
 Three seeds on one split and two more splits of one seed; none was used when the ladder's rule, the grid and the fit
 were chosen. Writes `results/quickstart.json` and `.md` beside this file. About a quarter of an hour on two CPU cores;
 --quick runs every study at a tenth of its size and writes beside the runs instead. Run it again to resume.
+
+    scalelab study confirm --workdir=runs/confirm --quick
 """
 
 import dataclasses

@@ -5,6 +5,8 @@
 200 studies of each design. Every study is fitted as by `scalelab fit` (huber_log, delta 1e-3), and each interval either
 holds the truth or not. Writes `results/coverage.json` and `.md` beside this file; --quick runs 40 studies and writes
 into the workdir instead. About twenty minutes on one core. Run it again to resume: each study is stored when it ends.
+
+    scalelab study coverage --quick
 """
 
 import dataclasses

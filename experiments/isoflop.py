@@ -16,6 +16,8 @@ fails.
 The prediction is written to disk, with its time, before the larger run starts, and never edited. Run the command again
 to resume: finished runs are not repeated. To fit only: `scalelab fit WORKDIR`. At the end the time of each part is
 printed.
+
+    scalelab study isoflop --quick --workdir=runs/quickstart
 """
 
 import argparse

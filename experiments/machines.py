@@ -7,6 +7,8 @@ A run is CORE[:ISA]: OPENBLAS_CORETYPE (the kernels behind numpy's, scipy's and 
 --xla_cpu_max_isa (the machine's own where left out). Writes `results/machines.json` and `.md` beside this file, or into
 --workdir: the runs, what failed, and each comparison that used over a third of its tolerance in any run. Three times as
 long as `make test`. Exit 1 where a test fails.
+
+    scalelab study machines --runs=Haswell:AVX2
 """
 
 import json

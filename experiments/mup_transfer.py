@@ -7,6 +7,8 @@ is the vertex of a parabola through the lowest mean losses over seeds, over log2
 most 0.75 octaves over 8 times the width); under standard it should fall with the width (by more than 2 octaves), so
 standard's grid is lower at larger widths, with its minimum inside. Writes results/mup_transfer.{json,md,png} beside
 this file with --quick and the default config, else into the workdir. Run it again to resume.
+
+    scalelab study mup_transfer --quick --workdir=runs/mup_transfer
 """
 
 import pathlib

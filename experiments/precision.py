@@ -8,6 +8,8 @@ Trains configs/tiny.py with equal seeds (equal first weights, equal batches) in 
 --quick takes two seeds and at most 80 steps. Finished runs in the workdir are not run again; a setting that --only
 leaves out keeps its old result. Writes precision.json, precision.md, precision.png, exponents.pdf and .csv into the
 workdir, and without --quick the first three into `results/` beside this file.
+
+    scalelab study precision --quick
 """
 
 import functools

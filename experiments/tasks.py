@@ -6,6 +6,8 @@ Write brackets, keywords, indentation and spelling (Python) and bigrams (the syn
 language_seed 0) in the format of docs/tasks.md. The command always writes the same bytes. In brackets, keywords and
 indentation the right choice is drawn like the wrong ones: judged without the context, the accuracy is `chance`,
 whichever choice is likely by itself. Every text is made from the words below.
+
+    scalelab study tasks
 """
 
 import functools

@@ -85,8 +85,13 @@ def test_a_typo_ends_in_one_line_with_the_nearest_command(typo, meant):
 def test_every_command_explains_itself_without_jax(name):
     answer = scalelab(name, "--help", python=["-X", "importtime"])
     assert answer.returncode == 0
-    assert answer.stdout.startswith(f"usage: scalelab {name}")
+    assert answer.stdout.startswith((f"usage: scalelab {name}", f"usage: scalelab study {name}"))
     assert "--json" in answer.stdout
+    assert max(map(len, answer.stdout.splitlines())) <= 80
+    example = answer.stdout.rpartition("example:\n")[2].strip()
+    assert re.match(rf"scalelab (study )?{name}\b", example) and "\n" not in example, example
+    given = {word.partition("=")[0].partition(".")[0] for word in example.split()}
+    assert {word for word in given if word.startswith("--")} <= set(re.findall(r"--[\w-]+", answer.stdout)), example
     assert "jax" not in imported(answer.stderr)
 
 
@@ -95,7 +100,7 @@ def test_an_unknown_option_ends_in_one_line(name):
     answer = scalelab(name, "--jsn")
     assert answer.returncode == 2
     assert answer.stdout == ""
-    assert answer.stderr.startswith("scalelab: ") and answer.stderr.count("\n") == 1
+    assert answer.stderr.startswith(("scalelab: ", f"{name}: ")) and answer.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -238,7 +243,13 @@ STUDIES += [path.parent.name for path in sorted((ROOT / "experiments").glob("*/_
 @pytest.mark.parametrize("name", sorted({*STUDIES} - {"oracles"}))  # which needs torch
 def test_a_study_takes_mistakes_as_commands_do(name, capsys):
     folder = (ROOT / "experiments" / name / "__main__.py").exists()
-    study = importlib.import_module(f"scalelab.experiments.{name}.__main__" if folder else f"scalelab.experiments.{name}")
+    study = importlib.import_module(
+        f"scalelab.experiments.{name}.__main__" if folder else f"scalelab.experiments.{name}"
+    )
     assert study.main(["--qick"]) == 2
     output = capsys.readouterr()
     assert output.out == "" and output.err.startswith(f"{name}: ") and output.err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        study.main(["--help"])
+    page = capsys.readouterr().out
+    assert max(map(len, page.splitlines())) <= 80 and f"example:\n    scalelab study {name}" in page

@@ -9,6 +9,8 @@ raw disk; fits and their resamples over scipy's, in CPU seconds of one core; bat
 `scalelab prepare` on all cores over one. About a quarter of an hour on two CPU cores; leave the machine alone
 meanwhile. --keep stores the results in experiments/results/benchmarks.json, each part with its machine and date; parts
 that were not measured keep their old results.
+
+    scalelab study benchmarks --rounds=3
 """
 
 import datetime

@@ -9,6 +9,8 @@ does missing parts.
 --tiny runs every part with tiny models on the device that is here and writes to DIR only. --compile lowers and compiles
 the programs for an absent chip (h100; needs the extra plan-cuda). Exit code: 0 all parts done, 1 some failed or are
 missing, 2 no GPU here (or bad input), 75 stopped by a signal: finished parts are stored.
+
+    scalelab study gpu --workdir=runs/gpu
 """
 
 import datetime
@@ -59,7 +61,9 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--compile", nargs="?", const="h100", metavar="CHIP", help="compile the programs for CHIP, here"
     )
-    parser.add_argument("--part", choices=PARTS, help="this part in this process (what the others are started as)")
+    parser.add_argument(
+        "--part", choices=PARTS, metavar="PART", help="this part in this process (what the others are started as)"
+    )
     options = parser.parse_args(argv)
     size, folder = (
         settings.TINY_SETTINGS if options.tiny else settings.FULL_SETTINGS,

@@ -10,6 +10,8 @@ a box around the best of the first. The three best points run on seeds that tuni
 seeds select one point, the next --seeds give its loss. --target-loss adds the steps and tokens to a validation loss.
 Run the command again to resume. --quick: 8 trials and 3 seeds; without it 48 and 6 (some 1,600 runs of .6 CPU seconds,
 and compilation), and the tables go to experiments/results/ too.
+
+    scalelab study optimizers --quick --workdir=runs/optimizers
 """
 
 import pathlib

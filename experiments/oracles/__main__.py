@@ -6,6 +6,8 @@ Ours goes through the whole chain in fp32, with all parameters of a small model;
 float64 where it can. The difference is that of the total update, relative, of the parameter where it is largest. Beside
 the optimizers: muP's multipliers against the package of its authors, the loss scale against torch's. The whole is
 written to experiments/results/oracles.*. The papers' recurrences in numpy are another test: `make test`.
+
+    scalelab study oracles
 """
 
 import datetime

@@ -7,6 +7,8 @@ single device, counts the bytes that each device holds and moves and a pipeline'
 beside them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU devices; --quick takes
 each layout with one variant of the model instead of two, --options with models that have these options of the block and
 of attention; then nothing is counted. The whole (`make test-parallel`) is written to experiments/results/parallelism.*.
+
+    scalelab study parallelism --quick
 """
 
 import datetime

@@ -5,6 +5,8 @@ the system that ran it (scalelab/plan/step/systems.py). The GPUs' expected share
 Narayanan and Korthikanti, a TPU's on MaxText's rows of DIR; all other rows are held out. Ten seconds. --data adds the
 tables in DIR (llm_foundry.csv, others.csv), by chip, with the share that would fit each row and the error with the
 share of other systems alone; a minute and a half of CPU. Writes experiments/results/step_times.*.
+
+    scalelab study step_times
 """
 
 import datetime

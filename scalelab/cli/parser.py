@@ -1,14 +1,17 @@
 """Tools that all commands share: a parser with one-line errors, shared options, and the printing of JSON and tables."""
 
 import argparse
+import functools
 import json
 import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from scalelab import user_code
+from scalelab.cli.help import COLUMNS, fit_columns, split_example
 from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
@@ -22,9 +25,12 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, doc: str | None, renamed: Mapping[str, str] | None = None) -> None:
         self.renamed = dict(renamed or {})
+        text, example = split_example(doc or "")
+        width = min(COLUMNS, shutil.get_terminal_size().columns - 2)
         super().__init__(
-            prog=f"scalelab {command}", description=doc, allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            prog=f"scalelab {command}", description=fit_columns(text, width), allow_abbrev=False,
+            formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, width=width),
+            epilog=f"example:\n{example}" if example else None,
         )  # fmt: skip
         self.add_argument(
             "--json", nargs="?", const="-", metavar="PATH", help="print the result as JSON, or write it to PATH"

@@ -6,6 +6,8 @@ list    list the steps, their sizes and trials; checks file sizes only, reads no
 show    print the manifest of one checkpoint (the last, or --step): trials, config, data, versions, arrays
 
 DIR is the folder of a run, a sweep or a study, or a checkpoints folder.
+
+    scalelab checkpoint verify runs/mine
 """
 
 import pathlib

@@ -9,6 +9,8 @@ run. If there are none, the commands to train some are printed. Two runs with eq
 bits".
 
 Exit code: 0 done (whether or not the runs differ), 2 bad input.
+
+    scalelab compare runs/mine runs/other
 """
 
 from typing import Any

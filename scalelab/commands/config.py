@@ -12,6 +12,8 @@ may change  a run can go on under another value; else the value is fixed
 
 With --config: what that config changes against the defaults, who set each value, and what was derived from others.
 With a KEY or a group, its values are shown whether or not they were changed.
+
+    scalelab config --config=tiny optim.peak_lr
 """
 
 import math

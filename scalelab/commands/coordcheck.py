@@ -12,6 +12,8 @@ the last block (`stream`), each block's attention logits (RMS, and the largest m
 the final norm, the logits.
 
 Exit code: 0 done (without --check: whatever the verdict), 1 a step was not finite or --check found growth, 2 bad input.
+
+    scalelab coordcheck --config=tiny --widths=32,64 --plot=check.png
 """
 
 import argparse

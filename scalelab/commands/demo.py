@@ -4,6 +4,8 @@ Fit a scaling law in seconds, without training: fit the small study that comes w
 (trained after the others), and score the prediction. Writes the figure (PNG, PDF and the CSV behind it) into DIR.
 
 Exit code: 0 done, 2 bad input.
+
+    scalelab demo --out=runs/demo
 """
 
 import pathlib

@@ -5,6 +5,8 @@ it.
 
 Exit code: 0 ready, 1 the product is wrong, 2 an accelerator was asked for (by --expect, by JAX_PLATFORMS, or by
 installing its build of jax) and jax sees none.
+
+    scalelab doctor --expect=gpu
 """
 
 import sys

@@ -9,6 +9,8 @@ its lines. Scores of a run's last step are columns of `scalelab runs`, named SET
 for other weights), and `scalelab fit RUNS --law=downstream --columns=error=SET_error` fits a law to them.
 
 Runs on one device, in the run's precision. Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
+
+    scalelab eval runs/mine --tasks=keywords.jsonl
 """
 
 from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json

@@ -7,6 +7,8 @@ Llama becomes LlamaForCausalLM (with a window: MistralForCausalLM), a GPT-2 beco
 of these can express is refused. RUN may hold imported weights.
 
 Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
+
+    scalelab export hf runs/mine --out=exported
 """
 
 import dataclasses

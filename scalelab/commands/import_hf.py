@@ -7,6 +7,8 @@ export`; DIR's tokenizer.json goes with them if it fits, so that `scalelab eval 
 text. `scalelab train --init-from=hf:DIR` reads DIR directly.
 
 Exit code: 0 done, 2 bad input.
+
+    scalelab import hf downloads/gpt2 --out=runs/gpt2
 """
 
 import pathlib

@@ -1,9 +1,11 @@
 """scalelab note RUN TEXT
 
 Write a line into a run's logbook, at its last logged step; `scalelab report` draws it on the loss curve. The run may be
-training meanwhile. E.g. scalelab note runs/mine "disk was full, restarted"
+training meanwhile.
 
 Exit code: 0 done, 2 bad input.
+
+    scalelab note runs/mine "disk was full, restarted"
 """
 
 import pathlib

@@ -11,6 +11,7 @@ your own with `scalelab.testing.check_optimizer(fn, peak_lr=…)`: the contract 
 
 Exit code: 0 done, 2 bad input.
 
+    scalelab optim --config=tiny --config.optim.name=muon
 """
 
 import sys
@@ -33,7 +34,7 @@ def _known() -> str:
 def main(argv: list[str]) -> int:
     """Print the table of groups; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
-    parser = Parser("optim", (__doc__ or "") + _known())
+    parser = Parser("optim", f"{__doc__}\n{_known()}")
     parser.add_argument(
         "--config", required=True, type=config_path, metavar="FILE", help="a config file, e.g. configs/tiny.py"
     )

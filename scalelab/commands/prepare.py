@@ -8,22 +8,26 @@ SPEC is files and globs, separated by commas, or a data set of TensorFlow Datase
   .txt, .md, …            text, one document per file; above 1 MiB it is cut at line ends into documents of about 1 MiB
   .jsonl, .ndjson, .json  JSON lines: the text under --text-key of each
   .csv, .tsv              with a header line: the cells of column --text-key
-  …all of these also as .gz or .zst, and inside .tar (.gz, .zst, .tgz) and .zip
+  .gz, .zst, .tar, .zip   all of these compressed, or inside .tar (.gz, .zst, .tgz) and .zip
   .parquet                the strings of column --text-key
   .bin                    ready-made tokens: nanoGPT's (uint16; uint32 where the vocabulary is larger) and llm.c's
   .bin with .idx          ready-made tokens: Megatron-LM's pairs
-  tfds:NAME[/CONFIG][:SPLIT][@DIR]   array_record files under DIR (else $TFDS_DATA_DIR, else ~/tensorflow_datasets),
-                          without TensorFlow; split train; feature --text-key; missing data are downloaded and prepared
+  tfds:NAME               array_record files of TensorFlow Datasets, without TensorFlow; in full
+                          tfds:NAME[/CONFIG][:SPLIT][@DIR], with split train and DIR $TFDS_DATA_DIR, else
+                          ~/tensorflow_datasets; feature --text-key; missing data are downloaded and prepared
 Parts are sorted by name and files by resolved path, each file once: the order in which you list them doesn't matter.
 
-T is  bytes      256 ids, no training; 0 ends a document
-      bpe:V      byte-level BPE of V ids, trained on up to 32 MiB of training text from all over the corpus
-      FILE       a tokenizer.json (Hugging Face), or a tiktoken ranks file (GPT-2 to GPT-4o, Llama 3 and 4, Qwen; any
-                 other file gets GPT-4's word split and, as the end of a document, an id after the last)
-      ids:V      none, for ready-made tokens below V: bits per byte are then bits per token
+T is one of:
+  bytes      256 ids, no training; 0 ends a document
+  bpe:V      byte-level BPE of V ids, trained on up to 32 MiB of training text from all over the corpus
+  FILE       a tokenizer.json (Hugging Face), or a tiktoken ranks file (GPT-2 to GPT-4o, Llama 3 and 4, Qwen; any
+             other file gets GPT-4's word split and, as the end of a document, an id after the last)
+  ids:V      none, for ready-made tokens below V: bits per byte are then bits per token
 A document is held out if a hash of (--split-seed, its content) falls into --val-fraction of all hashes.
 
 Exit code: 0 done, 1 failed, 2 bad input (file, place and value), 75 stopped by a signal; the same command goes on.
+
+    scalelab prepare --source="docs/*.md" --tokenizer=bpe:4096 --out=prepared
 """
 
 import os

@@ -11,6 +11,8 @@ Writes D/twin.py and FILE (default D/target.py): config files that import F and 
 `scalelab train --config=FILE`. Running the command again resumes the sweep.
 
 Exit code: 0 done, 1 no learning rate inside the grid is best, or a trial failed, 2 bad input, 75 stopped after saving.
+
+    scalelab proxy --config=llama3_8b --flops=1e14 --workdir=runs/proxy
 """
 
 import pathlib

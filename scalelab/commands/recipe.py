@@ -13,6 +13,8 @@ The learning rate grows as 1/width, up to 1e-2. To find a recipe's learning rate
 the tokens per parameter.
 
 Exit code: 0 done, 2 bad input.
+
+    scalelab recipe llama3_8b --shrink=64 --out=twin.py
 """
 
 import os

@@ -14,6 +14,8 @@ mismatch. Verdicts of textbook: match, within_interval (ours), wrong (the statem
 unverified (agrees with a figure that was written down from memory of the paper).
 
 Exit codes: 0 no mismatch, 1 a mismatch or a table that could not be fetched, 2 bad input.
+
+    scalelab reproduce besiroglu --data=tables
 """
 
 import pathlib

@@ -9,6 +9,8 @@ docs/tasks.md.
 their mean loss with its standard error, the gap to the best with what it proves, and where the learning rate is best.
 
 Exit code: 0 done, 1 a run is damaged, 2 bad input.
+
+    scalelab runs runs/lr_seeds --by=optim.peak_lr
 """
 
 import sys

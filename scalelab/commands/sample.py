@@ -7,6 +7,8 @@ restricted to the K likeliest tokens and then to the smallest set of them that h
 gives the same text; sample i doesn't depend on COUNT. Bytes that are not UTF-8 are shown as the replacement character.
 
 Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
+
+    scalelab sample runs/mine --prompt="def " --tokens=64 --temperature=0.8
 """
 
 from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json

@@ -7,6 +7,8 @@ before the step. Without --steps: the steps where the schedule bends, and every 
 run (.pdf with its CSV beside it, or .png) and marks the steps of the table.
 
 Exit code: 0 done, 2 bad input.
+
+    scalelab schedule --config=llama3_8b --steps=0,8000,100000
 """
 
 import functools

@@ -6,6 +6,8 @@ Running the command again resumes the sweep. --status prints the table, also whi
 
 Exit code: 0 all trials ended (done or diverged; also --status), 1 some failed, 2 bad input, 75 stopped by a signal
 after saving.
+
+    scalelab sweep --config=lr_seeds --workdir=runs/lr_seeds
 """
 
 import sys

@@ -21,6 +21,8 @@ A run whose step can't fit the memory of the devices is refused before compilati
 component; --force starts it.
 
 Exit code: 0 done, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
+
+    scalelab train --config=tiny --workdir=runs/mine --config.optim.peak_lr=3e-3
 """
 
 import os

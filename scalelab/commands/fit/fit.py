@@ -6,6 +6,8 @@ A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .jsonl or .par
   scalelab fit runs.csv --law=data_constrained --columns=N=params,D=tokens,U=unique --where="unique > 1e8"
 A table needs two of N, D and C: C = 6ND gives the third. Runs that diverged or didn't finish are never fitted.
 scalelab/laws/README.md explains the output. Exit codes: 0 done, 1 no trustworthy optimum was found, 2 bad input.
+
+    scalelab fit runs/quickstart --target-flops=3.2e12 --plot=figures
 """
 
 import argparse
@@ -69,7 +71,7 @@ def _rows(add: Callable[..., Any]) -> None:
 
 
 def _fit(add: Callable[..., Any]) -> None:
-    add("--law", metavar="NAME", help="the law (default: chinchilla)")
+    add("--law", metavar="NAME", help="one of the laws above (default: chinchilla)")
     add("--hold", type=parse_pairs, metavar="E=X,…", help="hold these parameters at values and fit the others")
     add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")

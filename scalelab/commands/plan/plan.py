@@ -20,6 +20,8 @@ Plan every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost,
 the law.
 
 Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement failed, 2 bad input.
+
+    scalelab plan --config=llama3_8b --hardware=h100 --devices=64
 """
 
 import argparse
@@ -84,10 +86,12 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
+    from scalelab.plan.machine.machine import KNOWN_MACHINES
+
     parser = Parser("plan", __doc__, renamed={"--card": "--single-gpu"})
     add = parser.add_argument
     add("--config", type=config_path, metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
-    add("--hardware", metavar="NAME", help="h100, a100, v5p, cpu, …, or FILE.json that describes your own")
+    add("--hardware", metavar="NAME", help=f"{', '.join(KNOWN_MACHINES)}, cpu, or FILE.json of your own")
     add("--devices", type=_count, metavar="N", help="number of devices (default: the size of the mesh)")
     add("--mesh", metavar="AXIS=N,…", help="values of the config's `parallel` group to use instead")
     add("--price", type=_positive, metavar="X", help="price of a device-hour, in any currency")

@@ -1,0 +1,54 @@
+"""The text of `--help` on 80 columns, from the docstring of a command: prose is filled, tables keep their columns."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+COLUMNS = 78  # argparse leaves two of 80 free
+GAP = re.compile(r"^(\s*\S.*?\s{2,})\S")  # the first column of a row, with the blanks behind it
+
+
+def split_example(doc: str) -> tuple[str, str]:
+    """(the text, the example): the last paragraph that is an indented command, for the end of the help; or ""."""
+    paragraphs = doc.strip("\n").split("\n\n")
+    places = [i for i, paragraph in enumerate(paragraphs) if paragraph.startswith("    scalelab ")]
+    example = paragraphs.pop(places[-1]) if places else ""
+    return "\n\n".join(paragraphs), example
+
+
+def fit_columns(text: str, width: int = COLUMNS) -> str:
+    """`text` with no line over `width`: paragraphs filled, rows of tables and commands wrapped under their column."""
+    return "\n\n".join("\n".join(_fit_paragraph(paragraph, width)) for paragraph in text.split("\n\n"))
+
+
+def _fit_paragraph(paragraph: str, width: int) -> Iterator[str]:
+    """The lines of a paragraph: runs of prose are filled together, each other line is a row of its own."""
+    prose: list[str] = []
+    for row in _join_rows(paragraph.splitlines()):
+        if not row.startswith((" ", "scalelab ")) and not GAP.match(row):
+            prose.append(row)
+            continue
+        yield from textwrap.wrap(" ".join(prose), width)
+        prose.clear()
+        yield from _wrap_row(row, width)
+    yield from textwrap.wrap(" ".join(prose), width)
+
+
+def _join_rows(lines: list[str]) -> Iterator[str]:
+    """The rows of a table, each with the lines that continue it: those indented as far as its second column."""
+    row = ""
+    for line in lines:
+        start = GAP.match(row)
+        if start and line.startswith(" " * len(start[1])):
+            row += " " + line.strip()
+            continue
+        if row:
+            yield row
+        row = line
+    yield row
+
+
+def _wrap_row(row: str, width: int) -> list[str]:
+    start = GAP.match(row)
+    indent = len(start[1]) if start and len(start[1]) < width / 2 else len(row) - len(row.lstrip()) + 4
+    return textwrap.wrap(row, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,41 @@
+"""The text of a help page: what is filled, what keeps its columns, where the example goes."""
+
+from scalelab.cli.help import fit_columns, split_example
+
+DOC = """scalelab thing A [--with=B]
+
+This is prose that was wrapped for an editor, not for a terminal; it is filled
+again, in one
+paragraph.
+  --first    a row keeps its column, and what continues it
+             is moved up to it
+  --second   short
+
+    scalelab thing a --with=b
+"""
+
+
+def test_prose_is_filled_rows_keep_their_columns_and_the_example_comes_last():
+    text, example = split_example(DOC)
+    assert example == "    scalelab thing a --with=b"
+    assert fit_columns(text, 40).splitlines() == [
+        "scalelab thing A [--with=B]",
+        "",
+        "This is prose that was wrapped for an",
+        "editor, not for a terminal; it is filled",
+        "again, in one paragraph.",
+        "  --first    a row keeps its column, and",
+        "             what continues it is moved",
+        "             up to it",
+        "  --second   short",
+    ]
+
+
+def test_nothing_is_lost_at_any_width():
+    for width in (30, 50, 78, 120):
+        assert fit_columns(DOC, width).split() == DOC.split()
+
+
+def test_a_table_behind_the_example_stands_before_it():
+    text, example = split_example(f"{DOC}\n  name   what it is")
+    assert text.endswith("  name   what it is") and example == "    scalelab thing a --with=b"
