@@ -42,6 +42,7 @@ COMMANDS = {
     "study": "run any study of scalelab: optimizers, muP transfer, precision, coverage, …",
     "reproduce": "compute published scaling laws again from their authors' own tables",
     "report": "write one HTML page of a run, a sweep or a study",
+    "completion": "print a script that completes commands, options and config keys in your shell",
     "note": "write a line into a run's logbook",
 }
 
