@@ -129,8 +129,8 @@ def _recompute_in_backward(
 
 
 def mesh_axis_size(axis: str) -> int:
-    """The number of devices along `axis` of the mesh; 1 without a mesh."""
-    return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
+    """The number of devices along `axis` of the mesh; 1 without a mesh, and where the compiler shards (`auto_axes`)."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1) if has_explicit_mesh() else 1
 
 
 def vary_like(x: jax.Array, *others: jax.Array) -> jax.Array:

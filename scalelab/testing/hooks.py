@@ -24,6 +24,7 @@ from scalelab.train.spec import make_train_spec
 from scalelab.train.step import formats_found
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.hooks import EVAL_PREFIX, LOSS_TERM
+from scalelab.train.step.layers import LAYERS
 from scalelab.train.step.program import PACKINGS
 from scalelab.train.step.step import STEP_METRICS
 
@@ -112,7 +113,7 @@ def _first_values(static: Static, hparams: list[dict[str, Any]], mode: str, toke
     states = program.init()
     evaluated = jax.device_get(program.evaluate(states, tokens)[0])
     _, logs = program.advance(states, [tokens] * len(hparams), 1)
-    logged = {name: np.ravel(value)[0] for name, value in jax.device_get(logs[0]).items()}
+    logged = {name: np.ravel(value)[0] for name, value in jax.device_get(logs[0]).items() if name != LAYERS}
     values = {f"{EVAL_PREFIX}{name}": value for name, value in evaluated.items()} | logged
     return {name: float(value) for name, value in values.items()}
 

@@ -47,11 +47,13 @@ def sweep(h):
 CONTRACT = """
 import json
 from docs import own
-from scalelab.testing import check_hooks
+from scalelab.testing import check_hooks, hooks
 functions = {"train.metrics": own.moved, "eval.metrics": own.accuracy, "train.loss": own.confidence,
              "model.block": own.gained}
 report = check_hooks(functions)
-print(json.dumps([report.layout, report.values]))
+hooks.MESH_LAYOUT = {"fsdp": 2, "context": 2}
+ring = check_hooks(functions, **{"data.documents": "mask", "log.layers_every": 1})
+print(json.dumps([report.layout, ring.layout, report.values]))
 """
 
 
@@ -205,8 +207,8 @@ def test_functions_of_ones_own_keep_their_contract_alone_packed_and_on_a_mesh():
         [sys.executable, "-c", CONTRACT], cwd=ROOT, env=os.environ | flags, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    layout, values = json.loads(done.stdout.splitlines()[-1])
-    assert layout == {"fsdp": 2, "tensor": 2}
+    layout, ring, values = json.loads(done.stdout.splitlines()[-1])
+    assert (layout, ring) == ({"fsdp": 2, "tensor": 2}, {"fsdp": 2, "context": 2})
     assert {"eval/val_loss", "eval/accuracy", "moved/embed", "loss_term"} <= set(values)
 
 
