@@ -1,10 +1,11 @@
 """`write_report`: the page of a run, a sweep or a study, depending on the folder."""
 
+import math
 import pathlib
 
 from scalelab import records
 from scalelab.report import gather, html, study, verdict
-from scalelab.report.figures import plots, sweepplots
+from scalelab.report.figures import lrplots, plots, sweepplots
 from scalelab.report.parts import (
     ReportPage,
     layers_section,
@@ -16,7 +17,8 @@ from scalelab.report.parts import (
 )
 from scalelab.sweep.answer import rows as answer_rows
 from scalelab.sweep.answer import settings, wording
-from scalelab.sweep.answer.ranking import SweepAnswer
+from scalelab.sweep.answer.best_lr import BestLr
+from scalelab.sweep.answer.ranking import LrOptimum, SweepAnswer
 
 SOURCE_COLUMNS = {
     "source": "source",
@@ -116,7 +118,7 @@ def report_sweep(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
     answer = answer_rows.answer_folder(folder)
     page.parts.append(html.render_card(_best(answer, rows, swept)))
     if answer.settings:
-        page.parts.append(html.render_section("Settings over seeds", _settings_table(answer)))
+        page.parts.append(html.render_section("Settings over seeds", _settings_table(answer), _lr_figure(page, answer)))
     shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept, "status", "val_loss")} for row in rows]
     if any(map(settings.is_final, rows)):
         fig = sweepplots.plot_sweep(shown, swept, gather.entropy_rate(folders), "Final loss over what was swept")
@@ -150,3 +152,34 @@ def _best(answer: SweepAnswer, rows: list[dict], swept: list[str]) -> str:
 def _settings_table(answer: SweepAnswer) -> str:
     """Every setting with its seeds, mean loss, gap to the best and verdict."""
     return html.render_table(wording.answer_cells(answer), wording.answer_columns(answer))
+
+
+def _lr_figure(page: ReportPage, answer: SweepAnswer) -> str:
+    """Losses over learning rates with the parabola's minimum; "" without a curve of three learning rates."""
+    rows = [_lr_row(optimum, optimum.best) for optimum in answer.optima if optimum.best]
+    if not rows:
+        return ""
+    behind = [
+        {"setting": row["label"], "peak_lr": lr, "seed": seed, "loss": loss}
+        for optimum, row in zip((o for o in answer.optima if o.best), rows, strict=True)
+        for seed, losses in zip(optimum.seeds, optimum.losses, strict=True)
+        for lr, loss in zip(optimum.lrs, losses, strict=True)
+    ]
+    caption = (
+        "Lines: mean over seeds; dots: single seeds; star: minimum of a parabola in log LR, with its 90 % interval if "
+        "it has one. No star: the lowest mean is at the edge. A lost seed leaves a gap."
+    )
+    return page.draw("lr_optimum", lrplots.plot_lr_optima(rows, "Loss over learning rate"), behind, caption)
+
+
+def _lr_row(optimum: LrOptimum, best: BestLr) -> dict:
+    """One curve as `lrplots` takes it."""
+    return {
+        "label": wording.name_setting(optimum.values) or "loss",
+        "log2_lrs": [math.log2(lr) for lr in optimum.lrs],
+        "losses": optimum.losses,
+        "log2_lr": best.log2_lr,
+        "interval90": best.interval,
+        "interior": best.interior,
+        "loss": best.loss,
+    }

@@ -220,6 +220,9 @@ def test_a_sweep_names_its_best_and_its_lost(tmp_path):
         "mean and standard error over seeds 0, 1."
     )
     assert report["kind"] == "sweep" and best in text and "10 done, 1 running, 1 diverged" in text
+    assert "Settings over seeds" in text and "ranked last: 1 diverged" in text and "not ranked yet: 1 not" in text
+    curve = {float(row["peak_lr"]): float(row["loss"]) for row in numbers_behind(tmp_path, "lr_optimum")}
+    assert curve == {lr: pair[0] for lr, pair in losses.items()}, "only seed 0 has ended at every LR"
     assert {row["run"] for row in numbers_behind(tmp_path, "sweep")} == {f.name for f in records.run_folders(tmp_path)}
 
 

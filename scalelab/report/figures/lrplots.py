@@ -8,8 +8,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.report.figures.style import ACCENT, LOSS_LABEL, MUTED, make_figure, styled, value_colours, write_figure
+from scalelab.report.figures.style import (
+    ACCENT,
+    LOSS_LABEL,
+    MUTED,
+    format_short,
+    make_figure,
+    styled,
+    value_colours,
+    write_figure,
+)
 
+MOST_NAMED = 8  # curves in a legend, ticks on an axis
 MARKERS = ("o", "s", "D", "^")
 
 
@@ -36,6 +46,26 @@ def plot_lr_transfer(rows: Sequence[dict[str, Any]]) -> Figure:
     return fig
 
 
+@styled
+def plot_lr_optima(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
+    """Losses of a sweep over its learning rates, a curve for each `label`; a star where the parabola is lowest.
+
+    rows: `label`, and those of `plot_lr_transfer` without the parametrization; `interior` false: no star.
+    """
+    fig, ax = make_figure(5.4, 3.6)
+    colours = value_colours(row["label"] for row in rows)
+    for row in rows:
+        add_lr_curve(ax, row, colours[row["label"]])
+    if 1 < len(rows) <= MOST_NAMED:
+        handles = [Line2D([], [], color=colour, lw=2, label=label) for label, colour in colours.items()]
+        ax.legend(handles=handles, fontsize=7)
+    ticks = sorted({x for row in rows for x in row["log2_lrs"]})
+    ticks = ticks[:: -(-len(ticks) // MOST_NAMED)]
+    ax.set_xticks(ticks, [format_short(2**x) for x in ticks])
+    ax.set(xlabel="peak learning rate", title=title)
+    return fig
+
+
 def add_lr_curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
     """Mean over seeds as a line, every seed as a dot, the best as a star with its interval."""
     x, losses = np.asarray(row["log2_lrs"], float), np.asarray(row["losses"], float)
@@ -44,7 +74,8 @@ def add_lr_curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
         ax.plot(x, one, ".", color=colour, ms=3, alpha=0.6)
     if row["interval90"]:
         ax.plot(row["interval90"], [row["loss"]] * 2, color=ACCENT, lw=1)
-    ax.plot(row["log2_lr"], row["loss"], "*", color=ACCENT, ms=9, mec="white", mew=0.6, zorder=5)
+    if row.get("interior", True):
+        ax.plot(row["log2_lr"], row["loss"], "*", color=ACCENT, ms=9, mec="white", mew=0.6, zorder=5)
     ax.set(xlabel="log2 of the peak learning rate", ylabel=LOSS_LABEL)
 
 

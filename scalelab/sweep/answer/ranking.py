@@ -38,11 +38,15 @@ class RankedSetting:
 
 @dataclasses.dataclass(frozen=True)
 class LrOptimum:
-    """The best LR at fixed other `values`, from losses at `lrs` of `seeds`; `best` is None without a common seed."""
+    """The best LR at fixed other `values`, from `losses` [seeds, lrs]; `best` is None without a common seed.
+
+    A lost trial's loss is nan.
+    """
 
     values: dict[str, Any]
     lrs: tuple[float, ...]
     seeds: tuple[Any, ...]
+    losses: tuple[tuple[float, ...], ...]
     best: BestLr | None
 
 
@@ -140,6 +144,6 @@ def _find_optimum(rows: Sequence[Mapping[str, Any]], others: Sequence[str]) -> L
     if len(lrs) < LEAST_LRS:
         return None
     seeds = sorted(set.intersection(*(set(curve[lr]) for lr in lrs)))
-    losses = np.array([[curve[lr][seed] for lr in lrs] for seed in seeds])
-    best = find_best_lr(np.log2(lrs), losses) if seeds else None
-    return LrOptimum({key: rows[0].get(key) for key in others}, tuple(lrs), tuple(seeds), best)
+    losses = tuple(tuple(curve[lr][seed] for lr in lrs) for seed in seeds)
+    best = find_best_lr(np.log2(lrs), np.array(losses)) if seeds else None
+    return LrOptimum({key: rows[0].get(key) for key in others}, tuple(lrs), tuple(seeds), losses, best)
