@@ -84,7 +84,7 @@ def _print_by(options: Any) -> int:
     elif not options.parquet and options.json != "-":
         print_answer(answer)
     emit_json(wording.answer_json(answer), options.json)
-    return 0
+    return int(answer.damaged > 0)
 
 
 def _write_parquet(rows: Sequence[dict[str, Any]], columns: Sequence[str], destination: str) -> None:

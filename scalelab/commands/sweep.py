@@ -2,7 +2,8 @@
 
 Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Trials that differ only in traced values
 (learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes.
-Running the command again resumes the sweep. --status prints the table, also while the sweep runs.
+Running the command again resumes the sweep. At its end stands a line per setting: mean loss over seeds, which settings
+are told apart from the best, and the best learning rate. --status prints the tables, also while the sweep runs.
 
 Exit code: 0 all trials ended (done or diverged; also --status), 1 some failed, 2 bad input, 75 stopped by a signal
 after saving.

@@ -192,6 +192,13 @@ def test_trials_that_have_not_started_are_counted_in_their_settings(grid, capsys
     assert (setting["pending"], len(setting["losses"]), setting["verdict"]) == (1, 2, "not ranked")
 
 
+def test_a_damaged_run_is_counted_and_exit_1(tmp_path, capsys):
+    synthetic.write_sweep(tmp_path)
+    (tmp_path / "runs" / "lr0.001-s0" / "record.json").write_text("{")
+    assert main(["runs", str(tmp_path), "--by=optim.peak_lr"]) == 1
+    assert "In no setting: 1 trial, damaged or not started." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments, said", [
     (["--by=optim.peak_lt"], "no config key 'optim.peak_lt'; did you mean 'optim.peak_lr'?"),
     (["--by=lr"], "no config key 'lr'; did you mean 'optim.peak_lr'?"),  # seen: the last step's metric of that name

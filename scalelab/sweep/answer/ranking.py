@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.records import DAMAGED_STATUS
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
 from scalelab.sweep.answer.differences import MeanDifference, mean_difference
 from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, group_rows, rankable
@@ -54,7 +55,8 @@ class LrOptimum:
 class SweepAnswer:
     """Settings by `keys`, in the order of their values; `each_level`: the level of each comparison with the best.
 
-    `unassigned`: trials whose setting is not known (damaged, or not started).
+    `unassigned`: number of trials whose setting is not known (damaged, or not started). `damaged`: number of runs that
+    can't be read, with or without a known setting.
     """
 
     keys: tuple[str, ...]
@@ -62,6 +64,7 @@ class SweepAnswer:
     each_level: float | None
     optima: tuple[LrOptimum, ...]
     unassigned: int = 0
+    damaged: int = 0
 
     @property
     def has_results(self) -> bool:
@@ -86,7 +89,8 @@ def answer_sweep(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Swee
     ranks = {id(s): i + 1 for i, s in enumerate(sorted(rankable(settings), key=lambda s: s.mean))}
     best, level = find_best(settings), _each_level(settings)
     ranked = tuple(_ranked(setting, best, ranks.get(id(setting)), level) for setting in settings)
-    return SweepAnswer(tuple(keys), ranked, level, _find_optima(known, keys), len(rows) - len(known))
+    damaged = sum(row["status"] == DAMAGED_STATUS for row in rows)
+    return SweepAnswer(tuple(keys), ranked, level, _find_optima(known, keys), len(rows) - len(known), damaged)
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
