@@ -32,8 +32,15 @@ def _resolved(config: Any, overrides: Mapping[str, Any] | None) -> "ConfigDict":
 
     from scalelab import config as config_lib
 
-    tree = config if isinstance(config, ConfigDict) else config_lib.read_config_file(_path(config, "config"))
+    tree = config if isinstance(config, ConfigDict) else config_lib.read_config_file(_config_path(config))
     return config_lib.resolve(config_lib.override(tree, overrides or {}, set_by.PROGRAM))
+
+
+def _config_path(config: Any) -> pathlib.Path:
+    """The path of a config file, or of one that comes with scalelab under this name (`tiny`)."""
+    from scalelab.config.files import find_config_file
+
+    return pathlib.Path(find_config_file(str(_path(config, "config"))))
 
 
 def _path(value: Any, what: str) -> pathlib.Path:
@@ -62,9 +69,9 @@ def train(
 ) -> dict[str, Any]:  # fmt: skip
     """Train one run in `workdir` to its end, or resume it (`scalelab train`); returns what the command's --json prints.
 
-    `config`: a file's path or a tree; `overrides`: `{"train.steps": 20}`. `progress` gets a dict at each dispatch and
-    for each note; `stop` is asked after each dispatch, and True ends the run after saving. `allow_change`, `take_over`
-    and `force` are the command's options. BadInput, WorkFailed as the command.
+    `config`: a file's path, a name (`tiny`) or a tree; `overrides`: `{"train.steps": 20}`. `progress` gets a dict at
+    each dispatch and for each note; `stop` is asked after each dispatch, and True ends the run after saving.
+    `allow_change`, `take_over` and `force` are the command's options. BadInput, WorkFailed as the command.
     """
     resolved, folder = _resolved(config, overrides), _path(workdir, "workdir")
     _prepare_device()
@@ -72,7 +79,7 @@ def train(
     from scalelab.train.run.single import train_single
 
     _refuse_too_large([(resolved, 1)], force)
-    code = git.code_state(None if hasattr(config, "items") else os.fspath(config))
+    code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
     return train_single(resolved, folder, progress, stop, allow_change, take_over, code=code)
 
 
@@ -92,7 +99,7 @@ def sweep(
     if grid is None and hasattr(config, "items"):
         raise BadInput("a config tree has no sweep(h): pass grid=[{'optim.peak_lr': 1e-3}, …], or a file's path")
     if grid is None:
-        trials = trials_lib.load_trials(_path(config, "config"), overrides or {})
+        trials = trials_lib.load_trials(_config_path(config), overrides or {})
     else:
         trials = trials_lib.resolve_trials(_resolved(config, overrides), grid)
     _prepare_device()
@@ -101,7 +108,7 @@ def sweep(
 
     packs = trials_lib.group_into_packs(trials)
     _refuse_too_large([(trials[names[0]], len(names)) for names in packs.values()], force)
-    code = git.code_state(None if hasattr(config, "items") else os.fspath(config))
+    code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
     run_sweep(folder, trials, progress, stop=stop, allow=allow_change, take_over=take_over, code=code)
     return runs(folder)
 
