@@ -2,7 +2,7 @@
 
     python -m experiments.isoflop --quick --workdir=runs/quickstart
     python -m experiments.isoflop --config=configs/mine.py --budgets=1e15,4e15,1.6e16 --sizes=64,96,128,192,256 \\
-        --holdout=6.4e16 --rule=mup --workdir=runs/mine
+        --holdout-flops=6.4e16 --rule=mup --workdir=runs/mine
 
     scalelab plan --sweep=experiments/isoflop.py     # the plan of the study: FLOPs, memory, hours, expected intervals
 
@@ -88,7 +88,7 @@ def load_earlier_law() -> LawBook:
 def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
     """Parse arguments into (study, options). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
-    parser = command_line("isoflop", __doc__)
+    parser = command_line("isoflop", __doc__, {"--holdout": "--holdout-flops"})
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="the study's folder; again to resume")
     parser.add_argument("--quick", action="store_true", help="the study of the README: minutes on two cores")
     parser.add_argument(
@@ -100,7 +100,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
     parser.add_argument("--budgets", type=_numbers, metavar="C,C,…", help="fitted budgets in FLOPs")
     parser.add_argument("--sizes", type=_numbers, metavar="D,D,…", help="values of d_model, for every budget")
     parser.add_argument(
-        "--holdout", type=_number, metavar="C", help="FLOPs of the predicted run (default: 4 x the largest)"
+        "--holdout-flops", type=_number, metavar="C", help="FLOPs of the predicted run (default: 4 x the largest)"
     )
     parser.add_argument(
         "--rule", default="small-bytes", metavar="NAME", help=f"the ladder's rule: {', '.join(rules.RULES)}, fitted:DIR"
@@ -114,10 +114,10 @@ def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
     options = parser.parse_args(rest)
     base = config_lib.load(options.config or ROOT / "configs" / "quickstart.py", overrides)
     grid = _grid(options)
-    holdout = options.holdout or HOLDOUT_FACTOR * max(grid)
+    holdout = options.holdout_flops or HOLDOUT_FACTOR * max(grid)
     if holdout <= max(grid):
         raise BadInput(
-            f"--holdout={holdout:g} is not beyond the largest budget {max(grid):g}; usual: "
+            f"--holdout-flops={holdout:g} is not beyond the largest budget {max(grid):g}; usual: "
             f"{HOLDOUT_FACTOR * max(grid):g}"
         )
     return LadderStudy(base, grid, holdout, rules.find_rule(options.rule, base), _checked(options)), options

@@ -4,7 +4,7 @@ import datetime
 import os
 import pathlib
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -14,9 +14,9 @@ from scalelab.cli.parser import Parser
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
-def command_line(name: str, doc: str | None) -> Parser:
+def command_line(name: str, doc: str | None, renamed: Mapping[str, str] | None = None) -> Parser:
     """The parser of `scalelab study NAME`, which is `python -m experiments.NAME` in a checkout."""
-    return Parser(f"study {name}", doc)
+    return Parser(f"study {name}", doc, renamed)
 
 
 def result_header(name: str, argv: Sequence[str]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_what_standard_output_cannot_write_stands_as_its_number(tmp_path):
     synthetic.write_run(tmp_path / "é", lines=1)
     latin = os.environ | {"PYTHONIOENCODING": "ascii"}
     answer = subprocess.run(
-        [sys.executable, "-m", "scalelab", "runs", tmp_path, "--columns=name"], capture_output=True, env=latin
+        [sys.executable, "-m", "scalelab", "runs", tmp_path, "--show=name"], capture_output=True, env=latin
     )
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, b"name\n\\xe9\n", b"")
 
@@ -175,7 +175,7 @@ MISTAKES = {
         "'a=1e400' is not a name and a number from 0 to 2^63"
     ),
     "schedule --config=configs/tiny.py --config.data.mixture=a=1;1__0:b=1,a=1": "sum to 2, not 1",
-    "plan --config=configs/tiny.py --hardware=h100 --batch=1e20": "is not a whole number up to 1000000000000000",
+    "plan --config=configs/tiny.py --hardware=h100 --serve-batch=1e20": "is not a whole number up to 1000000000000000",
     "train --config=configs/tiny.py --workdir=": "'' is not a folder; the current folder is .",
     "plan --params=1e-320 --tokens=1e9": "'1e-320' is not between 1e-60 and 1e+60",
     "fit README.md --law=os:path": "--law='os:path' is <module",
@@ -198,7 +198,13 @@ def test_a_mistake_ends_in_one_line_before_any_work(line, monkeypatch, capsys):
 
 # Each line also has a mistake that names the option, or ends before any work: the old name must lead to the same end.
 RENAMED = {
-    "schedule --config=configs/tiny.py --at=1,,3": "--steps",
+    "schedule --config=configs/tiny.py --at=1,,3": "--show-steps",
+    "schedule --config=configs/tiny.py --steps=1,,3": "--show-steps",
+    "fit README.md --n=totl": "--n-convention",
+    "fit README.md --plot=README.md": "--figures",
+    "sample nowhere --prompt=a --n=0.5": "--samples",
+    "runs nowhere --columns": "--show",
+    "plan --config=configs/tiny.py --hardware=h100 --context=0": "--serve-context",
     "fit README.md --approach=2 --at=U=1": "--target-values",
     "fit README.md --approach=2 --next=2": "--next-runs",
     "fit README.md --forks=Makefile": "--configs-out",

@@ -78,7 +78,7 @@ def test_python_m_takes_no_file_of_the_current_folder_for_a_library(tmp_path):
         LAW.replace("import colorsys", "").replace("assert hasattr(colorsys", "assert (True")
     )
     (tmp_path / "runs.csv").write_text("N,loss\n1e6,4\n1e7,3.5\n1e8,3.2\n1e9,3.3\n")
-    options = ["fit", "runs.csv", "--law=tints:rgb", "--plot=figures", "--bootstrap=0"]
+    options = ["fit", "runs.csv", "--law=tints:rgb", "--figures=figures", "--bootstrap=0"]
     root = str(pathlib.Path(scalelab.__path__[0]).parent)
     done = subprocess.run(
         [sys.executable, "-m", "scalelab", *options], cwd=tmp_path, env=os.environ | {"PYTHONPATH": root},

@@ -28,14 +28,14 @@ def read_sources(
     """
     columns, needed = dict(columns or {}), (*law.columns, *([law.target] if with_target else []))
     if n_convention not in (None, *N_COLUMNS):
-        raise BadInput(f"--n={n_convention}: unknown convention{nearest_hint(str(n_convention), N_COLUMNS)}")
+        raise BadInput(f"--n-convention={n_convention}: unknown convention{nearest_hint(str(n_convention), N_COLUMNS)}")
     if n_convention and "N" in columns:
-        raise BadInput(f"--n={n_convention} and --columns=N={columns['N']} both say what N is: give one")
+        raise BadInput(f"--n-convention={n_convention} and --columns=N={columns['N']} both say what N is: give one")
     for source in sources:
         if not os.path.exists(source):
             raise BadInput(f"no file or folder {source!r}")
     if "N" in columns and all(pathlib.Path(source).is_dir() for source in sources):
-        raise BadInput(f"--columns=N=… is for tables, and {sources[0]!r} is a folder: choose N by --n")
+        raise BadInput(f"--columns=N=… is for tables, and {sources[0]!r} is a folder: choose N by --n-convention")
     if n_convention:
         columns["N"] = N_COLUMNS[n_convention]
     # If there is a table too, a name that the runs lack may be one of its columns.

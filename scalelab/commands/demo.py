@@ -78,6 +78,6 @@ def _lines(result: dict) -> list[str]:
         *(f"wrote {path}" for path in result["files"]),
         "",
         "next: your own runs          scalelab fit points.csv --columns='N=params,D=tokens,loss=val_loss'",
-        f"      this table in full     scalelab fit {result['table']} --target-flops=3.2e12 --plot=figures",
+        f"      this table in full     scalelab fit {result['table']} --target-flops=3.2e12 --figures=figures",
         "      train, predict, check  make quickstart (in a clone: minutes on two cores)",
     ]

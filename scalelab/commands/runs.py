@@ -1,4 +1,4 @@
-"""scalelab runs DIR [DIR…] [--by=KEY,KEY] [--csv[=PATH]] [--parquet=PATH] [--columns=A,B,…]
+"""scalelab runs DIR [DIR…] [--by=KEY,KEY] [--csv[=PATH]] [--parquet=PATH] [--show=A,B,…]
 
 Print one table of many runs. --csv and --parquet give every column of every run: config values by their full keys
 (optim.peak_lr), and the last value of every metric that the step logs (grad_norm, or one of your own). A run that can't
@@ -27,14 +27,14 @@ RUN_COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", 
 
 def main(argv: list[str]) -> int:
     """Print the runs of the given folders as a table, CSV or JSON; exit codes in the module's docstring."""
-    parser = Parser("runs", __doc__)
+    parser = Parser("runs", __doc__, {"--columns": "--show"})
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="the folder of a run, or of runs, also as runs/*/ (a sweep)"
     )
     parser.add_argument("--csv", nargs="?", const="-", metavar="PATH", help="print one tidy table, or write it to PATH")
     parser.add_argument("--parquet", metavar="PATH", help="write the same table to PATH, with types")
     parser.add_argument(
-        "--columns",
+        "--show",
         metavar="A,B,…",
         help=f"columns to show (default: {','.join(RUN_COLUMNS)}; csv, parquet, json: all)",
     )
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         return _print_by(options)
     rows = [row for folder in options.folders for row in records.read_runs(folder)]
     known = list(dict.fromkeys(key for row in rows for key in row))
-    columns = options.columns.split(",") if options.columns else None
+    columns = options.show.split(",") if options.show else None
     for column in columns or ():
         if column not in known:
             raise BadInput(f"unknown column {column!r}{nearest_hint(column, known)}")
@@ -69,8 +69,8 @@ def _print_by(options: Any) -> int:
     from scalelab.cli.answers import print_answer
     from scalelab.sweep.answer import rows, wording
 
-    if options.columns:
-        raise BadInput("--by has its own columns: leave --columns out, or --by")
+    if options.show:
+        raise BadInput("--by has its own columns: leave --show out, or --by")
     keys = list(dict.fromkeys(filter(None, options.by.split(","))))
     if not keys:
         raise BadInput("--by names no key, e.g. --by=optim.peak_lr")

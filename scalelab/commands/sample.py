@@ -1,5 +1,5 @@
 """scalelab sample RUN[@STEP] --prompt=TEXT [--tokens=N] [--temperature=T] [--top-k=K] [--top-p=P] [--seed=S]
-                    [--n=COUNT]
+                    [--samples=COUNT]
 
 Continue a prompt with a run's weights, until the document ends or N tokens are reached. The prompt begins a document.
 With --temperature=0 each token is the likeliest one; otherwise it is drawn from the softmax at that temperature,
@@ -17,7 +17,7 @@ from scalelab.cli.progress import WorkProgress
 
 def main(argv: list[str]) -> int:
     """Sample and print; exit codes in the module's docstring."""
-    parser = Parser("sample", __doc__)
+    parser = Parser("sample", __doc__, {"--n": "--samples"})
     add_weights_options(parser)
     parser.add_argument("--prompt", default="", metavar="TEXT", help="the beginning of the document")
     parser.add_argument(
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         "--top-p", type=float, default=1.0, metavar="P", help="draw from the nucleus that holds P (default 1)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the draws (default 0)")
-    parser.add_argument("--n", type=int, default=1, metavar="COUNT", help="number of samples (default 1)")
+    parser.add_argument("--samples", type=int, default=1, metavar="COUNT", help="number of samples (default 1)")
     options = parser.parse_args(argv)
 
     from scalelab.evaluate import sample, subject
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
             tokenizer,
             options.prompt,
             n_tokens,
-            options.n,
+            options.samples,
             sampling,
             lambda *counts: bars.update("tokens", *counts),
         )

@@ -1,14 +1,14 @@
-"""scalelab schedule --config=F [--steps=0,1000,…] [--plot=x.pdf] [--config.group.key=value …]
+"""scalelab schedule --config=F [--show-steps=0,1000,…] [--plot=x.pdf] [--config.group.key=value …]
 
 Print the scheduled values at steps of a run: learning rate, momentum (beta1), weight decay (which is multiplied by that
 learning rate), the batch in tokens, and the sequence length that attention sees. The numbers come from the function
 that the training step calls. Steps count from 0, so a run of N steps ends with step N - 1; `tokens` are those seen
-before the step. Without --steps: the steps where the schedule bends, and every tenth of the run. --plot draws the whole
-run (.pdf with its CSV beside it, or .png) and marks the steps of the table.
+before the step. Without --show-steps: the steps where the schedule bends, and every tenth of the run. --plot draws the
+whole run (.pdf with its CSV beside it, or .png) and marks the steps of the table.
 
 Exit code: 0 done, 2 bad input.
 
-    scalelab schedule --config=llama3_8b --steps=0,8000,100000
+    scalelab schedule --config=llama3_8b --show-steps=0,8000,100000
 """
 
 import functools
@@ -27,18 +27,20 @@ CURVE_POINTS = 1000  # points of a curve
 def main(argv: list[str]) -> int:
     """Print the table, draw the run; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
-    parser = Parser("schedule", __doc__, renamed={"--at": "--steps"})
+    parser = Parser("schedule", __doc__, renamed={"--at": "--show-steps", "--steps": "--show-steps"})
     parser.add_argument(
         "--config", required=True, type=config_path, metavar="FILE", help="a config file, e.g. configs/tiny.py"
     )
     parser.add_argument(
-        "--steps", metavar="STEP,STEP,…", help="the steps to show (default: where it bends, and every tenth)"
+        "--show-steps", metavar="STEP,STEP,…", help="the steps to show (default: where it bends, and every tenth)"
     )
     parser.add_argument("--plot", metavar="PATH", help="draw the whole run: x.pdf (and x.csv) or x.png")
     options = parser.parse_args(rest)
     config = config_lib.load(options.config, overrides)
     steps = (
-        schedule_steps.landmark_steps(config) if options.steps is None else _steps(options.steps, config.train.steps)
+        schedule_steps.landmark_steps(config)
+        if options.show_steps is None
+        else _steps(options.show_steps, config.train.steps)
     )
     rows = _rows(config, steps)
     figures = _draw(options.plot, config, steps) if options.plot else []
@@ -55,12 +57,12 @@ def _steps(text: str, n_steps: int) -> list[int]:
     for part in text.split(","):
         if not part.strip().isdecimal():
             raise BadInput(
-                f"--steps={text}: {part!r} is not a step; write whole numbers with commas, "
-                f"e.g. --steps=0,100,{n_steps - 1}"
+                f"--show-steps={text}: {part!r} is not a step; write whole numbers with commas, "
+                f"e.g. --show-steps=0,100,{n_steps - 1}"
             )
         if int(part) >= n_steps:
             raise BadInput(
-                f"--steps={text}: the run has {n_steps} steps, so its last is {n_steps - 1}, "
+                f"--show-steps={text}: the run has {n_steps} steps, so its last is {n_steps - 1}, "
                 f"and {int(part)} is not one of them"
             )
         steps.append(int(part))

@@ -74,7 +74,7 @@ def test_logits_and_samples_are_those_of_the_model_and_the_command(page, capsys,
     expected = transformer.next_token_logits(weights.shape, weights.params, names["ids"][None])[0]
     np.testing.assert_allclose(names["logits"], expected, rtol=2e-5, atol=2e-6)
     monkeypatch.chdir(folder)
-    words = ["--prompt=def ", "--tokens=8", "--n=2", "--temperature=0.8", "--seed=1", "--json"]
+    words = ["--prompt=def ", "--tokens=8", "--samples=2", "--temperature=0.8", "--seed=1", "--json"]
     assert main(["sample", "runs/first", *words]) == 0
     assert names["texts"] == [sample["text"] for sample in json.loads(capsys.readouterr().out)["samples"]]
 

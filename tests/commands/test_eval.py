@@ -48,7 +48,7 @@ def test_what_is_scored_is_printed_kept_once_and_a_column(run, tasks, tmp_path, 
     ]  # fmt: skip
     assert json.loads((tmp_path / "out.json").read_text())["evaluations"] == again
     capsys.readouterr()
-    assert main(["runs", str(run), "--columns=name,text_loss,ends_acc,words_error", "--csv"]) == 0
+    assert main(["runs", str(run), "--show=name,text_loss,ends_acc,words_error", "--csv"]) == 0
     _, loss, acc, error = capsys.readouterr().out.splitlines()[1].split(",")
     assert float(loss) == again[0]["metrics"]["loss"] and float(acc) == again[1]["metrics"]["acc"]
     assert float(error) == 1 - again[2]["metrics"]["acc"]

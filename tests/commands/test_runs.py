@@ -101,7 +101,7 @@ def test_a_column_of_several_kinds_is_of_numbers_or_of_text(tmp_path):
 
 def test_many_folders_and_chosen_columns(sweep, capsys):
     single = sweep / "runs" / "small"
-    assert main(["runs", str(sweep), str(single), "--columns=name,N_kaplan,model.d_model", "--csv"]) == 0
+    assert main(["runs", str(sweep), str(single), "--show=name,N_kaplan,model.d_model", "--csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "name,N_kaplan,model.d_model" and lines.count("small,5904,64") == 2 and len(lines) == 5
 
@@ -119,7 +119,7 @@ def test_json_is_a_list_of_rows(sweep, capsys):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["no/such"], "holds no run"), (["{sweep}", "--columns=nam"], "did you mean 'name'?"), ([], "required"),
+    (["no/such"], "holds no run"), (["{sweep}", "--show=nam"], "did you mean 'name'?"), ([], "required"),
     (["{sweep}", "--csv=no/such/x.csv"], "no folder"), (["{sweep}", "--parquet=no/such/x"], "no folder"),
     (["{sweep}", "--cvs"], "did you mean '--csv'?"),
 ])  # fmt: skip
@@ -202,7 +202,7 @@ def test_a_damaged_run_is_counted_and_exit_1(tmp_path, capsys):
 @pytest.mark.parametrize("arguments, said", [
     (["--by=optim.peak_lt"], "no config key 'optim.peak_lt'; did you mean 'optim.peak_lr'?"),
     (["--by=lr"], "no config key 'lr'; did you mean 'optim.peak_lr'?"),  # seen: the last step's metric of that name
-    (["--by=train.seed"], "seeds are replications"), (["--by=optim.peak_lr", "--columns=name"], "its own columns"),
+    (["--by=train.seed"], "seeds are replications"), (["--by=optim.peak_lr", "--show=name"], "its own columns"),
     (["--by=model.n_layers"], "differ in optim.peak_lr too, which is not replication; "
         "nearest: --by=model.n_layers,optim.peak_lr"), (["--by="], "--by names no key"),
 ])  # fmt: skip

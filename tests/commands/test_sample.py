@@ -12,7 +12,7 @@ from tests.hf.oracle.make import HERE
 
 
 def test_text_and_json_say_the_same_and_say_it_again(capsys, tmp_path):
-    command = ["sample", str(trained()), "--prompt=for ", "--tokens=8", "--n=2", "--seed=5", "--top-k=40"]
+    command = ["sample", str(trained()), "--prompt=for ", "--tokens=8", "--samples=2", "--seed=5", "--top-k=40"]
     assert main([*command, f"--json={tmp_path}/out.json"]) == 0
     out = capsys.readouterr().out
     answer = json.loads((tmp_path / "out.json").read_text())

@@ -26,7 +26,7 @@ def asked(capsys, *more, code=0):
 
 
 def test_its_numbers_are_those_of_the_run(tmp_path, capsys):
-    output = json.loads(asked(capsys, "--json", f"--steps={','.join(map(str, range(12)))}").out)
+    output = json.loads(asked(capsys, "--json", f"--show-steps={','.join(map(str, range(12)))}").out)
     train_single(config(**{key.replace(".", "__"): value for key, value in CHANGES.items()}), tmp_path / "run")
     lines = [line for line in records.read_metrics(tmp_path / "run") if "lr" in line]
     assert [line["step"] - 1 for line in lines] == [row["step"] for row in output["rows"]] == [*range(12)]
@@ -51,7 +51,7 @@ def test_the_table_says_what_was_chosen_and_where_it_bends(capsys):
 
 
 def test_the_figure_holds_the_curves_and_marks_the_steps_asked_for(tmp_path, capsys):
-    output = json.loads(asked(capsys, "--json", "--steps=3,7", f"--plot={tmp_path / 'new' / 'x.pdf'}").out)
+    output = json.loads(asked(capsys, "--json", "--show-steps=3,7", f"--plot={tmp_path / 'new' / 'x.pdf'}").out)
     assert output["figures"] == [str(tmp_path / "new" / "x.pdf"), str(tmp_path / "new" / "x.csv")]
     assert (tmp_path / "new" / "x.pdf").read_bytes().startswith(b"%PDF")
     with open(tmp_path / "new" / "x.csv") as file:
@@ -70,9 +70,9 @@ def test_the_figure_holds_the_curves_and_marks_the_steps_asked_for(tmp_path, cap
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("--steps=0,12", "the run has 12 steps, so its last is 11, and 12 is not one of them"),
-        ("--steps=1,,3", "'' is not a step"),
-        ("--steps=-1", "'-1' is not a step"),
+        ("--show-steps=0,12", "the run has 12 steps, so its last is 11, and 12 is not one of them"),
+        ("--show-steps=1,,3", "'' is not a step"),
+        ("--show-steps=-1", "'-1' is not a step"),
         ("--plot=x.svgg", "one of .pdf, .png"),
         ("--config.schedule.warmup_tokens=320", "schedule.warmup_steps=2 (2 steps) are given at once"),
     ],
@@ -85,7 +85,7 @@ def test_mistakes_are_one_line(capsys, given, said):
 def test_a_growing_batch_in_tokens_and_what_was_seen(capsys, tmp_path):
     ramp = ["train.global_batch=8", "train.accumulate=4", "schedule.batch_start=2", "schedule.batch_warmup_tokens=288"]
     more = [f"--config.{key}" for key in ramp]
-    output = json.loads(asked(capsys, *more, "--json", f"--steps={','.join(map(str, range(12)))}").out)
+    output = json.loads(asked(capsys, *more, "--json", f"--show-steps={','.join(map(str, range(12)))}").out)
     assert [row["batch_tokens"] for row in output["rows"]] == [32, 32, 32, 64, 64, 96, *[128] * 6]
     assert [row["tokens"] for row in output["rows"]] == [0, 32, 64, 96, 160, 224, *range(320, 1088, 128)]
     first, _, *lines = asked(capsys, *more, f"--plot={tmp_path / 'x.png'}").out.splitlines()

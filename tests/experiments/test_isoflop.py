@@ -12,7 +12,7 @@ from scalelab.errors import WorkFailed
 from scalelab.experiments import conduct, isoflop, phases
 from tests.train.runs import ROOT, command, finish
 
-GRID = ["--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout=8e10", "--checks=lr"]
+GRID = ["--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout-flops=8e10", "--checks=lr"]
 
 STANDARD = "--config.parametrization.name=standard"
 
@@ -118,9 +118,9 @@ def test_a_held_out_run_that_diverged_scores_nothing():
         (["--quick", "--scale=inf"], "--scale=inf must be finite"),
         ([], "--budgets and --sizes are needed"),
         (["--budgets=1e10,2e10", "--sizes=16,24,32"], "at least 3 budgets"),
-        ([*GRID[:2], "--holdout=1e10"], "not beyond the largest budget"),
-        ([*GRID[:2], "--holdout=nan"], "'nan' is not numbers above zero"),
-        ([*GRID[:2], "--holdout=1e11,2e11"], "more than one number"),
+        ([*GRID[:2], "--holdout-flops=1e10"], "not beyond the largest budget"),
+        ([*GRID[:2], "--holdout-flops=nan"], "'nan' is not numbers above zero"),
+        ([*GRID[:2], "--holdout-flops=1e11,2e11"], "more than one number"),
         ([GRID[0], "--sizes=16,24.5,32"], "24.5 is not a whole number; nearest: 24"),
         ([*GRID, "--rule=smal-bytes"], "did you mean 'small-bytes'"),
         (

@@ -23,8 +23,8 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit by approach 1 or 2: (lines for a person, the JSON object). BadInput if no row can be used."""
     law = LAWS["chinchilla"]
     columns = parse_columns(options.columns, known_fields(law))
-    table = read_sources(options.sources, law, columns, options.n, options.where)
-    size = N_COLUMNS[options.n or "total"]
+    table = read_sources(options.sources, law, columns, options.n_convention, options.where)
+    size = N_COLUMNS[options.n_convention or "total"]
     rows, excluded = select_rows(table.rows, [size, "D", "C", "val_loss"], "val_loss", options.drop_top_loss)
     if not rows:
         raise BadInput(f"none of {len(table.rows)} rows can be used: {text.describe_exclusions(excluded)}")
@@ -57,7 +57,7 @@ def _first(options: Any, rows: Sequence[Row], size: str) -> tuple[Envelope, list
     if len(folders) == len(rows):
         checkpoints = training_curves(({**row, "N": row[size]}, read_metrics(row["folder"])) for row in rows)
     else:
-        columns = numeric_columns(rows, options.n or "total")
+        columns = numeric_columns(rows, options.n_convention or "total")
         if not options.cluster or any(options.cluster not in row for row in rows):
             raise BadInput(
                 "--approach=1 follows each run through training: --cluster=COLUMN must name the run of a row"
@@ -97,14 +97,14 @@ def _second(options: Any, rows: Sequence[Row], size: str) -> tuple[IsoFlop, list
         *align_columns(cells),
         "",
         law_line,
-        *(_draw(options, isoflop, C, N, loss) if options.plot else []),
+        *(_draw(options, isoflop, C, N, loss) if options.figures else []),
     ]
 
 
 def _draw(options: Any, isoflop: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[str]:
     from scalelab.report.figures.fitplots import write_isoflop_figure
 
-    return ["", *(f"wrote {path}" for path in write_isoflop_figure(options.plot, isoflop, C, N, loss, "N"))]
+    return ["", *(f"wrote {path}" for path in write_isoflop_figure(options.figures, isoflop, C, N, loss, "N"))]
 
 
 def _allocate(fit: Envelope | IsoFlop, C: float, k: float) -> dict[str, float]:

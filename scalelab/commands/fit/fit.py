@@ -2,12 +2,12 @@
 
 A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .jsonl or .parquet table:
   scalelab fit runs/quickstart --target-flops=4e12
-  scalelab fit points.csv --columns='N=Model Size,C=Training FLOP,loss=loss' --drop-top-loss=5 --plot=figures
+  scalelab fit points.csv --columns='N=Model Size,C=Training FLOP,loss=loss' --drop-top-loss=5 --figures=figures
   scalelab fit runs.csv --law=data_constrained --columns=N=params,D=tokens,U=unique --where="unique > 1e8"
 A table needs two of N, D and C: C = 6ND gives the third. Runs that diverged or didn't finish are never fitted.
 scalelab/laws/README.md explains the output. Exit codes: 0 done, 1 no trustworthy optimum was found, 2 bad input.
 
-    scalelab fit runs/quickstart --target-flops=3.2e12 --plot=figures
+    scalelab fit runs/quickstart --target-flops=3.2e12 --figures=figures
 """
 
 import argparse
@@ -21,8 +21,10 @@ from scalelab.cli.parser import Parser, emit_json, folder_path
 from scalelab.errors import BadInput
 
 LAW_OPTIONS = ("law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_values", "level")
-RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out"}
-IDLE_OPTIONS = {1: (*LAW_OPTIONS, "seed_noise", "plot"), 2: (*LAW_OPTIONS, "cluster"), 3: ("method", "seed_noise")}
+RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out",
+    "--n": "--n-convention", "--plot": "--figures", "--target": "--determine",
+}  # fmt: skip
+IDLE_OPTIONS = {1: (*LAW_OPTIONS, "seed_noise", "figures"), 2: (*LAW_OPTIONS, "cluster"), 3: ("method", "seed_noise")}
 
 
 def main(argv: list[str]) -> int:
@@ -59,7 +61,7 @@ def _rows(add: Callable[..., Any]) -> None:
         metavar="N=A,D=B,…",
         help="which columns of a table hold N, D, C, loss and the law's other fields (of runs: any but N)",
     )
-    add("--n", metavar="KIND", help="N of runs: total (default), non_embedding, kaplan, chinchilla")
+    add("--n-convention", metavar="KIND", help="N of runs: total (default), non_embedding, kaplan, chinchilla")
     add(
         "--where",
         action="append",
@@ -106,7 +108,7 @@ def _uses(add: Callable[..., Any]) -> None:
     add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score the prediction")
     add("--tournament", action="store_true", help="score every law that has its columns (K: a fifth by default)")
     add(
-        "--plot",
+        "--figures",
         type=folder_path,
         metavar="DIR",
         help="draw the fit, profiles and decision (approach 2: IsoFLOPs) as PNG, PDF and CSV",
@@ -123,7 +125,12 @@ def _uses(add: Callable[..., Any]) -> None:
         help="a config with sweep(h) (proposals become config files), or a table of candidates",
     )
     add("--budget-flops", type=float, metavar="C", help="FLOPs that all proposed runs together may cost")
-    add("--target", default="N", metavar="NAME", help="N (default) or loss at the first target budget, or a parameter")
+    add(
+        "--determine",
+        default="N",
+        metavar="NAME",
+        help="N (default) or loss at the first target budget, or a parameter",
+    )
     add(
         "--configs-out",
         type=folder_path,

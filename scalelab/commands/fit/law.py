@@ -24,9 +24,9 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         raise BadInput("--next-runs needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
     law = law_lib.hold_params(load_law(options.law or "chinchilla"), **(options.hold or {}))
     columns = parse_columns(options.columns, known_fields(law))
-    table = read_sources(options.sources, law, columns, options.n, options.where)
+    table = read_sources(options.sources, law, columns, options.n_convention, options.where)
     fitted = fit_study(
-        table.rows, law, options.n or "total", options.drop_top_loss, options.cluster,
+        table.rows, law, options.n_convention or "total", options.drop_top_loss, options.cluster,
         objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
         seed=options.seed, target_flops=() if law.columns == ("C",) else options.target_flops,
         holdout=options.holdout or 0, level=options.level or INTERVAL_LEVEL, held=options.target_values,
@@ -52,10 +52,10 @@ def _more(options: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[st
         parts["tournament"] = _tournament(options, fitted)
     if options.next_runs is not None:
         parts["next"] = next_runs.propose_next_runs(options, fitted)
-    if options.plot:
+    if options.figures:
         from scalelab.report.figures.fitplots import write_fit_figures
 
-        paths = write_fit_figures(options.plot, fitted, options.target_values or {})
+        paths = write_fit_figures(options.figures, fitted, options.target_values or {})
         parts["figures"] = (["", *(f"wrote {path}" for path in paths)], paths)
     return parts
 
@@ -76,7 +76,7 @@ def _predictions(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
 def _tournament(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     from scalelab.laws.trust.tournament import run_tournament
 
-    table = numeric_columns(fitted.kept, options.n or "total")
+    table = numeric_columns(fitted.kept, options.n_convention or "total")
     columns = set(table) | ({"C", "M"} if {"N", "D"} <= set(table) else set())
     laws = [law for law in LAWS.values() if law.target == fitted.law.target and set(law.columns) <= columns]
     laws += [fitted.law] if fitted.law not in laws else []

@@ -17,12 +17,12 @@ from scalelab.sweep.trials import load_trials
 
 def propose_next_runs(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     """Propose runs: (lines, JSON block). Runs of a config's sweep are written to --configs-out as config files."""
-    grid, held, convention = options.grid, options.target_values, options.n or "total"
+    grid, held, convention = options.grid, options.target_values, options.n_convention or "total"
     if not pathlib.Path(grid).is_file():
         raise BadInput(f"--grid={grid}: no such file; it is a config with sweep(h), or a table of candidates")
     trials = load_trials(grid, {}) if grid.endswith(".py") else {}
     names, columns = (list(trials), candidate_columns(trials, convention)) if trials else _table(options, fitted)
-    plan = propose_runs(fitted, columns, options.next_runs, options.budget_flops, options.target, held=held)
+    plan = propose_runs(fitted, columns, options.next_runs, options.budget_flops, options.determine, held=held)
     chosen = [names[proposed.row] for proposed in plan.runs]
     titles = dict(zip(chosen, map(_title, plan.runs), strict=True))
     files = write_forks(options.configs_out, grid, {name: trials[name] for name in chosen}, titles) if trials else []
@@ -34,8 +34,8 @@ def _table(options: Any, fitted: Fitted) -> tuple[list[str], dict[str, np.ndarra
     """Read a table of candidates: (names, columns [G]) with N, D and the law's other fields."""
     named = parse_columns(options.columns, known_fields(fitted.law))
     wanted = {field: column for field, column in named.items() if field != fitted.law.target}
-    table = read_sources([options.grid], fitted.law, wanted, options.n, with_target=False)
-    return [row["name"] for row in table.rows], numeric_columns(table.rows, options.n or "total")
+    table = read_sources([options.grid], fitted.law, wanted, options.n_convention, with_target=False)
+    return [row["name"] for row in table.rows], numeric_columns(table.rows, options.n_convention or "total")
 
 
 def _title(run: ProposedRun) -> str:

@@ -45,8 +45,8 @@ RUN_OPTIONS = (
     "mtbf_hours",
     "restart_minutes",
     "write_gb_per_s",
-    "batch",
-    "context",
+    "serve_batch",
+    "serve_context",
 )
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
 LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
@@ -56,6 +56,8 @@ UNUSED_OPTIONS = {  # options without effect in each of the three modes
     "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS),
     "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price"),
 }
+
+RENAMED = {"--card": "--single-gpu", "--batch": "--serve-batch", "--context": "--serve-context"}
 
 
 def main(argv: list[str]) -> int:
@@ -88,7 +90,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> Parser:
     from scalelab.plan.machine.machine import KNOWN_MACHINES
 
-    parser = Parser("plan", __doc__, renamed={"--card": "--single-gpu"})
+    parser = Parser("plan", __doc__, renamed=RENAMED)
     add = parser.add_argument
     add("--config", type=config_path, metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
     add("--hardware", metavar="NAME", help=f"{', '.join(KNOWN_MACHINES)}, cpu, or FILE.json of your own")
@@ -103,9 +105,9 @@ def _parser() -> Parser:
         action="store_true",
         help="list the ways to hold the model on one device, with the largest micro-batch of each",
     )
-    add("--batch", type=_count, default=None, metavar="B", help="sequences served at once (default: 1)")
+    add("--serve-batch", type=_count, default=None, metavar="B", help="sequences served at once (default: 1)")
     add(
-        "--context",
+        "--serve-context",
         type=_count,
         default=None,
         metavar="T",
@@ -171,7 +173,7 @@ def _plan_run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
         config, machine, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
         critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
         write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
-        serve=(options.batch or 1, options.context or 0), **restart,
+        serve=(options.serve_batch or 1, options.serve_context or 0), **restart,
     )  # fmt: skip
     if options.json != "-":
         print("\n".join(plantext.describe_plan(run_plan)))

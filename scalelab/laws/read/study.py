@@ -33,7 +33,7 @@ def fit_study(
     where too few are left.
     """
     if n_convention not in N_COLUMNS:
-        raise BadInput(f"--n={n_convention}: unknown convention{nearest_hint(n_convention, N_COLUMNS)}")
+        raise BadInput(f"--n-convention={n_convention}: unknown convention{nearest_hint(n_convention, N_COLUMNS)}")
     law = load_law(law) if isinstance(law, str) else law
     names = {"N": N_COLUMNS[n_convention], "loss": "val_loss"}
     needed = [names.get(column, column) for column in (*law.columns, law.target)]

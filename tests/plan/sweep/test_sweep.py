@@ -30,7 +30,7 @@ SMALL = [
     "--config=configs/quickstart.py",
     "--budgets=5e9,1e10,2e10",
     "--sizes=16,24,32",
-    "--holdout=8e10",
+    "--holdout-flops=8e10",
     "--checks=lr",
 ]
 

@@ -131,12 +131,12 @@ def test_a_family_is_one_panel_of_the_report(folder, name, capsys):
 
 
 def test_its_last_value_is_a_column_of_runs(folder, capsys):
-    assert main(["runs", str(folder / "vmap"), "--columns=name,mine/spread,mine/top", "--json"]) == 0
+    assert main(["runs", str(folder / "vmap"), "--show=name,mine/spread,mine/top", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     for row in rows:
         last = logged(folder / "vmap" / "runs" / row["name"])[-1]
         assert (row["mine/spread"], row["mine/top"]) == (last["mine/spread"], last["mine/top"])
-    assert main(["runs", str(folder / "single"), "--columns=mine/spraed"]) == 2
+    assert main(["runs", str(folder / "single"), "--show=mine/spraed"]) == 2
     assert "'mine/spraed'" in (error := capsys.readouterr().err) and "did you mean 'mine/spread'?" in error
 
 

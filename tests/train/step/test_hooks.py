@@ -87,7 +87,7 @@ def test_own_values_are_logged_in_a_pack_and_are_columns_of_runs(swept, capsys):
         assert all(row[key] == name for key, name in OWN.items())
     one, two = (records.read_metrics(run)[0]["moved/embed"] for run in runs)
     assert one != two
-    assert main(["runs", str(swept), "--columns=name,eval/accuracy,moved/embed", "--json"]) == 0
+    assert main(["runs", str(swept), "--show=name,eval/accuracy,moved/embed", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
