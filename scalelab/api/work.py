@@ -127,7 +127,7 @@ def _refuse_too_large(packs: Sequence[tuple["ConfigDict", int]], force: bool) ->
     from scalelab.hardware.chips import expects_accelerator
     from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
 
-    if force or (len(packs) > 1 and expects_accelerator()):  # the pool's processes take the devices, and check there
+    if force or (len(packs) > 1 and expects_accelerator()):  # looking would take the devices from the pool
         return
     for config, trials in packs:
         static = config_lib.static(config)
