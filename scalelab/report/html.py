@@ -6,48 +6,15 @@ else.
 
 import html
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.records import flatten_keys
+from scalelab.report import svg
 from scalelab.report.figures.style import format_scientific, format_short
 
-STYLESHEET = """
-:root { --ink:#1d2129; --soft:#5c6370; --line:#e1e4e9; --back:#f7f8fa; --card:#ffffff;
-  --accent:#b3224a; --good:#1f7a33; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink:#e6e8ec; --soft:#a0a6b1; --line:#343a45; --back:#15181d; --card:#1d2128;
-    --accent:#ff7d9c; --good:#6fd08c; }
-}
-* { box-sizing: border-box; }
-body { margin:0; background:var(--back); color:var(--ink);
-  font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif; }
-main { max-width:1060px; margin:0 auto; padding:28px 20px 60px; }
-h1 { font-size:1.65rem; margin:0 0 .1rem; overflow-wrap:anywhere; }
-h2 { font-size:1.12rem; margin:2.2rem 0 .5rem; padding-top:.9rem; border-top:1px solid var(--line); }
-p { margin:.45rem 0; max-width:78ch; }
-.soft, figcaption { color:var(--soft); font-size:.88rem; }
-.card { background:var(--card); border:1px solid var(--line); border-radius:10px; padding:16px 20px; margin:16px 0; }
-.good { color:var(--good); } .bad { color:var(--accent); font-weight:600; }
-.numbers { display:flex; flex-wrap:wrap; gap:8px 34px; margin:.2rem 0 .6rem; }
-.numbers div { min-width:7.5rem; }
-.numbers b { display:block; font-size:1.5rem; font-weight:650; line-height:1.25; font-variant-numeric:tabular-nums; }
-.numbers span { color:var(--soft); font-size:.82rem; }
-figure { margin:14px 0; padding:12px; overflow-x:auto; background:#ffffff;
-  border:1px solid var(--line); border-radius:10px; }
-figure img { display:block; width:100%; min-width:36rem; height:auto; margin:0 auto; }
-figcaption { color:#5c6370; padding:8px 4px 0; } figcaption a { color:#2455a4; }
-summary { cursor:pointer; color:var(--soft); }
-.scroll { overflow-x:auto; }
-table { border-collapse:collapse; font-size:.86rem; font-variant-numeric:tabular-nums; margin:.5rem 0; }
-th, td { text-align:left; padding:4px 14px 4px 0; border-bottom:1px solid var(--line); vertical-align:top; }
-th { color:var(--soft); font-weight:600; white-space:nowrap; } td.number, th.number { text-align:right; }
-td { min-width:5.5rem; max-width:34rem; overflow-wrap:anywhere; }
-td.number { white-space:nowrap; } td.name { min-width:11rem; }
-code { font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; background:var(--back);
-  padding:2px 5px; border-radius:4px; overflow-wrap:anywhere; }
-.card code { background:none; padding:0; }
-"""
+STYLESHEET = (pathlib.Path(__file__).parent / "page.css").read_text()
 
 
 def escape_html(value: Any) -> str:
@@ -84,8 +51,11 @@ def render_paragraph(text: str, css: str = "") -> str:
     return f'<p class="{css}">{escape_html(text)}</p>' if css else f"<p>{escape_html(text)}</p>"
 
 
-def render_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """A table of `rows` with `columns` {key: heading}; numbers stand to the right."""
+def render_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], css: str = "") -> str:
+    """A table of `rows` with `columns` {key: heading}; numbers stand to the right.
+
+    css: `stack` writes the cells of a row below each other on a phone.
+    """
     numeric = {key for key in columns if all(_is_number(row.get(key)) for row in rows)}
     head = "".join(f"<th{_css(key, numeric)}>{escape_html(heading)}</th>" for key, heading in columns.items())
     body = "".join(
@@ -94,7 +64,7 @@ def render_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) 
         + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll"><table class="{css}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _is_number(value: Any) -> bool:
@@ -126,11 +96,11 @@ def render_card(*parts: str) -> str:
     return f'<div class="card">{"".join(parts)}</div>'
 
 
-def render_picture(name: str, data_uri: str, caption: str, width_px: float) -> str:
+def render_figure(name: str, drawing: str, caption: str, width_px: float) -> str:
     """A figure drawn inline; its PDF and CSV are linked where they lie beside the page (`figures/`)."""
     links = " · ".join(f'<a href="figures/{escape_html(name)}.{end}">{end.upper()}</a>' for end in ("pdf", "csv"))
-    image = f'<img src="{data_uri}" alt="{escape_html(caption)}" style="max-width:{width_px:.0f}px">'
-    return f'<figure id="{escape_html(name)}">{image}<figcaption>{escape_html(caption)} {links}</figcaption></figure>'
+    label = f"<figcaption>{escape_html(caption)} {links}</figcaption>"
+    return f'<figure id="{escape_html(name)}" style="--width:{width_px:.0f}px">{drawing}{label}</figure>'
 
 
 def render_section(title: str, *parts: str) -> str:
@@ -146,11 +116,12 @@ def render_details(title: str, body: str) -> str:
 
 def render_page(title: str, subtitle: str, parts: Sequence[str]) -> str:
     """The whole document."""
+    body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape_html(title)}</title><style>{STYLESHEET}</style></head>\n<body><main>"
+        f"<title>{escape_html(title)}</title><style>{STYLESHEET}{svg.colour_styles(body)}</style></head>\n<body><main>"
         f'<h1>{escape_html(title)}</h1><p class="soft">{escape_html(subtitle)}</p>\n'
-        + "\n".join(parts)
+        + body
         + "\n</main></body></html>\n"
     )

@@ -92,7 +92,7 @@ def _dynamics(page: ReportPage) -> str:
     caption = (
         "Learning rate, gradient norm before clipping, and the size of each update, over the steps that were logged."
     )
-    return page.draw("dynamics", plots.plot_dynamics(rows), rows, caption)
+    return page.draw("dynamics", lambda: plots.plot_dynamics(rows), rows, caption)
 
 
 def _key_numbers(row: dict) -> str:
@@ -121,12 +121,17 @@ def report_sweep(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
         page.parts.append(html.render_section("Settings over seeds", _settings_table(answer), _lr_figure(page, answer)))
     shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept, "status", "val_loss")} for row in rows]
     if any(map(settings.is_final, rows)):
-        fig = sweepplots.plot_sweep(shown, swept, gather.entropy_rate(folders), "Final loss over what was swept")
+        floor, title = gather.entropy_rate(folders), "Final loss over what was swept"
         caption = (
             "Final validation loss of every trial; the best setting has a ring at its mean over seeds, "
             "lost ones stand at the top."
         )
-        page.parts.append(html.render_section("Overview", page.draw("sweep", fig, shown, caption)))
+        page.parts.append(
+            html.render_section(
+                "Overview",
+                page.draw("sweep", lambda: sweepplots.plot_sweep(shown, swept, floor, title), shown, caption),
+            )
+        )
     else:
         page.missing.append("Overview: no trial has finished with a finite loss yet.")
     colour = swept[0] if swept else "run"

@@ -1,25 +1,31 @@
 """The parts that pages share: figures and their files, the runs table, the logbook, and the provenance."""
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from scalelab import records
-from scalelab.report import gather, html
+from scalelab.report import gather, html, svg
 from scalelab.report.figures import metricplots, plots, style
 
 
 @dataclasses.dataclass
 class ReportPage:
-    """A report under construction: `parts` of HTML, names of figures, and what is `missing` and why."""
+    """A report under construction: `parts` of HTML, names of figures, and what is `missing` and why.
+
+    `colours` {quantity: {value: colour}} are those of the whole page, so that a size has one colour in all figures.
+    """
 
     folder: pathlib.Path
     kind: str
     parts: list[str] = dataclasses.field(default_factory=list)
     figures: list[str] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
+    colours: dict[str, dict[Any, str]] = dataclasses.field(default_factory=dict)
 
     def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
         """The runs that can be read in full; the others are listed on the page with the reason."""
@@ -27,11 +33,18 @@ class ReportPage:
         self.missing += [f"{folder.name} is damaged: {reason}" for folder, reason in reasons.items() if reason]
         return [folder for folder, reason in reasons.items() if not reason]
 
-    def draw(self, name: str, fig: Figure, rows: Sequence[dict], caption: str) -> str:
-        """Save a figure as `figures/name.pdf` with the CSV of `rows`; returns its HTML."""
+    def draw(self, name: str, plot: Callable[[], Figure], rows: Sequence[dict], caption: str) -> str:
+        """Save a figure as `figures/name.pdf` with the CSV of `rows`; returns its HTML.
+
+        `plot` is called for each layout: on a wide page and on a phone.
+        """
+        fig = plot()
         style.write_pdf_and_csv(self.folder / "figures", name, fig, rows)
         self.figures.append(name)
-        return html.render_picture(name, style.svg_data_uri(fig), caption, 135 * fig.get_figwidth())
+        with style.use_layout(style.PHONE):
+            narrow = svg.inline_svg(plot(), f"{name}-phone", "phone", caption)
+        wide = svg.inline_svg(fig, name, "wide", caption)
+        return html.render_figure(name, wide + narrow, caption, 120 * fig.get_figwidth())
 
     def write(self, title: str, subtitle: str) -> pathlib.Path:
         """Write `report.html` atomically; missing parts are listed at its end."""
@@ -68,9 +81,12 @@ def loss_sections(
         if not rows_of_y:
             page.missing.append(f"{title}: no run has logged any yet.")
             continue
-        fig = plots.plot_loss_curves(rows_of_y, y, x, colour, colour_title, events, floor, title, held)
+        plot = functools.partial(
+            plots.plot_loss_curves, rows_of_y, y, x, colour, colour_title, events, floor, title, held,
+            page.colours.get(colour),
+        )  # fmt: skip
         caption = f"{title}{' of every run' if several else ''}; unsmoothed. Signs are events of the logbook."
-        drawn.append(page.draw(name, fig, rows_of_y, caption))
+        drawn.append(page.draw(name, plot, rows_of_y, caption))
     return drawn
 
 
@@ -87,7 +103,9 @@ def metrics_section(page: ReportPage, folders: Sequence[pathlib.Path], colour: s
         return constants
     colour_of = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
     caption = "All other metrics over the steps that were logged, unsmoothed."
-    return page.draw("metrics", metricplots.metric_panels(rows, panels, colour_of), rows, caption) + constants
+    colours = page.colours.get(colour) or style.key_colours(colour, colour_of.values())
+    plot = functools.partial(metricplots.metric_panels, rows, panels, colour_of, colours)
+    return page.draw("metrics", plot, rows, caption) + constants
 
 
 def layers_section(page: ReportPage) -> str:
@@ -98,7 +116,7 @@ def layers_section(page: ReportPage) -> str:
     caption = (
         "What each layer did, at the steps that log.layers_every chose; names as in scalelab/train/step/layers.py."
     )
-    figure = page.draw("layers", metricplots.layer_maps(lines), metricplots.layer_rows(lines), caption)
+    figure = page.draw("layers", lambda: metricplots.layer_maps(lines), metricplots.layer_rows(lines), caption)
     logits = [
         {"run": page.folder.name} | {k: v for k, v in line.items() if k == "step" or k.startswith("logits/")}
         for line in lines
@@ -106,9 +124,11 @@ def layers_section(page: ReportPage) -> str:
     panels, _ = metricplots.split_constant(logits)
     if not panels:
         return figure
-    curves = metricplots.metric_panels(logits, panels, {page.folder.name: ""})
     return figure + page.draw(
-        "logits", curves, logits, "The head's logits: their root mean square, and the mean of their logsumexp."
+        "logits",
+        lambda: metricplots.metric_panels(logits, panels, {page.folder.name: ""}),
+        logits,
+        "The head's logits: their root mean square, and the mean of their logsumexp.",
     )
 
 
@@ -132,19 +152,12 @@ def logbook_section(folders: Sequence[pathlib.Path]) -> str:
     if not rows:
         return html.render_paragraph("Nothing happened: no skip, resume, divergence, change or note.")
     columns = {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"}
+    table = functools.partial(html.render_table, columns=columns, css="stack")
     chosen = [row for row in rows if len(folders) > 1 and row["kind"] == "chosen"]  # three lines a run: folded
     happened = [row for row in rows if row not in chosen]
-    events = (
-        html.render_table(happened, columns)
-        if happened
-        else html.render_paragraph("Nothing else happened.")
-        if chosen
-        else ""
-    )
+    events = table(happened) if happened else html.render_paragraph("Nothing else happened.") if chosen else ""
     return events + (
-        html.render_details(f"what was chosen for the runs: {len(chosen)}", html.render_table(chosen, columns))
-        if chosen
-        else ""
+        html.render_details(f"what was chosen for the runs: {len(chosen)}", table(chosen)) if chosen else ""
     )
 
 

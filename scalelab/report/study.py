@@ -17,6 +17,7 @@ from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.use.isoflop import group_budgets
 from scalelab.report import gather, html, verdict
 from scalelab.report.figures import lawplots, plots
+from scalelab.report.figures.style import value_colours
 from scalelab.report.parts import (
     ReportPage,
     logbook_section,
@@ -45,6 +46,7 @@ def report_study(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
     folders = page.readable(records.run_folders(folder))
     rows = sorted(records.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
     first = _first_metric(summary, folders)
+    page.colours["N"] = _size_colours(summary, rows)
     page.parts.append(html.render_card(*verdict.summary_lines(summary, first)))
     page.parts.append(
         html.render_section(
@@ -72,6 +74,14 @@ def report_study(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
     if summary.get("wall_s"):
         subtitle += f" · {summary['wall_s']:.0f} s in all"
     return page, page.write(f"Scaling study: {folder.resolve().name}", subtitle)
+
+
+def _size_colours(summary: dict, rows: Sequence[dict]) -> dict[Any, str]:
+    """One colour a size for the whole page: sizes of the runs, of the fitted rows and of the checks."""
+    sizes = [row.get("N") for row in (*rows, *fitted_rows(summary))]
+    sizes += [row["size"] for kind in verdict.CHECK_LABELS for row in summary.get(f"{kind}_checks") or []]
+    numbers = [size for size in sizes if isinstance(size, int | float)]
+    return value_colours(numbers, "size") | value_colours((s for s in sizes if s and s not in numbers), "size")
 
 
 def _first_metric(summary: dict, folders: Sequence[pathlib.Path]) -> float | None:
@@ -133,12 +143,12 @@ def _held_out(page: ReportPage, summary: dict, floor: float | None) -> str:
     behind.append({"run": "prediction", "role": "prediction", **{key: held.get(key) for key in keys[:3]},
                    "predicted": held["predicted_loss"], "low90": low, "high90": high})  # fmt: skip
     title = "Predicted, then measured"
-    fig = lawplots.plot_held_out(rows, held, params, _per_nd(rows), summary.get("frontier"), floor, title)
+    args = (rows, held, params, _per_nd(rows), summary.get("frontier"), floor, title, page.colours["N"])
     caption = (
         "The fitted frontier, extrapolated to the held-out run's compute, and its 90 % interval. "
         "Points: fitted runs, by size."
     )
-    return page.draw("prediction", fig, behind, caption)
+    return page.draw("prediction", lambda: lawplots.plot_held_out(*args), behind, caption)
 
 
 def _isoflop(page: ReportPage, summary: dict) -> list[str]:
@@ -152,10 +162,13 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
     fits = isoflop["budgets"]
     behind = [{key: row[key] for key in ("run", "budget", "N", "D", "C", "loss")} for row in rows]
     behind += [{"run": "minimum", "budget": fit["budget"], "N": fit["N"], "loss": fit["loss"]} for fit in fits]
-    fig = lawplots.plot_isoflops(rows, fits, n_axis_label(summary), "IsoFLOP curves")
+    label = n_axis_label(summary)
     caption = f"Validation loss over size at equal compute; lines: {isoflop['method']} in log N, stars: their minima."
     exponent = (summary.get("fit") or {}).get("exponents", {}).get("a")
-    return [page.draw("isoflop", fig, behind, caption), *verdict.isoflop_lines(isoflop, exponent)]
+    return [
+        page.draw("isoflop", lambda: lawplots.plot_isoflops(rows, fits, label, "IsoFLOP curves"), behind, caption),
+        *verdict.isoflop_lines(isoflop, exponent),
+    ]
 
 
 def _fit(page: ReportPage, summary: dict) -> list[str]:
@@ -164,16 +177,18 @@ def _fit(page: ReportPage, summary: dict) -> list[str]:
         page.missing.append("The fitted law: no fit in summary.json yet.")
         return []
     behind = [row | {"residual": row["loss"] / row["predicted"] - 1} for row in rows]
-    surface = lawplots.plot_surface(rows, params, _per_nd(rows), n_axis_label(summary), "Fitted loss L(N, D)")
-    left = lawplots.plot_residuals(rows, n_axis_label(summary), "Residuals of the law")
+    label, per_nd = n_axis_label(summary), _per_nd(rows)
     return [
         verdict.fit_table(summary["fit"]),
         page.draw(
-            "surface", surface, behind, "Contours of the fitted law; runs coloured by measured over predicted loss."
+            "surface",
+            lambda: lawplots.plot_surface(rows, params, per_nd, label, "Fitted loss L(N, D)"),
+            behind,
+            "Contours of the fitted law; runs coloured by measured over predicted loss.",
         ),
         page.draw(
             "residuals",
-            left,
+            lambda: lawplots.plot_residuals(rows, label, "Residuals of the law", page.colours["N"]),
             behind,
             "What the law leaves over, coloured by size. A pattern here is a misfit of its form.",
         ),
@@ -187,6 +202,11 @@ def _checks(page: ReportPage, summary: dict, kind: str) -> list[str]:
         page.missing.append(f"Checks of the {name}: none in summary.json, so the rule's {name} is untested here.")
         return []
     shown = [{key: row.get(key) for key in ("size", "factor", "loss")} for row in rows]
-    drawn = plots.plot_checks(shown, name, verdict.study_verdicts(summary, kind))
-    figure = page.draw(f"{kind}_checks", drawn, shown, f"Check runs at multiples of the ladder's own {name}.")
+    verdicts = verdict.study_verdicts(summary, kind)
+    figure = page.draw(
+        f"{kind}_checks",
+        lambda: plots.plot_checks(shown, name, verdicts, page.colours["N"]),
+        shown,
+        f"Check runs at multiples of the ladder's own {name}.",
+    )
     return [*verdict.check_lines(summary, kind), figure]

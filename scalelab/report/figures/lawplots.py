@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, TwoSlopeNorm
+from matplotlib.colors import ListedColormap, TwoSlopeNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -22,7 +22,9 @@ from scalelab.report.figures.style import (
     LOSS_LABEL,
     MUTED,
     add_legend,
+    figure_title,
     format_scientific,
+    is_narrow,
     make_figure,
     set_log_axis,
     styled,
@@ -34,6 +36,11 @@ STAR_MARK: dict[str, Any] = {"marker": "*", "ls": "", "ms": 13, "mec": INK, "mew
 EDGE_MARK: dict[str, Any] = STAR_MARK | {"mfc": "white", "mec": ACCENT, "mew": 1.4}
 PALE_COLORMAP = ListedColormap(0.45 * _warm + 0.55, name="pale")  # the surface stands behind the runs
 
+FIELD_INK = "#212121"  # lines over the surface, which stays pale on a dark page
+RESIDUAL_COLORMAP = matplotlib.colormaps["coolwarm"].resampled(41)  # few enough that its bar is drawn as shapes
+# Colours of values, which no colour scheme may change.
+VALUE_COLOURS = {FIELD_INK, *(to_hex(each(i)) for each in (PALE_COLORMAP, RESIDUAL_COLORMAP) for i in range(each.N))}
+
 
 @styled
 def plot_isoflops(rows: Sequence[dict], fits: Sequence[dict], n_label: str, title: str = "") -> Figure:
@@ -42,7 +49,7 @@ def plot_isoflops(rows: Sequence[dict], fits: Sequence[dict], n_label: str, titl
     rows: `budget`, `N`, `loss`. fits: `budget`, `N` and `loss` (the minimum), `curve` (two lists: N, loss), `edge`.
     """
     fig, ax = make_figure(7.2, 4.4)
-    colours = value_colours(row["budget"] for row in rows)
+    colours = value_colours((row["budget"] for row in rows), "budget")
     for budget, colour in colours.items():
         rows_of_budget = [row for row in rows if row["budget"] == budget]
         ax.plot(
@@ -66,7 +73,7 @@ def plot_isoflops(rows: Sequence[dict], fits: Sequence[dict], n_label: str, titl
     add_legend(
         fig, ax, {format_scientific(budget): colour for budget, colour in colours.items()}, "budget (FLOPs)", handles
     )
-    ax.set(xlabel=n_label, ylabel=LOSS_LABEL, title=title)
+    ax.set(xlabel=n_label, ylabel=LOSS_LABEL, title=figure_title(title))
     return fig
 
 
@@ -81,7 +88,7 @@ def plot_surface(
     loss = loss_at(params, grid_n[None, :], grid_d[:, None])
     levels = np.geomspace(loss.min(), np.quantile(loss, 0.97), 14)
     ax.contourf(grid_n, grid_d, loss, levels=levels, cmap=PALE_COLORMAP.reversed(), extend="both")
-    lines = ax.contour(grid_n, grid_d, loss, levels=levels[::2], colors=INK, linewidths=0.5, alpha=0.6)
+    lines = ax.contour(grid_n, grid_d, loss, levels=levels[::2], colors=FIELD_INK, linewidths=0.5, alpha=0.6)
     _optimal_line(ax, params, flops_per_nd, grid_n, grid_d)
     _residual_points(fig, ax, rows)
     ax.set(xlim=grid_n[[0, -1]], ylim=grid_d[[0, -1]])
@@ -89,8 +96,8 @@ def plot_surface(
     set_log_axis(ax, "y")
     ax.clabel(lines, fmt="%.2f", fontsize=7)
     ax.grid(False)
-    fig.legend(loc="outside lower center", ncols=3)  # inside it would hide runs
-    ax.set(xlabel=n_label, ylabel="D (tokens)", title=title)
+    fig.legend(loc="outside lower center", ncols=1 if is_narrow() else 3)  # inside it would hide runs
+    ax.set(xlabel=n_label, ylabel="D (tokens)", title=figure_title(title))
     return fig
 
 
@@ -99,7 +106,8 @@ def _optimal_line(
 ) -> None:
     flops = np.geomspace(grid_n[0] * grid_d[0], grid_n[-1] * grid_d[-1], 80) * flops_per_nd
     best = optimal_allocation(params, flops, flops_per_nd)
-    ax.plot(best.N, best.D, color=INK, lw=1.6, ls="--", label=f"compute-optimal (C = {flops_per_nd:.2f} N D)")
+    ax.plot(best.N, best.D, color=FIELD_INK, lw=1.6, ls="--")
+    ax.plot([], [], color=INK, lw=1.6, ls="--", label=f"compute-optimal (C = {flops_per_nd:.2f} N D)")
 
 
 def _residual_points(fig: Figure, ax: Axes, rows: Sequence[dict]) -> None:
@@ -107,20 +115,23 @@ def _residual_points(fig: Figure, ax: Axes, rows: Sequence[dict]) -> None:
     span = max(0.1, float(np.abs(percent).max()))
     norm = TwoSlopeNorm(0.0, -span, span)
     held = np.array([row["role"] == "holdout" for row in rows])
-    for mask, marker, size, label in ((~held, "o", 44, "fitted run"), (held, "D", 70, "held-out run")):
+    for mask, marker, size, edge, width, label in (
+        (~held, "o", 44, FIELD_INK, 0.7, "fitted run"), (held, "D", 70, ACCENT, 1.4, "held-out run"),
+    ):  # fmt: skip
         if mask.any():
             n, d = ([row[key] for row, on in zip(rows, mask, strict=True) if on] for key in "ND")
-            drawn = ax.scatter(n, d, c=percent[mask], cmap="coolwarm", norm=norm, s=size, marker=marker,
-                               edgecolors=ACCENT if marker == "D" else INK, linewidths=1.4 if marker == "D" else 0.7,
-                               zorder=4, label=label)  # fmt: skip
+            drawn = ax.scatter(n, d, c=percent[mask], cmap=RESIDUAL_COLORMAP, norm=norm, s=size, marker=marker,
+                               edgecolors=edge, linewidths=width, zorder=4, label=label)  # fmt: skip
     fig.colorbar(drawn, ax=ax, label="measured / predicted − 1 (%)", shrink=0.85, aspect=28)
 
 
 @styled
-def plot_residuals(rows: Sequence[dict], n_label: str, title: str = "") -> Figure:
+def plot_residuals(
+    rows: Sequence[dict], n_label: str, title: str = "", colours: dict[Any, str] | None = None
+) -> Figure:
     """Measured over predicted loss in % against C, N and D: a good law leaves no pattern. Rows with `predicted`."""
     fig, axes = make_figure(9.6, 3.0, 3)
-    colours = value_colours(row["N"] for row in rows)
+    colours = colours or value_colours((row["N"] for row in rows), "size")
     for ax, (key, label) in zip(axes, (("C", "C (FLOPs, exact)"), ("N", n_label), ("D", "D (tokens)")), strict=True):
         ax.axhline(0, color=INK, lw=0.8)
         for row in rows:
@@ -131,17 +142,17 @@ def plot_residuals(rows: Sequence[dict], n_label: str, title: str = "") -> Figur
             ax.plot(row[key], 100 * (row["loss"] / row["predicted"] - 1), ls="", color=colours[row["N"]], **look)
         set_log_axis(ax, flops=key == "C")
         ax.set(xlabel=label)
-    axes[0].set(ylabel="measured / predicted − 1 (%)", title=title)
+    axes[0].set(ylabel="measured / predicted − 1 (%)", title=figure_title(title))
     handles = [Line2D([], [], marker="o", ls="", color=MUTED, label="fitted"),
                Line2D([], [], marker="D", ls="", color=MUTED, mec=ACCENT, mew=1.5, label="held out")]  # fmt: skip
-    axes[1].legend(handles=handles[: 1 + any(row["role"] == "holdout" for row in rows)], loc="best", fontsize=7)
+    add_legend(fig, axes[1], colours, "N", handles[: 1 + any(row["role"] == "holdout" for row in rows)])
     return fig
 
 
 @styled
 def plot_held_out(
     rows: Sequence[dict], held: dict, params: ChinchillaParams, flops_per_nd: float, band: dict | None = None,
-    floor: float | None = None, title: str = "",
+    floor: float | None = None, title: str = "", colours: dict[Any, str] | None = None,
 ) -> Figure:  # fmt: skip
     """Left: losses over compute, the fitted frontier L(C) and its extrapolation. Right: interval and measured loss.
 
@@ -151,7 +162,7 @@ def plot_held_out(
     """
     fig, (wide, close) = make_figure(8.6, 3.9, 2, ratios=(2.6, 1))
     fitted = [row for row in rows if row["role"] != "holdout"]
-    colours = value_colours(row["N"] for row in fitted)
+    colours = colours or value_colours((row["N"] for row in fitted), "size")
     for row in fitted:
         wide.plot(row["C"], row["loss"], "o", color=colours[row["N"]], ms=5.5, mec="white", mew=0.6)
     _frontier_line(wide, fitted, held, params, flops_per_nd)
@@ -161,8 +172,8 @@ def plot_held_out(
     if floor is not None:
         wide.axhline(floor, color=INK, ls=":", lw=1.2, label=f"entropy rate: {floor:.4g}")
     set_log_axis(wide, flops=True)
-    wide.legend(loc="upper right")
-    wide.set(xlabel="C (FLOPs, exact)", ylabel=LOSS_LABEL, title=title)
+    add_legend(fig, wide, colours, "N", wide.get_legend_handles_labels()[0])
+    wide.set(xlabel="C (FLOPs, exact)", ylabel=LOSS_LABEL, title=figure_title(title))
     _interval(close, 0.0, held, wide=True)
     close.set(xlim=(-1, 1.6), xticks=[], title="close up")
     close.margins(y=0.25)

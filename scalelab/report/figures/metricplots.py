@@ -15,6 +15,8 @@ from scalelab.report.figures.style import (
     INK,
     add_legend,
     format_short,
+    is_narrow,
+    make_figure,
     set_log_axis,
     styled,
     thin_points,
@@ -76,30 +78,43 @@ def _is_finite(value: Any) -> bool:
 
 
 @styled
-def metric_panels(rows: Sequence[dict], panels: Mapping[str, Sequence[str]], colour_of: Mapping[str, Any]) -> Figure:
+def metric_panels(
+    rows: Sequence[dict],
+    panels: Mapping[str, Sequence[str]],
+    colour_of: Mapping[str, Any],
+    colours: Mapping[Any, str] | None = None,
+) -> Figure:
     """The metrics over the steps, unsmoothed: a panel for each family, a line for each name and run.
 
     rows: `run`, `step` and metrics; panels: {title: metrics}. `colour_of` maps each run to the value that colours its
-    lines; a single run's lines are coloured by name.
+    lines, and `colours` those of the page; a single run's lines are coloured by name.
     """
-    columns = min(COLUMNS, len(panels))
-    lines = math.ceil(len(panels) / columns)
-    fig = Figure(figsize=(3.3 * columns, 2.5 * lines), layout="constrained")
-    axes = fig.subplots(lines, columns, squeeze=False)
+    fig, axes = make_grid(len(panels), 3.3, 2.5)
     runs = {run: [row for row in rows if row["run"] == run] for run in dict.fromkeys(row["run"] for row in rows)}
-    shade = value_colours(colour_of[run] for run in runs)
-    for ax, (title, names) in zip(axes.flat, panels.items(), strict=False):
+    shade = dict(colours or value_colours((colour_of[run] for run in runs), "name"))
+    for ax, (title, names) in zip(axes, panels.items(), strict=True):
         _panel(ax, runs, names, {run: shade[colour_of[run]] for run in runs})
         ax.set(xlabel="step", title=title)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
     if len(runs) > 1:
-        add_legend(fig, axes[0, 0], shade, "")
+        add_legend(fig, axes[0], shade, "")
     return fig
 
 
+def make_grid(panels: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
+    """(figure, axes [panels]) of at most COLUMNS columns; width and height of a panel in inches."""
+    columns = min(COLUMNS, panels)
+    if is_narrow() or columns == panels:
+        fig, axes = make_figure(width * columns, height, panels)
+        return fig, np.atleast_1d(axes)
+    fig = Figure(figsize=(width * columns, height * math.ceil(panels / columns)), layout="constrained")
+    axes = fig.subplots(math.ceil(panels / columns), columns).flat
+    for ax in axes[panels:]:
+        ax.set_visible(False)
+    return fig, axes[:panels]
+
+
 def _panel(ax: Axes, runs: Mapping[str, list[dict]], names: Sequence[str], colour_of_run: Mapping[str, str]) -> None:
-    by_name, drawn, handles = value_colours(range(len(names))), [], []
+    by_name, drawn, handles = value_colours(range(len(names)), "name"), [], []
     for index, name in enumerate(names):
         look: dict[str, Any] = {"color": by_name[index]}
         for run, rows in runs.items():
@@ -129,14 +144,9 @@ def layer_maps(lines: Sequence[dict]) -> Figure:
     lines = [lines[index] for index in np.unique(np.linspace(0, len(lines) - 1, MOST_STEPS).astype(int))]
     quantities = [key for key, value in lines[-1].items() if isinstance(value, list)]
     quantities = [name for name in MAPS if name in quantities] + [name for name in quantities if name not in MAPS]
-    columns = min(COLUMNS, len(quantities))
-    rows = math.ceil(len(quantities) / columns)
-    fig = Figure(figsize=(3.7 * columns, 2.8 * rows), layout="constrained")
-    axes = fig.subplots(rows, columns, squeeze=False)
-    for ax, name in zip(axes.flat, quantities, strict=False):
+    fig, axes = make_grid(len(quantities), 3.7, 2.8)
+    for ax, name in zip(axes, quantities, strict=True):
         _map(fig, ax, lines, name)
-    for ax in axes.flat[len(quantities) :]:
-        ax.set_visible(False)
     return fig
 
 
@@ -180,7 +190,7 @@ def _map(fig: Figure, ax: Axes, lines: Sequence[dict], name: str) -> None:
         np.ma.masked_invalid(table),
         norm=scale(low, high),
         cmap="viridis",
-        rasterized=table.size > 4000,
+        rasterized=True,  # a picture: it looks alike on a light and a dark page
     )
     shown = np.unique(np.linspace(0, layers - 1, min(layers, 7)).round().astype(int))
     places = [*range(len(below)), *(len(below) + shown), *range(len(below) + layers, len(table))]

@@ -16,8 +16,11 @@ from scalelab.report.figures.style import (
     ACCENT,
     INK,
     LOSS_LABEL,
+    MAX_POINTS,
     add_legend,
+    figure_title,
     format_short,
+    key_colours,
     make_figure,
     set_log_axis,
     styled,
@@ -34,6 +37,7 @@ EVENT_MARKS = {
     "stopped": ("D", "#555555", "stopped"),
     "diverged": ("X", ACCENT, "diverged"),
 }
+MOST_DRAWN = 24_000  # points of all curves in one figure
 AXIS_LABELS = {"step": "step", "tokens": "tokens", "flops": "training FLOPs (exact)"}
 
 
@@ -57,15 +61,16 @@ def plot_loss_curves(
     floor: float | None = None,
     title: str = "",
     held: str | None = None,
+    colours: dict[Any, str] | None = None,
 ) -> Figure:
     """Loss of one or many runs over training.
 
     rows: `run`, `x`, `y` and `colour`; events: `run`, `step`, `kind`. `floor` is a known entropy rate; `held` names the
-    held-out run, drawn apart from the others.
+    held-out run, drawn apart from the others. `colours` are those of the page, by the value of `colour`.
     """
     fig, ax = make_figure(7.2, 4.0)
     groups = group_by_run(rows, y)
-    colours = value_colours(run[0].get(colour) for run in groups.values())
+    colours = colours or key_colours(colour, (run[0].get(colour) for run in groups.values()))
     _draw(ax, groups, colours, x, y, colour, held)
     set_log_axis(ax, flops=x == "flops")
     _limit(ax, groups, y)
@@ -73,7 +78,8 @@ def plot_loss_curves(
     if held in groups:
         marks.insert(0, Line2D([], [], color=ACCENT, lw=1.8, label="held-out run"))
     add_legend(fig, ax, colours, colour_title, marks)
-    ax.set(xlabel=AXIS_LABELS[x], ylabel=LOSS_LABEL if y == "val_loss" else "training loss (nats/token)", title=title)
+    ax.set(xlabel=AXIS_LABELS[x], ylabel=LOSS_LABEL if y == "val_loss" else "training loss (nats/token)")
+    ax.set_title(figure_title(title))
     return fig
 
 
@@ -82,7 +88,8 @@ def _draw(
 ) -> None:
     """One thinned line a run; few points are marked, the held-out run stands out."""
     for run, lines in groups.items():
-        points = thin_points([max(row[x], 1) for row in lines], [row[y] for row in lines])
+        most = max(24, min(MAX_POINTS, MOST_DRAWN // len(groups)))
+        points = thin_points([max(row[x], 1) for row in lines], [row[y] for row in lines], most)
         look: dict[str, Any] = {
             "color": colours[lines[0].get(colour)],
             "lw": 1.0 if len(groups) > 1 else 1.3,
@@ -150,7 +157,9 @@ def plot_dynamics(rows: Sequence[dict]) -> Figure:
 
 
 @styled
-def plot_checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title: str = "") -> Figure:
+def plot_checks(
+    rows: Sequence[dict], what: str, verdicts: Sequence[dict], colours: dict[Any, str] | None = None
+) -> Figure:
     """Validation loss over the factor on the rule's LR or batch (`what`), a panel a size.
 
     rows: `size`, `factor`, `loss` (None: diverged); verdicts as by `gather.check_verdicts`.
@@ -158,7 +167,7 @@ def plot_checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title
     at_edge = {verdict["size"]: verdict["edge"] for verdict in verdicts}
     sizes = sorted({row["size"] for row in rows})
     fig, axes = make_figure(3.6 * len(sizes), 3.2, len(sizes))
-    colours = value_colours(sizes)
+    colours = colours or value_colours(sizes, "size")
     for ax, size in zip(np.atleast_1d(axes), sizes, strict=True):
         rows_of_size = sorted((row for row in rows if row["size"] == size), key=lambda row: row["factor"])
         finite = [row for row in rows_of_size if row["loss"] is not None and math.isfinite(row["loss"])]
@@ -183,6 +192,4 @@ def plot_checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title
             ylabel=LOSS_LABEL,
             title=f"N = {size if isinstance(size, str) else format_short(size)}",
         )
-    if title:
-        fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold")
     return fig

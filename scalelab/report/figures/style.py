@@ -1,11 +1,12 @@
-"""Shared by all figures: one look, one colour map, short numbers, and saving as PDF with the CSV behind it."""
+"""Shared by all figures: one look, a colour map a quantity, layouts, short numbers, and saving with the CSV behind."""
 
-import base64
-import io
+import contextlib
+import contextvars
+import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import matplotlib
@@ -15,13 +16,17 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.report.tables import csv_text
 
+INK = "#222222"
 RC_PARAMS: dict[Any, Any] = {
     "font.size": 9.0,
+    "text.color": INK,
+    "text.parse_math": False,  # a name with two dollar signs is a name
     "axes.titlesize": 10.0,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
@@ -39,26 +44,82 @@ RC_PARAMS: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.0,
     "svg.hashsalt": "scalelab",  # the same figure gives the same bytes
+    "svg.fonttype": "none",  # text stays text in the page
     "pdf.fonttype": 42,  # text stays text in the PDF
 }
 ACCENT = "#d1335b"  # what was predicted or held out, and warnings
 MUTED = "#8a8f98"  # what only accompanies
-INK = "#222222"
 LOSS_LABEL = "validation loss (nats/token)"
 FIGURE_SUFFIXES = (".pdf", ".png")
 MAX_POINTS = 400  # a curve drawn with more only makes the page heavier
+MOST_NAMES = 16  # names in a key
 
 styled = matplotlib.rc_context(RC_PARAMS)  # decorator of every plot function
-_colormap = matplotlib.colormaps["viridis"]
-_DARKEST, _LIGHTEST = 0.0, 0.86  # viridis above .86 is too pale on white
+# What is coloured -> colour map, and its range: the lightest end of each is too pale on white. A quantity has one.
+PALETTES = {"size": ("viridis", 0.0, 0.86), "budget": ("plasma", 0.05, 0.8), "value": ("cool", 0.3, 1.0),
+            "seed": ("copper", 0.4, 0.95), "name": ("turbo", 0.06, 0.9)}  # fmt: skip
+PALETTE_OF = {"N": "size", "model.d_model": "size", "size": "size", "train.seed": "seed", "run": "name"}
+PANEL_WIDTH_IN = 2.4  # panels narrower than this stand below each other
+PAPER_POINTS = 8.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Width of a figure in inches (None: as the figure chooses), and whether it is for a paper: 8 pt, no title."""
+
+    width_in: float | None = None
+    paper: bool = False
+
+
+PHONE = Layout(3.7)
+_layout = contextvars.ContextVar[Layout]("layout")
+
+
+@contextlib.contextmanager
+def use_layout(layout: Layout) -> Iterator[None]:
+    """Lay out the figures that are drawn inside for a page, a phone or a paper."""
+    token = _layout.set(layout)
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def current_layout() -> Layout:
+    """The layout of the figures that are drawn now."""
+    return _layout.get(Layout())
+
+
+def is_narrow() -> bool:
+    """Whether the figure being drawn is too narrow for a legend beside its axes."""
+    width = current_layout().width_in
+    return width is not None and width < 2 * PANEL_WIDTH_IN
+
+
+def figure_title(title: str) -> str:
+    """The title of a whole figure; none on paper, where the caption says it."""
+    return "" if current_layout().paper else title
 
 
 def make_figure(
     width: float = 6.4, height: float = 4.0, columns: int = 1, ratios: Sequence[float] | None = None
 ) -> Any:
-    """(figure, axes) without pyplot's global state; sizes in inches. `axes`: one Axes, or an array if columns > 1."""
-    fig = Figure(figsize=(width, height), layout="constrained")
-    return fig, fig.subplots(1, columns, width_ratios=ratios)
+    """(figure, axes) without pyplot's global state; sizes in inches. `axes`: one Axes, or an array if columns > 1.
+
+    In a layout of a given width the panels stand in as many columns as fit.
+    """
+    total = current_layout().width_in
+    if total is None:
+        fig = Figure(figsize=(width, height), layout="constrained")
+        return fig, fig.subplots(1, columns, width_ratios=ratios)
+    across = min(columns, max(1, int(total / PANEL_WIDTH_IN)))
+    lines = -(-columns // across)
+    panel_height = min(height, 0.78 * total / across)
+    fig = Figure(figsize=(total, lines * panel_height), layout="constrained")
+    axes = fig.subplots(lines, across, squeeze=False, width_ratios=ratios if across == columns else None).flat
+    for ax in axes[columns:]:
+        ax.set_visible(False)
+    return fig, axes[0] if columns == 1 else axes[:columns]
 
 
 def format_short(value: float | None, digits: int = 3) -> str:
@@ -73,8 +134,13 @@ def format_short(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
-def value_colours(values: Iterable[Any]) -> dict[Any, str]:
-    """A colour for every distinct value: positive numbers by their logarithm, anything else by its rank."""
+def key_colours(key: str | None, values: Iterable[Any]) -> dict[Any, str]:
+    """Colours of the values of a key (of a config or of a row), by the palette of its quantity."""
+    return value_colours(values, PALETTE_OF.get(key or "", "value"))
+
+
+def value_colours(values: Iterable[Any], palette: str = "value") -> dict[Any, str]:
+    """A colour of PALETTES for every distinct value: positive numbers by their logarithm, anything else by its rank."""
     known = sorted(set(values), key=lambda v: (isinstance(v, str) or v is None, v if v is not None else ""))
     if not known:
         return {}
@@ -83,22 +149,55 @@ def value_colours(values: Iterable[Any]) -> dict[Any, str]:
     else:
         position = np.arange(len(known), dtype=float)
     span = position[-1] - position[0] or 1.0
-    at = _DARKEST + (_LIGHTEST - _DARKEST) * (position - position[0]) / span
-    return {value: to_hex(_colormap(x)) for value, x in zip(known, at, strict=True)}
+    name, darkest, lightest = PALETTES[palette]
+    at = darkest + (lightest - darkest) * (position - position[0]) / span
+    return {value: to_hex(matplotlib.colormaps[name](x)) for value, x in zip(known, at, strict=True)}
 
 
 def add_legend(fig: Figure, ax: Axes, colours: dict[Any, str], title: str, extra: Sequence[Artist] = ()) -> None:
-    """The coloured values beside the axes (five of them where there are many), and `extra` handles below them."""
-    known = list(colours)
-    if len(known) > 8 and not isinstance(known[0], str):
-        known = [known[round(i)] for i in np.linspace(0, len(known) - 1, 5)]
-    if len(known) > 1:
-        handles = [
-            Line2D([], [], color=colours[v], lw=2.2, label=v if isinstance(v, str) else format_short(v)) for v in known
-        ]
+    """The coloured values beside the axes (five of them where there are many), and `extra` handles below them.
+
+    In a narrow figure both stand below the axes, where they hide nothing.
+    """
+    handles = colour_handles(colours)
+    if is_narrow():
+        _add_legend_below(fig, [*handles, *extra], title)
+        return
+    if handles:
         fig.legend(handles=handles, title=title, alignment="left", title_fontsize=8, loc="outside right upper")
     if extra:
         ax.legend(handles=list(extra), loc="best")
+
+
+def _add_legend_below(fig: Figure, handles: Sequence[Any], title: str = "") -> None:
+    """A legend below the axes, for which the figure grows."""
+    if not handles:
+        return
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    columns = max(1, min(4, 44 // (longest + 6)))
+    lines = -(-len(handles) // columns) + bool(title)
+    fig.set_figheight(fig.get_figheight() + 0.17 * lines + 0.12)
+    fig.legend(handles=handles, title=title, alignment="left", title_fontsize=8, loc="outside lower left",
+               ncols=columns)  # fmt: skip
+
+
+def colour_handles(colours: dict[Any, str]) -> list[Any]:
+    """Handles of a key: every value, of many five numbers or MOST_NAMES names; none for a single value."""
+    known = list(colours)
+    most = MOST_NAMES if known and isinstance(known[0], str) else 5 if len(known) > 8 else 8
+    if len(known) > most:
+        known = [known[round(i)] for i in np.linspace(0, len(known) - 1, most)]
+    if len(known) < 2:
+        return []
+    return [Line2D([], [], color=colours[v], lw=2.2, label=v if isinstance(v, str) else format_short(v)) for v in known]
+
+
+def add_axes_legend(fig: Figure, ax: Axes, **style: Any) -> None:
+    """A legend inside the axes; in a narrow figure below them."""
+    if is_narrow():
+        _add_legend_below(fig, style.get("handles") or ax.get_legend_handles_labels()[0], style.get("title") or "")
+    else:
+        ax.legend(**style)
 
 
 def format_power_of_ten(power: int) -> str:
@@ -144,6 +243,12 @@ def thin_points(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) 
     return at[places], value[places]
 
 
+def set_paper_type(fig: Figure) -> None:
+    """Set all text of a figure in the size that papers want."""
+    for text in fig.findobj(Text):
+        text.set_fontsize(PAPER_POINTS)
+
+
 @styled
 def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, rows: Sequence[dict]) -> list[str]:
     """Write `folder/name.pdf`, and `folder/name.csv` with the numbers behind it; returns both paths."""
@@ -151,6 +256,7 @@ def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, ro
     folder.mkdir(parents=True, exist_ok=True)
     pdf, table = folder / f"{name}.pdf", folder / f"{name}.csv"
     fig.savefig(pdf, metadata={"CreationDate": None, "Creator": "scalelab"})
+    fig.set_layout_engine("none")  # it has done its work, which takes longer than to draw
     table.write_text(csv_text(rows))
     return [str(pdf), str(table)]
 
@@ -168,11 +274,3 @@ def write_figure(path: str | os.PathLike[str], fig: Figure, rows: Sequence[dict]
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=150, metadata={"Software": "scalelab"})
     return [str(path)]
-
-
-@styled
-def svg_data_uri(fig: Figure) -> str:
-    """The figure as a `data:` URI of an SVG: nothing is fetched, and ids of two figures can't collide on one page."""
-    text = io.BytesIO()
-    fig.savefig(text, format="svg", metadata={"Date": None, "Creator": "scalelab"})
-    return "data:image/svg+xml;base64," + base64.b64encode(text.getvalue()).decode()

@@ -12,11 +12,13 @@ from scalelab.report.figures.style import (
     ACCENT,
     INK,
     LOSS_LABEL,
+    add_axes_legend,
+    figure_title,
     format_short,
+    key_colours,
     make_figure,
     set_log_axis,
     styled,
-    value_colours,
 )
 from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, is_final
 
@@ -40,15 +42,15 @@ def plot_sweep(rows: Sequence[dict], swept: Sequence[str], floor: float | None =
         if floor is not None:
             handles.append(ax.axhline(floor, color=INK, ls=":", lw=1.2, label=f"entropy rate: {floor:.4g}"))
         if handles:
-            ax.legend(handles=handles, title=other, **LEGEND_STYLE)
+            add_axes_legend(fig, ax, handles=handles, title=other, **LEGEND_STYLE)
         ax.set(xlabel=name, ylabel=LOSS_LABEL)
-    if title:
+    if figure_title(title):
         fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold")
     return fig
 
 
 def _other_values(rows: Sequence[dict], other: str) -> list[Line2D]:
-    colours = value_colours(row.get(other) for row in rows)
+    colours = key_colours(other, (row.get(other) for row in rows))
     return [
         Line2D([], [], color=c, marker="o", ms=5, label=format_short(v) if _is_number(v) else str(v))
         for v, c in colours.items()
@@ -66,7 +68,7 @@ def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: S
     )
     numeric = all(map(_is_number, values))
     at: dict[Any, float] = {value: float(value if numeric else rank) for rank, value in enumerate(values)}
-    colours = value_colours(row.get(other) if other else "" for row in rows)
+    colours = key_colours(other, (row.get(other) if other else "" for row in rows))
     good = [row for row in rows if is_final(row)]
     for group, colour in colours.items():
         points = sorted((at[r.get(name)], r["val_loss"]) for r in good if (r.get(other) if other else "") == group)

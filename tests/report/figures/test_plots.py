@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams
-from scalelab.report import gather
+from scalelab.report import gather, svg
 from scalelab.report.figures import lawplots, plots, style, sweepplots
 from tests.report import synthetic
 
@@ -72,7 +72,7 @@ def test_a_diverged_run_does_not_flatten_the_others():
     assert low < 2.0 and 5.0 < high < 7
     ((_, _, y),) = marked(ax)
     assert low <= y <= high
-    style.svg_data_uri(fig)  # and it can be drawn
+    svg.inline_svg(fig, "f", "wide", "a label")  # and it can be drawn
 
 
 def test_the_floor_is_drawn_and_named():

@@ -1,6 +1,5 @@
 """Numbers as text, colours, thinning, and files that hold what was drawn."""
 
-import base64
 import csv
 import math
 
@@ -79,9 +78,3 @@ def test_saved_twice_is_the_same_file(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert (tmp_path / "a" / "line.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "a" / "line.csv").read_text() == "x,y\n1,3\n2,4\n"
-
-
-def test_the_picture_is_a_data_uri_of_an_svg():
-    fig, _ = style.make_figure()
-    head, _, body = style.svg_data_uri(fig).partition(",")
-    assert head == "data:image/svg+xml;base64" and b"</svg>" in base64.b64decode(body)

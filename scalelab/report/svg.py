@@ -1,0 +1,61 @@
+"""Figures as SVG inside a page: text stays text, and colours are variables that follow a light or a dark scheme."""
+
+import colorsys
+import html
+import io
+import re
+
+from matplotlib.figure import Figure
+
+from scalelab.report.figures.lawplots import VALUE_COLOURS
+from scalelab.report.figures.style import ACCENT, INK, MUTED, styled
+
+# Colours that every figure shares -> names of page.css.
+SHARED_COLOURS = {INK: "ink", "#333333": "ink", "#555555": "soft", "#e4e6ea": "line", "#ffffff": "card",
+                  ACCENT: "accent", MUTED: "muted", "#2b8a3e": "good"}  # fmt: skip
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
+_DATA_COLOUR = re.compile(r"var\(--c([0-9a-f]{6})\)")
+_DECIMALS = re.compile(r"(\d+\.\d\d)\d+")
+
+
+@styled
+def inline_svg(fig: Figure, name: str, css_class: str, label: str) -> str:
+    """An `<svg>` element; ids begin with `name`, so that those of two figures on one page can't collide."""
+    file = io.StringIO()
+    fig.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = file.getvalue()
+    text = re.sub(r"<(metadata|style).*?</\1>", "", text[text.index("<svg ") :], flags=re.DOTALL)
+    view_box = re.search(r'viewBox="([^"]*)"', text)
+    assert view_box, "matplotlib writes a viewBox"
+    text = text[text.index(">") + 1 :].rstrip()
+    text = re.sub(r'style="[^"]*"', lambda found: _COLOUR.sub(_variable, found[0]), text)
+    text = re.sub(r' d="[^"]*"', lambda found: _DECIMALS.sub(r"\1", found[0]).replace("\n", ""), text)
+    text = re.sub(r'( id="|"#|url\(#)', rf"\1{name}-", text).replace("xlink:href", "href")
+    head = f'<svg class="{css_class}" viewBox="{view_box[1]}" role="img" aria-label="{html.escape(label, quote=True)}">'
+    return head + re.sub(r"\n\s*", "\n", text)
+
+
+def css_colour(colour: str) -> str:
+    """A colour of a figure as CSS: a shared one by its name, another by its light value."""
+    return f"var(--{SHARED_COLOURS.get(colour, f'c{colour[1:]}')})"
+
+
+def _variable(found: re.Match[str]) -> str:
+    return found[0] if found[0] in VALUE_COLOURS else css_colour(found[0])
+
+
+def colour_styles(page: str) -> str:
+    """CSS that defines the data colours that a page uses, for both schemes."""
+    colours = sorted(set(_DATA_COLOUR.findall(page)))
+    if not colours:
+        return ""
+    light = "".join(f"--c{colour}:#{colour};" for colour in colours)
+    dark = "".join(f"--c{colour}:{dark_variant(f'#{colour}')};" for colour in colours)
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+
+
+def dark_variant(colour: str) -> str:
+    """The colour for a dark page: lighter, in the same order."""
+    hue, light, full = colorsys.rgb_to_hls(*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)))
+    rgb = colorsys.hls_to_rgb(hue, 0.45 + 0.5 * light, 0.75 * full)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
