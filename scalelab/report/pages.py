@@ -1,5 +1,6 @@
 """`write_report`: the page of a run, a sweep or a study, depending on the folder."""
 
+import functools
 import math
 import pathlib
 
@@ -174,7 +175,8 @@ def _lr_figure(page: ReportPage, answer: SweepAnswer) -> str:
         "Lines: mean over seeds; dots: single seeds; star: minimum of a parabola in log LR, with its 90 % interval if "
         "it has one. No star: the lowest mean is at the edge. A lost seed leaves a gap."
     )
-    return page.draw("lr_optimum", lrplots.plot_lr_optima(rows, "Loss over learning rate"), behind, caption)
+    plot = functools.partial(lrplots.plot_lr_optima, rows, "Loss over learning rate")
+    return page.draw("lr_optimum", plot, behind, caption)
 
 
 def _lr_row(optimum: LrOptimum, best: BestLr) -> dict:
