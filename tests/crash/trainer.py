@@ -227,7 +227,7 @@ def check_refused(folder: pathlib.Path, code: int, *parts: str, arguments: tuple
     before = untimed(folder)
     assert end(start(folder, None, *arguments)) == code, said(folder)
     lines = said(folder).strip().splitlines()
-    assert all(part in lines[-1] for part in parts), lines
+    assert all(part in lines[-1] for part in parts) and "Traceback" not in said(folder), lines
     assert untimed(folder) == before
     count("refusals")
 

@@ -11,9 +11,10 @@ import dataclasses
 import logging
 import os
 import pathlib
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +51,24 @@ class LoadedStep:
     states: Any
     facts: dict[str, Any]
     tried: list[str]
+
+
+@contextlib.contextmanager
+def _hide_abandoned_reads() -> Iterator[None]:
+    """Keep reads that Orbax abandons from printing: where one of them fails, it closes the loop that awaits the others.
+
+    Each of those ends with a traceback on standard error, up to dozens, around the line that names the damaged file.
+    After a failure the hook stays, since they end at any time.
+    """
+    shown = sys.unraisablehook
+
+    def hook(event: Any) -> None:
+        if not (isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == "Event loop is closed"):
+            shown(event)
+
+    sys.unraisablehook = hook
+    yield
+    sys.unraisablehook = shown
 
 
 class Checkpoints:
@@ -242,7 +261,8 @@ class Checkpoints:
             check = pool.submit(manifest.find_step_problems, place) if jax.process_index() == 0 else None
             try:
                 target = like(manifest.read_manifest(place)) if callable(like) else like
-                states = None if target is None else self.restore(step, target)
+                with _hide_abandoned_reads():
+                    states = None if target is None else self.restore(step, target)
             except BadInput:
                 raise
             except Exception as error:  # damaged data may raise anything; the hashes tell which file it is
