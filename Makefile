@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-slow test-crash test-parallel gpu test-latest test-oracles confirm coverage bench clean FORCE
+.PHONY: help setup demo quickstart check test test-slow test-crash test-parallel gpu test-latest test-oracles test-wandb confirm coverage bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -81,6 +81,9 @@ test-latest:  ## a small run with the newest jax and its companions, in .venv-la
 	  .venv-latest/bin/scalelab train --config=configs/tiny.py --workdir="$$work" --config.train.steps=40 && \
 	  .venv-latest/bin/scalelab report "$$work"
 
+test-wandb: .venv-wandb/made  ## half a minute: one W&B run a trial, packed, killed, resumed, without a key, by the real library offline, in .venv-wandb
+	.venv-wandb/bin/python -m pytest tests/train/run/test_wandb_run.py
+
 test-oracles: .venv-oracles/made  ## every optimizer against other implementations, in .venv-oracles with torch (CPU); writes experiments/results/oracles.*
 	.venv-oracles/bin/python -m experiments.oracles
 
@@ -91,7 +94,7 @@ bench: .venv/base  ## measure the table of speed ratios on this machine
 	.venv/bin/python -m experiments.benchmarks
 
 clean:  ## remove environments and caches, but not runs/
-	rm -rf .venv .venv-latest .venv-oracles .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-latest .venv-oracles .venv-wandb .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # Checked each time, written only when it changes: the stamps below it are then out of date.
 .venv/choice: FORCE
@@ -107,6 +110,12 @@ clean:  ## remove environments and caches, but not runs/
 .venv/dev: .venv/base requirements-dev.txt
 	@echo "installing requirements-dev.txt into .venv"
 	@$(call install,.venv,-c constraints.txt -r requirements-dev.txt)
+	@touch $@
+
+.venv-wandb/made: requirements.txt requirements-dev.txt constraints.txt pyproject.toml
+	@echo "installing requirements-dev.txt and the extra wandb into .venv-wandb"
+	@$(call make_venv,.venv-wandb)
+	@$(call install,.venv-wandb,-c constraints.txt -r requirements-dev.txt -e '.[wandb]')
 	@touch $@
 
 # By pip even where there is uv: only pip looks for torch's CPU build where it is told to (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL).

@@ -263,9 +263,11 @@ LOG = {
     "every_steps": setting(10, "interval between lines of metrics.jsonl", unit="steps", range=COUNT),
     "layers_every": setting(0, "interval of layers.jsonl: norms, activations, dead units a layer; 0: none",
         unit="steps", range=(0, 1e12)),
-    # Mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own.
+    # Mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own (docs/trackers.md).
     "tensorboard": setting(False, "whether TensorBoard events are also written into the run folder (tensorboardX)"),
     "wandb": setting("", 'Weights & Biases project to log to as well (needs `pip install wandb`); "": none'),
+    "tags": setting("", "tags at Weights & Biases, separated by commas"),
+    "sinks": setting("", 'your own, as pkg.mod:fn, several with commas; "": none', user_code=True, several=True),
     "set_by": setting("", "who set each value of optim and schedule; filled in by scalelab"),
     "role": setting("", 'what the run is to its study, for the fitter; "": nothing', choices="fit check holdout"),
 }  # fmt: skip

@@ -43,8 +43,9 @@ _objects: dict[tuple[str, ...], Any] = {}  # (`pkg.mod:fn`, the folders searched
 
 
 def trust_names(*names: Any) -> None:
-    """Allow these names (`pkg.mod:fn`; anything else is ignored) to be imported in this process."""
-    _trusted.update(name for name in names if isinstance(name, str) and ":" in name)
+    """Allow these names (`pkg.mod:fn`, or several with commas; else ignored) to be imported in this process."""
+    texts = [text for text in names if isinstance(text, str) and ":" in text]
+    _trusted.update(name.strip() for text in texts for name in (text, *text.split(",")))
 
 
 def is_trusted(name: str) -> bool:

@@ -75,6 +75,7 @@ class Key:
     range: Range | None
     choices: tuple[str, ...]  # () if any text is a value
     user_code: bool  # whether users may pass their own function as pkg.mod:fn
+    several: bool  # whether they may pass several, separated by commas
     traced: bool  # whether a new value needs no new compilation
     identity: bool  # whether what is computed depends on it
     resume: bool  # whether a run may go on under another value
@@ -89,6 +90,7 @@ def key(
     range: Range | tuple[float, float] | None = None,
     choices: str | Iterable[str] = "",
     user_code: bool = False,
+    several: bool = False,
     traced: bool = False,
     identity: bool = True,
     resume: bool | None = None,
@@ -107,6 +109,7 @@ def key(
         Range(*range) if isinstance(range, tuple) else range,
         tuple(choices.split() if isinstance(choices, str) else choices),
         user_code,
+        several,
         traced,
         identity,
         (traced or not identity) if resume is None else resume,

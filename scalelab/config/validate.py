@@ -36,6 +36,10 @@ def check_choice(name: str, value: Any) -> None:
     record = key_records()[name]
     if value == record.default or value in record.choices or not (record.choices or record.user_code):
         return
+    if record.several and "," in value:
+        for part in value.split(","):
+            check_choice(name, part.strip())
+        return
     if record.user_code and ":" in value:
         if is_trusted(value):  # otherwise the code that would run it refuses
             load_user_object(value, name)

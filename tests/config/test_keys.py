@@ -109,7 +109,7 @@ OTHERS = {
     "model.rope_factor": 1.0,
     "model.logit_scale": "none",
     "data.mixture": "x=1",
-    **dict.fromkeys(("train.loss", "train.metrics", "eval.metrics"), "math:sqrt"),
+    **dict.fromkeys(("train.loss", "train.metrics", "eval.metrics", "log.sinks"), "math:sqrt"),
     "data.unique_tokens": "1e6",
     "optim.groups": "embed=0.5",
     "schedule.batch_stages": "8; 9: 16",

@@ -20,6 +20,7 @@ from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
+from scalelab.train.run.sinks import SinkReport
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.layers import LAYERS
 from scalelab.train.step.metrics import as_number
@@ -77,8 +78,7 @@ class _Reader:
         self.rates.append(rate)
         for run, metrics in zip(self.runs, values, strict=True):
             if metrics is not None and run.status == "running":
-                run.write(_train_lines(run, step, n, metrics, rate))
-                run.write_layers(_layer_lines(run, step, n, metrics))
+                run.write(_train_lines(run, step, n, metrics, rate), _layer_lines(run, step, n, metrics))
                 _note_skips(run, step, n, metrics)
         losses = [None if m is None else float(m["train_loss"][n - 1]) for m in values]
         self.progress({"step": step + n, "tokens_per_s": rate} | self._shown("train_loss", losses))
@@ -161,7 +161,11 @@ def train_runs(
             run.event("stalled", pulse.step, why)
 
     with pulse.watched(runs[0].config.train.stall_s, folder, note):
-        return _take_steps(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse)
+        try:
+            return _take_steps(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse)
+        finally:
+            for run in runs:
+                run.close_sinks()
 
 
 def _take_steps(
@@ -182,8 +186,9 @@ def _take_steps(
     stop = make_agreed_flag(stop)
     step, states = _initial_states(program, start, params)
     alive = [run for run in runs if run.status == "running"]
+    report = SinkReport(progress)
     for run in alive:
-        run.enter(step, "resume" if start else "start")
+        run.enter(step, "resume" if start else "start", report)
     feed = Feed(runs, dataset, program.rows)
     reader = _Reader(runs, feed, progress, pulse)
     if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its evaluation was lost
@@ -217,8 +222,6 @@ def _take_steps(
         if run.status == "running":
             _verdict(run, step, stopped)
         run.keep_record(step)
-    for mirror in [mirror for run in runs for mirror in run.mirrors]:
-        mirror.close()
     digests = [state_lib.params_digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
     return TrainOutcome(step, start[0] if start else None, rate, digests, stopped)

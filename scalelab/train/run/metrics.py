@@ -1,94 +1,96 @@
-"""Metric lines: `metrics.jsonl` is the record; each trial may mirror it to TensorBoard and Weights & Biases."""
+"""Metric lines: `metrics.jsonl` is the record; sinks mirror it to TensorBoard, W&B and users' functions."""
 
-import inspect
-import json
 import pathlib
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from scalelab import records
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.train.run.sinks import (
+    MetricSink,
+    SinkReport,
+    TrackedRun,
+    check_sinks,
+    guard,
+    open_user_sink,
+    split_names,
+)
+from scalelab.train.run.tensorboard import open_tensorboard
+from scalelab.train.run.wandb_run import check_wandb, open_wandb
 
-GROUP_CHARACTERS = 128  # at most, of a group's name at W&B
-
-
-class MetricSink(NamedTuple):
-    """A mirror: `write(step, values)`, and `close()`, which puts everything on disk."""
-
-    write: Callable[[int, dict[str, float]], None]
-    close: Callable[[], None]
-
-
-class TrackedRun(NamedTuple):
-    """A run as trackers know it: folder, id, config, and the first step that will be logged."""
-
-    folder: pathlib.Path
-    tracker_id: str
-    config: Mapping[str, Mapping[str, Any]]
-    first_step: int = 0
-    sweep: pathlib.Path | None = None  # the folder of the sweep that it is a trial of
+NOT_SCALARS = ("step", "time")
 
 
 def check_trackers(log: Any) -> None:
-    """Raise BadInput if the package for `log.wandb` is not installed, or cannot hold several runs at once."""
-    if not log["wandb"]:
-        return
+    """Raise BadInput if a package that `log` needs is not installed, or `log.sinks` names what is not a function."""
+    if log["wandb"]:
+        check_wandb(log["wandb"])
+    check_sinks(log["sinks"])
+
+
+def open_sinks(run: TrackedRun, report: SinkReport | None = None) -> list[MetricSink]:
+    """The mirrors that `log` in the run's config asks for, filled with what they lack of the run's past.
+
+    BadInput if a function of `log.sinks` fails for a new run.
+    """
+    report, log = report or SinkReport(), run.config["log"]
+    names = split_names(log.get("sinks", ""))
+    if names or log["wandb"]:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    sinks = [open_user_sink(name, run, report) for name in names]
+    sinks += [_guarded(open_tensorboard, "log.tensorboard", run, report)] if log["tensorboard"] else []
+    sinks += [_guarded(open_wandb, "log.wandb", run, report, report)] if log["wandb"] else []
+    opened = [sink for sink in sinks if sink]
+    _write_past(run, [sink for sink in opened if sink.last is not None])
+    return opened
+
+
+def _guarded(open_sink: Any, source: str, run: TrackedRun, report: SinkReport, *arguments: Any) -> MetricSink | None:
+    """The tracker's sink, or None after a warning: no tracker ends a run."""
     try:
-        import wandb
-    except ImportError:
-        raise BadInput(f"log.wandb={log['wandb']!r} needs a package that is not installed: pip install wandb") from None
-    if "create_new" not in str(inspect.signature(wandb.init)):
-        raise BadInput(
-            f"log.wandb={log['wandb']!r}: wandb {wandb.__version__} mixes trials that train in one process; "
-            "pip install --upgrade wandb"
-        )
+        return guard(open_sink(run, *arguments), source, report, _first_line)
+    except Exception as error:  # whatever a library may raise
+        report.warn(source, f"{source}: {_first_line(error)}; nothing is logged there, and training goes on")
+        return None
 
 
-def open_sinks(run: TrackedRun) -> list[MetricSink]:
-    """The mirrors that `log` in the run's config asks for. WorkFailed if W&B cannot start."""
-    log = run.config["log"]
-    return ([_tensorboard(run)] if log["tensorboard"] else []) + ([_wandb(run)] if log["wandb"] else [])
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _tensorboard(run: TrackedRun) -> MetricSink:
-    from tensorboardX import SummaryWriter
-
-    # File names end in seconds: a run resumed within the same second would overwrite its file.
-    suffix = f".{run.tracker_id}.{time.time_ns()}"
-    folder = str(run.folder / "tensorboard")
-    writer = SummaryWriter(folder, purge_step=run.first_step, filename_suffix=suffix)
-    text = json.dumps(run.config, indent=1).replace("\n", "\n    ")
-    writer.add_text("config", f"    {text}", run.first_step)  # indented: markdown shows it as it is
-
-    def write(step: int, values: dict[str, float]) -> None:
-        for key, value in values.items():
-            writer.add_scalar(key, value, step)
-
-    return MetricSink(write, writer.close)
+def _write_past(run: TrackedRun, sinks: Sequence[MetricSink]) -> None:
+    """Write the lines before the run's first step to sinks that lack them: switched on late, or killed."""
+    lines = records.read_metrics(run.folder) if sinks and run.first_step else []
+    for sink in sinks:
+        for line in lines:
+            if (sink.last or 0) < line["step"] < run.first_step:
+                sink.write(line["step"], _scalars(line))
 
 
-def _wandb(run: TrackedRun) -> MetricSink:
-    import wandb
+def write_metric_lines(
+    folder: pathlib.Path, lines: list[dict], sinks: Sequence[MetricSink], layers: Sequence[dict] = ()
+) -> str:
+    """Append lines to the run's metrics, and lines of layers to layers.jsonl; mirror their numbers.
 
-    project = run.config["log"]["wandb"]
-    group = str(run.sweep.absolute())[-GROUP_CHARACTERS:] if run.sweep else None
-    try:
-        # Resumed under its id, a run continues its curve; steps that it takes again are there already, and W&B drops
-        # them.
-        tracked = wandb.init(
-            project=project, id=run.tracker_id, name=run.folder.name, group=group, config=dict(run.config),
-            dir=str(run.folder), resume="allow", reinit="create_new",
-        )  # fmt: skip
-    except wandb.errors.Error as error:
-        raise WorkFailed(f"log.wandb={project!r}: W&B did not start: {str(error).strip().splitlines()[0]}") from None
-    return MetricSink(lambda step, values: tracked.log(values, step=step), tracked.finish)
+    Returns a warning or "", as `append_json_lines`.
+    """
+    warnings = [records.append_json_lines(folder / "metrics.jsonl", lines)]
+    warnings += [records.append_json_lines(folder / "layers.jsonl", list(layers))] if layers else []
+    rows = [(line["step"], _scalars(line)) for line in lines] + [(line["step"], layer_scalars(line)) for line in layers]
+    for step, scalars in sorted(rows, key=lambda row: row[0]) if sinks else ():
+        for sink in sinks:
+            sink.write(step, scalars)
+    return "; ".join(filter(None, warnings))
 
 
-def write_metric_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[MetricSink]) -> str:
-    """Append lines to the run's metrics and mirror their numbers. Returns a warning or "", as `append_json_lines`."""
-    warning = records.append_json_lines(folder / "metrics.jsonl", lines)
-    for line in lines:
-        for mirror in mirrors:
-            mirror.write(line["step"], {k: v for k, v in line.items() if k not in ("step", "time")})
-    return warning
+def _scalars(line: dict) -> dict[str, float]:
+    return {key: value for key, value in line.items() if key not in NOT_SCALARS and value is not None}
+
+
+def layer_scalars(line: dict) -> dict[str, float]:
+    """A line of layers.jsonl as `{"layers/NAME/LAYER": value}`; what is of no layer is `layers/NAME`."""
+    scalars: dict[str, float] = {}
+    for key, value in line.items():
+        if key not in NOT_SCALARS:
+            of_layers = enumerate(value) if isinstance(value, Iterable) else ()
+            scalars |= {f"layers/{key}/{i}": v for i, v in of_layers} or {f"layers/{key}": value}
+    return scalars

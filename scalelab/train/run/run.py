@@ -1,10 +1,12 @@
 """One run's folder from the trainer's side: open it (new or to resume), keep its record, close it with a verdict."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -27,7 +29,8 @@ from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import compatibility, determinism
 from scalelab.train.resume.facts import checkpoint_facts, package_versions
 from scalelab.train.run import sources
-from scalelab.train.run.metrics import MetricSink, TrackedRun, check_trackers, open_sinks, write_metric_lines
+from scalelab.train.run.metrics import check_trackers, open_sinks, write_metric_lines
+from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun
 from scalelab.train.spec import TrainSpec
 from scalelab.train.step import formats_found
 
@@ -48,7 +51,7 @@ class Run:
     spec: TrainSpec
     record: dict[str, Any]
     facts: dict[str, Any]
-    mirrors: list[MetricSink] = dataclasses.field(default_factory=list)
+    sinks: list[MetricSink] = dataclasses.field(default_factory=list)
     status: str = "running"
     val_loss: float | None = None
     by_source: dict[str, float] = dataclasses.field(default_factory=dict)  # last values of the columns NAME/SOURCE
@@ -66,15 +69,15 @@ class Run:
         """Tokens predicted in the steps before `step`."""
         return schedule_steps.tokens_before(self.config, step)
 
-    def write(self, lines: list[dict]) -> None:
-        """Append metric lines. Of several processes only the first writes, here and below."""
-        if is_first_process() and (torn := write_metric_lines(self.folder, lines, self.mirrors)):
+    def write(self, lines: list[dict], layers: Sequence[dict] = ()) -> None:
+        """Append lines to metrics and layers. Of several processes only the first writes, here and below."""
+        if is_first_process() and (torn := write_metric_lines(self.folder, lines, self.sinks, layers)):
             records.write_event(self.folder, "warning", None, torn)
 
-    def write_layers(self, lines: list[dict]) -> None:
-        """Append lines to layers.jsonl. Trackers get none: they draw curves, and these are maps."""
-        if is_first_process() and (torn := records.append_json_lines(self.folder / "layers.jsonl", lines)):
-            records.write_event(self.folder, "warning", None, torn)
+    def close_sinks(self) -> None:
+        """Close the trackers; the record then holds the verdict, or "running" where training failed."""
+        while self.sinks:
+            self.sinks.pop().close()
 
     def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
         """Write one line in the logbook. Lines from before `enter` wait; a run that never enters writes none."""
@@ -83,12 +86,12 @@ class Run:
         elif is_first_process():
             records.write_event(self.folder, kind, step, text, **fields)
 
-    def enter(self, step: int, kind: str) -> None:
+    def enter(self, step: int, kind: str, report: SinkReport | None = None) -> None:
         """Take over the folder for the steps from `step` on; nothing is written in it before.
 
         Record and config never disagree: while both are replaced, the record names both identities.
         """
-        self._open_mirrors(step + 1 if kind == "resume" else 0)
+        self._open_sinks(step + 1 if kind == "resume" else 0, report or SinkReport())
         waiting, self.waiting = self.waiting or [], None
         lost = not (self.folder / "config.json").exists()  # a trial whose pack's checkpoint has its last step
         if is_first_process() and (lost or step < self.config.train.steps):
@@ -100,13 +103,19 @@ class Run:
         self.rewind(step if kind == "resume" else -1)
         self.keep_record(step)
 
-    def _open_mirrors(self, first_step: int) -> None:
+    def _open_sinks(self, first_step: int, report: SinkReport) -> None:
         """Open the trackers under the one id of the run; the first process makes it if none is recorded."""
         tracker_id = self.record.get("tracker_id") or broadcast_from_first(lambda: secrets.token_hex(8))
         self.record["tracker_id"] = self.facts["tracker_id"] = tracker_id
         sweep = self.folder.absolute().parents[1] if "pack" in self.record else None
-        if is_first_process():
-            self.mirrors = open_sinks(TrackedRun(self.folder, tracker_id, self.facts["config"], first_step, sweep))
+        record = MappingProxyType(self.record)
+        run = TrackedRun(self.folder, tracker_id, self.facts["config"], first_step, sweep, record)
+        report = dataclasses.replace(report, log=functools.partial(self.event, "warning", None))
+
+        def open_in_first() -> None:
+            self.sinks = open_sinks(run, report)
+
+        broadcast_from_first(open_in_first)
 
     def _take_folder(self, step: int) -> None:
         old = records.read_record(self.folder)
