@@ -3,11 +3,13 @@
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from docs import own
+from docs import generate, own
 from scalelab import config as config_lib
 from scalelab.__main__ import COMMANDS, main
 from scalelab.config.files import USER_OPTIM_PREFIX, default_tree, leaves
@@ -16,6 +18,7 @@ from scalelab.optim import schedules, table
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+REFERENCE = ROOT / "docs" / "reference"
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "scalelab/laws/README.md", *DOCS]
 TINY = ROOT / "configs" / "tiny.py"
 
@@ -37,6 +40,28 @@ def test_the_index_lists_every_page_and_the_readme_leads_to_it():
 def test_the_page_of_commands_has_all_of_them():
     rows = re.findall(r"^\| `scalelab (\w+)` \|", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(COMMANDS)
+
+
+def test_the_reference_is_what_the_code_says():
+    pages = {path.name: path.read_text() for path in REFERENCE.glob("*.md")}
+    assert pages == generate.reference_pages(), "run python -m docs.generate"
+    assert re.findall(r"^## scalelab (\w+)$", pages["commands.md"], re.MULTILINE) == [*COMMANDS]
+    keys = re.findall(r"^\| `([a-z]+\.\w+)` \|", pages["keys.md"], re.MULTILINE)
+    assert {*leaves(default_tree())} <= {*keys} and len(keys) == len({*keys})
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_written(tmp_path):
+    """Every command of the page, in order, in an empty folder."""
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    lines = re.findall(r"^ {7,}(scalelab .*)$", text, re.MULTILINE)
+    assert len(lines) == 10
+    start = f"{sys.executable} -m scalelab"
+    for line in lines:
+        command = re.sub(r"^scalelab", start, line)
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stderr[-2000:]}"
+    assert list((tmp_path / "runs" / "figures").glob("*.pdf")) and (tmp_path / "runs/first/report.html").exists()
 
 
 def test_the_readme_is_short():
