@@ -38,7 +38,8 @@ PROVENANCE_KEYS = ("data", "git", "versions", "device", "mesh", "attention", "pe
 
 
 def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
-    """One row a logged line of every run: `run`, `step`, `tokens`, `flops`, and its `train_loss` or `val_loss`, `bpb`.
+    """One row a logged line of every run: `run`, `step`, `tokens`, `flops`, `seconds` since the first, and its
+    `train_loss` or `val_loss`, `bpb`.
 
     `N` is the run's total parameter count; `flops` (exact convention) and `N` are None where the record lacks them.
     A loss that was written as NaN or infinite stays so: a diverged curve shows where it ends.
@@ -47,19 +48,26 @@ def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     for folder in folders:
         record = records.read_record(folder)
         per_token = record.get("flops_per_token", {}).get("exact")
-        for line in records.read_metrics(folder):
+        lines = records.read_metrics(folder)
+        start = next((line["time"] for line in lines if line.get("time") is not None), None)
+        for line in lines:
             row = {"run": folder.name, "N": record.get("params", {}).get("total"), "step": line["step"]}
             tokens = line.get("tokens")
             row |= {"tokens": tokens, "flops": per_token and tokens and per_token * tokens}
+            if start is not None and line.get("time") is not None:
+                row["seconds"] = line["time"] - start
             rows.append(row | {key: line.get(key) for key in ("train_loss", "val_loss", "bpb")})
     return rows
 
 
 def read_step_rows(folder: pathlib.Path) -> list[dict]:
-    """The training lines of one run: `step`, `lr`, `grad_norm` and `update_ratio` (update norm over parameter norm)."""
+    """The training lines of one run: `step`, `lr`, `grad_norm`, `tokens_per_s`, `mfu` and `update_ratio`.
+
+    The last is the update norm over the parameter norm.
+    """
     lines = [line for line in records.read_metrics(folder) if line.get("train_loss") is not None]
     return [
-        {key: line.get(key) for key in ("step", "lr", "grad_norm")}
+        {key: line.get(key) for key in ("step", "lr", "grad_norm", "tokens_per_s", "mfu")}
         | {
             "update_ratio": line["update_norm"] / line["param_norm"]
             if _both(line, "update_norm", "param_norm")
@@ -69,14 +77,14 @@ def read_step_rows(folder: pathlib.Path) -> list[dict]:
     ]
 
 
-def metric_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
-    """Rows `run`, `step` and metrics: every number of metrics.jsonl without a figure of its own."""
+def metric_rows(folders: Sequence[pathlib.Path], drawn: Sequence[str] = ()) -> list[dict]:
+    """Rows `run`, `step` and metrics: every number of metrics.jsonl without a figure of its own, but those `drawn`."""
+    others = DRAWN_ELSEWHERE.union(drawn)
     return [
-        {"run": folder.name, "step": line["step"]}
-        | {key: value for key, value in line.items() if key not in DRAWN_ELSEWHERE}
+        {"run": folder.name, "step": line["step"]} | {key: value for key, value in line.items() if key not in others}
         for folder in folders
         for line in records.read_metrics(folder)
-        if line.keys() - DRAWN_ELSEWHERE
+        if line.keys() - others
     ]
 
 

@@ -1,4 +1,6 @@
-"""Functions that build one self-contained HTML page: no scripts, no remote assets, every value escaped.
+"""Functions that build one self-contained HTML page: nothing is fetched, and every value is escaped.
+
+The page is complete without scripts; those of `web/` add charts and tables that a reader can ask.
 
 Functions return HTML text. What comes from a run (names, notes, config values) passes through `escape_html` and nothing
 else.
@@ -14,7 +16,10 @@ from scalelab.records import flatten_keys
 from scalelab.report import svg
 from scalelab.report.figures.style import format_scientific, format_short
 
-STYLESHEET = (pathlib.Path(__file__).parent / "page.css").read_text()
+_WEB = pathlib.Path(__file__).parent / "web"
+_OWN_STYLE = "page.css"
+_CHART_FILES = ("vendor/uPlot.min.css", "vendor/uPlot.iife.min.js", "numbers.js", "charts.js")  # in pages with charts
+_TABLE_FILES = ("tables.js",)
 
 
 def escape_html(value: Any) -> str:
@@ -58,13 +63,15 @@ def render_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], 
     """
     numeric = {key for key in columns if all(_is_number(row.get(key)) for row in rows)}
     head = "".join(f"<th{_css(key, numeric)}>{escape_html(heading)}</th>" for key, heading in columns.items())
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{_css(key, numeric)}>{escape_html(format_value(row.get(key), key))}</td>" for key in columns)
-        + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table class="{css}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    body = "".join("<tr>" + "".join(_cell(row.get(key), key, numeric) for key in columns) + "</tr>" for row in rows)
+    table = f'<table class="{css}" data-sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
+
+
+def _cell(value: Any, key: str, numeric: set[str]) -> str:
+    """One cell; a number has its value beside its short text, to be sorted by."""
+    exact = f' data-v="{"" if value is None else value}"' if key in numeric else ""
+    return f"<td{_css(key, numeric)}{exact}>{escape_html(format_value(value, key))}</td>"
 
 
 def _is_number(value: Any) -> bool:
@@ -96,11 +103,11 @@ def render_card(*parts: str) -> str:
     return f'<div class="card">{"".join(parts)}</div>'
 
 
-def render_figure(name: str, drawing: str, caption: str, width_px: float) -> str:
-    """A figure drawn inline; its PDF and CSV are linked where they lie beside the page (`figures/`)."""
+def render_figure(name: str, drawing: str, caption: str, width_px: float, charts: str = "") -> str:
+    """A figure drawn inline, with the JSON of its `charts`; links lead to its PDF and CSV in `figures/`."""
     links = " · ".join(f'<a href="figures/{escape_html(name)}.{end}">{end.upper()}</a>' for end in ("pdf", "csv"))
     label = f"<figcaption>{escape_html(caption)} {links}</figcaption>"
-    return f'<figure id="{escape_html(name)}" style="--width:{width_px:.0f}px">{drawing}{label}</figure>'
+    return f'<figure id="{escape_html(name)}" style="--width:{width_px:.0f}px">{drawing}{charts}{label}</figure>'
 
 
 def render_section(title: str, *parts: str) -> str:
@@ -114,14 +121,23 @@ def render_details(title: str, body: str) -> str:
     return f"<details><summary>{escape_html(title)}</summary>{body}</details>"
 
 
+def web_files(*names: str) -> str:
+    """The text of files of `web/`, to be written into a page."""
+    return "\n".join((_WEB / name).read_text() for name in names)
+
+
 def render_page(title: str, subtitle: str, parts: Sequence[str]) -> str:
     """The whole document."""
     body = "\n".join(parts)
+    files = _CHART_FILES * ('class="charts"' in body) + _TABLE_FILES * ("data-sortable" in body)
+    styles = web_files(*(name for name in files if name.endswith(".css")))
+    scripts = "".join(f"<script>{web_files(name)}</script>" for name in files if name.endswith(".js"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape_html(title)}</title><style>{STYLESHEET}{svg.colour_styles(body)}</style></head>\n<body><main>"
+        f"<title>{escape_html(title)}</title><style>{web_files(_OWN_STYLE)}{svg.colour_styles(body)}{styles}</style></head>\n"
+        "<body><main>"
         f'<h1>{escape_html(title)}</h1><p class="soft">{escape_html(subtitle)}</p>\n'
         + body
-        + "\n</main></body></html>\n"
+        + f"\n</main>{scripts}</body></html>\n"
     )

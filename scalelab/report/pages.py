@@ -3,10 +3,11 @@
 import functools
 import math
 import pathlib
+from collections.abc import Sequence
 
 from scalelab import records
-from scalelab.report import gather, html, study, verdict
-from scalelab.report.figures import lrplots, plots, sweepplots
+from scalelab.report import charts, gather, html, study, verdict
+from scalelab.report.figures import lrplots, plots, style, sweepplots
 from scalelab.report.parts import (
     ReportPage,
     layers_section,
@@ -14,6 +15,7 @@ from scalelab.report.parts import (
     loss_sections,
     metrics_section,
     origin_section,
+    run_loss_figure,
     runs_table,
 )
 from scalelab.sweep.answer import rows as answer_rows
@@ -29,9 +31,16 @@ SOURCE_COLUMNS = {
     "epochs": "epochs",
 }
 
+DYNAMICS_CAPTION = "Learning rate, gradient norm before clipping, and the size of each update, over the logged steps."
+SPEED_CAPTION = (
+    "Tokens trained on per second, and model FLOPs utilisation as the record defines it, over the logged steps."
+)
 
-def write_report(folder: records.Folder) -> dict:
+
+def write_report(folder: records.Folder, samples: Sequence[dict] | str | None = None) -> dict:
     """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
+
+    samples: texts that the model of a run wrote (`how`, `text`), or why there are none; None: not asked for.
 
     Returns `path`, `kind` (run, study or sweep), `runs`, `figures` (names), `missing` (what could not be shown, why)
     and `failures` (of a study: why its fit is not to be trusted).
@@ -39,7 +48,7 @@ def write_report(folder: records.Folder) -> dict:
     folder = pathlib.Path(folder)
     runs, failures = records.run_folders(folder), []
     if (folder / "config.json").exists():
-        page, path = report_run(folder)
+        page, path = report_run(folder, samples)
     elif (folder / "summary.json").exists():
         page, path = study.report_study(folder)
         failures = verdict.describe_failures(records.read_json(folder / "summary.json"))
@@ -49,15 +58,16 @@ def write_report(folder: records.Folder) -> dict:
     return result | {"failures": failures}
 
 
-def report_run(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
+def report_run(folder: pathlib.Path, samples: Sequence[dict] | str | None = None) -> tuple[ReportPage, pathlib.Path]:
     """The page of one run, finished or not."""
     page, row = ReportPage(folder, "run"), records.read_run(folder)
     page.parts.append(html.render_card(_state(row), _key_numbers(row)))
-    page.parts.append(html.render_section("Loss", *loss_sections(page, [folder], "run", "")))
+    page.parts.append(html.render_section("Loss", run_loss_figure(page)))
     if sources := records.rows_by_source(row):
         page.parts.append(html.render_section("Sources", html.render_table(sources, SOURCE_COLUMNS)))
-    page.parts.append(html.render_section("Optimizer", _dynamics(page)))
-    page.parts.append(html.render_section("Metrics", metrics_section(page, [folder])))
+    page.parts.append(html.render_section("Optimizer", _over_steps(page, "dynamics", plots.DYNAMICS, DYNAMICS_CAPTION)))
+    page.parts.append(html.render_section("Throughput", _over_steps(page, "throughput", plots.SPEED, SPEED_CAPTION)))
+    page.parts.append(html.render_section("Metrics", metrics_section(page, [folder], drawn=tuple(plots.SPEED))))
     page.parts.append(html.render_section("Layers", layers_section(page)))
     page.parts.append(html.render_section("Logbook", logbook_section([folder])))
     page.parts.append(
@@ -71,6 +81,7 @@ def report_run(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
     page.parts.append(
         html.render_section("Where it comes from", origin_section([folder], [f"scalelab report {folder}"]))
     )
+    page.parts.append(html.render_section("Samples of its text", _samples(samples)))
     return page, page.write(
         f"Run: {row['name']}", f"{row['status']} · identity {row['identity'] or 'not recorded yet'}"
     )
@@ -86,14 +97,30 @@ def _state(row: dict) -> str:
     return html.render_paragraph(status, "bad")
 
 
-def _dynamics(page: ReportPage) -> str:
+def _over_steps(page: ReportPage, name: str, panels: dict[str, str], caption: str) -> str:
+    """A figure of `panels` {key of a training line: title} over the steps; also as charts, one a panel."""
     rows = gather.read_step_rows(page.folder)
-    if not rows:
+    panels = {key: title for key, title in panels.items() if any(row[key] is not None for row in rows)}
+    if not panels:
         return ""
-    caption = (
-        "Learning rate, gradient norm before clipping, and the size of each update, over the steps that were logged."
+    behind = [{key: row[key] for key in ("step", *panels)} for row in rows]
+    live = [
+        charts.curve_chart(
+            [row | {"run": page.folder.name} for row in behind],
+            {key: title}, {page.folder.name: plots.RUN_COLOURS["train_loss"]}, title, "step",
+        )
+        for key, title in panels.items()
+    ]  # fmt: skip
+    return page.draw(name, functools.partial(plots.plot_steps, behind, panels), behind, caption, *live)
+
+
+def _samples(samples: Sequence[dict] | str | None) -> str:
+    """Texts that the model wrote, or the line that says why there are none."""
+    if samples is None or isinstance(samples, str):
+        return html.render_paragraph(f"None: {samples}", "soft") if samples else ""
+    return "".join(
+        html.render_paragraph(each["how"], "soft") + f"<pre>{html.escape_html(each['text'])}</pre>" for each in samples
     )
-    return page.draw("dynamics", lambda: plots.plot_dynamics(rows), rows, caption)
 
 
 def _key_numbers(row: dict) -> str:
@@ -127,12 +154,9 @@ def report_sweep(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
             "Final validation loss of every trial; the best setting has a ring at its mean over seeds, "
             "lost ones stand at the top."
         )
-        page.parts.append(
-            html.render_section(
-                "Overview",
-                page.draw("sweep", lambda: sweepplots.plot_sweep(shown, swept, floor, title), shown, caption),
-            )
-        )
+        plot = functools.partial(sweepplots.plot_sweep, shown, swept, floor, title)
+        drawn = page.draw("sweep", plot, shown, caption, *_point_charts(shown, swept))
+        page.parts.append(html.render_section("Overview", drawn))
     else:
         page.missing.append("Overview: no trial has finished with a finite loss yet.")
     colour = swept[0] if swept else "run"
@@ -144,6 +168,23 @@ def report_sweep(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
         html.render_section("Where it comes from", origin_section(folders, [f"scalelab report {folder}"]))
     )
     return page, page.write(f"Sweep: {folder.resolve().name}", f"{len(rows)} runs: {gather.describe_states(rows)}")
+
+
+def _point_charts(rows: list[dict], swept: Sequence[str]) -> list[charts.Chart]:
+    """Final losses over each swept number, coloured by what else was swept; hovering names the trial."""
+    live = []
+    for key in [key for key in swept if key != settings.SEED_KEY][:4]:
+        other = next((name for name in swept if name != key), None) if len(swept) == 2 else None
+        known = [row for row in rows if settings.is_final(row) and isinstance(row[key], int | float)]
+        groups: dict[str, list] = {}
+        for row in known:
+            groups.setdefault(f"{other} = {row[other]}" if other else "trial", []).append(row)
+        shades = style.key_colours(other, (row[other] if other else "" for row in known))
+        colours = {name: shades[group[0][other] if other else ""] for name, group in groups.items()}
+        points = {name: [(row[key], row["val_loss"], row["run"]) for row in group] for name, group in groups.items()}
+        logx = bool(known) and min(row[key] for row in known) > 0
+        live += [charts.point_chart(points, colours, key, style.LOSS_LABEL, logx)] if known else []
+    return live
 
 
 def _best(answer: SweepAnswer, rows: list[dict], swept: list[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from scalelab import records
-from scalelab.report import gather, html, svg
+from scalelab.report import charts, gather, html, svg
 from scalelab.report.figures import metricplots, plots, style
 
 
@@ -33,10 +33,12 @@ class ReportPage:
         self.missing += [f"{folder.name} is damaged: {reason}" for folder, reason in reasons.items() if reason]
         return [folder for folder, reason in reasons.items() if not reason]
 
-    def draw(self, name: str, plot: Callable[[], Figure], rows: Sequence[dict], caption: str) -> str:
+    def draw(
+        self, name: str, plot: Callable[[], Figure], rows: Sequence[dict], caption: str, *live: charts.Chart
+    ) -> str:
         """Save a figure as `figures/name.pdf` with the CSV of `rows`; returns its HTML.
 
-        `plot` is called for each layout: on a wide page and on a phone.
+        `plot` is called for each layout: on a wide page and on a phone. `live`: the same numbers as charts.
         """
         fig = plot()
         style.write_pdf_and_csv(self.folder / "figures", name, fig, rows)
@@ -44,7 +46,8 @@ class ReportPage:
         with style.use_layout(style.PHONE):
             narrow = svg.inline_svg(plot(), f"{name}-phone", "phone", caption)
         wide = svg.inline_svg(fig, name, "wide", caption)
-        return html.render_figure(name, wide + narrow, caption, 120 * fig.get_figwidth())
+        data = charts.render_charts(*live) if live else ""
+        return html.render_figure(name, wide + narrow, caption, 120 * fig.get_figwidth(), data)
 
     def write(self, title: str, subtitle: str) -> pathlib.Path:
         """Write `report.html` atomically; missing parts are listed at its end."""
@@ -58,6 +61,9 @@ class ReportPage:
         return path
 
 
+_LABELS = {"train_loss": "training loss (nats/token)", "val_loss": style.LOSS_LABEL}
+
+
 def loss_sections(
     page: ReportPage, folders: Sequence[pathlib.Path], colour: str, colour_title: str, held: str | None = None
 ) -> list[str]:
@@ -68,34 +74,60 @@ def loss_sections(
     values = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
     rows = [row | {colour: values[row["run"]]} for row in gather.read_curve_rows(folders)]
     events, floor = gather.read_event_rows(folders), gather.entropy_rate(folders)
-    several = len(folders) > 1
+    of_value = page.colours.get(colour) or style.key_colours(colour, values.values())
+    shades = {run: style.ACCENT if run == held else of_value[value] for run, value in values.items()}
     drawn = []
     for y, x, name, title in (("train_loss", "tokens", "training_loss", "Training loss"),
                               ("val_loss", "flops", "validation_loss", "Validation loss over compute")):  # fmt: skip
-        x = x if all(row[x] is not None for row in rows) else "tokens"
-        rows_of_y = [
-            {key: row[key] for key in dict.fromkeys(("run", colour, "step", x, y))}
-            for row in rows
-            if row[y] is not None
-        ]
-        if not rows_of_y:
+        known = [row for row in rows if row[y] is not None]
+        if not known:
             page.missing.append(f"{title}: no run has logged any yet.")
             continue
+        x = x if all(row[x] is not None for row in rows) else "tokens"
+        behind = [{key: row[key] for key in dict.fromkeys(("run", colour, "step", x, y))} for row in known]
         plot = functools.partial(
-            plots.plot_loss_curves, rows_of_y, y, x, colour, colour_title, events, floor, title, held,
+            plots.plot_loss_curves, behind, y, x, colour, colour_title, events, floor, title, held,
             page.colours.get(colour),
         )  # fmt: skip
-        caption = f"{title}{' of every run' if several else ''}; unsmoothed. Signs are events of the logbook."
-        drawn.append(page.draw(name, plot, rows_of_y, caption))
+        chart = charts.curve_chart(known, {y: title.lower()}, shades, _LABELS[y], x, held)
+        charts.add_key(chart, of_value | ({"held-out run": style.ACCENT} if held in shades else {}))
+        charts.add_floor(chart, floor)
+        charts.add_events(chart, events)
+        caption = f"{title} of every run; unsmoothed. Signs are events of the logbook."
+        drawn.append(page.draw(name, plot, behind, caption, chart))
     return drawn
 
 
-def metrics_section(page: ReportPage, folders: Sequence[pathlib.Path], colour: str = "run") -> str:
+def run_loss_figure(page: ReportPage) -> str:
+    """Training and validation loss of one run in one figure, with its logbook."""
+    rows = gather.read_curve_rows([page.folder])
+    known = [row for row in rows if row["train_loss"] is not None or row["val_loss"] is not None]
+    if not known:
+        page.missing.append("Loss: the run has not logged any yet.")
+        return ""
+    events, floor = gather.read_event_rows([page.folder]), gather.entropy_rate([page.folder])
+    colours = {page.folder.name: plots.RUN_COLOURS["train_loss"]}
+    chart = charts.curve_chart(known, plots.LOSS_NAMES, colours, plots.BOTH_LOSSES)
+    chart["key"] = []
+    for line in chart["series"]:
+        line["colour"] = svg.css_colour(plots.RUN_COLOURS["val_loss" if line["dash"] else "train_loss"])
+        chart["key"].append((line["name"], line["colour"], line["dash"]))
+    charts.add_floor(chart, floor)
+    charts.add_events(chart, events)
+    behind = [{key: row[key] for key in ("run", "step", "tokens", "train_loss", "val_loss")} for row in known]
+    plot = functools.partial(plots.plot_run_losses, behind, events, floor)
+    caption = "Training and validation loss; unsmoothed. Signs are events of the logbook."
+    return page.draw("loss", plot, behind, caption, chart)
+
+
+def metrics_section(
+    page: ReportPage, folders: Sequence[pathlib.Path], colour: str = "run", drawn: Sequence[str] = ()
+) -> str:
     """A panel for each metric without a figure of its own; a family `group/name` shares one panel.
 
-    Constants are listed in words. Runs are coloured by `colour`, a key of the run's row.
+    Constants are listed in words. Runs are coloured by `colour`, a key of the run's row. `drawn` is left out.
     """
-    rows = gather.metric_rows(folders)
+    rows = gather.metric_rows(folders, drawn)
     panels, constant = metricplots.split_constant(rows)
     values = ", ".join(f"{name} {html.format_value(value)}" for name, value in constant.items())
     constants = html.render_paragraph(f"Constant over all steps: {values}.", "soft") if constant else ""

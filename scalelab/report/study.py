@@ -4,6 +4,7 @@ It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, 
 each of which may be absent while the study runs) and the run folders. It fits nothing itself.
 """
 
+import functools
 import math
 import pathlib
 from collections.abc import Sequence
@@ -15,9 +16,9 @@ from scalelab import records
 from scalelab.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.use.isoflop import group_budgets
-from scalelab.report import gather, html, verdict
+from scalelab.report import charts, gather, html, verdict
 from scalelab.report.figures import lawplots, plots
-from scalelab.report.figures.style import value_colours
+from scalelab.report.figures.style import LOSS_LABEL, format_scientific, value_colours
 from scalelab.report.parts import (
     ReportPage,
     logbook_section,
@@ -165,8 +166,13 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
     label = n_axis_label(summary)
     caption = f"Validation loss over size at equal compute; lines: {isoflop['method']} in log N, stars: their minima."
     exponent = (summary.get("fit") or {}).get("exponents", {}).get("a")
+    shades = value_colours((row["budget"] for row in rows), "budget")
+    points = {format_scientific(c): [(r["N"], r["loss"], r["run"]) for r in rows if r["budget"] == c] for c in shades}
+    colours = {format_scientific(budget): colour for budget, colour in shades.items()}
+    chart = charts.point_chart(points, colours, label, LOSS_LABEL, True, joined=True)
+    plot = functools.partial(lawplots.plot_isoflops, rows, fits, label, "IsoFLOP curves")
     return [
-        page.draw("isoflop", lambda: lawplots.plot_isoflops(rows, fits, label, "IsoFLOP curves"), behind, caption),
+        page.draw("isoflop", plot, behind, caption, chart),
         *verdict.isoflop_lines(isoflop, exponent),
     ]
 

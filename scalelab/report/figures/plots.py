@@ -4,7 +4,7 @@ Rows are dicts; each function names the keys it reads. Losses are in nats/token.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from scalelab.report.figures.style import (
     INK,
     LOSS_LABEL,
     MAX_POINTS,
+    add_axes_legend,
     add_legend,
     figure_title,
     format_short,
@@ -38,6 +39,11 @@ EVENT_MARKS = {
     "diverged": ("X", ACCENT, "diverged"),
 }
 MOST_DRAWN = 24_000  # points of all curves in one figure
+RUN_COLOURS = {"train_loss": "#31688e", "val_loss": "#c77700"}  # of one run's two losses
+LOSS_NAMES = {"train_loss": "training", "val_loss": "validation"}
+BOTH_LOSSES = "loss (nats/token)"
+DYNAMICS = {"lr": "learning rate", "grad_norm": "gradient norm", "update_ratio": "update norm / parameter norm"}
+SPEED = {"tokens_per_s": "tokens per second", "mfu": "model FLOPs utilisation"}
 AXIS_LABELS = {"step": "step", "tokens": "tokens", "flops": "training FLOPs (exact)"}
 
 
@@ -143,14 +149,30 @@ def _floor(ax: Axes, floor: float | None) -> list[Line2D]:
 
 
 @styled
-def plot_dynamics(rows: Sequence[dict]) -> Figure:
-    """What the optimizer did over a run. rows: `step`, `lr`, `grad_norm` (before clipping), `update_ratio`."""
-    panels = (("lr", "learning rate"), ("grad_norm", "gradient norm"), ("update_ratio", "update norm / parameter norm"))
-    fig, axes = make_figure(9.6, 2.8, 3)
-    for ax, (key, label) in zip(axes, panels, strict=True):
+def plot_run_losses(rows: Sequence[dict], events: Sequence[dict] = (), floor: float | None = None) -> Figure:
+    """Training and validation loss of one run over tokens. rows: `run`, `step`, `tokens`, `train_loss`, `val_loss`."""
+    fig, ax = make_figure(7.2, 4.0)
+    lines = {y: groups for y in RUN_COLOURS if (groups := group_by_run(rows, y))}
+    for y, groups in lines.items():
+        _draw(ax, groups, dict.fromkeys([row.get("run") for row in rows], RUN_COLOURS[y]), "tokens", y, "run", None)
+    set_log_axis(ax)
+    y = next(iter(lines))
+    _limit(ax, lines[y], y)
+    marks = _mark_events(ax, lines[y], events, "tokens", y) + _floor(ax, floor)
+    names = [Line2D([], [], color=RUN_COLOURS[y], lw=2, label=LOSS_NAMES[y]) for y in lines]
+    add_axes_legend(fig, ax, handles=[*names, *marks], loc="best")
+    ax.set(xlabel="tokens", ylabel=BOTH_LOSSES)
+    return fig
+
+
+@styled
+def plot_steps(rows: Sequence[dict], panels: Mapping[str, str]) -> Figure:
+    """What a run did over its steps, a panel for each of `panels` {key: title}. rows: `step` and the keys."""
+    fig, axes = make_figure(3.2 * len(panels), 2.8, len(panels))
+    for ax, (key, label) in zip(np.atleast_1d(axes), panels.items(), strict=True):
         known = [row for row in rows if row[key] is not None]
         ax.plot(*thin_points([row["step"] for row in known], [row[key] for row in known]), color=value_colours([0])[0])
-        if key != "lr" and any(row[key] > 0 for row in known):
+        if key.endswith(("norm", "ratio")) and any(row[key] > 0 for row in known):
             set_log_axis(ax, "y")
         ax.set(xlabel="step", title=label)
     return fig

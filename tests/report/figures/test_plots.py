@@ -182,7 +182,7 @@ def test_dynamics_are_drawn_as_logged():
     rows = [
         {"step": s, "lr": 1e-3 * s, "grad_norm": 1 / s, "update_ratio": None if s == 1 else 0.01} for s in (1, 2, 3)
     ]
-    lr, grad, ratio = plots.plot_dynamics(rows).axes
+    lr, grad, ratio = plots.plot_steps(rows, plots.DYNAMICS).axes
     assert list(lr.lines[0].get_ydata()) == [1e-3, 2e-3, 3e-3] and lr.get_yscale() == "linear"
     assert list(grad.lines[0].get_ydata()) == [1, 1 / 2, 1 / 3] and grad.get_yscale() == "log"
     assert list(ratio.lines[0].get_xdata()) == [2, 3]
