@@ -5,11 +5,15 @@ over whole (training and validation of a step together), a resumed run asks whic
 is missing before its first step comes from metrics.jsonl.
 """
 
+import collections
+import contextlib
+import functools
 import inspect
 import os
 import pathlib
+import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from scalelab import records
@@ -17,7 +21,8 @@ from scalelab.errors import BadInput
 from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun, split_names
 
 GROUP_CHARACTERS = 128  # at most, of a group's name at W&B
-FINISH_S = 60.0  # longest wait for uploads at the end; what is left stays on disk, for `wandb sync`
+FINISH_S = 60.0  # longest wait for uploads at the end of a pack; what is left stays on disk, for `wandb sync`
+LEAST_FINISH_S = 5.0  # of it for each trial
 LOGIN_S = 30.0  # longest wait for an answer to W&B's question for a key, on a terminal
 SUMMARY = ("status", "steps", "tokens", "val_loss", "bpb", "params", "flops")  # values of record.json
 BLOCK, HEADER = 32768, 7  # of a .wandb file: LevelDB's log format after a header of 7 bytes
@@ -39,8 +44,6 @@ def check_wandb(project: str) -> None:
 
 def open_wandb(run: TrackedRun, report: SinkReport) -> MetricSink:
     """Start the run's W&B run, or go on with it; offline if W&B can't be reached."""
-    import wandb
-
     tracked = _start(run, report)
     last = _last_step(tracked, run)
     row: dict[str, Any] = {}
@@ -60,15 +63,51 @@ def open_wandb(run: TrackedRun, report: SinkReport) -> MetricSink:
             row.update(scalars)
 
     def close() -> None:
-        if row:
-            row["logbook"] = _logbook(wandb, run.folder)
         send()
-        tracked.summary.update({key: run.record[key] for key in SUMMARY if run.record.get(key) is not None})
-        if (notes := _notes(run.folder)) != (tracked.notes or ""):
-            tracked.notes = notes
-        tracked.finish(exit_code=1 if run.record.get("status") == "running" else 0)
+        _finish(tracked, run)
 
-    return MetricSink(write, close, last)
+    return MetricSink(_with_teardown(write), _with_teardown(close), last)
+
+
+def _finish(tracked: Any, run: TrackedRun) -> None:
+    """Send what the record and the logbook say at the end, and wait for the upload."""
+    try:
+        _send_outcome(tracked, run)
+    finally:
+        try:
+            tracked.finish(exit_code=1 if run.record.get("status") == "running" else 0)
+        except TimeoutError:
+            rest = f"wandb sync --include-online {run.folder}/wandb/*run-*"
+            raise TimeoutError(f"not all was uploaded in time; the rest: {rest}") from None
+
+
+def _send_outcome(tracked: Any, run: TrackedRun) -> None:
+    """Values of the record and how often each kind of event took place; the logbook as a file (a table needs more)."""
+    kinds = collections.Counter(event["kind"] for event in records.read_events(run.folder))
+    outcome = {key: run.record[key] for key in SUMMARY if run.record.get(key) is not None}
+    tracked.summary.update(outcome | {"events": dict(kinds)})
+    if (notes := _notes(run.folder)) != (tracked.notes or ""):
+        tracked.notes = notes
+    if kinds:
+        copy = shutil.copy(run.folder / "events.jsonl", tracked.dir)  # of a file elsewhere it says that it links it
+        tracked.save(str(copy), base_path=tracked.dir, policy="now")
+
+
+def _with_teardown(action: Callable[..., None]) -> Callable[..., None]:
+    """`action`, after whose lost connection W&B's process is given up: later runs start another one."""
+
+    @functools.wraps(action)
+    def tried(*arguments: Any) -> None:
+        import wandb
+
+        try:
+            action(*arguments)
+        except ConnectionError:
+            with contextlib.suppress(Exception):  # it can't say goodbye either
+                wandb.teardown()
+            raise
+
+    return tried
 
 
 def _start(run: TrackedRun, report: SinkReport) -> Any:
@@ -105,17 +144,19 @@ def _options(run: TrackedRun) -> dict[str, Any]:
         "dir": str(run.folder),
         "resume": "allow",
         "reinit": "create_new",
-        "settings": _settings(packed=run.sweep is not None),
+        "settings": _settings(run.record.get("pack", {}).get("trials", 1)),
     }
 
 
-def _settings(packed: bool) -> Any:
-    """W&B's settings, those that its version knows."""
+def _settings(trials: int) -> Any:
+    """W&B's settings, those that its version knows. The trials of a pack finish one after the other."""
     import wandb
 
-    settings: dict[str, Any] = {"silent": True, "login_timeout": LOGIN_S}
-    settings |= {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": FINISH_S}
-    settings |= {"console": "off"} if packed else {}  # trials share the terminal
+    settings: dict[str, Any] = {"silent": True, "login_timeout": LOGIN_S, "finish_timeout_raises": True}
+    settings |= (
+        {} if "WANDB_FINISH_TIMEOUT" in os.environ else {"finish_timeout": max(FINISH_S / trials, LEAST_FINISH_S)}
+    )
+    settings |= {"console": "off"} if trials > 1 else {}  # they share the terminal
     return wandb.Settings(**{key: value for key, value in settings.items() if key in wandb.Settings.model_fields})
 
 
@@ -123,13 +164,6 @@ def _notes(folder: pathlib.Path) -> str:
     """The notes that the user wrote into the logbook."""
     notes = [event for event in records.read_events(folder) if event["kind"] == "note"]
     return "\n".join(f"step {event['step']}: {event.get('text', '')}" for event in notes)
-
-
-def _logbook(wandb: Any, folder: pathlib.Path) -> Any:
-    """The logbook as a table of W&B's."""
-    events = records.read_events(folder)
-    data = [[event["time"], event["step"], event["kind"], event.get("text", "")] for event in events]
-    return wandb.Table(columns=["time", "step", "kind", "text"], data=data)
 
 
 def _last_step(tracked: Any, run: TrackedRun) -> int:

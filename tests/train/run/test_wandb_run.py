@@ -1,11 +1,14 @@
 """One W&B run a trial, read from files that the real library keeps offline: packed, killed, resumed, unreachable."""
 
+import gzip
+import http.server
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -49,10 +52,6 @@ def wandb_runs(folder):
         yield last, shown, summary
 
 
-def scalars(shown):
-    return {key: value for key, value in shown.items() if not key[1].startswith("logbook")}
-
-
 def expected_rows(folder):
     return logged(records.read_metrics(folder)) | logged_layers(folder)
 
@@ -89,13 +88,13 @@ def test_each_trial_of_a_pack_is_one_wandb_run_with_every_step_once_also_when_it
         assert {part.run_id for part, _, _ in parts} == {records.read_record(folder)["tracker_id"]}
         ids.add(parts[0][0].run_id)
         # Steps 3 and 4 were taken twice; the second time gave the same numbers but for the time it took.
-        same(scalars(parts[0][1] | parts[1][1]), expected_rows(folder), ignore=("tokens_per_s", "mfu"))
+        same(parts[0][1] | parts[1][1], expected_rows(folder), ignore=("tokens_per_s", "mfu"))
     assert len(ids) == 2
 
 
 def test_a_wandb_run_has_the_config_group_name_tags_notes_logbook_and_summary(sweep):
     for folder in (sweep[0] / "runs" / "a", sweep[0] / "runs" / "b"):
-        *_, (last, shown, summary) = wandb_runs(folder)
+        *_, (last, _, summary) = wandb_runs(folder)
         assert (last.display_name, last.project, last.job_type, [*last.tags]) == (
             folder.name, "project", "fit", ["tiny", "lr"],
         )  # fmt: skip
@@ -109,10 +108,13 @@ def test_a_wandb_run_has_the_config_group_name_tags_notes_logbook_and_summary(sw
         assert {key: summary[key] for key in ("status", "steps", "val_loss", "flops")} == {
             key: record[key] for key in ("status", "steps", "val_loss", "flops")
         }
-        (table,) = [value for (_, key), value in shown.items() if key == "logbook.path"]
-        (path,) = folder.glob(f"wandb/offline-run-*/files/{table}")
-        rows = json.loads(path.read_text())["data"]
-        assert [row[2:] for row in rows] == [[e["kind"], e["text"]] for e in records.read_events(folder)]
+        logbook = records.read_events(folder)
+        assert summary["events"] == {
+            kind: sum(e["kind"] == kind for e in logbook) for kind in {e["kind"] for e in logbook}
+        }
+        saved_files = list(folder.glob("wandb/offline-run-*/files/events.jsonl"))
+        assert len(saved_files) == 2  # at the end of each part
+        assert (folder / "events.jsonl").read_text() in {path.read_text() for path in saved_files}
 
 
 def test_the_user_is_told_once_how_to_upload_and_wandb_lists_these_folders(sweep):
@@ -157,7 +159,7 @@ def test_what_a_killed_run_did_not_bring_to_wandb_is_brought_by_the_resumed_one(
     parts = [shown for _, shown, _ in wandb_runs(tmp_path / "run")]
     assert sum(map(len, lost)) < len(expected_rows(tmp_path / "run")) and len(parts) == 2
     assert not parts[0].keys() & parts[1].keys()
-    same(scalars(parts[0] | parts[1]), expected_rows(tmp_path / "run"), ignore=("tokens_per_s", "mfu"))
+    same(parts[0] | parts[1], expected_rows(tmp_path / "run"), ignore=("tokens_per_s", "mfu"))
 
 
 def test_without_a_key_one_line_says_that_wandb_logs_offline_and_the_pack_trains_on(tmp_path):
@@ -181,5 +183,141 @@ def test_without_a_key_one_line_says_that_wandb_logs_offline_and_the_pack_trains
     assert "Traceback" not in done.stderr and not [t for t in done.stderr.splitlines() if t.startswith("wandb")]
     for folder in (tmp_path / "out" / "runs").iterdir():
         ((_, shown, _),) = wandb_runs(folder)
-        same(scalars(shown), expected_rows(folder))
+        same(shown, expected_rows(folder))
     assert sum(bool(events(folder, "warning")) for folder in (tmp_path / "out" / "runs").iterdir()) == 1
+
+
+LOST = """
+import pathlib, psutil, sys
+from scalelab.train.run.metrics import open_sinks
+from scalelab.train.run.sinks import SinkReport, TrackedRun
+
+def tracked(name):
+    log = {"tensorboard": False, "wandb": "project"}
+    return TrackedRun(pathlib.Path(sys.argv[1]) / name, name, {"log": log}, record={"status": "done"})
+
+def step(sinks):
+    for at in (1, 2):
+        for sink in sinks:
+            sink.write(at, {"train_loss": 1.0})
+
+report = SinkReport(lambda fact: print(fact.get("warning", ""), flush=True))
+sinks = [sink for name in "ab" for sink in open_sinks(tracked(name), report)]
+for child in psutil.Process().children(recursive=True):
+    child.kill()
+    child.wait()
+for action in (lambda: step(sinks), lambda: step(sinks), lambda: [sink.close() for sink in sinks]):
+    action()
+(again,) = open_sinks(tracked("c"), report)
+step([again])
+again.close()
+"""
+
+
+def test_a_wandb_process_that_is_gone_is_one_line_and_later_runs_have_another(tmp_path):
+    command = [sys.executable, "-c", LOST, str(tmp_path)]
+    done = subprocess.run(
+        command, env=child_environment(**OFFLINE), capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    (line,) = filter(None, done.stdout.splitlines())
+    assert line.startswith("log.wandb: Connection") and line.endswith("training goes on")
+    ((_, shown, _),) = wandb_runs(tmp_path / "c")
+    assert shown == {(1, "train_loss"): 1.0, (2, "train_loss"): 1.0}
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """What W&B's client asks a server for: enough to start a run, to go on with one, and to take its rows."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.rows, self.asked = [], []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def answer(self, path, content):
+        if path.endswith("file_stream"):
+            lines = content.get("files", {}).get("wandb-history.jsonl", {"content": []})["content"]
+            self.rows += map(json.loads, lines)
+            return {}
+        if not path.endswith("graphql"):
+            return {}
+        name = re.search(r"(query|mutation)\s+(\w+)", content["query"])[2]
+        self.asked.append((name, content.get("variables")))
+        project = {"id": "p", "name": "project", "entity": {"id": "e", "name": "me"}}
+        bucket = {"id": "r", "name": "abc", "displayName": "n", "config": "{}", "project": project}
+        lines = {"historyLineCount": len(self.rows), "eventsLineCount": 0, "logLineCount": 0, "eventsTail": "[]"}
+        tail = {"historyTail": json.dumps([json.dumps(row) for row in self.rows[-1:]]), "summaryMetrics": "{}"}
+        model = project | {
+            "bucket": bucket | lines | tail | {"tags": [], "notes": "", "wandbConfig": json.dumps({"t": 1})}
+        }
+        answers = {
+            "RunResumeStatus": {"model": model if self.rows else None},
+            "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": not self.rows}},
+            "CreateRunFiles": {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": []}},
+            "Viewer": {"viewer": {"id": "u", "username": "me", "entity": "me", "flags": "{}", "teams": {"edges": []}}},
+        }
+        return {"data": answers.get(name, {})}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
+        content = json.loads(body) if self.headers.get("Content-Type", "").startswith("application/json") else {}
+        data = json.dumps(self.server.answer(self.path, content)).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+ONLINE = """
+import pathlib, sys
+from scalelab import records
+from scalelab.train.run.metrics import open_sinks, write_metric_lines
+from scalelab.train.run.sinks import SinkReport, TrackedRun
+folder, first, last = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+run = TrackedRun(folder, "abc", {"log": {"tensorboard": False, "wandb": "project"}}, first, record={"status": "done"})
+sinks = open_sinks(run, SinkReport(lambda fact: print(fact, flush=True)))
+input()
+write_metric_lines(folder, [{"step": step, "train_loss": 1.0 / step} for step in range(max(first, 1), last + 1)], sinks)
+for sink in sinks:
+    sink.close()
+"""
+
+
+def test_online_a_resumed_run_sends_what_the_server_lacks_and_a_lost_server_is_one_line(tmp_path):
+    server = Server()
+    options = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": "a" * 40}
+    options |= {"HOME": str(tmp_path), "WANDB_FINISH_TIMEOUT": "3", "NO_PROXY": "127.0.0.1"}
+
+    def log(first, last, before_rows=lambda: None):
+        command = [sys.executable, "-c", ONLINE, str(tmp_path / "run"), str(first), str(last)]
+        process = subprocess.Popen(
+            command, env=child_environment(**options), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+        shown = process.stdout.readline()
+        before_rows()
+        rest, errors = process.communicate("\n")
+        assert process.returncode == 0, errors
+        return shown + rest
+
+    assert "/me/project/runs/abc" in log(0, 4)
+    records.rewind_metrics(tmp_path / "run", 3)
+    log(3, 6)  # went back to step 2
+    assert [row["_step"] for row in server.rows] == [1, 2, 3, 4, 5, 6]
+    server.rows[:] = server.rows[:2]  # the others had not arrived
+    log(5, 7)
+    assert [(row["_step"], row["train_loss"]) for row in server.rows] == [(s, 1.0 / s) for s in range(1, 8)]
+
+    def stop_server():
+        server.shutdown()
+        server.server_close()
+
+    lost = log(8, 9, stop_server)
+    assert "not all was uploaded in time; the rest: wandb sync --include-online" in lost and "training goes on" in lost
