@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-slow test-crash test-parallel gpu test-latest test-oracles test-wandb confirm coverage bench clean FORCE
+.PHONY: help setup demo quickstart check test test-slow test-crash test-parallel gpu test-latest test-oracles test-wandb confirm coverage bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -90,11 +90,16 @@ test-oracles: .venv-oracles/made  ## every optimizer against other implementatio
 gpu: .venv/dev  ## at most ten minutes: what to measure first on one GPU; again: what is missing; writes experiments/results/
 	.venv/bin/python -m experiments.gpu
 
+docs: .venv/base  ## the documentation as a site that needs no network: site/index.html
+	@$(call install,.venv,-c constraints.txt mkdocs)
+	.venv/bin/python -m docs.generate
+	.venv/bin/python -m docs.site
+
 bench: .venv/base  ## measure the table of speed ratios on this machine
 	.venv/bin/python -m experiments.benchmarks
 
 clean:  ## remove environments and caches, but not runs/
-	rm -rf .venv .venv-latest .venv-oracles .venv-wandb .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-latest .venv-oracles .venv-wandb site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # Checked each time, written only when it changes: the stamps below it are then out of date.
 .venv/choice: FORCE
