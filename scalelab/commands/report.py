@@ -4,6 +4,8 @@ Write a self-contained page about a run, a sweep or a study, DIR/report.html, an
 DIR/figures. The page of a run ends with three texts that its last checkpoint writes.
 
 Exit code: 0 done, 1 the study failed its own checks (an optimum at the edge; the page is written), 2 bad input.
+
+    scalelab report runs/quickstart
 """
 
 import pathlib
