@@ -13,6 +13,7 @@ Exit code: 0 done (whether or not the runs differ), 2 bad input.
     scalelab compare runs/mine runs/other
 """
 
+import pathlib
 from typing import Any
 
 from scalelab.cli.parser import Parser, add_trust_option, emit_json
@@ -27,24 +28,25 @@ def main(argv: list[str]) -> int:
         "a", metavar="A", help="a run's folder, or a folder with runs/*/ that differ in train.seed only"
     )
     parser.add_argument("b", metavar="B", help="the run or folder to compare with A")
+    parser.add_argument(
+        "--html", nargs="?", const="compare.html", metavar="PATH",
+        help="also write a page with the curves of both (default: compare.html)",
+    )  # fmt: skip
     add_trust_option(parser)
     options = parser.parse_args(argv)
 
     from scalelab.evaluate.compare import compare_runs
 
     comparison = compare_runs(options.a, options.b)
+    lines = [*_metrics(comparison), *_gap(comparison)]
+    if options.html:
+        from scalelab.report.several import write_comparison
+
+        comparison["page"] = write_comparison(pathlib.Path(options.html), comparison, lines)["path"]
+        lines.append(f"wrote {comparison['page']}")
     if options.json != "-":
-        print(
-            "\n".join(
-                [
-                    f"A = {comparison['a']}",
-                    f"B = {comparison['b']}",
-                    *_sections(comparison),
-                    *_metrics(comparison),
-                    *_gap(comparison),
-                ]
-            )
-        )
+        heads = [f"A = {comparison['a']}", f"B = {comparison['b']}", *_sections(comparison)]
+        print("\n".join([*heads, *lines]))
     emit_json(comparison, options.json)
     return 0
 

@@ -94,21 +94,22 @@ def _highest_start(series: Sequence[Chart]) -> float | None:
 
 
 def point_chart(
-    groups: Mapping[str, Sequence[tuple[float, float, str]]],
-    colours: Mapping[str, str],
-    x: str,
-    y: str,
-    logx: bool,
-    joined: bool = False,
+    groups: Mapping[str, Sequence[tuple[float, float, str]]], colours: Mapping[str, str], x: str, y: str, logx: bool
 ) -> Chart:
-    """Points (x, y, run) in groups, each in its colour, perhaps `joined` by lines; hovering names the run."""
+    """Points (x, y, run) in groups, each in its colour; hovering names the run."""
     series = [
         {"run": run_of[0] if len(set(run_of)) == 1 else "", "name": group, "colour": css_colour(colours[group]),
-         "points": True, "bare": not joined, "names": list(run_of), x: list(xs), "values": list(ys)}
+         "points": True, "bare": True, "names": list(run_of), x: list(xs), "values": list(ys)}
         for group, (xs, ys, run_of) in ((g, zip(*sorted(points), strict=True)) for g, points in groups.items())
     ]  # fmt: skip
     key = [(group, css_colour(colours[group]), False) for group in groups]
     return {"axes": [x], "y": y, "logx": logx, "series": series, "top": None, "key": key}
+
+
+def add_curve(chart: Chart, name: str, colour: str, curve: Sequence[Sequence[float]], dash: bool = False) -> None:
+    """A fitted line (x [P], y [P]) over the points of a chart."""
+    look = {"run": "", "name": name, "colour": css_colour(colour), "dash": dash}
+    chart["series"].append(look | {chart["axes"][0]: list(curve[0]), "values": list(curve[1])})
 
 
 def render_charts(*charts: Chart) -> str:

@@ -103,9 +103,12 @@ def render_card(*parts: str) -> str:
     return f'<div class="card">{"".join(parts)}</div>'
 
 
-def render_figure(name: str, drawing: str, caption: str, width_px: float, charts: str = "") -> str:
-    """A figure drawn inline, with the JSON of its `charts`; links lead to its PDF and CSV in `figures/`."""
-    links = " · ".join(f'<a href="figures/{escape_html(name)}.{end}">{end.upper()}</a>' for end in ("pdf", "csv"))
+def render_figure(
+    name: str, drawing: str, caption: str, width_px: float, charts: str = "", place: str = "figures"
+) -> str:
+    """A figure drawn inline, with the JSON of its `charts`; links lead to its PDF and CSV in `place`."""
+    files = {end: f"{escape_html(place)}/{escape_html(name)}.{end}" for end in ("pdf", "csv")}
+    links = " · ".join(f'<a href="{file}">{end.upper()}</a>' for end, file in files.items())
     label = f"<figcaption>{escape_html(caption)} {links}</figcaption>"
     return f'<figure id="{escape_html(name)}" style="--width:{width_px:.0f}px">{drawing}{charts}{label}</figure>'
 

@@ -6,9 +6,11 @@ import pathlib
 from collections.abc import Sequence
 
 from scalelab import records
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.report import charts, gather, html, study, verdict
 from scalelab.report.figures import lrplots, plots, style, sweepplots
 from scalelab.report.parts import (
+    PaperStyle,
     ReportPage,
     layers_section,
     logbook_section,
@@ -37,30 +39,37 @@ SPEED_CAPTION = (
 )
 
 
-def write_report(folder: records.Folder, samples: Sequence[dict] | str | None = None) -> dict:
+def write_report(
+    folder: records.Folder, samples: Sequence[dict] | str | None = None, paper: PaperStyle | None = None
+) -> dict:
     """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
 
     samples: texts that the model of a run wrote (`how`, `text`), or why there are none; None: not asked for.
+    paper: write figures for a paper into `folder/paper/` and no page; BadInput for the name of no figure.
 
     Returns `path`, `kind` (run, study or sweep), `runs`, `figures` (names), `missing` (what could not be shown, why)
     and `failures` (of a study: why its fit is not to be trusted).
     """
     folder = pathlib.Path(folder)
     runs, failures = records.run_folders(folder), []
+    place = "paper" if paper else "figures"
     if (folder / "config.json").exists():
-        page, path = report_run(folder, samples)
+        page, path = report_run(ReportPage(folder, "run", place=place, paper=paper), samples)
     elif (folder / "summary.json").exists():
-        page, path = study.report_study(folder)
+        page, path = study.report_study(ReportPage(folder, "study", place=place, paper=paper))
         failures = verdict.describe_failures(records.read_json(folder / "summary.json"))
     else:
-        page, path = report_sweep(folder)
+        page, path = report_sweep(ReportPage(folder, "sweep", place=place, paper=paper))
+    if paper and paper.only not in (None, *page.figures):
+        raise BadInput(f"no figure {paper.only!r}: there are {', '.join(page.figures)}"
+                       f"{nearest_hint(paper.only or '', page.figures)}")  # fmt: skip
     result = {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
     return result | {"failures": failures}
 
 
-def report_run(folder: pathlib.Path, samples: Sequence[dict] | str | None = None) -> tuple[ReportPage, pathlib.Path]:
+def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) -> tuple[ReportPage, pathlib.Path]:
     """The page of one run, finished or not."""
-    page, row = ReportPage(folder, "run"), records.read_run(folder)
+    folder, row = page.folder, records.read_run(page.folder)
     page.parts.append(html.render_card(_state(row), _key_numbers(row)))
     page.parts.append(html.render_section("Loss", run_loss_figure(page)))
     if sources := records.rows_by_source(row):
@@ -138,9 +147,9 @@ def _conventions(folder: pathlib.Path) -> dict:
     }
 
 
-def report_sweep(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
+def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """The page of a folder of runs: what was swept, who won, who was lost."""
-    page, rows = ReportPage(folder, "sweep"), records.read_runs(folder)
+    folder, rows = page.folder, records.read_runs(page.folder)
     folders = page.readable(records.run_folders(folder))
     swept = settings.swept_keys(rows)
     answer = answer_rows.answer_folder(folder)

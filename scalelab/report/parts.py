@@ -3,14 +3,21 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
 from scalelab import records
 from scalelab.report import charts, gather, html, svg
 from scalelab.report.figures import metricplots, plots, style
+
+
+class PaperStyle(NamedTuple):
+    """Figures for a paper: their width in inches, and the name of the only one wanted (None: all)."""
+
+    width_in: float
+    only: str | None = None
 
 
 @dataclasses.dataclass
@@ -26,6 +33,9 @@ class ReportPage:
     figures: list[str] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
     colours: dict[str, dict[Any, str]] = dataclasses.field(default_factory=dict)
+    file: str = "report.html"
+    place: str = "figures"  # folder of PDFs and CSVs beside the page
+    paper: PaperStyle | None = None  # figures for a paper in place of a page
 
     def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
         """The runs that can be read in full; the others are listed on the page with the reason."""
@@ -40,20 +50,32 @@ class ReportPage:
 
         `plot` is called for each layout: on a wide page and on a phone. `live`: the same numbers as charts.
         """
-        fig = plot()
-        style.write_pdf_and_csv(self.folder / "figures", name, fig, rows)
         self.figures.append(name)
+        if self.paper:
+            return self._draw_for_paper(self.paper, name, plot, rows)
+        fig = plot()
+        style.write_pdf_and_csv(self.folder / self.place, name, fig, rows)
         with style.use_layout(style.PHONE):
             narrow = svg.inline_svg(plot(), f"{name}-phone", "phone", caption)
         wide = svg.inline_svg(fig, name, "wide", caption)
         data = charts.render_charts(*live) if live else ""
-        return html.render_figure(name, wide + narrow, caption, 120 * fig.get_figwidth(), data)
+        return html.render_figure(name, wide + narrow, caption, 120 * fig.get_figwidth(), data, self.place)
+
+    def _draw_for_paper(self, paper: PaperStyle, name: str, plot: Callable[[], Figure], rows: Sequence[dict]) -> str:
+        if paper.only in (None, name):
+            with style.use_layout(style.Layout(paper.width_in, paper=True)):
+                fig = plot()
+                style.set_paper_type(fig)
+                style.write_pdf_and_csv(self.folder / self.place, name, fig, rows)
+        return ""
 
     def write(self, title: str, subtitle: str) -> pathlib.Path:
-        """Write `report.html` atomically; missing parts are listed at its end."""
+        """Write the page atomically; missing parts are listed at its end. For a paper there is no page."""
+        if self.paper:
+            return self.folder / self.place
         gaps = "".join(html.render_paragraph(gap) for gap in self.missing)
-        path = self.folder / "report.html"
-        draft = path.with_name(".report.html.tmp")
+        path = self.folder / self.file
+        draft = path.with_name(f".{self.file}.tmp")
         draft.write_text(
             html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
         )
@@ -72,8 +94,22 @@ def loss_sections(
     `held` names the held-out run, which stands out.
     """
     values = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
-    rows = [row | {colour: values[row["run"]]} for row in gather.read_curve_rows(folders)]
-    events, floor = gather.read_event_rows(folders), gather.entropy_rate(folders)
+    rows, events = gather.read_curve_rows(folders), gather.read_event_rows(folders)
+    return curve_figures(page, rows, events, gather.entropy_rate(folders), values, (colour, colour_title), held)
+
+
+def curve_figures(
+    page: ReportPage,
+    rows: Sequence[dict],
+    events: Sequence[dict],
+    floor: float | None,
+    values: Mapping[str, Any],
+    coloured_by: tuple[str, str],
+    held: str | None = None,
+) -> list[str]:
+    """Figures of training and validation loss; `values` {run: value} are coloured; (key, title) of their colours."""
+    colour, colour_title = coloured_by
+    rows = [row | {colour: values[row["run"]]} for row in rows]
     of_value = page.colours.get(colour) or style.key_colours(colour, values.values())
     shades = {run: style.ACCENT if run == held else of_value[value] for run, value in values.items()}
     drawn = []
@@ -167,7 +203,8 @@ def layers_section(page: ReportPage) -> str:
 def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
     """All runs, one line each; `more` names config values to show too. Shared values stand once, above."""
     columns = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}
-    same = [key for key in gather.SHAREABLE_COLUMNS if len(rows) > 1 and len({row.get(key) for row in rows}) == 1]
+    known = [key for key in gather.SHAREABLE_COLUMNS if all(key in row for row in rows)]
+    same = [key for key in known if len({row[key] for row in rows}) == 1 < len(rows)]
     shared = ", ".join(f"{columns.pop(key)} {html.format_value(rows[0][key], key)}" for key in same)
     summary = f"{len(rows)} runs: {gather.describe_states(rows)}." + (f" All with {shared}." if shared else "")
     return html.render_paragraph(summary) + html.render_table(rows, columns)

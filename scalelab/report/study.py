@@ -1,7 +1,8 @@
 """The page of a scaling study: prediction and score, then the fit, its evidence and the runs behind it.
 
 It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, `batch_checks`, `isoflop`, `wall_s`,
-each of which may be absent while the study runs) and the run folders. It fits nothing itself.
+each of which may be absent while the study runs) and the run folders. It fits nothing itself but the parabolas that
+are drawn beside.
 """
 
 import functools
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from scalelab import records
+from scalelab.errors import BadInput
 from scalelab.jsonfiles import LIST, NUMBER, TEXT
+from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
-from scalelab.laws.use.isoflop import group_budgets
+from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
 from scalelab.report import charts, gather, html, verdict
 from scalelab.report.figures import lawplots, plots
-from scalelab.report.figures.style import LOSS_LABEL, format_scientific, value_colours
+from scalelab.report.figures.style import LOSS_LABEL, format_scientific, format_short, value_colours
 from scalelab.report.parts import (
     ReportPage,
     logbook_section,
@@ -41,9 +44,9 @@ SUMMARY_SCHEMA = {
 }
 
 
-def report_study(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
+def report_study(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """Write the page of a study; parts that the study does not have yet are listed on it."""
-    page, summary = ReportPage(folder, "study"), records.read_json(folder / "summary.json", SUMMARY_SCHEMA)
+    folder, summary = page.folder, records.read_json(page.folder / "summary.json", SUMMARY_SCHEMA)
     folders = page.readable(records.run_folders(folder))
     rows = sorted(records.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
     first = _first_metric(summary, folders)
@@ -164,17 +167,32 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
     behind = [{key: row[key] for key in ("run", "budget", "N", "D", "C", "loss")} for row in rows]
     behind += [{"run": "minimum", "budget": fit["budget"], "N": fit["N"], "loss": fit["loss"]} for fit in fits]
     label = n_axis_label(summary)
-    caption = f"Validation loss over size at equal compute; lines: {isoflop['method']} in log N, stars: their minima."
-    exponent = (summary.get("fit") or {}).get("exponents", {}).get("a")
+    caption = f"Loss over size at equal compute; lines: {isoflop['method']} in log N, dashed: parabolas, stars: minima."
     shades = value_colours((row["budget"] for row in rows), "budget")
+    parabolas = _fit_parabolas(rows)
+    beside = [each.to_json() for each in parabolas.profiles] if parabolas else []
     points = {format_scientific(c): [(r["N"], r["loss"], r["run"]) for r in rows if r["budget"] == c] for c in shades}
     colours = {format_scientific(budget): colour for budget, colour in shades.items()}
-    chart = charts.point_chart(points, colours, label, LOSS_LABEL, True, joined=True)
-    plot = functools.partial(lawplots.plot_isoflops, rows, fits, label, "IsoFLOP curves")
+    chart = charts.point_chart(points, colours, label, LOSS_LABEL, True)
+    for each, method in ((fits, isoflop["method"]), (beside, "parabola")):
+        for fit in each:
+            shade = shades[min(shades, key=lambda budget: abs(budget / fit["budget"] - 1))]
+            name = f"{method}, {format_scientific(fit['budget'])} FLOPs, minimum at N = {format_short(fit['N'])}"
+            charts.add_curve(chart, name, shade, fit["curve"], dash=method == "parabola" and each is beside)
+    plot = functools.partial(lawplots.plot_isoflops, rows, fits, label, "IsoFLOP curves", beside)
     return [
         page.draw("isoflop", plot, behind, caption, chart),
-        *verdict.isoflop_lines(isoflop, exponent),
+        *verdict.isoflop_lines(isoflop, parabolas.a if parabolas else None, summary.get("fit") or {}),
     ]
+
+
+def _fit_parabolas(rows: list[dict]) -> IsoFlop | None:
+    """The same budgets by parabolas; None where these rows do not suffice."""
+    try:
+        C, N, loss = ([row[key] for row in rows] for key in ("C", "N", "loss"))
+        return fit_isoflop(C, N, loss, "parabola")
+    except (BadInput, FitError):
+        return None
 
 
 def _fit(page: ReportPage, summary: dict) -> list[str]:

@@ -183,19 +183,38 @@ def check_lines(summary: dict, kind: str) -> list[str]:
     return lines
 
 
-def isoflop_lines(isoflop: dict, exponent_3: float | None) -> list[str]:
-    """The minima as a table, their exponent beside the fitted law's, and a warning for minima at the edge."""
-    rows = [fit | {"edge": "AT THE EDGE" if fit["edge"] else "inside"} for fit in isoflop["budgets"]]
+def isoflop_lines(isoflop: dict, parabola: float | None, fit: dict) -> list[str]:
+    """The minima as a table, their exponent, which exponent to believe, and a warning for minima at the edge."""
+    rows = [each | {"edge": "AT THE EDGE" if each["edge"] else "inside"} for each in isoflop["budgets"]]
     columns = {"budget": "budget (FLOPs)", "N": "best N", "loss": "loss there (nats/token)", "sizes": "sizes tried",
                "edge": "minimum"}  # fmt: skip
     lines = [html.render_table(rows, columns)]
-    text = f"Through the minima inside their sizes: N_opt = {isoflop['coefficient']:.3g} × C^{isoflop['a']:.3f}."
-    if exponent_3 is not None:
-        text += f" The fitted law gives N_opt ∝ C^{exponent_3:.3f}: two readings of the same runs."
-    lines.append(html.render_paragraph(text))
+    text = f"Through the minima inside their sizes: N_opt = {isoflop['coefficient']:.3g} × C^{isoflop['a']:.3f} by "
+    other = "" if parabola is None else f", C^{parabola:.3f} by parabolas"
+    lines.append(html.render_paragraph(f"{text}{isoflop['method']}{other}."))
+    if fit.get("exponents", {}).get("a") is not None and fit.get("intervals", {}).get("a"):
+        lines.append(html.render_paragraph(exponent_to_believe(isoflop, fit)))
     edges = [format_scientific(fit["budget"]) for fit in isoflop["budgets"] if fit["edge"]]
     if edges:
         lines.append(html.render_paragraph(
             f"MINIMUM AT THE EDGE at {', '.join(edges)} FLOPs: the best size may lie outside those tried; "
             "left out of the exponent.", "bad"))  # fmt: skip
     return lines
+
+
+def exponent_to_believe(isoflop: dict, fit: dict) -> str:
+    """Which exponent of the best size to quote, the law's or the one through the IsoFLOP minima, and why."""
+    a, (low, high), read = fit["exponents"]["a"], fit["intervals"]["a"], isoflop["a"]
+    inside = sum(not each["edge"] for each in isoflop["budgets"])
+    unsure = [name for name in ("alpha", "beta")
+              if fit["identifiability"].get(name, {}).get("verdict", "identified") != "identified"]  # fmt: skip
+    if unsure or not fit["certificate"]["converged"]:
+        why = f"{' and '.join(unsure)} of the law are not identified" if unsure else "the law's fit did not converge"
+        return f"Which to believe: neither alone. {why}, and a line through {inside} minima has no interval."
+    law = (
+        f"Which to believe: the fitted law's, N_opt ∝ C^{a:.3f} ({100 * fit['interval_level']:.0f} % interval "
+        f"{low:.3f} to {high:.3f}): it uses all {fit['n_runs']} runs, the other {inside} minima without an interval."
+    )
+    if low <= read <= high:
+        return f"{law} The two agree: {read:.3f} is inside."
+    return f"{law} The two disagree: {read:.3f} is outside, so the law's form or the grid of sizes may be at fault."

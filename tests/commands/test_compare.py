@@ -135,3 +135,13 @@ def test_mistakes_end_in_one_line_and_2(studies, tmp_path, capsys):
         assert main(["compare", *map(str, arguments)]) == 2
         error = capsys.readouterr().err
         assert output in error and error.startswith("scalelab: ") and error.count("\n") == 1
+
+
+def test_a_comparison_has_a_page(studies, tmp_path, capsys):
+    page = tmp_path / "new" / "ab.html"
+    result, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/0", f"--html={page}")
+    assert result["page"] == str(page) and f"wrote {page}" in text
+    html = page.read_text()
+    assert "optim.peak_lr" in html and "A: 0" in html and "B: 0" in html and "nats/token" in html
+    assert (page.parent / "ab_figures" / "training_loss.csv").read_text().count("A: 0") == 4
+    assert main(["compare", str(studies / "a/runs/0"), str(studies / "b/runs/0"), f"--html={tmp_path}"]) == 2

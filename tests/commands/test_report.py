@@ -1,6 +1,7 @@
 """`scalelab report`: exit codes, one-line errors, and what it says and writes."""
 
 import json
+import re
 
 import pytest
 
@@ -47,3 +48,45 @@ def test_the_page_of_a_run_ends_with_texts_or_with_the_reason_why_not(tmp_path, 
     assert main(["report", str(tmp_path / "r")]) == 0
     page = (tmp_path / "r" / "report.html").read_text()
     assert "Samples of its text" in page and "None: " in page and "checkpoint" in page.split("None: ")[1][:300]
+
+
+def test_several_sweeps_share_a_page(tmp_path, capsys):
+    for name, peak_lrs in (("one", (1e-3, 2e-3)), ("two", (3e-3, 4e-3))):
+        for lr in peak_lrs:
+            synthetic.write_run(tmp_path / name / "runs" / f"lr{lr}", lines=20, peak_lr=lr)
+    page = tmp_path / "pages" / "both.html"
+    assert main(["report", str(tmp_path / "one"), str(tmp_path / "two"), f"--output={page}"]) == 0
+    assert "(sweeps; runs: 4, figures: 2)" in capsys.readouterr().out
+    text = page.read_text()
+    assert "What one answers" in text and "What two answers" in text and "two: lr0.003" in text
+    assert (page.parent / "both_figures" / "training_loss.pdf").exists() and "both_figures/training_loss.pdf" in text
+    assert not list(tmp_path.glob("*/report.html"))  # the sweeps' own pages are left alone
+
+
+def test_paper_figures_have_the_width_and_no_page(tmp_path, capsys):
+    synthetic.write_run(tmp_path, lines=20)
+    assert main(["report", str(tmp_path), "--style=paper", "--width=8cm", "--only=dynamics"]) == 0
+    assert {path.name for path in (tmp_path / "paper").iterdir()} == {"dynamics.pdf", "dynamics.csv"}
+    box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", (tmp_path / "paper" / "dynamics.pdf").read_bytes())
+    assert float(box[1]) == pytest.approx(72 * 8 / 2.54, abs=0.01)
+    assert not (tmp_path / "report.html").exists() and not (tmp_path / "figures").exists()
+    capsys.readouterr()
+    assert main(["report", str(tmp_path), "--style=paper", "--only=dynamic"]) == 2
+    assert "no figure 'dynamic'" in (error := capsys.readouterr().err) and "did you mean 'dynamics'" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--only=loss"], "add --style=paper"),
+        (["--style=paper", "--width=3"], "'3' is not a width such as 3.25in"),
+        (["--style=paper", "--width=99in"], "not between 1in and 20in"),
+        (["--output=x.html"], "the page over several folders"),
+        (["again", "--output=x.pdf"], "a file that ends in .html"),
+        (["again", "--style=paper"], "the figures of one folder"),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused(tmp_path, monkeypatch, capsys, arguments, reason):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "r", *arguments]) == 2
+    assert reason in (error := capsys.readouterr().err) and error.count("\n") == 1 and not list(tmp_path.iterdir())

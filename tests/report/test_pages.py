@@ -379,3 +379,20 @@ def test_times_read_both_ways():
     assert gather.to_unix_seconds("1970-01-01T00:01:00+00:00") == 60.0 and re.match(
         r"2026", gather.format_utc("2026-05-01T12:00:00Z")
     )
+
+
+def belief(a=0.45, interval=(0.4, 0.5), verdict="identified", converged=True):
+    from scalelab.report import verdict as verdicts
+
+    isoflop = {"a": a, "budgets": [{"edge": False}, {"edge": False}, {"edge": True}]}
+    return verdicts.exponent_to_believe(isoflop, {
+        "exponents": {"a": 0.46}, "intervals": {"a": interval}, "interval_level": 0.9, "n_runs": 20,
+        "identifiability": {"alpha": {"verdict": verdict}}, "certificate": {"converged": converged},
+    })  # fmt: skip
+
+
+def test_which_exponent_to_believe_is_said():
+    assert "the fitted law's, N_opt ∝ C^0.460 (90 % interval 0.400 to 0.500)" in belief() and "agree" in belief()
+    assert "2 minima without an interval. The two disagree: 0.600 is outside" in belief(a=0.6)
+    assert "neither alone. alpha of the law are not identified" in belief(verdict="one-sided")
+    assert "neither alone. the law's fit did not converge" in belief(converged=False)

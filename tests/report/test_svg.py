@@ -53,3 +53,12 @@ def test_a_layout_has_its_width_and_as_many_panels_side_by_side_as_fit(width, co
         assert panels[0].get_gridspec().ncols == across
         assert style.is_narrow() == (width < 4.8)
     assert not style.is_narrow()
+
+
+@style.styled
+def test_on_paper_all_text_has_one_size_and_there_is_no_title():
+    with style.use_layout(style.Layout(3.25, paper=True)):
+        assert style.figure_title("Loss") == ""
+        fig = drawn()
+        style.set_paper_type(fig)
+    assert {text.get_fontsize() for text in fig.findobj(style.Text)} == {8.0} and style.figure_title("Loss") == "Loss"

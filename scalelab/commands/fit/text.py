@@ -1,5 +1,6 @@
 """A fitted law as lines for a person. Only digits that the data determine are printed."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> lis
     lines += [_certificate(block["certificate"])]
     if block["bootstrap"]:
         lines.append(_resamples(block["bootstrap"]))
+        lines.append(_quotable(block, fitted.level))
     if fitted.excluded:
         lines.append(describe_exclusions(fitted.excluded))
     if table.left_out:
@@ -162,6 +164,29 @@ def _resamples(bootstrap: Mapping[str, Any]) -> str:
         f"intervals: {bootstrap['used']} of {bootstrap['requested']} resamples (seed {bootstrap['seed']}){failed}; "
         f"a row left out is missed by {bootstrap['noise_rms']:.2%} rms"
     )
+
+
+def _quotable(block: Mapping[str, Any], level: float) -> str:
+    """Which interval to quote, in one line: BCa of what is identified, percentiles of exponents; as many digits as
+    their widths support."""
+    unsure = [name for name, each in block["identifiability"].items() if each["verdict"] != "identified"]
+    parts = []
+    for name, value in {**block["params"], **block["exponents"]}.items():
+        ends = block["intervals"].get(name)
+        if ends and None not in ends and name not in unsure:
+            parts.append(f"{name} {_round_to_width(value, ends)}")
+    of = f"to quote, {level:.0%} BCa" + (" (a and b: percentile)" if block["exponents"] else "")
+    left = f"; not {' and '.join(unsure)}: the data do not bound them" if unsure else ""
+    return f"{of}: {'; '.join(parts) or 'nothing'}{left}; all conditional on the law's form"
+
+
+def _round_to_width(value: float, ends: Sequence[float]) -> str:
+    """`0.61 (0.38 to 0.81)`: the interval's width to two digits decides about decimals."""
+    width = ends[1] - ends[0]
+    decimals = max(0, 1 - math.floor(math.log10(width))) if width > 0 else 4
+    if max(map(abs, (value, *ends))) >= 1e5 or decimals > 6:
+        return f"{value:.3g} ({ends[0]:.3g} to {ends[1]:.3g})"
+    return f"{value:.{decimals}f} ({ends[0]:.{decimals}f} to {ends[1]:.{decimals}f})"
 
 
 def _decision(decision: Decision, fitted: Fitted) -> list[str]:

@@ -43,10 +43,13 @@ VALUE_COLOURS = {FIELD_INK, *(to_hex(each(i)) for each in (PALE_COLORMAP, RESIDU
 
 
 @styled
-def plot_isoflops(rows: Sequence[dict], fits: Sequence[dict], n_label: str, title: str = "") -> Figure:
+def plot_isoflops(
+    rows: Sequence[dict], fits: Sequence[dict], n_label: str, title: str = "", beside: Sequence[dict] = ()
+) -> Figure:
     """Loss over N, one curve a budget, with its minimum; a minimum at the edge is flagged.
 
     rows: `budget`, `N`, `loss`. fits: `budget`, `N` and `loss` (the minimum), `curve` (two lists: N, loss), `edge`.
+    beside: fits by parabola, of which dashed curves are drawn.
     """
     fig, ax = make_figure(7.2, 4.4)
     colours = value_colours((row["budget"] for row in rows), "budget")
@@ -64,8 +67,11 @@ def plot_isoflops(rows: Sequence[dict], fits: Sequence[dict], n_label: str, titl
     for fit in fits:
         colour = colours[min(colours, key=lambda budget: abs(math.log(budget / fit["budget"])))]
         ax.plot(*fit["curve"], color=colour, lw=1.2)
+        for other in (other for other in beside if other["budget"] == fit["budget"]):
+            ax.plot(*other["curve"], color=colour, lw=0.9, ls="--", alpha=0.8)
         ax.plot(fit["N"], fit["loss"], **(EDGE_MARK if fit["edge"] else STAR_MARK | {"color": colour}))
     handles = [Line2D([], [], label="minimum", **(STAR_MARK | {"color": MUTED}))] if fits else []
+    handles += [Line2D([], [], color=MUTED, lw=0.9, ls="--", label="parabola")] if beside else []
     if any(fit["edge"] for fit in fits):
         handles.append(Line2D([], [], label="minimum at the edge", **EDGE_MARK))
     set_log_axis(ax)

@@ -58,7 +58,8 @@ styled = matplotlib.rc_context(RC_PARAMS)  # decorator of every plot function
 # What is coloured -> colour map, and its range: the lightest end of each is too pale on white. A quantity has one.
 PALETTES = {"size": ("viridis", 0.0, 0.86), "budget": ("plasma", 0.05, 0.8), "value": ("cool", 0.3, 1.0),
             "seed": ("copper", 0.4, 0.95), "name": ("turbo", 0.06, 0.9)}  # fmt: skip
-PALETTE_OF = {"N": "size", "model.d_model": "size", "size": "size", "train.seed": "seed", "run": "name"}
+PALETTE_OF = {"N": "size", "model.d_model": "size", "size": "size", "train.seed": "seed", "run": "name",
+              "side": "name", "sweep": "name"}  # fmt: skip
 PANEL_WIDTH_IN = 2.4  # panels narrower than this stand below each other
 PAPER_POINTS = 8.0
 

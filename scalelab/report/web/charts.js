@@ -37,7 +37,7 @@
     if (!hit) return (model.readout.textContent = "Point at a line; drag to zoom, double-click to see all.");
     const { line, source, value } = hit, where = `${short(line[model.axis][source])} ${AXES[model.axis] ?? model.axis}`;
     const raw = model.weight ? `${short(value)} smoothed (${short(line.values[source])})` : +value.toPrecision(6);
-    model.readout.textContent = `${line.names ? line.names[source] : line.run} · ${line.name}: ${raw} at ${where}`;
+    model.readout.textContent = `${[line.names ? line.names[source] : line.run, line.name].filter(Boolean).join(" · ")}: ${raw} at ${where}`;
   };
 
   const draw = (model) => {
@@ -119,7 +119,7 @@
       row.append(make("label", {}, "over ", choice));
     }
     box("log x", "logx"), box("log y", "logy");
-    if (!spec.series.every((line) => line.bare)) {
+    if (spec.axes.includes("step")) {
       const slider = make("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0, ariaLabel: "smoothing" });
       slider.oninput = () => { model.weight = +slider.value; draw(model); };
       row.append(make("label", {}, "smooth ", slider));

@@ -396,3 +396,26 @@ def test_intervals_are_said_in_words_where_they_are_open():
 def test_a_wide_interval_leaves_few_digits(interval, digits):
     profile = ParamProfile("identified", interval, np.ones(1), np.ones(1), 1.0)
     assert text._digits(1.0, profile) == digits
+
+
+def test_one_line_says_what_to_quote_with_the_digits_that_its_width_supports(capsys, table):
+    command = ["fit", str(table), "--columns=N=params,C=flops,loss=nll", "--bootstrap=100"]
+    assert main(command) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to quote, 90% BCa")]
+    assert main([*command, "--json"]) == 0
+    block = json.loads(capsys.readouterr().out)
+    low, high = block["intervals"]["alpha"]
+    assert f"alpha {block['params']['alpha']:.2f} ({low:.2f} to {high:.2f})" in line and "law's form" in line
+
+
+@pytest.mark.parametrize(
+    ("value", "ends", "said"),
+    [
+        (0.6061, (0.38, 0.8081), "0.61 (0.38 to 0.81)"),
+        (1.1112, (1.1098, 1.1127), "1.1112 (1.1098 to 1.1127)"),
+        (154.4, (19.07, 749.6), "154 (19 to 750)"),
+        (2.5e7, (1e7, 3e7), "2.5e+07 (1e+07 to 3e+07)"),
+    ],
+)
+def test_the_width_decides_about_digits(value, ends, said):
+    assert text._round_to_width(value, ends) == said
