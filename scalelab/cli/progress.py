@@ -146,6 +146,11 @@ class PoolProgress:
         else:
             print(text, file=sys.stderr, flush=True)
 
+    def report(self, facts: dict[str, Any]) -> None:
+        """Show a `warning` of the sweep itself, or one that workers left in their logbooks."""
+        if "warning" in facts:
+            print(f"scalelab: {facts['warning']}", file=sys.stderr)
+
     def _announce_resume(self, names: Sequence[str]) -> None:
         """Print once where a pack goes on, as soon as the logbook of its first trial says so."""
         if not names or names[0] in self.announced:

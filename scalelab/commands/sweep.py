@@ -100,7 +100,7 @@ def _run(config: str, overrides: dict[str, str], options: Any) -> None:
                 run_sweep(folder, trials, progress=bar.update, stop=stop, allow=allow, take_over=take_over, code=code)
         else:
             with PoolProgress(folder, steps) as board:
-                run_sweep(folder, trials, watch=board.update, stop=stop, allow=allow, take_over=take_over, code=code)
+                run_sweep(folder, trials, board.report, board.update, stop, allow, take_over, code=code)
 
 
 def _print(rows: list[dict]) -> None:

@@ -2,7 +2,8 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,6 +19,7 @@ from scalelab.sweep.trials import group_into_packs
 from scalelab.train.resume import compatibility
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import has_ended
+from scalelab.train.run.sinks import SINK_KEYS
 
 
 def run_sweep(
@@ -38,6 +40,7 @@ def run_sweep(
     study that sweeps more than once passes its own `workers`: they get every pack, and stay alive. `allow`,
     `take_over`, `code` and BadInput as for `train_single`.
     """
+    started = time.time()
     compatibility.check_allowed_keys(allow)
     grouped, code = group_into_packs(trials), code or git.code_state()
     with lock.hold_folder(folder, take_over=take_over) as warning:
@@ -71,7 +74,16 @@ def run_sweep(
             for pack, exit_code in codes.items():
                 if exit_code not in (0, pool.STOPPED_EXIT_CODE):
                     pool.mark_failed(folder, pack, grouped[pack], exit_code)
+            for text in tracker_warnings(folder, trials, started):
+                progress({"warning": text})
     return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
+
+
+def tracker_warnings(folder: pathlib.Path, trials: Iterable[str], since: float) -> list[str]:
+    """What the workers' logbooks say since then of trackers that failed, each line once: workers have no terminal."""
+    events = [event for name in trials for event in records.read_events(folder / "runs" / name)]
+    texts = [event.get("text", "") for event in events if event["kind"] == "warning" and event["time"] >= since]
+    return list(dict.fromkeys(text for text in texts if text.startswith(SINK_KEYS)))
 
 
 def _swept_values(trials: Mapping[str, ConfigDict]) -> dict[str, dict[str, Any]]:

@@ -59,11 +59,12 @@ def _first_line(error: Exception) -> str:
 
 def _write_past(run: TrackedRun, sinks: Sequence[MetricSink]) -> None:
     """Write the lines before the run's first step to sinks that lack them: switched on late, or killed."""
-    lines = records.read_metrics(run.folder) if sinks and run.first_step else []
-    for sink in sinks:
-        for line in lines:
-            if (sink.last or 0) < line["step"] < run.first_step:
-                sink.write(line["step"], _scalars(line))
+    if sinks and run.first_step:
+        past = _rows(records.read_metrics(run.folder), records.read_layers(run.folder))
+        for sink in sinks:
+            for step, scalars in past:
+                if (sink.last or 0) < step < run.first_step:
+                    sink.write(step, scalars)
 
 
 def write_metric_lines(
@@ -75,11 +76,16 @@ def write_metric_lines(
     """
     warnings = [records.append_json_lines(folder / "metrics.jsonl", lines)]
     warnings += [records.append_json_lines(folder / "layers.jsonl", list(layers))] if layers else []
-    rows = [(line["step"], _scalars(line)) for line in lines] + [(line["step"], layer_scalars(line)) for line in layers]
-    for step, scalars in sorted(rows, key=lambda row: row[0]) if sinks else ():
+    for step, scalars in _rows(lines, layers) if sinks else ():
         for sink in sinks:
             sink.write(step, scalars)
     return "; ".join(filter(None, warnings))
+
+
+def _rows(lines: Sequence[dict], layers: Sequence[dict]) -> list[tuple[int, dict[str, float]]]:
+    """The scalars of both kinds of lines, in order of steps."""
+    rows = [(line["step"], _scalars(line)) for line in lines] + [(line["step"], layer_scalars(line)) for line in layers]
+    return sorted(rows, key=lambda row: row[0])
 
 
 def _scalars(line: dict) -> dict[str, float]:

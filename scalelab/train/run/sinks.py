@@ -13,6 +13,7 @@ from scalelab.errors import BadInput
 from scalelab.user_code import describe_user_error, user_function
 
 Write = Callable[[int, dict[str, float]], Any]
+SINK_KEYS = ("log.sinks=", "log.tensorboard", "log.wandb")  # a warning about a sink begins with one
 EXPECTED = "a function (run) -> a generator, or an object with write(step, scalars)"
 
 
@@ -108,7 +109,8 @@ def open_user_sink(name: str, run: TrackedRun, report: SinkReport) -> MetricSink
     except BadInput as error:
         if not run.first_step:
             raise
-        report.warn(source, f"{error}; nothing is logged there, and training goes on")
+        reason = str(error).removesuffix(f" ({source})")
+        report.warn(source, f"{source}: {reason}; nothing is logged there, and training goes on")
         return None
     return guard(sink, source, report, _describe)
 

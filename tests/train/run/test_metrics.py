@@ -8,6 +8,7 @@ import re
 import shutil
 import sqlite3
 import struct
+import time
 
 import pytest
 from tensorboardX.proto.api_pb2 import Status
@@ -18,7 +19,7 @@ from docs import own
 from scalelab import config as config_lib
 from scalelab import records, user_code
 from scalelab.errors import BadInput
-from scalelab.sweep.run import run_sweep
+from scalelab.sweep.run import run_sweep, tracker_warnings
 from scalelab.train.run.metrics import check_trackers, layer_scalars, open_sinks, write_metric_lines
 from scalelab.train.run.single import train_single
 from scalelab.train.run.sinks import SinkReport, TrackedRun
@@ -143,10 +144,11 @@ def test_tensorboard_holds_what_metrics_jsonl_holds_and_the_config(tmp_path):
 
 def test_tensorboard_switched_on_late_has_the_past_too(tmp_path):
     settings = {"log": {"tensorboard": True, "wandb": ""}}
-    write_metric_lines(tmp_path, [{"step": step, "train_loss": 1.0 / step} for step in (1, 2, 3)], [])
+    lines = [{"step": step, "train_loss": 1.0 / step} for step in (1, 2, 3)]
+    write_metric_lines(tmp_path, lines, [], [{"step": 2, "rms": [3.0]}])
     for _ in range(2):  # the second time it has it already
         open_sinks(TrackedRun(tmp_path, "abc", settings, first_step=3))[0].close()
-    assert same(tensorboard(tmp_path)[0], {(1, "train_loss"): 1.0, (2, "train_loss"): 0.5})
+    assert same(tensorboard(tmp_path)[0], {(1, "train_loss"): 1.0, (2, "train_loss"): 0.5, (2, "layers/rms/0"): 3.0})
 
 
 def go_back(sweep, names, step, last):
@@ -260,6 +262,8 @@ def test_a_sink_that_fails_is_one_line_and_the_pack_trains_on(sweeps, mine):
     assert warning.startswith(f"log.sinks='{mine}:failing': ") and "training goes on" in warning
     for name in "ab":  # before it went back, and after
         assert [event["text"] for event in events(place / "runs" / name, "warning")].count(warning) == 2
+    assert tracker_warnings(place, "ab", since=0.0) == [warning]  # what a sweep of several packs shows at its end
+    assert tracker_warnings(place, "ab", since=time.time()) == []
 
 
 @pytest.mark.parametrize(
@@ -284,7 +288,7 @@ def test_a_sink_that_cannot_be_opened_ends_a_new_run_before_anything_is_written_
     texts = []
     resumed = TrackedRun(tmp_path, "abc", {"log": leaves_of_log(f"{mine}:never")}, first_step=3)
     assert open_sinks(resumed, SinkReport(log=texts.append)) == []
-    assert len(texts) == 1 and "training goes on" in texts[0]
+    assert len(texts) == 1 and "training goes on" in texts[0] and texts[0].startswith(f"log.sinks='{mine}:never': ")
     with pytest.raises(BadInput, match=r"log\.sinks='my_sinks:number' returned int: it is to be a function"):
         open_sinks(resumed._replace(config={"log": leaves_of_log(f"{mine}:number")}, first_step=0))
     with pytest.raises(BadInput, match="is code that a stored file names"):

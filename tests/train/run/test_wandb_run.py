@@ -142,7 +142,8 @@ def save_and_die(self, step, *rest):
         self.close()
         os.kill(os.getpid(), 9)
 Checkpoints.save = save_and_die
-train_single(config(log__wandb="project", schedule__name="constant", train__steps=6), pathlib.Path(sys.argv[1]))
+log = {"log__wandb": "project", "log__layers_every": 2}
+train_single(config(**log, schedule__name="constant", train__steps=6), pathlib.Path(sys.argv[1]))
 """
 
 
@@ -155,18 +156,21 @@ def test_what_a_killed_run_did_not_bring_to_wandb_is_brought_by_the_resumed_one(
     lost = [shown for _, shown, _ in wandb_runs(tmp_path / "run")]
     for key, value in OFFLINE.items():
         monkeypatch.setenv(key, value)
-    train_single(config(log__wandb="project", schedule__name="constant", train__steps=6), tmp_path / "run")
+    train_single(
+        config(log__wandb="project", log__layers_every=2, schedule__name="constant", train__steps=6), tmp_path / "run"
+    )
     parts = [shown for _, shown, _ in wandb_runs(tmp_path / "run")]
     assert sum(map(len, lost)) < len(expected_rows(tmp_path / "run")) and len(parts) == 2
     assert not parts[0].keys() & parts[1].keys()
     same(parts[0] | parts[1], expected_rows(tmp_path / "run"), ignore=("tokens_per_s", "mfu"))
 
 
-def test_without_a_key_one_line_says_that_wandb_logs_offline_and_the_pack_trains_on(tmp_path):
+def test_without_a_key_one_line_says_that_wandb_logs_offline_and_all_packs_train_on(tmp_path):
     environment = child_environment(HOME=str(tmp_path / "nobody"))
     small = [f"--config.{key}={value}" for key, value in {**SMALL, "log.wandb": "project"}.items()]
     (tmp_path / "seeds.py").write_text(
-        "from scalelab.configs.tiny import get_config\n\n\ndef sweep(h):\n    return h.sweep('train.seed', range(2))\n"
+        "from scalelab.configs.tiny import get_config\n\n\ndef sweep(h):\n"
+        "    return h.product([h.sweep('model.d_ff', [8, 16]), h.sweep('train.seed', range(2))])\n"
     )
     command = ["-m", "scalelab", "sweep", f"--config={tmp_path}/seeds.py", f"--workdir={tmp_path / 'out'}", *small]
     done = subprocess.run(
@@ -184,7 +188,7 @@ def test_without_a_key_one_line_says_that_wandb_logs_offline_and_the_pack_trains
     for folder in (tmp_path / "out" / "runs").iterdir():
         ((_, shown, _),) = wandb_runs(folder)
         same(shown, expected_rows(folder))
-    assert sum(bool(events(folder, "warning")) for folder in (tmp_path / "out" / "runs").iterdir()) == 1
+    assert sum(bool(events(folder, "warning")) for folder in (tmp_path / "out" / "runs").iterdir()) == 2  # of each pack
 
 
 LOST = """
