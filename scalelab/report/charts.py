@@ -112,6 +112,14 @@ def add_curve(chart: Chart, name: str, colour: str, curve: Sequence[Sequence[flo
     chart["series"].append(look | {chart["axes"][0]: list(curve[0]), "values": list(curve[1])})
 
 
+def add_points(chart: Chart, name: str, colour: str, points: Sequence[tuple[float, float, str]]) -> None:
+    """Marks (x, y, what it is) on a chart; `colour` as CSS."""
+    xs, ys, whats = zip(*sorted(points), strict=True)
+    look = {"run": "", "name": name, "colour": colour, "points": True, "bare": True, "names": list(whats)}
+    chart["series"].append(look | {chart["axes"][0]: list(xs), "values": list(ys)})
+    chart["key"].append((name, colour, False))
+
+
 def render_charts(*charts: Chart) -> str:
     """The charts as one JSON element for page.js; nothing in it can end the element or begin another."""
     text = json.dumps([_plain(chart) for chart in charts], separators=(",", ":"), allow_nan=False)

@@ -167,7 +167,9 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
     behind = [{key: row[key] for key in ("run", "budget", "N", "D", "C", "loss")} for row in rows]
     behind += [{"run": "minimum", "budget": fit["budget"], "N": fit["N"], "loss": fit["loss"]} for fit in fits]
     label = n_axis_label(summary)
-    caption = f"Loss over size at equal compute; lines: {isoflop['method']} in log N, dashed: parabolas, stars: minima."
+    caption = (
+        f"Loss over size at equal compute; lines: {isoflop['method']} in log N, dashed: parabolas; minima marked."
+    )
     shades = value_colours((row["budget"] for row in rows), "budget")
     parabolas = _fit_parabolas(rows)
     beside = [each.to_json() for each in parabolas.profiles] if parabolas else []
@@ -179,6 +181,7 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
             shade = shades[min(shades, key=lambda budget: abs(budget / fit["budget"] - 1))]
             name = f"{method}, {format_scientific(fit['budget'])} FLOPs, minimum at N = {format_short(fit['N'])}"
             charts.add_curve(chart, name, shade, fit["curve"], dash=method == "parabola" and each is beside)
+    charts.add_points(chart, "minimum", "var(--ink)", [(fit["N"], fit["loss"], isoflop["method"]) for fit in fits])
     plot = functools.partial(lawplots.plot_isoflops, rows, fits, label, "IsoFLOP curves", beside)
     return [
         page.draw("isoflop", plot, behind, caption, chart),

@@ -15,7 +15,7 @@
       };
       head.onkeydown = (event) => { if (event.key === "Enter") head.click(); };
     });
-    if (body.rows.length < 6) return;
+    if (body.rows.length < 12) return;
     const filter = Object.assign(document.createElement("input"),
       { type: "search", placeholder: "filter rows", ariaLabel: "filter rows", className: "filter" });
     filter.oninput = () => { for (const row of body.rows) row.hidden = !row.textContent.includes(filter.value); };
