@@ -1,11 +1,14 @@
 """`scalelab report`: exit codes, one-line errors, and what it says and writes."""
 
+import html
 import json
 import re
+import shutil
 
 import pytest
 
 from scalelab.__main__ import main
+from tests.evaluate.runs import trained
 from tests.report import synthetic
 
 
@@ -90,3 +93,15 @@ def test_an_option_that_does_nothing_is_refused(tmp_path, monkeypatch, capsys, a
     monkeypatch.chdir(tmp_path)
     assert main(["report", "r", *arguments]) == 2
     assert reason in (error := capsys.readouterr().err) and error.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_texts_of_a_run_are_those_that_sample_draws(tmp_path, capsys):
+    shutil.copytree(trained(), tmp_path / "run")
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    texts = [html.unescape(text) for text in re.findall(r"<pre>(.*?)</pre>", page, flags=re.DOTALL)]
+    assert len(texts) == 3 and page.index("Where it comes from") < page.index("<pre>")
+    capsys.readouterr()
+    assert main(["sample", str(tmp_path / "run"), "--temperature=0.8", "--seed=1", "--json"]) == 0
+    (drawn,) = json.loads(capsys.readouterr().out)["samples"]
+    assert texts[2] == drawn["text"]
