@@ -167,9 +167,7 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
     behind = [{key: row[key] for key in ("run", "budget", "N", "D", "C", "loss")} for row in rows]
     behind += [{"run": "minimum", "budget": fit["budget"], "N": fit["N"], "loss": fit["loss"]} for fit in fits]
     label = n_axis_label(summary)
-    caption = (
-        f"Loss over size at equal compute; lines: {isoflop['method']} in log N, dashed: parabolas; minima marked."
-    )
+    caption = f"Loss over size at equal compute; lines: {isoflop['method']} in log N, dashed: parabolas; minima marked."
     shades = value_colours((row["budget"] for row in rows), "budget")
     parabolas = _fit_parabolas(rows)
     beside = [each.to_json() for each in parabolas.profiles] if parabolas else []
