@@ -25,11 +25,11 @@ def test_a_note_before_the_first_metric_is_at_step_0(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == {"run": str(tmp_path), "step": 0, "text": "about to start"}
 
 
-@pytest.mark.parametrize("text, said", [("", "empty"), (" \n", "empty"), (None, "required")])
-def test_an_empty_note_is_refused(tmp_path, capsys, text, said):
+@pytest.mark.parametrize("text, message", [("", "empty"), (" \n", "empty"), (None, "required")])
+def test_an_empty_note_is_refused(tmp_path, capsys, text, message):
     records.write_json(tmp_path / "config.json", {})
     assert main(["note", str(tmp_path), *([] if text is None else [text])]) == 2
-    assert said in capsys.readouterr().err and not records.read_events(tmp_path)
+    assert message in capsys.readouterr().err and not records.read_events(tmp_path)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):

@@ -70,14 +70,14 @@ def test_the_table_says_where_values_come_from(capsys):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("--config.optim.name=muno", "did you mean 'muon'?"),
         ("--config.optim.groups=heads=2", "did you mean 'head'?"),
         ("--config.optim.nesterov=true", "adamw has none"),
     ],
 )
-def test_mistakes_are_one_line(capsys, override, said):
+def test_mistakes_are_one_line(capsys, override, message):
     assert main(["optim", *SMALL, override]) == 2
     err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
+    assert message in err and err.count("\n") == 1

@@ -45,7 +45,7 @@ def test_a_twin_is_a_config_file(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["lama3_8b"], "did you mean 'llama3_8b'?"),
         (["llama3_8b", "--shrink=100"], "nearest: 96"),
@@ -56,6 +56,6 @@ def test_a_twin_is_a_config_file(tmp_path, capsys):
         (["--shrink"], "needs a recipe"),
     ],
 )
-def test_mistakes_are_one_line(capsys, arguments, said):
+def test_mistakes_are_one_line(capsys, arguments, message):
     assert main(["recipe", *arguments]) == 2
-    assert said in capsys.readouterr().err.rstrip("\n").splitlines()[-1]
+    assert message in capsys.readouterr().err.rstrip("\n").splitlines()[-1]

@@ -45,7 +45,7 @@ def test_a_number_that_does_not_come_out_is_exit_1(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["kaplin", "--data=."], "did you mean 'kaplan'"),
         (["--data=."], "no paper; known: all, besiroglu"),
@@ -55,12 +55,12 @@ def test_a_number_that_does_not_come_out_is_exit_1(tmp_path, capsys):
         (["kaplan", "--data=EMPTY", "--jsn"], "did you mean '--json'"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(tmp_path, monkeypatch, capsys, arguments, said):
+def test_bad_input_is_one_line_and_exit_2(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "EMPTY").mkdir()
     monkeypatch.setattr("scalelab.commands.reproduce.PRINT_EVERY_S", float("inf"))
     assert main(["reproduce", *arguments]) == 2
-    assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
+    assert message in (error := capsys.readouterr().err) and error.count("\n") == 1
 
 
 def test_a_damaged_table_is_one_line(tmp_path, capsys):

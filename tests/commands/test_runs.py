@@ -118,15 +118,15 @@ def test_json_is_a_list_of_rows(sweep, capsys):
     assert [row["status"] for row in rows] == ["diverged", "running", "done"] and rows[2]["N_chinchilla"] == 10_100
 
 
-@pytest.mark.parametrize("arguments, said", [
+@pytest.mark.parametrize("arguments, message", [
     (["no/such"], "holds no run"), (["{sweep}", "--show=nam"], "did you mean 'name'?"), ([], "required"),
     (["{sweep}", "--csv=no/such/x.csv"], "no folder"), (["{sweep}", "--parquet=no/such/x"], "no folder"),
     (["{sweep}", "--cvs"], "did you mean '--csv'?"),
 ])  # fmt: skip
-def test_bad_input_is_one_line_and_exit_2(sweep, capsys, arguments, said):
+def test_bad_input_is_one_line_and_exit_2(sweep, capsys, arguments, message):
     assert main(["runs", *(a.format(sweep=sweep) for a in arguments)]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 def test_a_sweeps_status_tells_long_names_apart_in_a_pipe(tmp_path, capsys, monkeypatch):
@@ -199,15 +199,15 @@ def test_a_damaged_run_is_counted_and_exit_1(tmp_path, capsys):
     assert "In no setting: 1 trial, damaged or not started." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments, said", [
+@pytest.mark.parametrize("arguments, message", [
     (["--by=optim.peak_lt"], "no config key 'optim.peak_lt'; did you mean 'optim.peak_lr'?"),
     (["--by=lr"], "no config key 'lr'; did you mean 'optim.peak_lr'?"),  # seen: the last step's metric of that name
     (["--by=train.seed"], "seeds are replications"), (["--by=optim.peak_lr", "--show=name"], "its own columns"),
     (["--by=model.n_layers"], "differ in optim.peak_lr too, which is not replication; "
         "nearest: --by=model.n_layers,optim.peak_lr"), (["--by="], "--by names no key"),
 ])  # fmt: skip
-def test_a_wrong_key_to_group_by_is_one_line(grid, capsys, arguments, said):
+def test_a_wrong_key_to_group_by_is_one_line(grid, capsys, arguments, message):
     (grid / "sweep.json").unlink(missing_ok=True)
     assert main(["runs", str(grid), *arguments]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1

@@ -52,14 +52,14 @@ def test_imported_weights_read_text_by_the_tokenizer_beside_them(tmp_path, capsy
     assert not (tmp_path / "again" / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize("arguments, said", [
+@pytest.mark.parametrize("arguments, message", [
     (["{run}@3"], "nearest: {run}@"), (["{run}", "--tokens=90"], "--tokens=31"),
     (["{run}", "--top-p=2"], "--top-p=2.0"),
     (["{run}", "--prompt=" + "x" * 40], "tokens shorter"),
     (["{run}", "--prompt=\udcff"], "--prompt='\\udcff' can't be encoded"), ([], "required"),
     (["{run}", "--temprature=1"], "'--temperature'"),
 ])  # fmt: skip
-def test_mistakes_end_in_one_line_and_2(capsys, arguments, said):
+def test_mistakes_end_in_one_line_and_2(capsys, arguments, message):
     assert main(["sample", *(a.format(run=trained()) for a in arguments)]) == 2
     error = capsys.readouterr().err
-    assert said.format(run=trained()) in error and error.startswith("scalelab: ") and error.count("\n") == 1
+    assert message.format(run=trained()) in error and error.startswith("scalelab: ") and error.count("\n") == 1

@@ -68,7 +68,7 @@ def test_the_figure_holds_the_curves_and_marks_the_steps_asked_for(tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("--show-steps=0,12", "the run has 12 steps, so its last is 11, and 12 is not one of them"),
         ("--show-steps=1,,3", "'' is not a step"),
@@ -77,9 +77,9 @@ def test_the_figure_holds_the_curves_and_marks_the_steps_asked_for(tmp_path, cap
         ("--config.schedule.warmup_tokens=320", "schedule.warmup_steps=2 (2 steps) are given at once"),
     ],
 )
-def test_mistakes_are_one_line(capsys, given, said):
+def test_mistakes_are_one_line(capsys, given, message):
     err = asked(capsys, given, code=2).err
-    assert said in err and len(err.strip().splitlines()) == 1
+    assert message in err and len(err.strip().splitlines()) == 1
 
 
 def test_a_growing_batch_in_tokens_and_what_was_seen(capsys, tmp_path):

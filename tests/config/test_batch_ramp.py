@@ -34,20 +34,20 @@ def made(start, batch, accumulate, seq_len, tokens, **more):
 def test_the_batch_is_the_line_in_tokens_seen_rounded_down_to_micro_batches(case):
     start, batch, accumulate, seq_len, tokens = case
     config = made(*case)
-    static, micro, seen, taken = config_lib.static(config), batch // accumulate, 0, []
+    static, micro, seen, chosen = config_lib.static(config), batch // accumulate, 0, []
     steps = np.arange(schedule_steps.full_batch_step(config) + 3)
     for step in steps:
         assert schedule_steps.tokens_before(config, step) == seen
         line = start + (batch - start) * seen / tokens if seen < tokens else batch
         gained = int((line - start) / micro + 1e-9)
-        taken.append(start // micro + gained)
-        seen += taken[-1] * micro * seq_len
-    assert taken[0] == start // micro and taken[-4:] != [accumulate] * 4 and taken[-3:] == [accumulate] * 3
+        chosen.append(start // micro + gained)
+        seen += chosen[-1] * micro * seq_len
+    assert chosen[0] == start // micro and chosen[-4:] != [accumulate] * 4 and chosen[-3:] == [accumulate] * 3
     np.testing.assert_array_equal(
-        batch_ramp.micro_batches_per_step(batch_ramp.batch_ramp_steps(config), accumulate, steps), taken
+        batch_ramp.micro_batches_per_step(batch_ramp.batch_ramp_steps(config), accumulate, steps), chosen
     )
     traced = jax.jit(jax.vmap(lambda step: schedules.traced_micro_batches(static, step)))(jnp.asarray(steps, jnp.int32))
-    np.testing.assert_array_equal(traced, taken)
+    np.testing.assert_array_equal(traced, chosen)
 
 
 def test_gpt3s_ramp():
@@ -75,7 +75,7 @@ def test_warmup_tokens_past_the_ramp_count_full_batches():
 
 
 @pytest.mark.parametrize(
-    ("given", "said", "good"),
+    ("given", "message", "good"),
     [
         (
             {"train__accumulate": 1},
@@ -108,10 +108,10 @@ def test_warmup_tokens_past_the_ramp_count_full_batches():
         ),
     ],
 )
-def test_mistakes_are_one_line_with_the_nearest_good_value(given, said, good):
+def test_mistakes_are_one_line_with_the_nearest_good_value(given, message, good):
     with pytest.raises(BadInput) as error:
         made(*CASES[0], **given)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
     made(*CASES[0], **good)
 
 
@@ -122,21 +122,21 @@ def staged(text, **more):
 def test_a_batch_that_jumps_has_each_stages_size_from_its_step_on():
     """PaLM's 512, 1024 and 2048 sequences, an eighth of a thousandth as long."""
     config = staged("4; 50: 8; 115: 16", train__steps=255)
-    static, steps, taken = config_lib.static(config), np.arange(255), [2] * 50 + [4] * 65 + [8] * 140
+    static, steps, chosen = config_lib.static(config), np.arange(255), [2] * 50 + [4] * 65 + [8] * 140
     assert (
         batch_ramp.batch_ramp_steps(config) == (50, 50, 115, 115, 115, 115)
         and schedule_steps.full_batch_step(config) == 115
     )
     np.testing.assert_array_equal(
-        batch_ramp.micro_batches_per_step(batch_ramp.batch_ramp_steps(config), 8, steps), taken
+        batch_ramp.micro_batches_per_step(batch_ramp.batch_ramp_steps(config), 8, steps), chosen
     )
     traced = jax.jit(jax.vmap(lambda step: schedules.traced_micro_batches(static, step)))(jnp.asarray(steps, jnp.int32))
-    np.testing.assert_array_equal(traced, taken)
+    np.testing.assert_array_equal(traced, chosen)
     assert [schedule_steps.tokens_before(config, step) for step in (0, 50, 115, 255)] == [0, 25_600, 92_160, 378_880]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("4; 50", "'50' is not `step: sequences`"),
         ("4; x: 16", "'x: 16' is not `step: sequences`"),
@@ -147,10 +147,10 @@ def test_a_batch_that_jumps_has_each_stages_size_from_its_step_on():
         ("4; 2000: 16", "not full before step 2000 of train.steps=2000; nearest: 1999"),
     ],
 )
-def test_stages_that_cannot_be_are_one_line(text, said):
+def test_stages_that_cannot_be_are_one_line(text, message):
     with pytest.raises(BadInput) as error:
         staged(text)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_batch_grows_in_one_way():

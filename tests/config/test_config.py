@@ -59,7 +59,7 @@ def test_every_key_of_the_default_tree_has_one_record_that_says_what_it_means():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         ({"model__n_layer": 3}, ["model.n_layer", "unknown", "'model.n_layers'"]),
         ({"modle__n_layers": 3}, ["modle.n_layers", "unknown", "'model.n_layers'"]),
@@ -133,9 +133,9 @@ def test_every_key_of_the_default_tree_has_one_record_that_says_what_it_means():
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_every_mistake_is_one_line_with_value_reason_and_nearest(overrides, said):
+def test_every_mistake_is_one_line_with_value_reason_and_nearest(overrides, message):
     line = refusal(**overrides)
-    for part in said:
+    for part in message:
         assert part in line
 
 
@@ -156,9 +156,9 @@ def test_every_mistake_is_one_line_with_value_reason_and_nearest(overrides, said
     ],
 )
 def test_overrides_are_parsed_by_the_type_of_the_default(key, text, value):
-    found = config_lib.leaves(resolved(**{key.replace(".", "__"): text}))[key]
-    assert found == value
-    assert type(found) is type(value)
+    actual = config_lib.leaves(resolved(**{key.replace(".", "__"): text}))[key]
+    assert actual == value
+    assert type(actual) is type(value)
 
 
 def test_overrides_leave_the_given_config_alone():
@@ -179,7 +179,7 @@ def test_overrides_are_taken_out_of_a_command_line():
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("c.optim.peak_lr = = 1", "line 4: SyntaxError"),
         ("c.model = base.lama()", "line 4: AttributeError: module 'scalelab.configs.base' has no attribute 'lama'"),
@@ -189,15 +189,15 @@ def test_overrides_are_taken_out_of_a_command_line():
     ],
 )
 @pytest.mark.parametrize("relatively", [False, True])
-def test_an_error_in_a_config_file_gives_file_and_line(tmp_path, monkeypatch, body, said, relatively):
+def test_an_error_in_a_config_file_gives_file_and_line(tmp_path, monkeypatch, body, message, relatively):
     path = written(tmp_path, body)
     monkeypatch.chdir(tmp_path)
     line = blamed("mine.py" if relatively else path)
-    assert "mine.py, " + said in line
+    assert "mine.py, " + message in line
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("c.optim.peak_lrr = 1.0", "unknown config key 'optim.peak_lrr'; did you mean 'optim.peak_lr'?"),
         ("c.seed = 1", "config.seed is 1"),
@@ -209,9 +209,9 @@ def test_an_error_in_a_config_file_gives_file_and_line(tmp_path, monkeypatch, bo
         ("return {'model': 1}", "get_config() returned {'model': 1}"),
     ],
 )
-def test_a_config_file_is_held_to_the_same_tree(tmp_path, body, said):
-    assert said in blamed(written(tmp_path, body))
-    assert said.split("'")[0] in blamed(written(tmp_path, body), **{"optim.weight_decay": "0"})
+def test_a_config_file_is_held_to_the_same_tree(tmp_path, body, message):
+    assert message in blamed(written(tmp_path, body))
+    assert message.split("'")[0] in blamed(written(tmp_path, body), **{"optim.weight_decay": "0"})
 
 
 def test_a_missing_file_and_a_file_without_a_tree(tmp_path):
@@ -245,11 +245,11 @@ def test_warmup_and_decay_are_said_in_steps_tokens_or_a_share_and_kept_in_steps(
     assert steps(steps=70) == steps(tokens=70 * 2048) == steps(share=0.14) == 70
     assert steps(steps=70, tokens=70 * 2048, share=0.14) == 70  # what agrees may stand side by side
     assert (steps(tokens=70 * 2048 + 1025), steps(tokens=1), steps(tokens=0)) == (71, 1, 0)
-    said = [
+    message = [
         resolved(**{f"schedule__{what}_{unit}": v}) for unit, v in (("steps", 70), ("tokens", 143360), ("share", 0.14))
     ]
-    assert len({config_lib.identity(config) for config in said}) == 1
-    assert all(config_lib.hparams(config) == config_lib.hparams(said[0]) for config in said)
+    assert len({config_lib.identity(config) for config in message}) == 1
+    assert all(config_lib.hparams(config) == config_lib.hparams(message[0]) for config in message)
 
 
 def test_a_users_function_may_lie_in_the_current_directory(tmp_path, monkeypatch):

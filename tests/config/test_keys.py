@@ -166,8 +166,8 @@ def test_identities_of_all_configs_are_those_of_the_day_before_the_records():
     """
     written = json.loads((pathlib.Path(__file__).parent / "identities.json").read_text())
     paths = [p for p in sorted((ROOT / "configs").rglob("*.py")) if p.name not in ("__init__.py", "base.py")]
-    found = {path.relative_to(ROOT).as_posix(): config_lib.identity(config_lib.load(path)) for path in paths}
-    assert {path: found.get(path) for path in written} == written
+    actual = {path.relative_to(ROOT).as_posix(): config_lib.identity(config_lib.load(path)) for path in paths}
+    assert {path: actual.get(path) for path in written} == written
 
 
 def test_a_record_says_what_follows_from_its_kind():

@@ -30,7 +30,7 @@ def test_whatever_sums_to_one_is_taken_as_said(parts):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("web=0.7,code=0.2", "sum to 0.9, not 1; e.g. web=7/9,code=2/9"),
         ("web=0.333,code=0.333,hq=0.333", "sum to 0.999, not 1; e.g. NAME=1/3"),
@@ -49,14 +49,14 @@ def test_whatever_sums_to_one_is_taken_as_said(parts):
         ("web=1; 500: code=1", "changes at step 500, and the run ends with step 499; nearest: 499"),
     ],
 )
-def test_a_mixture_that_cannot_be_is_one_line(text, said):
+def test_a_mixture_that_cannot_be_is_one_line(text, message):
     with pytest.raises(BadInput) as refused:
         config_lib.resolve(override(default_tree(), {"data.mixture": text, "optim.peak_lr": 1e-3}))
-    assert said in str(refused.value) and "\n" not in str(refused.value) and "data.mixture" in str(refused.value)
+    assert message in str(refused.value) and "\n" not in str(refused.value) and "data.mixture" in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("0", "0 is not a number of tokens; nearest: 1"),
         ("1.5", "1.5 is not a number of tokens; nearest: 2"),
@@ -64,10 +64,10 @@ def test_a_mixture_that_cannot_be_is_one_line(text, said):
         ("web=1e6,web=1e5", "named twice"),
     ],
 )
-def test_so_is_a_cap(text, said):
+def test_so_is_a_cap(text, message):
     with pytest.raises(BadInput) as refused:
         config_lib.resolve(override(default_tree(), {"data.unique_tokens": text, "optim.peak_lr": 1e-3}))
-    assert said in str(refused.value) and "data.unique_tokens" in str(refused.value)
+    assert message in str(refused.value) and "data.unique_tokens" in str(refused.value)
 
 
 def test_what_two_mixtures_share_before_a_step():

@@ -117,11 +117,14 @@ def tiny_docs():
             return tfds.core.DatasetInfo(builder=self, features=features)
 
         def _split_generators(self, dl_manager):
-            found = self.documents
-            return {"train": self._generate_examples(found), "test": self._generate_examples(found[:3])}
+            documents_seen = self.documents
+            return {
+                "train": self._generate_examples(documents_seen),
+                "test": self._generate_examples(documents_seen[:3]),
+            }
 
-        def _generate_examples(self, found):
-            for i, text in enumerate(found):
+        def _generate_examples(self, documents_seen):
+            for i, text in enumerate(documents_seen):
                 yield i, {"text": text, "n": i}
 
     tfds.disable_progress_bar()

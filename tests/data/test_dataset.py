@@ -18,13 +18,13 @@ from scalelab.errors import BadInput
 
 def documents_of(split):
     """Cut a split at its offsets; every document must end with the separator, which is dropped."""
-    found = []
+    documents = []
     for tokens, offsets in zip(split.shards, split.offsets, strict=True):
         assert offsets[0] == 0 and offsets[-1] == len(tokens)
         for start, end in itertools.pairwise(offsets.tolist()):
             assert tokens[end - 1] == 0
-            found.append(bytes(tokens[start : end - 1]))
-    return found
+            documents.append(bytes(tokens[start : end - 1]))
+    return documents
 
 
 def read_files(config):

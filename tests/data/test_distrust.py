@@ -72,9 +72,9 @@ EDITS = {
 
 def test_an_index_names_only_types_and_files_that_prepare_writes(folder):
     whole = (folder / "index.json").read_bytes()
-    for said, change in EDITS.items():
+    for message, change in EDITS.items():
         edit(folder, change)
-        with pytest.raises(BadInput, match=re.escape(said)) as refusal:
+        with pytest.raises(BadInput, match=re.escape(message)) as refusal:
             opened(folder, 300)
         assert "\n" not in str(refusal.value)
         (folder / "index.json").write_bytes(whole)
@@ -149,9 +149,9 @@ def test_a_csv_is_its_column_as_another_reader_has_it(tmp_path, how):
 
 
 def test_what_is_wrong_with_a_csv_is_told_with_its_line(tmp_path):
-    def refused(content, said, **reading):
+    def refused(content, message, **reading):
         path = corpora.write(tmp_path / "a.csv", content)
-        with pytest.raises(BadInput, match=said) as refusal:
+        with pytest.raises(BadInput, match=message) as refusal:
             read(path, **reading)
         assert "\n" not in str(refusal.value)
 

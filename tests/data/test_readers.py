@@ -50,9 +50,9 @@ MAKE = {
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("unit_bytes", [None, 1500])
 def test_text_comes_back_document_by_document(tmp_path, monkeypatch, name, unit_bytes):
-    found, n_units = read(MAKE[name](tmp_path / name), None, unit_bytes, monkeypatch)
+    actual, n_units = read(MAKE[name](tmp_path / name), None, unit_bytes, monkeypatch)
     expected = [d.encode() for d in DOCUMENTS]
-    assert found == ([b"0", *expected] if name == "a.tar" else expected)
+    assert actual == ([b"0", *expected] if name == "a.tar" else expected)
     if unit_bytes and name in ("a.jsonl", "a.parquet", "a.zip"):
         assert n_units > 3
 
@@ -72,12 +72,12 @@ def test_text_files_are_a_document_each_in_path_order_and_count_once(tmp_path):
 def test_a_long_text_is_cut_at_the_same_places_however_it_is_read(tmp_path, monkeypatch, suffix, newlines):
     monkeypatch.setattr(text, "CUT_BYTES", 1000)
     whole = ("\n" if newlines else " ").join(DOCUMENTS).encode()
-    found, n_units = read(corpora.write(tmp_path / f"a.txt{suffix}", whole), None, 3000, monkeypatch)
-    assert b"".join(found) == whole and len(found) >= len(whole) // 2000
-    assert max(map(len, found)) <= 2000 and (n_units > 3) == (suffix == "")
-    assert not newlines or all(document.endswith(b"\n") for document in found[:-1])
+    actual, n_units = read(corpora.write(tmp_path / f"a.txt{suffix}", whole), None, 3000, monkeypatch)
+    assert b"".join(actual) == whole and len(actual) >= len(whole) // 2000
+    assert max(map(len, actual)) <= 2000 and (n_units > 3) == (suffix == "")
+    assert not newlines or all(document.endswith(b"\n") for document in actual[:-1])
     again, _ = read(corpora.write(tmp_path / f"b.txt{suffix}", whole), None, 10**9, monkeypatch)
-    assert again == found
+    assert again == actual
 
 
 @pytest.mark.parametrize("start", range(0, 60, 7))
@@ -88,9 +88,9 @@ def test_json_lines_belong_to_the_range_in_which_they_begin(tmp_path, monkeypatc
     assert [d for piece in pieces for d in text.json_documents(piece, Reading())] == [b"one", b"two", b"three"]
 
 
-def equal(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
+def equal(actual, expected):
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -105,8 +105,8 @@ def test_tokens_come_back_document_by_document(tmp_path, monkeypatch, kind, unit
         "megatron": lambda p: corpora.write_megatron(p, IDS),
         "megatron int32": lambda p: corpora.write_megatron(p, IDS, 4, np.int32, 50),
     }[kind](tmp_path / "a.bin")
-    found, n_units = read(path, GPT2, unit_bytes, monkeypatch)
-    equal(found, IDS)
+    read_back, n_units = read(path, GPT2, unit_bytes, monkeypatch)
+    equal(read_back, IDS)
     assert n_units > 3 or not unit_bytes
 
 
@@ -114,9 +114,9 @@ def test_an_unending_document_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenfiles, "CUT_TOKENS", 1000)
     stream = np.random.default_rng(0).integers(0, 60, 10_500).astype(np.uint16)
     stream.tofile(tmp_path / "char.bin")
-    found, _ = read(f"{tmp_path}/char.bin", Reading(vocab_size=66, separator=65))
-    np.testing.assert_array_equal(np.concatenate(found), stream)
-    assert max(map(len, found)) <= 2000 and len(found) >= 6
+    actual, _ = read(f"{tmp_path}/char.bin", Reading(vocab_size=66, separator=65))
+    np.testing.assert_array_equal(np.concatenate(actual), stream)
+    assert max(map(len, actual)) <= 2000 and len(actual) >= 6
 
 
 def test_vocabularies_above_65536_are_four_bytes_an_id(tmp_path):
@@ -142,13 +142,13 @@ def test_damaged_packing_is_named_with_its_byte(tmp_path, name, damage):
     if damage == "flip":
         data[len(data) // 2 : len(data) // 2 + 8] = b"\xff" * 8
     (tmp_path / name).write_bytes(data if damage == "flip" else data[: len(data) // 2])
-    said = refused(path, Reading(skip_bad=True))  # of a flipped gzip, garbage comes out before the checksum tells
-    assert said.startswith(path)
+    message = refused(path, Reading(skip_bad=True))  # of a flipped gzip, garbage comes out before the checksum tells
+    assert message.startswith(path)
     if damage == "cut":
-        assert f"is cut off: its {'gzip' if 'gz' in name else 'zstandard'} data end at byte {len(data) // 2}" in said
+        assert f"is cut off: its {'gzip' if 'gz' in name else 'zstandard'} data end at byte {len(data) // 2}" in message
     else:
-        at = int(said.partition("data at byte ")[2].split()[0])
-        assert "damaged" in said and len(data) // 2 - 2**16 <= at < len(data)
+        at = int(message.partition("data at byte ")[2].split()[0])
+        assert "damaged" in message and len(data) // 2 - 2**16 <= at < len(data)
 
 
 LINES = b'{"text": "fine"}\n'
@@ -193,8 +193,8 @@ def test_invalid_utf8_is_named_with_its_byte(tmp_path, name):
 @pytest.mark.parametrize("make, suffix", [(corpora.tar, "tar"), (corpora.zipped, "zip")])
 def test_paths_that_escape_are_refused(tmp_path, name, make, suffix):
     path = corpora.write(tmp_path / f"a.{suffix}", make([("fine.txt", b"x"), (name, b"y")]))
-    said = refused(path)
-    assert said.startswith(f"{path}: the member at byte ") and repr(name) in said and "leads out" in said
+    message = refused(path)
+    assert message.startswith(f"{path}: the member at byte ") and repr(name) in message and "leads out" in message
 
 
 def test_links_that_escape_are_refused_and_others_left_out(tmp_path):
@@ -344,8 +344,10 @@ def test_an_odd_length_is_refused(tmp_path):
 def test_a_header_that_declares_another_size_is_refused(tmp_path, n_tokens):
     path = corpora.write_llmc(tmp_path / "a.bin", IDS, n_tokens=n_tokens)
     size = (tmp_path / "a.bin").stat().st_size
-    said = refused(path, GPT2)
-    assert said.startswith(f"{path}: the header declares {n_tokens} tokens at byte 8") and said.endswith(f"has {size}")
+    message = refused(path, GPT2)
+    assert message.startswith(f"{path}: the header declares {n_tokens} tokens at byte 8") and message.endswith(
+        f"has {size}"
+    )
 
 
 @pytest.mark.parametrize("at, value", [(18, 2**60), (26, 2**60), (9, 2), (17, 6), (0, 0)])
@@ -354,8 +356,8 @@ def test_an_absurd_megatron_header_is_refused(tmp_path, at, value):
     index = bytearray((tmp_path / "a.idx").read_bytes())
     index[at : at + (8 if at in (18, 26, 9) else 1)] = struct.pack("<Q" if at in (18, 26, 9) else "<B", value)
     (tmp_path / "a.idx").write_bytes(index)
-    said = refused(path, GPT2)
-    assert said.startswith(f"{tmp_path}/a.idx") and (str(value) in said or at == 0)
+    message = refused(path, GPT2)
+    assert message.startswith(f"{tmp_path}/a.idx") and (str(value) in message or at == 0)
 
 
 @pytest.mark.parametrize("place", [2**63 - 2, 3, -2])
@@ -384,8 +386,8 @@ def test_a_megatron_index_that_leads_out_of_its_file_is_refused(tmp_path, what):
     at = {"lengths": 34 + 4 * 7, "places": 34 + 4 * 300 + 8 * 7, "bounds": 34 + 12 * 300 + 8 * 7}[what]
     index[at + 2 : at + 4] = b"\xff\x7f"
     (tmp_path / "a.idx").write_bytes(index)
-    said = refused(path, GPT2)
-    assert said.startswith(
+    message = refused(path, GPT2)
+    assert message.startswith(
         f"{tmp_path}/a.idx: " + ("the document bounds" if what == "bounds" else "sequence 7 is said")
     )
 

@@ -161,9 +161,9 @@ def test_lineage_stands_in_every_file_and_beside_them(tmp_path):
     written(tmp_path, "gpt2", largest_file_bytes=30_000)
     for part in (tmp_path / "gpt2").glob("model-*.safetensors"):
         with safe_open(part, framework="np") as file:
-            said = file.metadata()
-        assert said["format"] == "pt"  # transformers refuses a file without
-        assert (said["scalelab.run"], said["scalelab.step"], said["scalelab.digest"]) == ("runs/a", "7", "d")
+            message = file.metadata()
+        assert message["format"] == "pt"  # transformers refuses a file without
+        assert (message["scalelab.run"], message["scalelab.step"], message["scalelab.digest"]) == ("runs/a", "7", "d")
     beside = json.loads((tmp_path / "gpt2" / "scalelab.json").read_text())
     assert {key: beside[key] for key in LINEAGE} == LINEAGE and beside["dtype"] == "float32" and beside["scalelab"]
     made = read.examine_folder(tmp_path / "gpt2").origin()["exported_from"]
@@ -270,9 +270,9 @@ def test_every_field_of_a_model_is_written_refused_or_changes_nothing(name):
             except BadInput as refusal:
                 assert str(refusal).startswith("no Hugging Face format can express model.")
                 continue
-            told = from_hf_config(form, to_hf_config(form, shape, "float32", {}))
+            reported = from_hf_config(form, to_hf_config(form, shape, "float32", {}))
             # How attention is computed, what is recomputed and multipliers that are folded have tests of their own.
-            if told.get(field) != getattr(shape, field) and field not in ("remat", "attention", "parametrization"):
+            if reported.get(field) != getattr(shape, field) and field not in ("remat", "attention", "parametrization"):
                 assert program(shape) == before, f"{field}: {form.name} loses it"
 
 
@@ -316,9 +316,9 @@ def test_a_parameter_that_a_row_lacks_or_holds_twice_is_refused():
 @pytest.mark.parametrize("name", examples.MODELS)
 def test_the_table_names_every_parameter_once(name):
     shape = examples.shape(name)
-    taken = [(leaf, place.layer) for place in tensor_places(find_format(shape), shape).values() for leaf in place.ours]
-    assert len(taken) == len(set(taken))
-    assert {leaf for leaf, _ in taken} == set(named_leaves(parameter_declarations(shape)))
+    chosen = [(leaf, place.layer) for place in tensor_places(find_format(shape), shape).values() for leaf in place.ours]
+    assert len(chosen) == len(set(chosen))
+    assert {leaf for leaf, _ in chosen} == set(named_leaves(parameter_declarations(shape)))
 
 
 def test_a_real_size_has_the_names_and_shapes_of_llama_2_7b():

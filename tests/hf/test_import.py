@@ -94,8 +94,8 @@ def test_mistral_has_a_window_unless_it_says_null(tmp_path):
     shape = examples.shape("mistral")
     write_model(tmp_path / "hf", shape, examples.params(shape), {"run": "r", "step": 0})
     assert read.examine_folder(tmp_path / "hf").config.model.window == 5
-    for said, window in ((..., 4096), (None, 0)):
-        edit(tmp_path / "hf", sliding_window=said)
+    for message, window in ((..., 4096), (None, 0)):
+        edit(tmp_path / "hf", sliding_window=message)
         assert read.examine_folder(tmp_path / "hf").config.model.window == window
     edit(tmp_path / "hf", layer_types=["full_attention", "sliding_attention"])
     refused(tmp_path / "hf", "layer_types is set")

@@ -31,15 +31,15 @@ def setting(name):
 
 def in_pieces(of, params, tokens_BS, sizes, policy=FP32, separator=None):
     """Logits [B, S, V], with so many tokens at a time from a cache that is longer than needed."""
-    cache, found, start = decode.empty_cache(of, tokens_BS.shape[0], sum(sizes), policy), [], 0
+    cache, pieces, start = decode.empty_cache(of, tokens_BS.shape[0], sum(sizes), policy), [], 0
     for size in sizes:
         logits, cache = extend(of, params, tokens_BS[:, start : start + size], cache, policy, separator)
-        found.append(logits)
+        pieces.append(logits)
         start += size
         if start == tokens_BS.shape[1]:
             break
     assert cache.filled == start
-    return np.concatenate(found, axis=1)
+    return np.concatenate(pieces, axis=1)
 
 
 @pytest.mark.parametrize("name", MODELS)

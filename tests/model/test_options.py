@@ -18,32 +18,32 @@ HEAD, THETA = 128, 500_000.0
 
 def stretched(name, factor, original):
     """Frequencies of `transformers` for a config.json with this `rope_scaling`, pair by pair, in Python's floats."""
-    found = []
+    rows = []
     for i in range(HEAD // 2):
         base = THETA ** (-2 * i / HEAD)
         wavelength = 2 * math.pi / base
         if name == "linear":
-            found.append(base / factor)
+            rows.append(base / factor)
         elif name == "ntk":
-            found.append((THETA * factor ** (HEAD / (HEAD - 2))) ** (-2 * i / HEAD))
+            rows.append((THETA * factor ** (HEAD / (HEAD - 2))) ** (-2 * i / HEAD))
         elif name == "llama3":  # low_freq_factor 1, high_freq_factor 4
             smooth = (original / wavelength - 1) / (4 - 1)
             between = (1 - smooth) * base / factor + smooth * base
-            found.append(base if wavelength < original / 4 else base / factor if wavelength > original else between)
+            rows.append(base if wavelength < original / 4 else base / factor if wavelength > original else between)
         else:  # yarn: beta_fast 32, beta_slow 1
             at = lambda turns: HEAD * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(THETA))  # noqa: E731
             low, high = math.floor(at(32)), math.ceil(at(1))
             ramp = min(max((i - low) / (high - low), 0), 1)
-            found.append(base / factor * ramp + base * (1 - ramp))
-    return found
+            rows.append(base / factor * ramp + base * (1 - ramp))
+    return rows
 
 
 @pytest.mark.parametrize("name", ["linear", "ntk", "llama3", "yarn"])
 def test_frequencies_are_those_of_transformers(name):
     of = shape(d_head=HEAD, rope_theta=THETA, rope_scaling=name, rope_factor=8.0, rope_original=8192)
-    found = np.asarray(rope_frequencies(of))
-    np.testing.assert_allclose(found, stretched(name, 8.0, 8192), rtol=3e-6)
-    assert not np.allclose(found, stretched("linear", 1.0, 8192))
+    actual = np.asarray(rope_frequencies(of))
+    np.testing.assert_allclose(actual, stretched(name, 8.0, 8192), rtol=3e-6)
+    assert not np.allclose(actual, stretched("linear", 1.0, 8192))
     assert yarn_amplitude(of) == (pytest.approx(0.1 * math.log(8) + 1) if name == "yarn" else 1.0)
 
 
@@ -185,7 +185,7 @@ def test_a_window_lowers_the_flops_of_its_layers():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"global_every": 2}, "without model.window"),
         ({"window": 4, "global_every": 1}, "every layer"),
@@ -205,7 +205,7 @@ def test_a_window_lowers_the_flops_of_its_layers():
         ({"projection_std": -0.02}, "outside"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(changes, said):
-    with pytest.raises(BadInput, match=said) as refused:
+def test_what_makes_no_sense_is_refused_in_one_line(changes, message):
+    with pytest.raises(BadInput, match=message) as refused:
         shape(**changes)
     assert "\n" not in str(refused.value)

@@ -78,11 +78,11 @@ COMPLETEP = {
 @pytest.mark.parametrize(("m_d", "m_L"), [(4, 1), (1, 8), (4, 3)])
 def test_completep_is_table_1(m_d, m_L):
     of = shape("gpt2", "completep", base_width=16, base_layers=2, d_model=16 * m_d, n_layers=2 * m_L, tied_head=False)
-    for name, found in by_name(parametrization.parameter_scales(of, "adam")).items():
+    for name, actual in by_name(parametrization.parameter_scales(of, "adam")).items():
         group = "hidden matrices" if kind(name) == "hidden" else "gains and biases in blocks"
         row = COMPLETEP[group if name.startswith("blocks") else "embeddings, head, final norm"]
         expected = [m_d**width * m_L**depth for width, depth in row]
-        np.testing.assert_allclose((found.lr, found.decay, found.eps), expected, err_msg=name)
+        np.testing.assert_allclose((actual.lr, actual.decay, actual.eps), expected, err_msg=name)
     assert layers.branch_multiplier(of) == pytest.approx(1 / m_L)
     assert layers.head_multiplier(of) == pytest.approx(1 / m_d)
 
@@ -105,9 +105,9 @@ def test_in_a_deeper_completep_each_branch_counts_less():
 @pytest.mark.parametrize("like", ["adam", "sgd", "spectral"])
 def test_learning_rate_times_decay_is_the_same_for_all(like):
     for name in ("mup", "completep"):
-        found = jax.tree.leaves(parametrization.parameter_scales(shape("llama", name, d_model=256, n_layers=6), like))
-        np.testing.assert_allclose([s.lr * s.decay for s in found], 1)
-        assert like != "spectral" or set(found) == {parametrization.ParameterScales()}
+        actual = jax.tree.leaves(parametrization.parameter_scales(shape("llama", name, d_model=256, n_layers=6), like))
+        np.testing.assert_allclose([s.lr * s.decay for s in actual], 1)
+        assert like != "spectral" or set(actual) == {parametrization.ParameterScales()}
 
 
 def gradient_sizes(n_layers: int):

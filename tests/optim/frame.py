@@ -82,11 +82,11 @@ def _nothing(state):
     del state
 
 
-def assert_follows(expected, found, params, tolerance=1e-5, atol=2e-7):
+def assert_follows(expected, actual, params, tolerance=1e-5, atol=2e-7):
     """Each parameter's total update is the oracle's, relative to its size; `atol` is fp32's rounding of the
     parameter."""
     for k in params:
-        moved, wanted = np.float64(found[k]) - params[k], expected[k] - params[k]
+        moved, wanted = np.float64(actual[k]) - params[k], expected[k] - params[k]
         size = np.linalg.norm(wanted)
         assert np.linalg.norm(moved - wanted) <= tolerance * size + atol * np.linalg.norm(params[k]), (
             k, np.linalg.norm(moved - wanted) / size,
@@ -109,12 +109,12 @@ def decays(declared):
     return {name for name, d in declared.items() if d.ins}
 
 
-def kept_bytes(name, said=False, **changes):
+def kept_bytes(name, stated=False, **changes):
     """{parameter: bytes kept of it between steps}, found in the chain's state or as the optimizer says; step counts
     aside."""
     static, h = setting(name, **changes)
     declared = named_leaves(parameter_declarations(static.model))
-    if said:
+    if stated:
         member, rest = registry.find_optimizer(name), registry.OPTIMIZERS["adamw"]
         return {k: (member if member.claims(d) else rest).state_bytes(d, static.optim) for k, d in declared.items()}
     empty = jax.eval_shape(

@@ -73,8 +73,8 @@ def test_zero_gradients_move_nothing():
 
 def test_state_bytes():
     """Rows and columns of each layer: 0.005 bytes a parameter of a 1024 x 4096 matrix."""
-    assert kept_bytes("adafactor") == kept_bytes("adafactor", said=True)
-    assert kept_bytes("adafactor", **PALM) == kept_bytes("adafactor", said=True, **PALM)
+    assert kept_bytes("adafactor") == kept_bytes("adafactor", stated=True)
+    assert kept_bytes("adafactor", **PALM) == kept_bytes("adafactor", stated=True, **PALM)
     assert set(kept_bytes("adafactor", **PALM).values()) == {8 * d.size for d in problem()[0].values()}
     d = Declaration((1024, 4096), ("embed",), ("mlp",))
     assert ADAFACTOR.state_bytes(d, Optim()) / d.size == pytest.approx(0.005, rel=0.03)

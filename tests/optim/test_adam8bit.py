@@ -13,12 +13,12 @@ from tests.optim.frame import by_chain, clipped, decays, kept_bytes, problem, ra
 def dynamic_map(signed):
     """Dettmers 2016, section 2.3, as a tree of bits: a sign or none, zeros for the exponent, a one, the rest a linear
     fraction."""
-    bits, found = 7 if signed else 8, [0.0]
+    bits, codes = 7 if signed else 8, [0.0]
     for zeros in range(7):
         left = bits - zeros - 1
         parts = np.arange(2**left)
-        found += list(10.0**-zeros * (0.1 + 0.9 * (parts + 0.5) / 2**left))
-    return np.sort(np.array(found + [1.0] + ([-x for x in found[1:]] if signed else [])))
+        codes += list(10.0**-zeros * (0.1 + 0.9 * (parts + 0.5) / 2**left))
+    return np.sort(np.array(codes + [1.0] + ([-x for x in codes[1:]] if signed else [])))
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -68,10 +68,10 @@ def test_steps_are_the_recurrence_with_coded_moments(monkeypatch):
     assert small and set(declared) - small
     lrs = rates(0.02)[:12]
     expected, exact = (oracle(h, declared, params, gradients, lrs, left) for left in (small, set(declared)))
-    found, _ = by_chain(static, h, params, gradients, lrs)
+    updated, _ = by_chain(static, h, params, gradients, lrs)
     for k in declared:
         size = np.linalg.norm(expected[k] - params[k])
-        off = np.abs(np.float64(found[k]) - expected[k])
+        off = np.abs(np.float64(updated[k]) - expected[k])
         assert np.linalg.norm(off) / size < (2e-5 if k in small else 2e-3), k
         assert np.mean(off > 1e-5 * np.abs(expected[k] - params[k]) + 1e-6) < 0.02, k
         if k not in small:  # the codes are felt: fp32 moments would not pass
@@ -105,8 +105,8 @@ def test_it_begins_with_the_codes_of_zero(signed):
 
 def test_it_keeps_two_bytes_a_number_and_small_tensors_in_full():
     large = {"model__d_model": 64, "model__vocab_size": 100}
-    kept = kept_bytes("adam8bit", **large)
-    assert kept == kept_bytes("adam8bit", said=True, **large)
-    assert kept["embed.w"] == 6400 * (2 + 8 / 256) and kept["final_norm.g"] == 64 * 8
-    blocks = [k for k in kept if k.startswith("blocks.") and kept[k] == 2 * 4096 * (2 + 8 / 256)]
+    remaining = kept_bytes("adam8bit", **large)
+    assert remaining == kept_bytes("adam8bit", stated=True, **large)
+    assert remaining["embed.w"] == 6400 * (2 + 8 / 256) and remaining["final_norm.g"] == 64 * 8
+    blocks = [k for k in remaining if k.startswith("blocks.") and remaining[k] == 2 * 4096 * (2 + 8 / 256)]
     assert "blocks.attention.q.w" in blocks

@@ -85,11 +85,11 @@ def test_the_two_momenta_differ_by_the_learning_rate_alone():
     """m of the EMA form is 1 - beta1 times heavy ball's; without decay, and with the LR that much higher, the steps are
     equal."""
     _, params, gradients = problem()
-    found = []
+    actual = []
     for averaged, lr in ((False, 0.01), (True, 0.01 / (1 - 0.9))):
         static, h = setting("momentum", optim__averaged=averaged, optim__weight_decay=0.0)
-        found.append(by_chain(static, h, params, gradients, rates(lr))[0])
-    assert_follows({k: np.float64(x) for k, x in found[0].items()}, found[1], params)
+        actual.append(by_chain(static, h, params, gradients, rates(lr))[0])
+    assert_follows({k: np.float64(x) for k, x in actual[0].items()}, actual[1], params)
 
 
 def test_one_compilation_serves_every_value():
@@ -120,8 +120,8 @@ def test_zero_gradients_decay_matrices_and_nothing_else():
         static, h = setting("adamw", **changes)
         after, _ = by_chain(static, h, params, zeros, [0.5])
         for k, p in params.items():
-            kept = 1 - 0.5 * 0.1 if k in decays(declared) - spared else 1.0
-            np.testing.assert_allclose(after[k], kept * p, rtol=1e-6, atol=1e-8, err_msg=k)
+            remaining = 1 - 0.5 * 0.1 if k in decays(declared) - spared else 1.0
+            np.testing.assert_allclose(after[k], remaining * p, rtol=1e-6, atol=1e-8, err_msg=k)
 
 
 def test_groups_multiply_learning_rates():

@@ -70,8 +70,8 @@ def test_on_a_mesh_every_optimizer_is_what_it_is_on_one_device(names):
         [sys.executable, "-c", MESH, *names], capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": flags}
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said == dict.fromkeys(names, "")
+    message = json.loads(done.stdout.splitlines()[-1])
+    assert message == dict.fromkeys(names, "")
 
 
 def lion(declared, o, h, lr):
@@ -111,7 +111,7 @@ UNDERSTATES = Optimizer(lambda declared, o, h, lr: optax.trace(h["beta1"]), byte
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "said"),
+    ("optimizer", "message"),
     [
         (branches_on_a_number, "'tests.optim.test_contract:branches_on_a_number': TracerBoolConversionError"),
         (lambda declared, o, h, lr: optax.adamw(lr), "must not be negative .optax.adamw"),
@@ -125,20 +125,20 @@ UNDERSTATES = Optimizer(lambda declared, o, h, lr: optax.trace(h["beta1"]), byte
         pytest.param(f"{__name__}:UNDERSTATES", "it states", marks=pytest.mark.slow),
     ],
 )
-def test_what_breaks_the_contract_is_named(optimizer, said):
-    with pytest.raises(AssertionError, match=said) as failure:
+def test_what_breaks_the_contract_is_named(optimizer, message):
+    with pytest.raises(AssertionError, match=message) as failure:
         check_optimizer(optimizer, peak_lr=1e-3)
     assert "\n" not in str(failure.value)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "said"),
+    ("optimizer", "message"),
     [
         (3, "is 3, not an Optimizer or a function"),
         (f"{__name__}:lione", "did you mean 'lion'"),
         ("muom", "did you mean 'muon'.*soap"),
     ],
 )
-def test_what_is_no_optimizer_is_bad_input(optimizer, said):
-    with pytest.raises(BadInput, match=said):
+def test_what_is_no_optimizer_is_bad_input(optimizer, message):
+    with pytest.raises(BadInput, match=message):
         check_optimizer(optimizer, peak_lr=1e-3)

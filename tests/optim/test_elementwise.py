@@ -107,8 +107,8 @@ def test_thirty_steps_are_the_papers(name, scale, changes):
 def test_the_half_life_of_ademamixs_slow_moment_grows_evenly():
     """Appendix A.1: from beta1's to beta3's, where ln(beta) x half-life = -ln 2."""
     h = {"beta1": jnp.float32(0.9), "beta3": jnp.float32(0.999)}
-    found = jax.vmap(lambda share: ademamix.slow_decay(share, h))(jnp.array([0.0, 0.25, 0.5, 1.0]))
-    lives = np.log(0.5) / np.log(np.float64(found))
+    decay_rates = jax.vmap(lambda share: ademamix.slow_decay(share, h))(jnp.array([0.0, 0.25, 0.5, 1.0]))
+    lives = np.log(0.5) / np.log(np.float64(decay_rates))
     first, last = np.log(0.5) / np.log([0.9, 0.999])
     np.testing.assert_allclose(lives, first + (last - first) * np.array([0.0, 0.25, 0.5, 1.0]), rtol=1e-4)
 
@@ -118,13 +118,13 @@ def test_adalayer_of_single_numbers_is_adam():
     _, params, gradients = problem(0.3)
     one = {k: np.full_like(p, 1.0) for k, p in params.items()}
     equal = [{k: np.full_like(g, g.flat[0]) for k, g in each.items()} for each in gradients]
-    found = []
+    actual = []
     for name in ("adalayer", "adamw"):
         static, h = setting(name, optim__weight_decay=0.0)
-        found.append(by_chain(static, h, one, equal, rates(0.02))[0])
-    assert_follows({k: np.float64(x) for k, x in found[1].items()}, found[0], one)
+        actual.append(by_chain(static, h, one, equal, rates(0.02))[0])
+    assert_follows({k: np.float64(x) for k, x in actual[1].items()}, actual[0], one)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_an_optimizer_keeps_is_what_it_says(name):
-    assert kept_bytes(name) == kept_bytes(name, said=True)
+    assert kept_bytes(name) == kept_bytes(name, stated=True)

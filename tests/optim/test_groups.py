@@ -13,10 +13,10 @@ from tests.optim.frame import setting
 
 
 def by_group(preset):
-    found = {}
+    names_by_group = {}
     for name, d in named_leaves(parameter_declarations(shape(preset))).items():
-        found.setdefault(groups.parameter_group(d), set()).add(name)
-    return found
+        names_by_group.setdefault(groups.parameter_group(d), set()).add(name)
+    return names_by_group
 
 
 def test_groups_of_three_families():
@@ -47,17 +47,17 @@ def test_vectors_and_tables_decay_if_asked():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("embd=2", "'embd' is not a group of parameters; did you mean 'embed'?"),
         ("embed", "'embed' is not a name and a number"),
         ("head=-1", "'head=-1' is not a name and a number"),
     ],
 )
-def test_bad_multipliers_are_one_line(text, said):
+def test_bad_multipliers_are_one_line(text, message):
     with pytest.raises(BadInput, match=r"optim\.groups") as caught:
         parse_group_multipliers(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_matrices_fold_heads_and_keep_layers_as_a_batch():

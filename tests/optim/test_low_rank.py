@@ -139,4 +139,4 @@ def test_a_zero_gradient_doesnt_hold_back_what_follows():
 @pytest.mark.parametrize("name", ["galore", "apollo", "apollo_mini"])
 @pytest.mark.parametrize("rank", [1, 4, 128])
 def test_state_bytes(name, rank):
-    assert kept_bytes(name, optim__rank=rank) == kept_bytes(name, said=True, optim__rank=rank)
+    assert kept_bytes(name, optim__rank=rank) == kept_bytes(name, stated=True, optim__rank=rank)

@@ -26,10 +26,10 @@ def test_one_matrix_a_call_and_numpys_numbers(function, packed):
         list(map(int, s.rstrip("x").split("x"))) for call in calls for s in re.findall(r"tensor<([\dx]+)xf32>", call)
     ]
     assert shapes and all(np.prod(shape[:-2]) == 1 for shape in shapes), shapes
-    found, wanted = whole(x), getattr(np.linalg, function.__name__)(x.astype(np.float64))
+    actual, wanted = whole(x), getattr(np.linalg, function.__name__)(x.astype(np.float64))
     # Eigenvalues, singular values: vectors have a sign to choose.
     values = [i for i, leaf in enumerate(wanted) if leaf.ndim == 3]
     for i in values:
-        np.testing.assert_allclose(found[i], wanted[i], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual[i], wanted[i], rtol=1e-4, atol=1e-5)
     if not values:
-        np.testing.assert_allclose(found[0] @ found[1], x, atol=1e-5)
+        np.testing.assert_allclose(actual[0] @ actual[1], x, atol=1e-5)

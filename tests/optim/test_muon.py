@@ -49,10 +49,10 @@ def test_thirty_steps_of_muon(arithmetic, nesterov, scale, tolerance):
     static, h = setting("muon", optim__newton_schulz=arithmetic, optim__nesterov=nesterov, optim__scale=scale)
     declared, params, gradients = problem()
     expected = by_muon(h, declared, params, gradients, rates(0.02), nesterov, scale)
-    found, _ = by_chain(static, h, params, gradients, rates(0.02))
+    actual, _ = by_chain(static, h, params, gradients, rates(0.02))
     hidden = [k for k, d in declared.items() if d.is_hidden_matrix]
-    assert_follows(expected, found, {k: params[k] for k in hidden}, tolerance)
-    assert_follows(expected, found, {k: params[k] for k in params if k not in hidden})  # AdamW, not NAdamW
+    assert_follows(expected, actual, {k: params[k] for k in hidden}, tolerance)
+    assert_follows(expected, actual, {k: params[k] for k in params if k not in hidden})  # AdamW, not NAdamW
 
 
 @pytest.mark.parametrize(("arithmetic", "slack"), [("fp32", 1e-5), ("bf16", 0.03)])
@@ -87,7 +87,7 @@ def test_mups_rule_is_that_of_the_scale():
 
 
 def test_state_bytes():
-    assert kept_bytes("muon") == kept_bytes("muon", said=True)
+    assert kept_bytes("muon") == kept_bytes("muon", stated=True)
 
 
 def test_the_rest_decays_by_its_own_learning_rate():

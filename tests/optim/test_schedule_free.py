@@ -56,9 +56,9 @@ def test_thirty_steps_with_warm_up_are_the_authors(changes, lrs):
     static, h = setting("schedule_free_adamw", **changes)
     declared, params, gradients = problem(0.3)
     y, x = released(h, declared, params, gradients, lrs)
-    found, state = by_chain(static, h, params, gradients, lrs)
-    assert_follows(y, found, params)
-    tree = jax.tree.unflatten(jax.tree.structure(state[-1].z), found.values())
+    actual, state = by_chain(static, h, params, gradients, lrs)
+    assert_follows(y, actual, params)
+    tree = jax.tree.unflatten(jax.tree.structure(state[-1].z), actual.values())
     average = OPTIMIZERS["schedule_free_adamw"].evaluated(tree, state, h)
     assert_follows(x, named_leaves(average), params)
     assert max(np.max(np.abs(x[k] - y[k])) for k in x) > 1e-3  # or the two could be mistaken for each other
@@ -78,8 +78,8 @@ def test_optaxs_agrees_without_warm_up():
     start = nested(params)
     stacked = nested({k: np.stack([g[k] for g in gradients]) for k in params})
     expected = named_leaves(jax.lax.scan(step, (start, theirs.init(start)), stacked)[0][0])
-    found = by_chain(static, h, params, gradients, [0.02] * 30)[0]
-    assert_follows({k: np.float64(x) for k, x in expected.items()}, found, params)
+    actual = by_chain(static, h, params, gradients, [0.02] * 30)[0]
+    assert_follows({k: np.float64(x) for k, x in expected.items()}, actual, params)
 
 
 @pytest.fixture(scope="module")

@@ -45,8 +45,8 @@ def compiled(name, shape="linear", wd_shape="constant", **changes):
 def curves(name, shape="linear", wd_shape="constant", **changes):
     """lr, weight_decay and beta1 of steps 0 … LENGTH - 1, float64."""
     h = {key: jnp.float32(value) for key, value in hparams(name, changes).items()}
-    found = compiled(name, shape, wd_shape)(jnp.arange(LENGTH), h)
-    return {key: np.asarray(value, np.float64) for key, value in found.items()}
+    values = compiled(name, shape, wd_shape)(jnp.arange(LENGTH), h)
+    return {key: np.asarray(value, np.float64) for key, value in values.items()}
 
 
 def curve(name, shape="linear", **changes):
@@ -193,12 +193,12 @@ def test_wsd_s_is_a_wsd_of_each_of_its_lengths_and_begins_again_at_the_peak(shap
 def test_power_is_shens():
     """Shen et al. 2024: min(peak, batch a n^b) with n in tokens (b their -0.51, here steeper), a line before and a
     decay after it."""
-    found = compiled("power", "linear", global_batch=8, accumulate=1)
+    values = compiled("power", "linear", global_batch=8, accumulate=1)
     h = {
         key: jnp.float32(x)
         for key, x in hparams("power", {"peak_lr": 0.02, "power_exponent": -0.8, "final_share": 0.0}).items()
     }
-    lr = np.asarray(found(jnp.arange(LENGTH), h)["lr"], np.float64)
+    lr = np.asarray(values(jnp.arange(LENGTH), h)["lr"], np.float64)
     n = np.arange(1, LENGTH + 1) * 8 * CONFIG.model.seq_len
     wanted = np.minimum(0.02, 8 * 4.6 * n**-0.8)
     assert wanted[9] == 0.02 > wanted[70]  # both branches are seen

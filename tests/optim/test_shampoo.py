@@ -64,4 +64,4 @@ def test_zero_gradients_are_finite():
 
 
 def test_state_bytes():
-    assert kept_bytes("shampoo") == kept_bytes("shampoo", said=True)
+    assert kept_bytes("shampoo") == kept_bytes("shampoo", stated=True)

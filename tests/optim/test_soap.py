@@ -96,8 +96,8 @@ def test_with_identity_bases_it_is_adam(monkeypatch):
     for gradient, lr in zip(gradients, rates(0.02), strict=True):
         updates, state = step(nested(gradient), state, now, jnp.float32(lr))
         now = jax.tree.map(jnp.add, now, updates)
-    found = {k: now["blocks"]["mlp"][k.split(".")[2]]["w"] for k in params if "mlp." in k}
-    assert_follows(expected, found, {k: params[k] for k in found})
+    actual = {k: now["blocks"]["mlp"][k.split(".")[2]]["w"] for k in params if "mlp." in k}
+    assert_follows(expected, actual, {k: params[k] for k in actual})
 
 
 def test_power_steps_converge_to_the_eigenbasis():
@@ -114,5 +114,5 @@ def test_power_steps_converge_to_the_eigenbasis():
 
 
 def test_state_bytes():
-    assert kept_bytes("soap") == kept_bytes("soap", said=True)
+    assert kept_bytes("soap") == kept_bytes("soap", stated=True)
     assert matrices.folded_shape(problem()[0]["blocks.mlp.down.w"]) == (2, 16, 48)

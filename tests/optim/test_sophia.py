@@ -55,8 +55,8 @@ def test_thirty_steps_are_the_papers():
     expected = alg_3(h, declared, params, gradients, rates(0.02), estimates, 10)
     trees = nested({k: np.stack([e[k] for e in estimates]) for k in params})
     fresh = jnp.arange(STEPS) % 10 == 0
-    found, _ = by_chain(static, h, params, gradients, rates(0.02), {"curvature": (trees, fresh)})
-    assert_follows(expected, found, params)
+    actual, _ = by_chain(static, h, params, gradients, rates(0.02), {"curvature": (trees, fresh)})
+    assert_follows(expected, actual, params)
 
 
 def test_curvature_is_scaled_as_the_gradient_it_comes_from_where_eps_is():
@@ -155,10 +155,10 @@ def test_the_step_measures_every_so_many_steps_and_keeps_what_it_had_in_between(
 
 
 def _sophia(s):
-    (found,) = [
+    (estimate,) = [
         part.h for part in jax.tree.leaves(s.opt_state, is_leaf=lambda x: hasattr(x, "h")) if hasattr(part, "h")
     ]
-    return found
+    return estimate
 
 
 @pytest.mark.parametrize("axis", ["stage", "context"])
@@ -182,14 +182,14 @@ def outside_loops(program: str) -> int:
 @pytest.mark.slow
 def test_what_is_not_due_is_not_computed():
     """An estimate that doesn't depend on the turn of its loop would be taken out of it, and measured at every step."""
-    found = {}
+    actual = {}
     for name in ("adamw", "sophia_h"):
         fixed, h = setting(name)
         like = jax.eval_shape(lambda fixed=fixed, h=h: state.init_state(fixed, h))
         tokens = jax.ShapeDtypeStruct((fixed.global_batch, fixed.model.seq_len + 1), np.int32)
         compiled = jax.jit(train_step, static_argnums=0).lower(fixed, like, tokens, h).compile()
-        found[name] = outside_loops(compiled.as_text())
-    assert found["adamw"] > 10 and set(found.values()) == {found["adamw"]}, found
+        actual[name] = outside_loops(compiled.as_text())
+    assert actual["adamw"] > 10 and set(actual.values()) == {actual["adamw"]}, actual
 
 
 MESH = """

@@ -33,9 +33,9 @@ def test_loss_gradients_and_bytes_of_each_layout(names, tmp_path):
         if row["layout"] == "data":  # every gradient once, in fp32: a third of the Adam state
             assert moved["data"] == pytest.approx(row["argument_bytes_formula"] / 3, rel=0.01)
         assert row["bubble_measured"] == pytest.approx(row["bubble_predicted"])
-    for kept in result["temporaries"]:
-        few, many = kept["bytes_by_microbatches"].values()  # at 2 and at 16 micro-batches a stage
-        assert many <= 1.05 * few if kept["schedule"] == "1f1b" else many > 1.4 * few
+    for remaining in result["temporaries"]:
+        few, many = remaining["bytes_by_microbatches"].values()  # at 2 and at 16 micro-batches a stage
+        assert many <= 1.05 * few if remaining["schedule"] == "1f1b" else many > 1.4 * few
     for row in result["rows_bf16"]:
         assert row["loss_rel_diff"] <= 1e-2 and row["grad_rel_diff"] <= 1e-2, row
     assert done.returncode == 0

@@ -39,8 +39,8 @@ def devices(n):
 def pair(folder, *more, own=((), ())):
     """Both processes of a run, started; `own`: what only one of them is told."""
     together = (*SETTINGS, *more, f"--coordinator=localhost:{free_port()}", "--processes=2")
-    told = [train(folder, *together, f"--process-id={i}", *own[i]) for i in range(2)]
-    return [command(*arguments, env=devices(4)) for arguments in told]
+    reported = [train(folder, *together, f"--process-id={i}", *own[i]) for i in range(2)]
+    return [command(*arguments, env=devices(4)) for arguments in reported]
 
 
 def finish_pair(processes, code=0):
@@ -242,10 +242,10 @@ def test_each_process_reads_its_own_rows_only_and_they_agree_on_what_they_must(t
     ]  # fmt: skip
     errs = [ended(process)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], errs
-    said = [json.loads(err.splitlines()[-1]) for err in errs]
-    assert [s["held"]["neighbours"] for s in said] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [s["held"]["tensor peers on the other host"] for s in said] == [[*range(8)]] * 2
-    assert [s["held"]["interleaved"] for s in said] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    for s in said:
+    message = [json.loads(err.splitlines()[-1]) for err in errs]
+    assert [s["held"]["neighbours"] for s in message] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [s["held"]["tensor peers on the other host"] for s in message] == [[*range(8)]] * 2
+    assert [s["held"]["interleaved"] for s in message] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    for s in message:
         assert s["stop"] == [False, False, True, False]  # the answer to the call before, the same in both
         assert s["first"] == {"of": 0, "x": 0.1} and s["refused"] == "no"

@@ -287,8 +287,8 @@ def test_who_stands_still_ends_all_and_one_that_waits_for_a_save_does_not_stand_
 
 
 def test_what_the_processes_were_not_told_alike_is_named_to_both(address):
-    told = [(0, 2, {"train.steps": "20", "seed": "0"}), (1, 2, {"train.steps": "30", "seed": "0"})]
-    for refusal in gather(address, told):
+    reported = [(0, 2, {"train.steps": "20", "seed": "0"}), (1, 2, {"train.steps": "30", "seed": "0"})]
+    for refusal in gather(address, reported):
         assert "processes 0 and 1 were not told the same: train.steps: '20' and '30';" in refusal
 
 
@@ -310,13 +310,13 @@ def test_who_does_not_come_is_named_within_the_time(address):
 
 
 def test_a_taken_port_is_said(address):
-    taken = socket.create_server(("127.0.0.1", int(address[0].split(":")[1])))
-    with taken, pytest.raises(BadInput, match=r"process 0 can't listen there .*; take another port"):
+    chosen = socket.create_server(("127.0.0.1", int(address[0].split(":")[1])))
+    with chosen, pytest.raises(BadInput, match=r"process 0 can't listen there .*; take another port"):
         meet_processes(ProcessPlace(address[0], 2, 0), {}, address[1], 1.0)
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ((None, 2, 0), "--coordinator is missing: --coordinator=HOST:PORT --processes=N --process-id=I go together"),
         (("a:1", None, 0), "--processes is missing"),
@@ -328,10 +328,10 @@ def test_a_taken_port_is_said(address):
         (("a:1", 2, 2), "--process-id=2 is not one of 2 processes; nearest: 1"),
     ],
 )
-def test_mistakes_in_the_flags(flags, said):
+def test_mistakes_in_the_flags(flags, message):
     with pytest.raises(BadInput) as refusal:
         processes.find_process_place(*flags, environment={})
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
 def test_a_mistake_is_one_line_of_the_command(capsys, tmp_path):

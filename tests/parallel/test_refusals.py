@@ -110,8 +110,8 @@ def answers(tmp_path_factory) -> dict[str, dict]:
         [sys.executable, "-c", PROGRAM, json.dumps(asked)], cwd=ROOT, env=env, text=True, capture_output=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    return {case: {"folder": folder} | row for case, (folder, _), row in zip(cases, asked, said, strict=True)}
+    message = [json.loads(line) for line in done.stdout.splitlines()]
+    return {case: {"folder": folder} | row for case, (folder, _), row in zip(cases, asked, message, strict=True)}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -122,10 +122,10 @@ def resumed(request, tmp_path_factory) -> list[dict]:
     saving = launch(place, request.param, 8, "save")
     first = saving.stdout.readline()  # said once all is saved
     others = [launch(place, request.param, devices) for devices in request.param if devices != 8]
-    found = rows(saving)
-    found = [json.loads(first), *found, *(row for process in others for row in rows(process))]
-    assert [row["layout"] for row in found] == [SAVED, *(layout for some in request.param.values() for layout in some)]
-    return found
+    actual = rows(saving)
+    actual = [json.loads(first), *actual, *(row for process in others for row in rows(process))]
+    assert [row["layout"] for row in actual] == [SAVED, *(layout for some in request.param.values() for layout in some)]
+    return actual
 
 
 def test_parameters_moments_and_counters_are_the_saved_bits_on_every_mesh(resumed):
@@ -143,9 +143,9 @@ def test_no_device_ever_holds_more_than_its_part(resumed):
     for row in resumed:
         sizes = [row["layout"].get(axis, 1) for axis in MESH_AXES]
         assert row["devices"] == [np.prod(sizes)], row
-    said = {'{"context": 2, "data": 4}': 1, '{"fsdp": 8}': 1 / 8, '{"fsdp": 8, "zero": 1}': (4 + 8 / 8) / 12}
-    for layout in said.keys() & held.keys():
-        assert held[layout] == pytest.approx(whole * said[layout], rel=0.02)
+    message = {'{"context": 2, "data": 4}': 1, '{"fsdp": 8}': 1 / 8, '{"fsdp": 8, "zero": 1}': (4 + 8 / 8) / 12}
+    for layout in message.keys() & held.keys():
+        assert held[layout] == pytest.approx(whole * message[layout], rel=0.02)
 
 
 def test_the_next_step_has_the_same_loss_on_every_mesh_and_the_change_is_told(resumed):
@@ -159,8 +159,8 @@ def test_the_next_step_has_the_same_loss_on_every_mesh_and_the_change_is_told(re
         (text,) = row["moved"]
         assert text.startswith("mesh fsdp=8, zero=3 -> ") and any(text in word for word in row["warnings"])
         assert row["determinism"]["guarantee"] == "statistical" and text in row["determinism"]["why"]
-    said = [row["moved"][0].split(" -> ")[1] for row in resumed[1:]]
+    message = [row["moved"][0].split(" -> ")[1] for row in resumed[1:]]
     some = ["fsdp=4 x tensor=2, sequence, zero=3", "one device"]
     pipeline = "stage=2 x fsdp=2 x tensor=2, circular, zero=3"
     more = ["fsdp=8, zero=1", pipeline, "data=4 x context=2", "fsdp=2 x tensor=2, zero=3", "one device"]
-    assert said in (some, more)
+    assert message in (some, more)

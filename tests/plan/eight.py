@@ -28,9 +28,9 @@ def saved_bytes(static, mesh):
         specs = rules.parameter_specs(static.model, static.layout)
         placed = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
         arrays = kept(static, placed, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))))
-    found = sum(x.addressable_shards[0].data.nbytes for x in arrays)
+    n_bytes = sum(x.addressable_shards[0].data.nbytes for x in arrays)
     return {
-        "kept": found,
+        "kept": n_bytes,
         "predicted": saved_activations.count_saved_activations(static).bytes(saved_activations.rows_per_device(static)),
     }
 
@@ -58,8 +58,8 @@ def bytes_of_layout(text, remats):
     }
     static = static_of(layout, batch=16, model={"n_layers": layout.stage})
     step = functools.partial(train_step, static) if not remats else lambda state, tokens, h: (state, tokens, h)
-    found = {remat: saved_bytes(static, mesh) for remat, static in statics.items()}
-    return {"saved": found, "arguments": argument_bytes(static, mesh, step)}
+    bytes_by_remat = {remat: saved_bytes(static, mesh) for remat, static in statics.items()}
+    return {"saved": bytes_by_remat, "arguments": argument_bytes(static, mesh, step)}
 
 
 def main(layouts, *remats):

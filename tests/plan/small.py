@@ -43,13 +43,13 @@ def kept(static, params, tokens):
         return jax.tree.leaves(jax.vjp(differentiated, params)[1])
 
     with product_precision(POLICIES[static.precision]):
-        found = jax.jit(leaves)(params, tokens)
+        outputs = jax.jit(leaves)(params, tokens)
     known = [np.asarray(p) for p in jax.tree.leaves(params)]
 
     def is_parameter(x):
         return any(x.shape == p.shape and x.dtype == p.dtype and np.array_equal(np.asarray(x), p) for p in known)
 
-    return [x for x in found if not is_parameter(x)]
+    return [x for x in outputs if not is_parameter(x)]
 
 
 def drawn(static):

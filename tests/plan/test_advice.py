@@ -161,8 +161,8 @@ def test_near_the_limit_saved_activations_are_counted():
     tree = config(layers=7, heads=7, width=896, **{"parallel.data": 4})  # neither stages nor tensor divide it
     made = applied(tree, advise_changes(static(tree), with_memory(0.5))[0])  # the smallest there is
     both = [
-        step_memory(made, load_machine("h100"), kept).total
-        for kept in (saved_activations.count_saved_activations, saved_activations.estimate_saved_activations)
+        step_memory(made, load_machine("h100"), remaining).total
+        for remaining in (saved_activations.count_saved_activations, saved_activations.estimate_saved_activations)
     ]
     (way, *_) = advise_changes(static(tree), with_memory((max(both) + 64) / GIB))
     assert way.margin_bytes < 0.015 * way.total_bytes and way.exact and way.fits

@@ -65,14 +65,14 @@ def test_runs_that_say_nothing_are_left_out_with_a_reason(tmp_path):
     run_folder(tmp_path / "fake", rates, mesh={"data": 8, "devices": 8})
     calibration = calibrate_efficiency(tmp_path, load_machine("cpu"))
     assert [run.folders for run in calibration.runs] == [(str(tmp_path / "good"),)]
-    said = " ".join(calibration.notes)
+    message = " ".join(calibration.notes)
     for reason in (
         "packed: one of a pack",
         "short: less than two",
         "other: ran on NVIDIA H100",
         "fake: devices of one CPU",
     ):
-        assert reason in said
+        assert reason in message
 
 
 @pytest.mark.slow

@@ -45,11 +45,11 @@ def test_the_ramp_ends_with_its_time_or_the_memory(monkeypatch):
 
 def test_running_out_of_memory_ends_the_ramp_and_other_failures_are_raised(monkeypatch):
     def fails(*_):
-        raise jax.errors.JaxRuntimeError(said)
+        raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(measure_lib, "_time_steps", fails)
-    said = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes"
+    message = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes"
     assert "out of memory at 1 rows" in measure_throughput(tiny(), load_machine("cpu"), rows=(1, 2)).stopped
-    said = "INTERNAL: something else"
+    message = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError):
         measure_throughput(tiny(), load_machine("cpu"), rows=(1, 2))

@@ -116,7 +116,7 @@ def write_study(folder: pathlib.Path, lines: int = 150) -> dict:
     batches = [row | {"loss": runs[0]["loss"] + 0.02 * abs(row["factor"] - 1)} for row in checks[:3]]
     fit = fit_study(records.read_runs(folder), bootstrap=100)
     isoflop = fit_isoflop([row["C"] for row in runs], [row["N"] for row in runs], [row["loss"] for row in runs])
-    said = fit.predict(n, held["D"])
+    message = fit.predict(n, held["D"])
     budgets = [1.25e11 * 1.4**i for i in range(12)]
     along = [
         fit.predict(best.N, best.D)
@@ -125,16 +125,16 @@ def write_study(folder: pathlib.Path, lines: int = 150) -> dict:
     summary = {
         "fit": fit.to_json(),
         "held_out": {
-            "predicted_loss": said.loss,
-            "interval90": [said.low, said.high],
+            "predicted_loss": message.loss,
+            "interval90": [message.low, message.high],
             "measured_loss": held["loss"],
             "predicted_at": 1_790_000_000.0 - 60,
             "N": n,
             "D": held["D"],
             "C": held["C"],
             "folder": held["folder"],
-            "error": said.loss / held["loss"] - 1,
-            "inside": said.low <= held["loss"] <= said.high,
+            "error": message.loss / held["loss"] - 1,
+            "inside": message.low <= held["loss"] <= message.high,
         },
         "ladder": {
             "rule": "quick-2026",

@@ -151,19 +151,19 @@ def test_an_optimum_at_the_edge_is_said(study):
     assert page.text.count("OPTIMUM AT THE EDGE") == 1 and "with worse ones on both sides" in page.text
 
 
-@pytest.mark.parametrize("change, said", [
+@pytest.mark.parametrize("change, message", [
     ({"interval90": [1.0, 1.1]}, "OUTSIDE the 90 % interval"),
     ({"predicted_at": 1_790_000_500.0}, "AFTER the run began"),
     ({"measured_loss": None}, "not measured yet"),
     ({"measured_loss": float("nan")}, "no finite loss"),
 ])  # fmt: skip
-def test_bad_news_is_told(study, tmp_path, change, said):
+def test_bad_news_is_told(study, tmp_path, change, message):
     from scalelab.report import study as studies
     from scalelab.report import verdict
 
     summary = json.loads((study[0] / "summary.json").read_text())
     summary["held_out"] |= change
-    assert said in " ".join(
+    assert message in " ".join(
         verdict.summary_lines(summary, studies._first_metric(summary, records.run_folders(study[0])))
     )
 
@@ -242,15 +242,15 @@ def test_a_best_trial_at_the_edge_is_said(tmp_path):
     assert "0.004 is the largest LR. Try more beyond it." in text
 
 
-@pytest.mark.parametrize("status, said", [
+@pytest.mark.parametrize("status, message", [
     ("done", "This run is done"), ("running", "not finished (status: running)"), ("diverged", "This run diverged"),
     ("stopped", "not finished (status: stopped)"),
 ])  # fmt: skip
-def test_a_run_in_any_state_has_a_page(tmp_path, status, said):
+def test_a_run_in_any_state_has_a_page(tmp_path, status, message):
     synthetic.write_run(tmp_path, status=status, lines=40)
     report = write_report(tmp_path)
     text = Elements((tmp_path / "report.html").read_text()).text
-    assert report["kind"] == "run" and said in text and "f00dfeed" in text and "Synthetic Processor" in text
+    assert report["kind"] == "run" and message in text and "f00dfeed" in text and "Synthetic Processor" in text
     assert "params.kaplan" in text and "optim.peak_lr" in text
 
 
@@ -322,7 +322,7 @@ def test_a_run_on_several_sources_says_each(tmp_path):
         records.write_json(tmp_path / "runs" / name / "record.json", record | {"by_source": columns})
     write_report(tmp_path / "runs" / "a")
     page = Elements((tmp_path / "runs" / "a" / "report.html").read_text())
-    assert "Sources" in page.text and all(said in page.text for said in ("web 2.2500", "1.5", "code –"))
+    assert "Sources" in page.text and all(message in page.text for message in ("web 2.2500", "1.5", "code –"))
     assert settings.swept_keys(records.read_runs(tmp_path)) == []  # what was measured is not what was swept
 
 
@@ -336,8 +336,8 @@ def test_an_event_without_a_step_stands_where_the_run_was(tmp_path):
 def test_differing_versions_are_counted(tmp_path):
     for name, version in (("a", "0.10.2"), ("b", "0.10.2"), ("c", "0.12.0")):
         records.write_json(tmp_path / name / "record.json", {"versions": {"jax": version}, "device": "cpu"})
-    said = gather.collect_provenance([tmp_path / name for name in "abc"])
-    assert said == {"versions.jax": "0.10.2 (2 runs), 0.12.0 (1 runs)", "device": "cpu"}
+    message = gather.collect_provenance([tmp_path / name for name in "abc"])
+    assert message == {"versions.jax": "0.10.2 (2 runs), 0.12.0 (1 runs)", "device": "cpu"}
 
 
 @pytest.mark.parametrize("losses, best, edge", [
@@ -355,7 +355,7 @@ def test_an_optimum_is_bracketed_or_not(losses, best, edge):
 def test_a_check_with_its_optimum_at_the_edge_fails_the_report(tmp_path, capsys):
     summary = synthetic.write_study(tmp_path, lines=30)
     assert main(["report", str(tmp_path)]) == 1
-    assert "FAILED: N = " in (said := capsys.readouterr().err) and "the best LR tried is 2×" in said
+    assert "FAILED: N = " in (message := capsys.readouterr().err) and "the best LR tried is 2×" in message
     assert "FAILED: N = " in (tmp_path / "report.html").read_text()
     scatter = summary["fit"]["residual_rms"]
     at_one, at_two = summary["lr_checks"][-2:]

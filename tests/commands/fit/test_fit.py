@@ -127,7 +127,7 @@ def test_besiroglus_law_from_the_command_line(capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["no/such/thing"], "no file or folder 'no/such/thing'"),
         (["{table}"], "--columns=N=params,D=tokens,loss=val_loss"),
@@ -167,14 +167,14 @@ def test_besiroglus_law_from_the_command_line(capsys):
         (["{table}", "--figures={table}"], "is a file; name a folder"),
     ],
 )
-def test_mistakes_end_with_2_and_one_line(capsys, table, study_folder, argv, said):
+def test_mistakes_end_with_2_and_one_line(capsys, table, study_folder, argv, message):
     assert main(["fit", *(part.format(table=table, folder=study_folder) for part in argv)]) == 2
     printed = capsys.readouterr()
-    assert said in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+    assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("t.csv", "N,D,loss\n1e6,1e8,3\n1e7,1e8,-2\n", "row 2, 'loss': loss is -2"),
         ("t.csv", "N,D,loss\n1e6,1e8,0\n", "row 1, 'loss': loss is 0"),
@@ -188,12 +188,12 @@ def test_mistakes_end_with_2_and_one_line(capsys, table, study_folder, argv, sai
         ("t.jsonl", '{"N": 1e6, "D": 1e8, "loss": null}\n', "none of 1 runs can be fitted: 1 no val_loss"),
     ],
 )
-def test_bad_tables_end_with_2_and_one_line(capsys, tmp_path, name, content, said):
+def test_bad_tables_end_with_2_and_one_line(capsys, tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main(["fit", str(path)]) == 2
     printed = capsys.readouterr()
-    assert said in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+    assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
 def test_two_gigabytes_are_refused_at_once(tmp_path):

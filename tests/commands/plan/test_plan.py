@@ -79,7 +79,7 @@ def test_a_budget_and_a_run_beside_the_best_one(capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ([], "nothing to plan"),
         ([TINY], "--hardware is needed"),
@@ -102,7 +102,7 @@ def test_a_budget_and_a_run_beside_the_best_one(capsys):
         (["--gpu-hours=100"], "--hardware"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(capsys, argv, said):
+def test_mistakes_are_one_line_and_exit_2(capsys, argv, message):
     assert main(["plan", *argv]) == 2
     line = capsys.readouterr().err
-    assert said in line and len(line.strip().splitlines()) == 1
+    assert message in line and len(line.strip().splitlines()) == 1

@@ -181,10 +181,10 @@ def test_a_growing_batch_reads_the_same_stream_without_a_gap(dataset):
     stream = train_batches(dataset, SEQ_LEN, 1, seed=2).chunk(0, 100)[:, 0]
     growing = train_batches(dataset, SEQ_LEN, 6, 2, 6, RAMP)
     batches = [growing.batch(step) for step in range(8)]
-    taken = [batch[(batch >= 0).all(axis=1)] for batch in batches]
-    assert [len(rows) for rows in taken] == [3, 5, 5, 5, 6, 6, 6, 6]
-    assert all((batch[len(rows) :] == -1).all() for batch, rows in zip(batches, taken, strict=True))
-    np.testing.assert_array_equal(np.concatenate(taken), stream[:42])
+    chosen = [batch[(batch >= 0).all(axis=1)] for batch in batches]
+    assert [len(rows) for rows in chosen] == [3, 5, 5, 5, 6, 6, 6, 6]
+    assert all((batch[len(rows) :] == -1).all() for batch, rows in zip(batches, chosen, strict=True))
+    np.testing.assert_array_equal(np.concatenate(chosen), stream[:42])
     later = train_batches(dataset, SEQ_LEN, 6, 2, 6, RAMP)  # begun anew in the middle, and as two hosts
     np.testing.assert_array_equal(later.chunk(2, 5), batches[2:7])
     parts = [later.chunk(0, 8, rows) for rows in (slice(0, 2), np.array([2, 3, 4, 5]))]

@@ -107,11 +107,11 @@ def test_hosts_read_their_rows_of_one_batch_from_any_step(data, hosts, mixture):
 def test_a_growing_batch_reads_the_mixture_without_a_gap(data):
     """The change at a step is one of the rows before it, few as they were while the batch grew."""
     growing = read(data, "web=1; 3: code=1", accumulate=4, ramp=(1, 1, 4)).chunk(0, 6)
-    taken = [rows[(rows >= 0).all(axis=1)] for rows in growing]
-    assert [len(rows) for rows in taken] == [2, 6, 6, 6, 8, 8]
-    assert [is_code(rows).mean() for rows in taken] == [0, 0, 0, 1, 1, 1]
+    chosen = [rows[(rows >= 0).all(axis=1)] for rows in growing]
+    assert [len(rows) for rows in chosen] == [2, 6, 6, 6, 8, 8]
+    assert [is_code(rows).mean() for rows in chosen] == [0, 0, 0, 1, 1, 1]
     plain = train_batches(data, SEQ_LEN, 1, 0, mixture="web=1; 14: code=1").chunk(0, 36)[:, 0]
-    np.testing.assert_array_equal(np.concatenate(taken), plain)
+    np.testing.assert_array_equal(np.concatenate(chosen), plain)
 
 
 def test_what_was_seen_is_what_was_read(data):
@@ -145,8 +145,8 @@ def test_counts_are_closed_forms_of_the_order(weights, gaps, seed):
     starts = [0, *itertools.accumulate(gaps)]
     shares = [[Fraction(w, sum(each)) for w in each] for each in weights]
     stages = list(zip(starts, shares, strict=False))
-    found = [WindowSource(f"s{i}", 1000 * i, 1000, 1000) for i in range(4)]
-    stream = WindowStream(found, stages, seed)
+    sources = [WindowSource(f"s{i}", 1000 * i, 1000, 1000) for i in range(4)]
+    stream = WindowStream(sources, stages, seed)
     which, places = stream._places(np.arange(5000))
     counted = np.zeros(4, int)
     for row in range(5000):
@@ -162,28 +162,28 @@ def test_counts_are_closed_forms_of_the_order(weights, gaps, seed):
 
 
 def test_a_cap_keeps_whole_windows_and_a_smaller_one_is_part_of_a_larger(data):
-    kept = {}
+    remaining = {}
     for cap in (640, 1280, 3200):
         rows = read(data, "web=1", unique_tokens=f"web={cap}").chunk(0, 3 * cap // SEQ_LEN // BATCH)
         seen = [tuple(row) for row in rows.reshape(-1, SEQ_LEN + 1).tolist()]
         n = cap // SEQ_LEN
         epochs = [seen[i : i + n] for i in range(0, 3 * n, n)]
         assert all(len(set(epoch)) == n and set(epoch) == set(epochs[0]) for epoch in epochs) and epochs[0] != epochs[1]
-        kept[cap] = set(epochs[0])
+        remaining[cap] = set(epochs[0])
         other = read(data, "web=1", seed=5, unique_tokens=f"web={cap}").chunk(0, n // BATCH)
         # The choice is not the seed's.
-        assert {tuple(row) for row in other.reshape(-1, SEQ_LEN + 1).tolist()} == kept[cap]
-    assert kept[640] < kept[1280] < kept[3200]
+        assert {tuple(row) for row in other.reshape(-1, SEQ_LEN + 1).tolist()} == remaining[cap]
+    assert remaining[640] < remaining[1280] < remaining[3200]
     # Not the first windows of the file: spread over it.
     first = {tuple(data.parts[0].train.shards[0][16 * i : 16 * i + 17].tolist()) for i in range(200)}
-    assert len(kept[3200] & first) < 60
+    assert len(remaining[3200] & first) < 60
 
 
 def test_windows_in_use_are_the_same_kept_or_computed(data, monkeypatch):
     capped = {"unique_tokens": "web=4000,code=900"}
-    kept = read(data, **capped).chunk(0, 130)
+    remaining = read(data, **capped).chunk(0, 130)
     monkeypatch.setattr(mixture, "MAX_CACHED_WINDOWS", 100)  # web's 250 are computed, code's 56 kept
-    np.testing.assert_array_equal(read(data, **capped).chunk(0, 130), kept)
+    np.testing.assert_array_equal(read(data, **capped).chunk(0, 130), remaining)
 
 
 def test_a_cap_of_all_of_a_lone_source_changes_nothing():
@@ -195,7 +195,7 @@ def test_a_cap_of_all_of_a_lone_source_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"mixture": "wbe=0.5,code=0.5"}, "no source is called 'wbe'; did you mean 'web'"),
         ({"mixture": "web=1; 5: cod=1"}, "no source is called 'cod'"),
@@ -208,8 +208,8 @@ def test_a_cap_of_all_of_a_lone_source_changes_nothing():
         ({"unique_tokens": "1e6"}, "no source has as many tokens; the largest: 19984"),
     ],
 )
-def test_what_does_not_fit_the_sources_is_refused(data, options, said):
-    with pytest.raises(BadInput, match=said):
+def test_what_does_not_fit_the_sources_is_refused(data, options, message):
+    with pytest.raises(BadInput, match=message):
         read(data, **{"mixture": "", **options})
 
 

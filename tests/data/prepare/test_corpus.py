@@ -53,13 +53,13 @@ def opened(folder, vocab_size=256):
 
 def stored(split, end=0):
     """The documents of a split, cut at its offsets."""
-    found = []
+    documents = []
     for tokens, offsets in zip(split.shards, split.offsets, strict=True):
         assert offsets[0] == 0 and offsets[-1] == len(tokens)
         for start, stop in itertools.pairwise(offsets.tolist()):
             assert tokens[stop - 1] == end
-            found.append(bytes(tokens[start : stop - 1]))
-    return found
+            documents.append(bytes(tokens[start : stop - 1]))
+    return documents
 
 
 @pytest.mark.usefixtures("small")
@@ -297,12 +297,12 @@ def test_separators_in_front_behind_and_in_pairs_give_the_same_tokens(tmp_path):
         "llmc": corpora.write_llmc(tmp_path / "b.bin", documents),
         "megatron": corpora.write_megatron(tmp_path / "c.bin", documents),
     }
-    found = {}
+    actual = {}
     for name, path in files.items():
         result = prepare(tmp_path / name, f"gpt={path}", tokenizer="ids:50257")
         assert result["tokenizer"]["separator"] == corpora.END and result["parts"][0]["bytes_per_token"] == 1.0
-        found[name] = {k: v for k, v in digests(tmp_path / name).items() if k.endswith((".tokens", ".offsets"))}
-    assert found["nanogpt"] == found["llmc"] == found["megatron"]
+        actual[name] = {k: v for k, v in digests(tmp_path / name).items() if k.endswith((".tokens", ".offsets"))}
+    assert actual["nanogpt"] == actual["llmc"] == actual["megatron"]
     (part,) = opened(tmp_path / "nanogpt", 50304).parts
     tokens = np.concatenate([*part.train.shards, *part.val.shards])
     assert len(tokens) == sum(len(document) + 1 for document in documents)

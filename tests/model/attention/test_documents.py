@@ -58,8 +58,8 @@ def losses(of, params, x_BSD, targets_BS, packed):
     whole = lambda module, x: module.leave(module.blocks(x, all_layer_flags(of), packed, None)[0])  # noqa: E731
     y_BSD, head_DV = transformer.Transformer(of, FP32).apply({"params": params}, x_BSD, method=whole)
     log_p = jax.nn.log_softmax(y_BSD @ head_DV)
-    found = jnp.take_along_axis(log_p, jnp.maximum(targets_BS, 0)[..., None], axis=-1)[..., 0]
-    return -jnp.where(targets_BS >= 0, found, 0.0)
+    log_likelihoods = jnp.take_along_axis(log_p, jnp.maximum(targets_BS, 0)[..., None], axis=-1)[..., 0]
+    return -jnp.where(targets_BS >= 0, log_likelihoods, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +76,12 @@ def derivatives(position, kind, n_kv_heads):
     inputs, targets, packed = documents.split_inputs_targets(jnp.asarray([ROW]), mask)
 
     def each(x_SD):
-        found = losses(of, params, x_SD[None], targets, packed)[0]
-        return found, found
+        nats = losses(of, params, x_SD[None], targets, packed)[0]
+        return nats, nats
 
     x_SD = transformer.embed_tokens(of, params, inputs, FP32, packed)[0]
-    jacobian, found = jax.jit(jax.jacrev(each, has_aux=True))(x_SD)
-    return np.asarray(found), np.abs(np.asarray(jacobian)).max(axis=-1)
+    jacobian, nats = jax.jit(jax.jacrev(each, has_aux=True))(x_SD)
+    return np.asarray(nats), np.abs(np.asarray(jacobian)).max(axis=-1)
 
 
 CASES = [("rope", kind, 2) for kind in KINDS] + [(position, kind, 4) for position in POSITIONS for kind in KINDS]
@@ -99,7 +99,7 @@ def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position,
 
 @pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
 def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_heads):
-    found, _ = derivatives(position, kind, n_kv_heads)
+    actual, _ = derivatives(position, kind, n_kv_heads)
     of = model(position, kind, n_kv_heads)
     params = random_params(of)
     for start, end in zip(STARTS, [*STARTS[1:], 13], strict=True):
@@ -107,7 +107,7 @@ def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_
         if len(alone) > 1:
             log_p = jax.nn.log_softmax(transformer.next_token_logits(of, params, jnp.asarray(alone[None, :-1])))
             expected = -np.asarray(log_p)[0, np.arange(len(alone) - 1), alone[1:]]
-            np.testing.assert_allclose(found[start : end - 1], expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(actual[start : end - 1], expected, rtol=1e-6, atol=1e-6)
 
 
 @functools.cache

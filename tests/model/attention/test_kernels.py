@@ -57,10 +57,10 @@ def blockwise(sight, window, block=16):
 def test_blockwise_is_plain_forward_and_backward(sight, window):
     """Fifty tokens in blocks of sixteen: the last one is filled up."""
     given = arrays(50)
-    for expected, found in zip(
+    for expected, actual in zip(
         with_gradients(plain(sight, window), *given), with_gradients(blockwise(sight, window), *given), strict=True
     ):
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
 def test_blockwise_in_bf16_is_as_near_to_fp32_as_plain():
@@ -68,9 +68,9 @@ def test_blockwise_in_bf16_is_as_near_to_fp32_as_plain():
     exact = with_gradients(plain(MaskInfo(), 0), *given)
     half = [x.astype(jnp.bfloat16) for x in given]
     for of in (plain, blockwise):
-        for expected, found in zip(exact, with_gradients(of(MaskInfo(), 0), *half), strict=True):
-            assert found.dtype == jnp.bfloat16
-            assert np.abs(found.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
+        for expected, actual in zip(exact, with_gradients(of(MaskInfo(), 0), *half), strict=True):
+            assert actual.dtype == jnp.bfloat16
+            assert np.abs(actual.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
 
 
 def test_a_window_by_hand():
@@ -117,9 +117,9 @@ def test_blockwise_knows_distances_forward_and_backward(name):
     """Gradients of queries, keys, values, of what distances are scored with and of the distances; blocks as above."""
     *given, weights = arrays(50, keys=4)
     far = arrays(50)[0] / 2, arrays(50, keys=4)[1][0] / 2
-    found = all_gradients(blockwise_by_distance(*SIGHTS[name]), given, far, weights)
+    gradients = all_gradients(blockwise_by_distance(*SIGHTS[name]), given, far, weights)
     expected = all_gradients(plain_by_distance(*SIGHTS[name]), given, far, weights)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6 * max(1, np.abs(theirs).max()))
     assert all(np.abs(theirs).max() > 0.1 for theirs in expected)
 
@@ -131,9 +131,9 @@ def test_distances_in_bf16_are_as_near_to_fp32_as_plain():
     exact = all_gradients(plain_by_distance(), given, far, weights)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (given, far))
     for of in (plain_by_distance, blockwise_by_distance):
-        for expected, found in zip(exact, all_gradients(of(), *half, weights), strict=True):
-            assert found.dtype == jnp.bfloat16
-            assert np.abs(found.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
+        for expected, actual in zip(exact, all_gradients(of(), *half, weights), strict=True):
+            assert actual.dtype == jnp.bfloat16
+            assert np.abs(actual.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
 
 
 def temporaries(of, length, by_distance=False):
@@ -183,7 +183,7 @@ def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
 
 
 @pytest.mark.parametrize(
-    ("backend", "changes", "said"),
+    ("backend", "changes", "message"),
     [
         ("cpu", {"attention": "cudnn"}, "it runs on a gpu, not on this cpu"),
         ("gpu", {"attention": "splash"}, "it runs on a tpu"),
@@ -197,9 +197,9 @@ def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
         ("tpu", WIDE | {"attention": "splash", "position": "relative"}, "does not support model.position='relative'"),
     ],
 )
-def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backend, changes, said):
+def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backend, changes, message):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    with pytest.raises(BadInput, match=said) as refused:
+    with pytest.raises(BadInput, match=message) as refused:
         kernels.choose_kernel(shape(**changes), jnp.dtype(jnp.bfloat16))
     assert "\n" not in str(refused.value)
 

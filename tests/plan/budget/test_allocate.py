@@ -302,7 +302,7 @@ def test_every_answer_is_plain_json():
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ({}, "give one of flops, tokens"),
         ({"flops": 1e20, "tokens": 1e9}, "not flops and tokens"),
@@ -319,14 +319,14 @@ def test_every_answer_is_plain_json():
         ({"flops": 1e20, "law": "porian", "unique_tokens": 1e9}, "use besiroglu or muennighoff"),
     ],
 )
-def test_bad_input_is_one_line(asked, said):
-    with pytest.raises(BadInput, match=said) as mistake:
+def test_bad_input_is_one_line(asked, message):
+    with pytest.raises(BadInput, match=message) as mistake:
         allocate_budget(**asked)
     assert "\n" not in str(mistake.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "is not JSON"),
         ("[1]", "holds no law"),
@@ -338,7 +338,7 @@ def test_bad_input_is_one_line(asked, said):
         ('{"a": "half", "coefficient": 1}', "could not convert"),
     ],
 )
-def test_a_law_file_that_is_none(tmp_path, text, said):
+def test_a_law_file_that_is_none(tmp_path, text, message):
     (tmp_path / "law.json").write_text(text)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         allocate_budget(flops=1e20, law=str(tmp_path / "law.json"))

@@ -39,8 +39,8 @@ def argument_bytes(of):
         axes = [axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry)]
         return leaf.size * leaf.dtype.itemsize // math.prod(getattr(of.layout, axis) for axis in axes)
 
-    kept = sum(jax.tree.leaves(jax.tree.map(mine, state.state_shapes(of), state.state_specs(of))))
-    return kept + 4 * of.global_batch * (of.model.seq_len + 1) // (of.layout.data * of.layout.fsdp)
+    remaining = sum(jax.tree.leaves(jax.tree.map(mine, state.state_shapes(of), state.state_specs(of))))
+    return remaining + 4 * of.global_batch * (of.model.seq_len + 1) // (of.layout.data * of.layout.fsdp)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_what_the_trainer_cannot_lay_out_is_refused_in_its_own_words():
 
 def test_a_program_is_traced_as_for_the_platform_it_is_for():
     shape = dataclasses.replace(static({}).model, seq_len=4096, d_head=128)
-    found = {}
+    actual = {}
     for platform in ("cpu", "gpu", "tpu"):
         with trace_for_platform(platform):
-            found[platform] = choose_kernel(shape, jax.numpy.dtype("bfloat16"))
-    assert found == {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}
+            actual[platform] = choose_kernel(shape, jax.numpy.dtype("bfloat16"))
+    assert actual == {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}
     assert choose_kernel(shape, jax.numpy.dtype("bfloat16")) == "blockwise"
 
 
@@ -122,8 +122,10 @@ def test_extras_are_pinned_as_everything_is():
 
 def installed(platform):
     extra, modules = absent_devices.EXTRAS[platform]
-    found = any(absent_devices._is_installed(module) for module in modules)
-    return pytest.mark.skipif(not found, reason=f"needs the extra {extra}: pip install -c constraints.txt '.[{extra}]'")
+    available = any(absent_devices._is_installed(module) for module in modules)
+    return pytest.mark.skipif(
+        not available, reason=f"needs the extra {extra}: pip install -c constraints.txt '.[{extra}]'"
+    )
 
 
 # Of 1.54 B parameters, 64 sequences of 2,048 tokens a step, AdamW in fp32, products in bf16.

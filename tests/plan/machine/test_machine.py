@@ -68,7 +68,7 @@ def test_ones_own_from_nothing_and_from_a_known_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (json.dumps(MINE | {"hbm": 1}), "'hbm' is not a field; did you mean 'hbm_bytes'"),
         (json.dumps({k: v for k, v in MINE.items() if k != "flops"}), "lacks flops"),
@@ -80,10 +80,10 @@ def test_ones_own_from_nothing_and_from_a_known_one(tmp_path):
         ("{", "is not JSON"),
     ],
 )
-def test_a_wrong_description_is_one_line(text, said, tmp_path):
+def test_a_wrong_description_is_one_line(text, message, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(text)
-    with pytest.raises(BadInput, match=said) as caught:
+    with pytest.raises(BadInput, match=message) as caught:
         load_machine(str(path))
     assert "\n" not in str(caught.value)
 

@@ -22,10 +22,10 @@ FOUND = {row["name"]: row for row in json.loads((compiled.RESULTS / "compiled.js
 
 @pytest.mark.parametrize("name", FOUND)
 def test_total_against_the_peak_of_the_compiled_step(name):
-    found, row = step_memory(*compiled.load_case(name)), FOUND[name]
-    held = sum(found.components.get(part, 0) for part in ARGUMENTS)
+    actual, row = step_memory(*compiled.load_case(name)), FOUND[name]
+    held = sum(actual.components.get(part, 0) for part in ARGUMENTS)
     assert held == pytest.approx(row["argument_bytes"][1], rel=0.002)
-    assert found.total == pytest.approx(row["peak_bytes"][1], rel=OFF)
+    assert actual.total == pytest.approx(row["peak_bytes"][1], rel=OFF)
 
 
 B15 = {"d_model": 2048, "n_layers": 28, "n_heads": 16, "vocab_size": 32_000, "seq_len": 2048}

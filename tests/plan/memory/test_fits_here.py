@@ -20,11 +20,11 @@ def test_a_7b_model_in_fp32_does_not_fit_this_host(monkeypatch, tmp_path, capsys
     """12 bytes a parameter with Adam and 4 of gradients: 108 GB beside 64 of memory."""
     monkeypatch.setattr(chips, "host_memory_bytes", lambda: 64 * 10**9)
     code = main(["train", "--config=configs/recipes/safe_7b.py", f"--workdir={tmp_path / 'run'}"])
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     assert code == 2 and not (tmp_path / "run").exists()
     for word in ("parameters", "optimizer", "gradients", "activations", "capacity", "59.60"):
-        assert word in told
-    last = told.strip().splitlines()[-1]
+        assert word in reported
+    last = reported.strip().splitlines()[-1]
     assert last.startswith("scalelab: a step needs at least") and last.endswith("--force starts it anyway")
 
 
@@ -48,8 +48,8 @@ def test_the_way_out_is_named_and_is_one(monkeypatch, tmp_path):
     monkeypatch.setattr(chips, "host_memory_bytes", lambda: 6 * 2**30)
     with pytest.raises(BadInput, match="nearest that fits: --config") as caught:
         check_memory_fits(config_lib.resolve(config), tmp_path)
-    said = dict(re.findall(r"--config\.(\S+)=(\w+)", str(caught.value)))
-    check_memory_fits(config_lib.resolve(config_lib.override(config, said)), tmp_path)
+    message = dict(re.findall(r"--config\.(\S+)=(\w+)", str(caught.value)))
+    check_memory_fits(config_lib.resolve(config_lib.override(config, message)), tmp_path)
 
 
 def test_force_starts_it(monkeypatch, tmp_path):

@@ -47,16 +47,16 @@ TRAININGS = [
 @pytest.mark.parametrize("row", TRAININGS, ids=lambda row: f"{row[0]}B on {row[2]}")
 def test_narayanan_training_time(row):
     billions, tokens, gpus, tflops, days = row
-    found = megatron.training_s(billions * 1e9, tokens * 1e9, gpus, tflops * 1e12) / 86400
-    assert found == pytest.approx(days, rel=0.03)
+    actual = megatron.training_s(billions * 1e9, tokens * 1e9, gpus, tflops * 1e12) / 86400
+    assert actual == pytest.approx(days, rel=0.03)
 
 
 # MT-NLG 530B, 1,920 sequences on 2,240 and 2,800 GPUs: 60.0 s at 126 and 50.2 s at 121 TFLOP/s (Smith et al. 2022,
 # section 2.3).
 @pytest.mark.parametrize(("gpus", "seconds", "tflops"), [(2240, 60.0, 126), (2800, 50.2, 121)])
 def test_mt_nlg_iterations(gpus, seconds, tflops):
-    found = megatron.recomputed_flops(GptShape(105, 20480, 128, 51200, 2048), 1920) / seconds / gpus
-    assert found / 1e12 == pytest.approx(tflops, abs=1)
+    actual = megatron.recomputed_flops(GptShape(105, 20480, 128, 51200, 2048), 1920) / seconds / gpus
+    assert actual / 1e12 == pytest.approx(tflops, abs=1)
 
 
 # Korthikanti et al. 2022: heads, h, layers, t, p, m, GPUs, batch, micro-batch, then activations of the first stage in
@@ -79,10 +79,10 @@ def test_korthikanti_activations(name):
         "none": {}, "sequence": {"sequence": True}, "selective": {"recomputed": "selective"},
         "both": {"sequence": True, "recomputed": "selective"}, "full": {"recomputed": "full"},
     }  # fmt: skip
-    found = {way: held * megatron.layer_bytes(shape, rows, t, **said) for way, said in ways.items()}
-    assert found["none"] / 2**30 == pytest.approx(gib[0], abs=0.1)
-    assert found["both"] / 2**30 == pytest.approx(gib[1], abs=0.1)
-    ours = [100 * found[way] / found["none"] for way in ("sequence", "selective", "both", "full")]
+    actual = {way: held * megatron.layer_bytes(shape, rows, t, **message) for way, message in ways.items()}
+    assert actual["none"] / 2**30 == pytest.approx(gib[0], abs=0.1)
+    assert actual["both"] / 2**30 == pytest.approx(gib[1], abs=0.1)
+    ours = [100 * actual[way] / actual["none"] for way in ("sequence", "selective", "both", "full")]
     assert ours == pytest.approx(percent, abs=0.15)  # read off a plot
 
 
@@ -90,9 +90,9 @@ def test_korthikanti_activations(name):
 def test_korthikanti_utilisation(name):
     heads, h, layers, *_, gpus, batch, _, _, _, seconds, printed = KORTHIKANTI[name]
     shape = GptShape(layers, h, heads, 51200, 2048)
-    found = [100 * megatron.model_flops(shape, batch, how) / seconds / gpus / A100 for how in ("none", "selective")]
+    actual = [100 * megatron.model_flops(shape, batch, how) / seconds / gpus / A100 for how in ("none", "selective")]
     # 22B: the iteration is printed as 1.10 s, which is 0.5 % of rounding.
-    assert found == pytest.approx(printed, abs=0.25 if name == "22B" else 0.06)
+    assert actual == pytest.approx(printed, abs=0.25 if name == "22B" else 0.06)
 
 
 def test_layers_in_flight_by_schedule():

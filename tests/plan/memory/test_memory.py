@@ -44,9 +44,9 @@ def test_fp32_adam_by_zero_stage():
     n, small = 6_738_415_616, 1e-3  # gains are whole on every device: 0.004 % of the parameters
     for zero in range(4):
         layout = Layout(fsdp=16, zero=zero)
-        found = step_memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
-        assert found["parameters"] == pytest.approx(4 * n / (16 if zero == 3 else 1), rel=small)
-        assert found["optimizer"] == pytest.approx(8 * n / (16 if zero else 1), rel=small)
+        actual = step_memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
+        assert actual["parameters"] == pytest.approx(4 * n / (16 if zero == 3 else 1), rel=small)
+        assert actual["optimizer"] == pytest.approx(8 * n / (16 if zero else 1), rel=small)
     # With accumulation gradients are summed as stage 2 says, and 4 + 4 + 8 bytes are the table's with everything
     # doubled but K.
     two = step_memory(
@@ -104,8 +104,8 @@ def test_a_pipeline_keeps_what_its_loop_over_ticks_carries(schedule, microbatche
     carried = [v.aval for v in most.params["jaxpr"].jaxpr.invars[most.params["num_consts"] :]][
         : most.params["num_carry"]
     ]
-    kept = sum(saved_activations._device_bytes(x) for x in carried if x.dtype == "bfloat16")
-    assert step_memory(static, H100).components["activations"] == kept
+    remaining = sum(saved_activations._device_bytes(x) for x in carried if x.dtype == "bfloat16")
+    assert step_memory(static, H100).components["activations"] == remaining
 
 
 def scans(jaxpr):
@@ -147,11 +147,11 @@ def test_every_optimizer_counts_itself(name):
     """Beside what its record says of each parameter (`state_bytes`), there are scalars only."""
     static = static_of(optim__name=name, optim__peak_lr=1e-3)
     member = find_optimizer(name)
-    said = sum(
+    message = sum(
         member.state_bytes(d, static.optim) if member.claims(d) else 8 * d.size
         for d in jax.tree.leaves(parameter_declarations(static.model))
     )
-    assert 0 <= step_memory(static, H100).components["optimizer"] - said < 200
+    assert 0 <= step_memory(static, H100).components["optimizer"] - message < 200
 
 
 def test_notes_say_what_is_not_as_one_may_think():

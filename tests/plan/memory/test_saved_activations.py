@@ -80,8 +80,8 @@ def test_sequence_parallelism_splits_the_stream():
             - saved_activations.count_saved_activations(two).row_bytes
         ) // 2
 
-    found = [layer(Layout(data=2, tensor=2, sequence=sequence)) for sequence in (False, True)]
-    assert found == [4 * 16 * 32, 4 * 16 * 32 // 2]
+    actual = [layer(Layout(data=2, tensor=2, sequence=sequence)) for sequence in (False, True)]
+    assert actual == [4 * 16 * 32, 4 * 16 * 32 // 2]
 
 
 def test_axes_that_cannot_be_divided_are_filled_up():

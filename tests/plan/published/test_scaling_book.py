@@ -196,9 +196,9 @@ def test_part_6_how_to_split_it():
 def test_part_6_how_many_chips_hold_it():
     """2 and 8 bytes a parameter and three checkpoints a layer: 16.5 TB, 171 chips of 96 GB. The first edition counts
     20.9 TB of checkpoints, 225 chips, and goes on with 171."""
-    state, kept = 10 * 70e9, 2 * 8192 * 4e6 * 3 * 80
-    assert kept == near(15.8e12, 0.005)
-    assert (state + kept) / 96e9 == near(171, 0.01)
+    state, remaining = 10 * 70e9, 2 * 8192 * 4e6 * 3 * 80
+    assert remaining == near(15.8e12, 0.005)
+    assert (state + remaining) / 96e9 == near(171, 0.01)
     assert (state + 20.9e12) / 96e9 == near(225, 0.01)
     assert roofline.most_parameters(V5P, 1) == near(96e9, 0.07)
 

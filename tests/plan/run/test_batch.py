@@ -53,8 +53,8 @@ def test_kaplans_law_says_the_loss_where_none_is_known():
     columns = {"N": np.array([1e9, 1.75e11]), "D": np.array([1e10, 3e11])}
     losses = LAWS["kaplan"](columns, L_OF_N_D)
     assert [kaplan_loss(*sizes) for sizes in zip(*columns.values(), strict=True)] == pytest.approx(losses)
-    (found, _) = plan_batch(static(), tokens=1e10).critical
-    assert found.name == "kaplan" and found.tokens == kaplan_critical_batch(
+    (actual, _) = plan_batch(static(), tokens=1e10).critical
+    assert actual.name == "kaplan" and actual.tokens == kaplan_critical_batch(
         kaplan_loss(count.count_parameters(static().model)["kaplan"], 1e10)
     )
 
@@ -78,10 +78,10 @@ def test_a_batch_that_is_warmed_up():
 
 def test_where_it_stands():
     made = static(train__global_batch=512, model__seq_len=1024)
-    found = {c.name: c for c in plan_batch(made, tokens=1e10, loss=2.7, critical_tokens=2**20).critical}
-    assert (found["yours"].ratio, found["yours"].extra_tokens) == (0.5, 0.5)
-    assert found["zhang"].extra_tokens == pytest.approx(0.2 * found["zhang"].ratio)
-    assert found["kaplan"].tokens == kaplan_critical_batch(2.7) and "WebText2" in found["kaplan"].source
+    actual = {c.name: c for c in plan_batch(made, tokens=1e10, loss=2.7, critical_tokens=2**20).critical}
+    assert (actual["yours"].ratio, actual["yours"].extra_tokens) == (0.5, 0.5)
+    assert actual["zhang"].extra_tokens == pytest.approx(0.2 * actual["zhang"].ratio)
+    assert actual["kaplan"].tokens == kaplan_critical_batch(2.7) and "WebText2" in actual["kaplan"].source
     assert any("beyond" in note for note in plan_batch(made, tokens=15e12).notes)
     assert any("no critical batch" in note for note in plan_batch(made).notes)
     with pytest.raises(BadInput, match="loss=0"):

@@ -330,9 +330,9 @@ def test_training_is_steps_times_seconds():
 
 def test_a_batch_warm_up_shortens_the_run():
     of = dataclasses.replace(small(), accumulate=8, batch_ramp=(10, 20, 50))
-    taken = batch_ramp.micro_batches_per_step(of.batch_ramp, 8, np.arange(100)).sum()
+    chosen = batch_ramp.micro_batches_per_step(of.batch_ramp, 8, np.arange(100)).sum()
     run = estimate_training(of, load_machine("h100"), 100, step_time(of, load_machine("h100")))
-    assert run.tokens == taken / 8 * 64 * 1024
+    assert run.tokens == chosen / 8 * 64 * 1024
 
 
 def test_a_chip_without_the_unit_is_refused():

@@ -118,9 +118,9 @@ def test_the_forecast_is_what_simulated_studies_show():
     noise, at = 0.004, 1e13
     runs = grid_of(QUICKSTART_LIKE, [1.25e11, 2.5e11, 5e11, 1e12, 2e12], 7)
     book = LawBook("truth", "", "total", "", LAWS["chinchilla"], constant_params(QUICKSTART_LIKE._asdict()))
-    found = {each.name: each for each in forecast_intervals(book, noise, runs, at).expected}
+    actual = {each.name: each for each in forecast_intervals(book, noise, runs, at).expected}
     truth = best_split(QUICKSTART_LIKE, at)
-    assert found["N"].value == pytest.approx(truth.N) and found["loss"].value == pytest.approx(truth.loss)
+    assert actual["N"].value == pytest.approx(truth.N) and actual["loss"].value == pytest.approx(truth.loss)
     fits = []
     for seed in range(50):
         losses = loss_at(QUICKSTART_LIKE, runs["N"], runs["D"])
@@ -130,13 +130,13 @@ def test_the_forecast_is_what_simulated_studies_show():
         fits.append([params.E, params.alpha, params.beta, np.log(best_split(params, at).N)])
     scatter = dict(zip(("E", "alpha", "beta", "N"), np.std(fits, axis=0), strict=True))
     for name, sd in scatter.items():
-        assert found[name].sd == pytest.approx(sd, rel=0.3), name
+        assert actual[name].sd == pytest.approx(sd, rel=0.3), name
     # Among the runs the law is sure, and one run is as noisy as any.
     amid = forecast_intervals(book, noise, runs, 5e11).expected[-1]
     assert amid.name == "loss" and noise < amid.sd < 1.2 * noise
     decided = fit(runs | {"loss": losses}, bootstrap=200, identify=False, target_flops=[at]).decisions[0]
     own = np.log([decided.N.high / decided.N.low, decided.loss.high / decided.loss.low])
-    ours = np.log([found[name].high / found[name].low for name in ("N", "loss")])
+    ours = np.log([actual[name].high / actual[name].low for name in ("N", "loss")])
     np.testing.assert_allclose(ours, own, rtol=0.5)
 
 
@@ -178,7 +178,7 @@ def test_a_law_and_noise_of_the_users_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "arguments", "said"),
+    ("file", "arguments", "message"),
     [
         ("configs/no.py", [], "no config file"),
         ("configs/tiny.py", [], "tells no runs"),
@@ -187,8 +187,8 @@ def test_a_law_and_noise_of_the_users_own(tmp_path):
         ("experiments/isoflop.py", ["--quik"], "did you mean '--quick'"),
     ],
 )
-def test_bad_input_is_one_line(file, arguments, said):
-    with pytest.raises(BadInput, match=said) as mistake:
+def test_bad_input_is_one_line(file, arguments, message):
+    with pytest.raises(BadInput, match=message) as mistake:
         load_planned_study(ROOT / file, arguments)
     assert "\n" not in str(mistake.value)
 

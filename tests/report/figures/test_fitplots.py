@@ -81,8 +81,8 @@ def test_laws_of_other_columns_and_fits_without_resamples(tmp_path):
 
 def test_isoflops_are_drawn_with_their_minima(tmp_path):
     N, D, loss = study(QUICKSTART_LIKE, sizes=7)
-    found = fit_isoflop(6 * N * D, N, loss)
-    fitplots.write_isoflop_figure(tmp_path, found, 6 * N * D, N, loss, "N")
+    profiles = fit_isoflop(6 * N * D, N, loss)
+    fitplots.write_isoflop_figure(tmp_path, profiles, 6 * N * D, N, loss, "N")
     C, best = of_kind(tmp_path / "isoflop.csv", "minimum", "budget", "N")
     assert best == pytest.approx(optimal_allocation(QUICKSTART_LIKE, C).N, rel=0.05)
     assert (tmp_path / "isoflop.png").stat().st_size > 5000

@@ -87,12 +87,12 @@ def test_lr_checks_say_where_the_optimum_is():
         for s, losses in ((1e4, (2.1, 2.0, 2.2)), (4e4, (1.9, 1.8, 1.7)))
         for f, y in zip((0.5, 1, 2), losses, strict=True)
     ]
-    for scatter, said in (
+    for scatter, message in (
         (0.0, "optimum at the edge: not bracketed"),
         (0.1, "no better at the edge than the runs scatter"),
     ):
         axes = plots.plot_checks(rows, "LR", gather.check_verdicts(rows, scatter)).axes
-        assert [[t.get_text() for t in ax.texts] for ax in axes] == [["optimum inside"], [said]]
+        assert [[t.get_text() for t in ax.texts] for ax in axes] == [["optimum inside"], [message]]
 
 
 def test_a_lost_check_run_is_shown_as_diverged():

@@ -108,7 +108,7 @@ def test_a_rule_fitted_to_ones_own_lr_checks_finds_the_law_that_made_them(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("cells", "lrs", "facts", "said"),
+    ("cells", "lrs", "facts", "message"),
     [
         (CELLS, LRS[5:], {}, "d_model=16, 400 steps: the best LR .* is the edge of those tried .*; add larger ones"),
         (CELLS, LRS[3:5], {}, "finished runs at 2 learning rates; an optimum needs 3"),
@@ -117,11 +117,11 @@ def test_a_rule_fitted_to_ones_own_lr_checks_finds_the_law_that_made_them(tmp_pa
         ([(24, 800)], LRS, {"train.global_batch": 2}, r"its runs differ in train.global_batch \(2, 4\)"),
     ],
 )
-def test_lr_checks_that_bracket_no_optimum_are_refused(tmp_path, cells, lrs, facts, said):
+def test_lr_checks_that_bracket_no_optimum_are_refused(tmp_path, cells, lrs, facts, message):
     lr_checks(tmp_path, lambda d, n: 4e-3, cells, lrs, **facts)
     if facts:
         lr_checks(tmp_path, lambda d, n: 4e-3, CELLS, LRS)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         rules.find_rule(f"fitted:{tmp_path}", quickstart.get_config())
 
 
@@ -151,7 +151,7 @@ def test_mistakes_say_what_would_be_right():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         (
             {"schedule.batch_start": 4, "schedule.batch_warmup_tokens": 4096},
@@ -164,6 +164,6 @@ def test_mistakes_say_what_would_be_right():
         ({"data.mixture": "a=1; 40: b=1"}, "data.mixture changes at step 40: .*nearest: one mixture"),
     ],
 )
-def test_what_is_planned_for_one_length_is_no_rung(changed, said):
-    with pytest.raises(BadInput, match=said):
+def test_what_is_planned_for_one_length_is_no_rung(changed, message):
+    with pytest.raises(BadInput, match=message):
         ladder.make_rung(override(quickstart.get_config(), changed), 32, 1e11, RULE)

@@ -94,7 +94,7 @@ def test_the_trunk_goes_on_as_if_nothing_had_branched_off_and_so_does_a_branch_o
 
 
 @pytest.mark.parametrize(
-    ("kind", "step", "overrides", "said"),
+    ("kind", "step", "overrides", "message"),
     [
         ("wsd", 8, {"schedule__decay_steps": 2}, r"own decay began at step 6; kept from before it: \[2, 4, 6\]"),
         ("cosine", 4, {"schedule__decay_steps": 2}, "its trunk is 'cosine'.*--init-from="),
@@ -123,8 +123,8 @@ def test_the_trunk_goes_on_as_if_nothing_had_branched_off_and_so_does_a_branch_o
         ),
     ],
 )
-def test_what_would_not_be_the_run_planned_so_is_refused(tmp_path, trunks, kind, step, overrides, said):
-    with pytest.raises(BadInput, match=said) as error:
+def test_what_would_not_be_the_run_planned_so_is_refused(tmp_path, trunks, kind, step, overrides, message):
+    with pytest.raises(BadInput, match=message) as error:
         branched(trunks(kind), step, tmp_path / "branch", **overrides)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "branch" / "config.json").exists()

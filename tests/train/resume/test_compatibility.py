@@ -185,12 +185,12 @@ def test_a_folder_in_which_no_step_was_taken_is_taken_over_and_any_other_is_refu
         started = records.read_record(run) | {"status": "running", "steps": 0, "tokens": 0}
         records.write_json(tmp_path / name / "record.json", started)
         (tmp_path / name / "metrics.jsonl").write_text(lines)
-    other, said = config(model__d_model=16), []
+    other, message = config(model__d_model=16), []
     with pytest.raises(BadInput, match=r"trained was started with\n  model\.d_ff=24, now it is 48"):
         train_single(other, tmp_path / "trained")
-    assert train_single(other, tmp_path / "untrained", said.append)["final_step"] == 4
+    assert train_single(other, tmp_path / "untrained", message.append)["final_step"] == 4
     line = f"{tmp_path / 'untrained'} held another config, of which no step was taken: this one takes it over"
-    assert {"note": line} in said
+    assert {"note": line} in message
     assert [event["text"] for event in events(tmp_path / "untrained", "taken_over")] == [line]
     record = records.read_run(tmp_path / "untrained")
     assert (record["model.d_model"], record["status"]) == (16, "done")

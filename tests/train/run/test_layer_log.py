@@ -50,8 +50,8 @@ def test_a_resumed_run_cuts_the_file_and_writes_it_again(run, tmp_path):
     """Like a crash between the checkpoint of step 4 and the end: the log has lines of steps that will run again."""
     copy = shutil.copytree(run, tmp_path / "run")
     manifest = json.loads((copy / "checkpoints" / "4" / "manifest.json").read_text())
-    kept = b"".join((run / "layers.jsonl").read_bytes().splitlines(keepends=True)[:2])
-    assert manifest["logs"]["../layers.jsonl"]["bytes"] == len(kept)
+    remaining = b"".join((run / "layers.jsonl").read_bytes().splitlines(keepends=True)[:2])
+    assert manifest["logs"]["../layers.jsonl"]["bytes"] == len(remaining)
     shutil.rmtree(copy / "checkpoints" / "6")
     record = json.loads((copy / "record.json").read_text())
     (copy / "record.json").write_text(json.dumps(record | {"status": "running", "steps": 4}))

@@ -7,8 +7,8 @@ from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import config
 
 
-@pytest.mark.parametrize("kept", [None, 1000], ids=["deleted", "cut"])
-def test_it_ends_the_run_in_one_line_and_put_back_it_goes_on_to_the_same_bits(tmp_path, kept):
+@pytest.mark.parametrize("remaining", [None, 1000], ids=["deleted", "cut"])
+def test_it_ends_the_run_in_one_line_and_put_back_it_goes_on_to_the_same_bits(tmp_path, remaining):
     made = config(
         data__cache_dir=str(tmp_path / "cache"), train__steps=8, train__steps_per_dispatch=2, checkpoint__every_steps=2
     )
@@ -19,10 +19,12 @@ def test_it_ends_the_run_in_one_line_and_put_back_it_goes_on_to_the_same_bits(tm
     def lose(output):
         if output.get("step") == 4:
             shard.unlink(missing_ok=True)  # train and evaluation both say step 4
-            if kept:
-                shard.write_bytes(content[:kept])
+            if remaining:
+                shard.write_bytes(content[:remaining])
 
-    with pytest.raises(BadInput, match="is gone since" if kept is None else f"has {kept} bytes, and had") as caught:
+    with pytest.raises(
+        BadInput, match="is gone since" if remaining is None else f"has {remaining} bytes, and had"
+    ) as caught:
         train_single(made, tmp_path / "run", lose)
     assert str(shard) in str(caught.value) and "\n" not in str(caught.value)
     shard.write_bytes(content)

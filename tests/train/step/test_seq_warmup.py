@@ -108,7 +108,7 @@ def test_a_run_says_it_and_resumes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"schedule__seq_warmup_tokens": None}, "seq_start=12 needs schedule.seq_warmup_tokens"),
         ({"schedule__seq_start": None, "schedule__seq_warmup_tokens": 9},
@@ -120,6 +120,6 @@ def test_a_run_says_it_and_resumes(tmp_path):
             "not full before the run's last step, 47200 tokens in; nearest: 47200"),
     ],
 )  # fmt: skip
-def test_a_warm_up_that_cannot_be_had_is_refused(changed, said):
-    with pytest.raises(BadInput, match=said):
+def test_a_warm_up_that_cannot_be_had_is_refused(changed, message):
+    with pytest.raises(BadInput, match=message):
         config(**(BASE | changed))
