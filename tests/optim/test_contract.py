@@ -113,10 +113,10 @@ UNDERSTATES = Optimizer(lambda declared, o, h, lr: optax.trace(h["beta1"]), byte
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (branches_on_a_number, "'tests.optim.test_contract:branches_on_a_number': TracerBoolConversionError"),
+        (branches_on_a_number, r"line \d+, in branches_on_a_number: Python 'if' on a traced value; use jnp.where"),
         (lambda declared, o, h, lr: optax.adamw(lr), "must not be negative .optax.adamw"),
         (lambda declared, o, h, lr: optax.set_to_zero(), "must not be negative"),
-        (lambda declared, o, h, lr: 3, "'int' object has no attribute"),
+        (lambda declared, o, h, lr: 3, "returned 3, not an optax transform"),
         (lambda declared, o: optax.identity(), "takes 2 positional arguments"),
         (sums, "odd leaves come out as"),
         (divides_by_the_norm, "not finite"),
@@ -126,7 +126,7 @@ UNDERSTATES = Optimizer(lambda declared, o, h, lr: optax.trace(h["beta1"]), byte
     ],
 )
 def test_what_breaks_the_contract_is_named(optimizer, message):
-    with pytest.raises(AssertionError, match=message) as failure:
+    with pytest.raises((AssertionError, BadInput), match=message) as failure:
         check_optimizer(optimizer, peak_lr=1e-3)
     assert "\n" not in str(failure.value)
 

@@ -36,7 +36,7 @@ def check_user_metrics(static: Static, names: tuple[str, ...]) -> None:
 
     `names`: those of the hparams.
     """
-    h = {name: jnp.float32(1) for name in names}
+    h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
     state, tokens, mesh = _shapes(static)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         if static.own_metrics:

@@ -4,8 +4,8 @@ Each command runs with the step patched, as an edit of scalelab/train/step/step.
 packed under vmap and in turn, and a pipeline.
 """
 
-import base64
 import csv
+import html
 import json
 import os
 import re
@@ -114,9 +114,9 @@ def test_the_mirror_has_them_too(folder):
 
 
 def texts_of(page, figure):
-    """The words that a page's inline SVG draws: matplotlib leaves each as a comment beside its outlines."""
-    source = re.search(rf'<figure id="{figure}"><img src="data:image/svg\+xml;base64,([^"]+)"', page.read_text())
-    return re.findall(r"<!-- (.*?) -->", base64.b64decode(source[1]).decode())
+    """The words that a figure of a page draws, from its inline SVG (the one for wide screens)."""
+    source = re.search(rf'<figure id="{figure}"[^>]*><svg class="wide".*?</svg>', page.read_text(), re.DOTALL)
+    return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)", source[0])]
 
 
 @pytest.mark.parametrize("name", ["single", pytest.param("vmap", marks=pytest.mark.slow)])
