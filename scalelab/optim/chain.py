@@ -120,7 +120,7 @@ class PairedState(NamedTuple):
 
 
 def _pair_transforms(
-    claimed: set[str], own: optax.GradientTransformationExtraArgs, rest: optax.GradientTransformation
+    claimed: set[str], claimed_chain: optax.GradientTransformationExtraArgs, rest: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     def parts(tree: Tree) -> tuple[dict, dict]:
         flat = named_leaves(tree)
@@ -128,11 +128,11 @@ def _pair_transforms(
 
     def init(params: Tree) -> PairedState:
         claimed_params, rest_params = parts(params)
-        return PairedState(own.init(claimed_params), rest.init(rest_params))
+        return PairedState(claimed_chain.init(claimed_params), rest.init(rest_params))
 
     def update(grads: Tree, state: PairedState, params: Tree = None, **extra: Any) -> tuple[Tree, PairedState]:
         (claimed_grads, rest_grads), (claimed_params, rest_params) = parts(grads), parts(params)
-        claimed_updates, own_state = own.update(claimed_grads, state.own, claimed_params, **extra)
+        claimed_updates, own_state = claimed_chain.update(claimed_grads, state.own, claimed_params, **extra)
         rest_updates, rest_state = rest.update(rest_grads, state.rest, rest_params)
         updates = claimed_updates | rest_updates
         tree = jax.tree.unflatten(jax.tree.structure(grads), [updates[n] for n in named_leaves(grads)])

@@ -86,8 +86,8 @@ def _result(page: ReportPage, runs: int, title: str, subtitle: str) -> dict[str,
 def _distinct_names(folders: Sequence[records.Folder]) -> dict[str, pathlib.Path]:
     """{name: folder}: the folder's own name, or its whole path where two are called alike."""
     paths = [pathlib.Path(folder) for folder in folders]
-    own = [path.resolve().name for path in paths]
-    return {name if own.count(name) == 1 else str(path): path for name, path in zip(own, paths, strict=True)}
+    names = [path.resolve().name for path in paths]
+    return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
 
 
 def _named_rows(sides: Mapping[str, Sequence[pathlib.Path]]) -> list[dict]:

@@ -40,8 +40,8 @@ def css_colour(colour: str) -> str:
     return f"var(--{SHARED_COLOURS.get(colour, f'c{colour[1:]}')})"
 
 
-def _variable(found: re.Match[str]) -> str:
-    return found[0] if found[0] in VALUE_COLOURS else css_colour(found[0])
+def _variable(match: re.Match[str]) -> str:
+    return match[0] if match[0] in VALUE_COLOURS else css_colour(match[0])
 
 
 def colour_styles(page: str) -> str:

@@ -198,8 +198,8 @@ def _lost_lines(answer: SweepAnswer) -> list[str]:
 
 def _edge_lines(answer: SweepAnswer) -> list[str]:
     """Say that the best sits at an edge of what was swept; of learning rates `_optimum_line` says more."""
-    best, told = answer.best, {"optim.peak_lr"} if answer.optima else set()
-    keys = [key for key in answer.keys if best and key not in told and at_edge(answer, key)]
+    best, reported = answer.best, {"optim.peak_lr"} if answer.optima else set()
+    keys = [key for key in answer.keys if best and key not in reported and at_edge(answer, key)]
     if not keys:
         return []
     return [

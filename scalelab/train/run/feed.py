@@ -56,10 +56,10 @@ class Feed:
         overall = self._mean(each.values())
         values = {"val_loss": overall, "bpb": bits_per_byte(overall, self.dataset.bytes_per_token)}
         for metric in sorted({*sources_values[0]} - {"val_loss"}):  # the user's own
-            own = [float(values[metric]) for values in sources_values]
-            values |= {f"{EVAL_PREFIX}{metric}": self._mean(own)}
+            by_source = [float(values[metric]) for values in sources_values]
+            values |= {f"{EVAL_PREFIX}{metric}": self._mean(by_source)}
             if len(parts) > 1:
-                values |= {f"{EVAL_PREFIX}{metric}/{name}": value for name, value in zip(names, own, strict=True)}
+                values |= {f"{EVAL_PREFIX}{metric}/{name}": value for name, value in zip(names, by_source, strict=True)}
         if not sources.reports_sources(run.config, self.dataset):
             return values
         if len(parts) > 1:

@@ -97,12 +97,12 @@ def _on_whole_arrays(function: Callable[..., Any], *arguments: Any) -> Any:
     return auto_axes(function, out_sharding=jax.tree.map(lambda _: PartitionSpec(), shapes))(*arguments)
 
 
-def _numbers(values: Any, what: str, taken: tuple[str, ...] = ()) -> dict[str, jax.Array]:
+def _numbers(values: Any, what: str, reserved: tuple[str, ...] = ()) -> dict[str, jax.Array]:
     """A user's `{name: number}` as arrays. BadInput for anything else, and for a name that the step has."""
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise BadInput(f"{what} returned {type(values).__name__}: a dict {{name: number}} is expected")
     for name, value in values.items():
-        if name in taken:
+        if name in reserved:
             raise BadInput(f"{what} returned {name!r}, which the step logs itself: use mine/{name}")
         if problem := describe_unloggable(name, value):
             raise BadInput(f"{what} returned {name!r}, which {problem}")
@@ -114,7 +114,7 @@ def _as_array(value: Any) -> jax.Array:
     return array.astype(jnp.float32) if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.int32)
 
 
-def step_metrics(static: Static, due: jax.Array, arrays: StepArrays, taken: tuple[str, ...]) -> dict[str, jax.Array]:
+def step_metrics(static: Static, due: jax.Array, arrays: StepArrays, reserved: tuple[str, ...]) -> dict[str, jax.Array]:
     """The values of `train.metrics`, computed only where `due`; zeros elsewhere. `taken`: names that the step has."""
     if not static.own_metrics:
         return {}
@@ -122,7 +122,7 @@ def step_metrics(static: Static, due: jax.Array, arrays: StepArrays, taken: tupl
     function = user_function(static.own_metrics, "train.metrics", "a function (arrays) -> {name: number}")
 
     def values(arrays: StepArrays) -> dict[str, jax.Array]:
-        return _numbers(function(arrays), what, taken)
+        return _numbers(function(arrays), what, reserved)
 
     with without_mesh():
         plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), arrays)
@@ -166,8 +166,8 @@ def evaluation_metrics(
         with product_precision(policy):
             nats, best = transformer.token_losses(static.model, params, inputs, targets, policy, packed)
         counts = targets >= 0
-        own = _numbers(function(EvalArrays(params, inputs, targets, nats, best & counts, counts)), what)
-        return jnp.sum(counts, dtype=jnp.float32), {k: v.astype(jnp.float32) for k, v in own.items()}
+        user_values = _numbers(function(EvalArrays(params, inputs, targets, nats, best & counts, counts)), what)
+        return jnp.sum(counts, dtype=jnp.float32), {k: v.astype(jnp.float32) for k, v in user_values.items()}
 
     def means(params: Any, batches: jax.Array, ends: DocumentEnds | None) -> dict[str, jax.Array]:
         counts, each = jax.lax.map(lambda tokens: values(params, tokens, ends), batches)

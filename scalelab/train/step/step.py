@@ -256,11 +256,11 @@ def compute_updates(
 
 def evaluation_values(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> dict[str, jax.Array]:
     """`val_loss` of `evaluation_loss`, and the values of `eval.metrics` at the same point."""
-    own = {}
+    user_values = {}
     if static.own_eval_metrics:
         params = state_lib.evaluation_params(static, state, h)
-        own = hooks.evaluation_metrics(static, params, batches, document_ends(static, h))
-    return {"val_loss": evaluation_loss(static, state, batches, h)} | own
+        user_values = hooks.evaluation_metrics(static, params, batches, document_ends(static, h))
+    return {"val_loss": evaluation_loss(static, state, batches, h)} | user_values
 
 
 def evaluation_loss(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:
