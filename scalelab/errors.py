@@ -58,9 +58,9 @@ def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | 
     group, dot, last = word.rpartition(".")
     option = last.lstrip("-").replace("-", "_")
     for wanted in (word, option, *OTHER_NAMES.get(option, ())):
-        for name in folded:
-            if name == wanted or name.endswith(f".{wanted}"):
-                return folded[name]
+        same = [name for name in folded if name == wanted] or [name for name in folded if name.endswith(f".{wanted}")]
+        if len(same) == 1:  # several keys of one name, or files of one ending, tell nothing
+            return folded[same[0]]
     parts = [name for name in folded if min(len(name), len(option)) >= SHORTEST_PART]
     inside = [name for name in parts if option in name or name in option]
     if close := difflib.get_close_matches(word, inside, 1, 0):

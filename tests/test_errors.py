@@ -42,6 +42,7 @@ def test_a_key_as_others_call_it(word, meant):
         ("llama3", ["llama2_7b", "llama3_8b", "llama3_405b"], "llama3_8b"),
         ("H100", ["h100_nvl", "h100", "a100"], "h100"),
         ("adma", ["adam", "adamw", "sgd"], "adam"),
+        ("configs/quickstrat.py", ["configs/mup_transfer.py", "configs/quickstart.py"], "configs/quickstart.py"),
     ],
 )
 def test_case_then_the_fields_names_then_parts_then_letters(word, known, meant):
