@@ -6,7 +6,8 @@
 A run is CORE[:ISA]: OPENBLAS_CORETYPE (the kernels behind numpy's, scipy's and jax's LAPACK) and XLA's
 --xla_cpu_max_isa (the machine's own where left out). Writes `results/machines.json` and `.md` beside this file, or into
 --workdir: the runs, what failed, and each comparison that used over a third of its tolerance in any run. Three times as
-long as `make test`. Exit 1 where a test fails.
+long as `make test`; after an interruption the same command, on the same code, goes on with the runs that are missing.
+Exit 1 where a test fails.
 
     scalelab study machines --runs=Haswell:AVX2
 """
@@ -14,6 +15,7 @@ long as `make test`. Exit 1 where a test fails.
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ import xml.etree.ElementTree as xml
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from scalelab import git, jsonfiles
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
@@ -78,6 +81,22 @@ def run_tests(core: str, isa: str, tests: Sequence[str], jobs: int) -> tuple[dic
         counts = _counts(folder / "tests.xml")
         lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
     return {"core": core, "isa": isa, "kernels": kernels} | counts, [json.loads(line) for line in lines]
+
+
+def run_or_read(
+    core: str, isa: str, tests: Sequence[str], jobs: int, folder: pathlib.Path
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What `run_tests` gives, kept in `folder`: it is read from there if the same code ran the same tests before."""
+    path = folder / f"{core}-{isa or 'own'}.json"
+    asked = json.loads(json.dumps({"code": git.code_state()["scalelab"], "tests": tests}))
+    kept = jsonfiles.read_json(path) if path.exists() else {}
+    if kept.get("asked") == asked:
+        print(f"{core}:{isa}: read from {path}", file=sys.stderr, flush=True)
+    else:
+        run, comparisons = run_tests(core, isa, tests, jobs)
+        kept = {"asked": asked, "run": run, "comparisons": comparisons}
+        jsonfiles.write_json(path, kept)
+    return kept["run"], kept["comparisons"]
 
 
 def _counts(path: pathlib.Path) -> dict[str, Any]:
@@ -167,12 +186,14 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="pytest's workers")
     parser.add_argument("--workdir", type=folder_path, default=RESULTS, help="where the two files are written")
     options = parser.parse_args(argv)
-    results = [run_tests(*run, options.tests.split(","), options.jobs) for run in parse_runs(options.runs)]
+    parts = options.workdir / "machines.parts"
+    runs = parse_runs(options.runs)
+    results = [run_or_read(*run, options.tests.split(","), options.jobs, parts) for run in runs]
     why = json.loads(_ARGUMENTS.read_text())
     rows = [row | {"why": why.get(row["test"], "")} for row in close_tolerances([rows for _, rows in results])]
     result = result_header("machines", argv) | {"runs": [run for run, _ in results], "tolerances": rows}
-    options.workdir.mkdir(parents=True, exist_ok=True)
     write_result(options.workdir, "machines", result, format_page(result))
+    shutil.rmtree(parts)
     failed = sum(run["failed"] for run, _ in results)
     unargued = sum(not row["why"] and row["varies"] for row in rows)
     counts = "; ".join(

@@ -58,3 +58,21 @@ def test_runs_are_cores_with_or_without_an_instruction_set(capsys):
     assert parse_runs("Haswell:AVX2,Zen") == [("Haswell", "AVX2"), ("Zen", "")]
     assert main(["--runs=:AVX2"]) == 2
     assert "CORE or CORE:ISA" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch, capfd):
+    command = [
+        "--runs=Haswell",
+        "--tests=tests/test_tolerances.py::test_runs_are_cores_with_or_without_an_instruction_set",
+    ]
+    command += ["--jobs=0", f"--workdir={tmp_path}"]
+    monkeypatch.setattr("scalelab.experiments.machines.write_result", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # killed at the end of the first run
+        main(command)
+    assert "1 passed" in capfd.readouterr().err
+    monkeypatch.undo()
+    assert main(command) == 0
+    out = capfd.readouterr()
+    assert "1 passed" not in out.err and "machines.parts/Haswell-own.json" in out.err
+    assert json.loads((tmp_path / "machines.json").read_text())["runs"][0]["passed"] == 1
+    assert not (tmp_path / "machines.parts").exists()
