@@ -1,7 +1,9 @@
 """The pages of docs/reference, from the code: `python -m docs.generate` writes them, a test holds them to it."""
 
 import ast
+import json
 import pathlib
+import re
 import sys
 
 import scalelab.commands
@@ -9,6 +11,7 @@ from scalelab.__main__ import COMMANDS
 from scalelab.config import key_records
 from scalelab.config.keys import Key, Range
 
+PYTHON_PAGE = pathlib.Path(__file__).parent / "python.md"
 FOLDER = pathlib.Path(__file__).parent / "reference"
 UNBOUNDED = 2**31 - 1  # a bound from here on only keeps a number within its type
 NOTE = "<!-- Written by `python -m docs.generate`: change the code, not this page. -->\n"
@@ -24,7 +27,26 @@ def main() -> int:
 
 def reference_pages() -> dict[str, str]:
     """{file name: text} of every page."""
-    return {"commands.md": _commands_page(), "keys.md": _keys_page()}
+    return {
+        "commands.md": _commands_page(),
+        "keys.md": _keys_page(),
+        "python.ipynb": _notebook(PYTHON_PAGE.read_text()),
+    }
+
+
+def _notebook(page: str) -> str:
+    """A page of Markdown as a notebook: its Python blocks are the code cells."""
+    parts = re.split(r"^```python\n(.*?)^```\n", page, flags=re.MULTILINE | re.DOTALL)
+    cells = [_cell("code" if i % 2 else "markdown", f"{i}", part.strip()) for i, part in enumerate(parts)]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def _cell(kind: str, name: str, text: str) -> dict:
+    """A cell of nbformat 4.5, not run yet."""
+    cell = {"cell_type": kind, "id": name, "metadata": {}, "source": text.splitlines(keepends=True)}
+    return cell | ({"execution_count": None, "outputs": []} if kind == "code" else {})
 
 
 def _commands_page() -> str:

@@ -1,4 +1,4 @@
-"""python -m experiments.compiled [--quick] [--only="NAME; NAME"] [--json[=PATH]]
+"""python -m experiments.compiled [--quick] [--rows="NAME; NAME"] [--json[=PATH]]
 
 Compare the memory that `scalelab plan` predicts for published recipes with XLA's, compiled for TPUs and GPUs that are
 not here. Needs the extras plan-tpu and plan-cuda (a row whose compiler is missing is left out, with a message); ten
@@ -17,7 +17,7 @@ from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.config import Static
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput
 from scalelab.experiments.shared import RESULTS, command_line, write_result
 from scalelab.plan.machine.compile import compare_components, compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
@@ -111,14 +111,14 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    parser = command_line("compiled", __doc__)
-    parser.add_argument("--only", default="; ".join(CASES), metavar="A; B", help=f"rows: {'; '.join(CASES)}")
+    parser = command_line("compiled", __doc__, {"--only": "--rows"})
+    parser.add_argument("--rows", default="; ".join(CASES), metavar="A; B", help=f"rows: {'; '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="the first row alone")
     options = parser.parse_args(argv)
-    names, rows = [name.strip() for name in options.only.split(";")][: 1 if options.quick else None], []
+    names, rows = [name.strip() for name in options.rows.split(";")][: 1 if options.quick else None], []
     for name in names:
         if name not in CASES:
-            raise BadInput(f"--only={name}: no such row{nearest_hint(name, CASES)}")
+            raise BadInput(f"--rows={name}: no such row; the rows are {'; '.join(CASES)}")
         try:
             rows.append(compare_memory(name))
         except BadInput as reason:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from scalelab.laws.fit import Fitted
     from scalelab.plan.whole import Plan
+    from scalelab.sweep.answer.ranking import SweepAnswer
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -111,6 +112,22 @@ def sweep(
     code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
     run_sweep(folder, trials, progress, stop=stop, allow=allow_change, take_over=take_over, code=code)
     return runs(folder)
+
+
+def answer(sources: Source | Sequence[Source], by: str | Sequence[str] = ()) -> "SweepAnswer":
+    """Which setting is best over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
+
+    `sources`: a sweep's folder, or several; `by`: the config keys that make a setting, by default all that differ in
+    the one folder. `scalelab.sweep.answer.wording.describe_answer` says it in words. BadInput as the command.
+    """
+    from scalelab.sweep.answer import rows
+
+    folders = [
+        _path(source, "sources") for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
+    ]
+    if not by and len(folders) > 1:
+        raise BadInput("several folders: name the keys that make a setting, e.g. by='optim.peak_lr'")
+    return rows.answer_by(folders, [by] if isinstance(by, str) else list(by)) if by else rows.answer_folder(folders[0])
 
 
 def _prepare_device() -> None:

@@ -16,6 +16,7 @@ from scalelab.config.files import (
     load_config_module,
     override,
     read_config_file,
+    shipped_configs,
     split_overrides,
 )
 from scalelab.config.keys import default_values, hparam_keys, key_records, traced_keys
@@ -46,6 +47,7 @@ __all__ = [
     "override",
     "read_config_file",
     "resolve",
+    "shipped_configs",
     "split_overrides",
     "static",
     "traced_keys",

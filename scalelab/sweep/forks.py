@@ -18,11 +18,9 @@ FORK_TEMPLATE = '''"""{title}
     scalelab train --config={path} --workdir={workdir}
 """
 
-import pathlib
+{imports}from scalelab import config as config_lib
 
-from scalelab import config as config_lib
-
-BASE = pathlib.Path(__file__).parent / {base!r}
+BASE = {base}
 CHANGES = {{
 {changes}
 }}
@@ -59,7 +57,7 @@ def write_forks(
     """Write one config file per trial into `folder`; each imports the file `base` and sets what differs.
 
     Returns the paths. `titles`: the first docstring line of each file. A written file resolves exactly to its trial
-    (only the origin of values differs), as long as `base` is not moved.
+    (only the origin of values differs). A `base` that comes with scalelab is found by its name, others by their place.
     """
     folder, base = pathlib.Path(folder), pathlib.Path(base)
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,9 +76,17 @@ def fork_text(path: pathlib.Path, base: pathlib.Path, trial: ConfigDict, title: 
         title=title or f"{base.name} with another {', '.join(changed)}.",
         path=path,
         workdir=pathlib.Path("runs") / path.stem,
-        base=os.path.relpath(base.resolve(), path.parent.resolve()),
+        **_base_expression(path, base),
         changes="\n".join(f"    {key!r}: {value!r}," for key, value in changed.items()),
     )
+
+
+def _base_expression(path: pathlib.Path, base: pathlib.Path) -> dict[str, str]:
+    """How the file at `path` finds the file `base`: by name if it comes with scalelab, else beside itself."""
+    if config_lib.shipped_configs().get(base.stem, pathlib.Path()).resolve() == base.resolve():
+        return {"imports": "", "base": f'config_lib.find_config_file("{base.stem}")'}
+    place = os.path.relpath(base.resolve(), path.parent.resolve())
+    return {"imports": "import pathlib\n\n", "base": f"pathlib.Path(__file__).parent / {place!r}"}
 
 
 def _changes(base: pathlib.Path, trial: ConfigDict) -> dict[str, object]:

@@ -20,6 +20,7 @@ from scalelab.evaluate import subject
 from scalelab.laws.examples import read_quickstart
 from scalelab.laws.read.study import fit_study
 from scalelab.model import transformer
+from scalelab.sweep.answer import wording
 from scalelab.train.resume.weights import load_run_weights
 from tests.report import synthetic
 
@@ -101,7 +102,19 @@ def test_a_sweep_has_a_row_for_each_point_of_its_grid(page):
     points = [(row["optim.peak_lr"], row["train.seed"]) for row in names["trials"]]
     assert points == [(1e-3, 0), (1e-3, 1), (1e-2, 0), (1e-2, 1)]
     assert len(json.loads((folder / "runs" / "lr" / "sweep.json").read_text())["packs"]) == 1
-    assert {row["status"] for row in names["trials"]} == {"done"} and names["best"] in names["trials"]
+    assert {row["status"] for row in names["trials"]} == {"done"}
+
+
+def test_the_answer_is_that_of_the_command(page, capsys, monkeypatch):
+    folder, names = page
+    monkeypatch.chdir(folder)
+    assert main(["runs", "runs/lr", "--by=optim.peak_lr", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert wording.answer_json(names["answer"]) == printed and names["answer"].best.values == printed["best"]
+    whole = scalelab.answer("runs/lr")  # by all that differs: the learning rate, and no seed
+    assert wording.answer_json(whole) == printed
+    with pytest.raises(BadInput, match="name the keys"):
+        scalelab.answer(["runs/lr", "runs/lr"])
 
 
 def test_a_fit_is_that_of_the_study(page):

@@ -1,5 +1,8 @@
 """Forks resolve to the trials they stand for, and candidates count what the run's record will say."""
 
+import pathlib
+import shutil
+
 import pytest
 
 from scalelab import config as config_lib
@@ -40,6 +43,15 @@ def test_a_fork_is_the_trial(grid, tmp_path):
         assert set(config_lib.config_value_origins(fork).values()) == {"the config file", "default"}
         assert values(fork) == values(trial) and config_lib.identity(fork) == config_lib.identity(trial)
         assert f"Run {name}." in path.read_text() and f"--config={path}" in path.read_text()
+
+
+def test_a_fork_of_a_shipped_config_finds_it_by_name_wherever_the_fork_lies(tmp_path):
+    base = pathlib.Path(config_lib.find_config_file("tiny"))
+    trial = config_lib.load(base, {"model.d_model": 96})
+    (path,) = forks.write_forks(tmp_path / "here", base, {"wide": trial})
+    moved = shutil.move(path, tmp_path / "wide.py")
+    assert values(config_lib.load(moved)) == values(trial)
+    assert str(base.parent) not in moved.read_text() and '".."' not in moved.read_text()
 
 
 def test_candidates_count_parameters_tokens_and_flops(grid):
