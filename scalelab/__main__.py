@@ -34,6 +34,7 @@ COMMANDS = {
     "sample": "generate text from a run, after a prompt",
     "runs": "show many runs as one table (N, D, C, losses, status)",
     "compare": "show how two runs differ, and whether their losses differ by more than seeds do",
+    "diagnose": "name what is wrong with a run: ranked causes with evidence, and the knob to turn",
     "coordcheck": "measure which activations grow with width or depth (muP, CompleteP)",
     "proxy": "find the learning rate of a large recipe on a small twin",
     "recipe": "show a published recipe: every choice with its source; write a scaled-down twin",

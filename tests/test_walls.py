@@ -46,10 +46,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"config", "data", "laws", "model", "optim", "parallel", "train"},
     "report": {"laws", "precision", "sweep"},
     "plan": {"config", "hardware", "laws", "model", "optim", "parallel", "precision", "sweep", "train"},
+    "diagnose": {"config", "data", "evaluate", "model", "optim", "precision", "train"},
     "api": {"config", "data", "evaluate", "hardware", "laws", "plan", "sweep", "train"},
     "cli": {"config", "hardware", "plan", "sweep", "train"},
     "commands": {
-        *("api", "cli", "config", "data", "evaluate", "hardware", "hf", "laws", "model"),
+        *("api", "cli", "config", "data", "diagnose", "evaluate", "hardware", "hf", "laws", "model"),
         *("optim", "parallel", "plan", "report", "sweep", "train"),
     },
 }

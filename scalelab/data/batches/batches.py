@@ -129,6 +129,11 @@ class TrainBatches:
         seq_len = self.windows.views[0].shape[1] - 1
         return {source.name: source.unique * seq_len for source in self._order.stream.sources}
 
+    def window_numbers(self, step: int) -> np.ndarray:
+        """The window of each row of global batch `step`, int64 [global_batch]; NO_WINDOW in a row without one."""
+        numbers: np.ndarray = self._order[step]
+        return numbers
+
     def batch(self, step: int, rows: RowIndex = ALL_ROWS) -> np.ndarray:
         """These rows (default all) of global batch `step` >= 0, int32 [rows, seq_len + 1].
 

@@ -1,0 +1,5 @@
+"""Names the cause of what went wrong in a run, by evidence; it trains nothing and changes nothing.
+
+Read `evidence.py` (what a run has), `verdict.py` (what a check returns) and `rank.py` (the door), then the families of
+causes in `checks/`; `probes.py` asks the model itself (`--live`), `batch.py` names the documents of a step.
+"""

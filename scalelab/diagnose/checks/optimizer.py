@@ -1,0 +1,212 @@
+"""The optimizer's arithmetic: bias correction, poisoned moments, eps, clipping, weight decay."""
+
+import functools
+
+import numpy as np
+
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.diagnose.evidence import Evidence, Series
+from scalelab.diagnose.verdict import Findings, Gap, make_verdict
+from scalelab.optim.registry import find_optimizer
+
+ADAMS = ("adamw", "adam", "adam8bit")  # optimizers whose update is m / (sqrt(v) + eps)
+BOUND_MARGIN = 1.1  # times the largest update RMS that Adam can take from any gradients; norms are rounded
+BOUND_STEPS = 2000  # the bound's sums are cut there: it has converged for beta2 up to 0.999
+EPS_SHARE = 0.5  # share of measures in which a group's eps is above its gradients' RMS (stability.md 4)
+CLIPPED = 0.95  # share of lines above clip_norm (stability.md 4)
+CLIPPED_LINES = 0.5  # of the run, after its start; stability.md: 500 steps
+CLIP_FACTOR = 5.0  # median gradient norm / clip_norm; healthy runs here: at most 1.5 (adafactor), GPT-3: below 1
+DECAY_TIME = 0.04  # 1 / (LR x decay) in runs; Bergsma et al. 2025: best at some 0.1 to 0.3 for 20 tokens a parameter
+COUPLED_SHARE = 1.0  # norm of a coupled decay / norm of the loss's gradient
+GROWTH_WITHOUT_DECAY = 1.25  # last weight norm / first
+VECTOR_FALL = 0.6  # last norm of the final norm's gains / its first
+
+
+@functools.cache
+def largest_update(beta1: float, beta2: float, step: int) -> float:
+    """The largest |m_hat / sqrt(v_hat)| of Adam at `step` (from 1) over all gradient sequences.
+
+    By Cauchy-Schwarz sum(a g) <= sqrt(sum(a^2 / b)) sqrt(sum(b g^2)), with a and b the corrected weights of the two
+    averages; equality for g proportional to a / b. Reaches 7.27 at beta 0.9 and 0.999, 1.17 at 0.9 and 0.95.
+    """
+    age = np.arange(min(step, BOUND_STEPS))
+    a = (1 - beta1) * beta1**age / (1 - beta1**step)
+    b = (1 - beta2) * beta2**age / (1 - beta2**step)
+    return float(np.sqrt(np.sum(a**2 / b)))
+
+
+def update_rms(evidence: Evidence) -> Series:
+    """RMS of the update without its decay, at least, over the LR: what Adam's direction has."""
+    update, params, lr = (evidence.series(name).finite() for name in ("update_norm", "param_norm", "lr"))
+    shared = functools.reduce(np.intersect1d, (update.steps, params.steps, lr.steps))
+    update_norm, param_norm, rate = (s.values[np.isin(s.steps, shared)] for s in (update, params, lr))
+    good = rate > 0
+    decay = float(evidence.values["optim.weight_decay"] or 0.0)
+    direction = np.maximum(update_norm[good] / rate[good] - decay * param_norm[good], 0.0)
+    return Series(shared[good], direction / max(evidence.n_parameters, 1) ** 0.5)
+
+
+def _is_plain_adam(evidence: Evidence) -> bool:
+    """Whether updates follow from m and v alone, with one LR for all parameters."""
+    v = evidence.values
+    plain = v["parametrization.name"] == "standard" and not v["optim.groups"]
+    return plain and v["optim.name"] in ADAMS
+
+
+def check_adam_bound(evidence: Evidence) -> Findings:
+    """Updates larger than Adam can make from any gradients: no bias correction, or moments that are not its own."""
+    if not _is_plain_adam(evidence) or not evidence.n_parameters:
+        return []
+    rms, v = update_rms(evidence), evidence.values
+    beta1, beta2 = float(v["optim.beta1"]), float(v["optim.beta2"])
+    if v["schedule.beta1_steps"]:
+        beta1 = min(beta1, float(v["schedule.beta1_start"]))
+    bounds = np.array([largest_update(beta1, beta2, int(step)) for step in rms.steps])
+    over = rms.values / (BOUND_MARGIN * bounds)
+    if not len(over) or over.max() <= 1:
+        return []
+    i = int(np.argmax(over))
+    steps = rms.steps[over > 1]
+    text = (
+        f"the update's RMS is {rms.values[i]:.3g} LR at step {rms.steps[i]}; with its own, corrected moments Adam "
+        f"can't exceed {bounds[i]:.3g} LR there, whatever the gradients"
+    )
+    where = int(steps[0]), int(steps[-1])
+    if steps[0] <= 1 / (1 - beta2):
+        text += f" (beta2 {beta2}; optim.bias_correction={v['optim.bias_correction']})"
+        return [
+            make_verdict("no_bias_correction", "test", over[i], text, "optim.bias_correction=true",
+                         "scalelab diagnose RUN --live feeds the optimizer constant gradients", where)
+        ]  # fmt: skip
+    return [
+        make_verdict("moments_poisoned", "test", over[i], text, "train --reset=moments, or the checkpoint before",
+                     "scalelab diagnose RUN --live compares moments with gradients", where)
+    ]  # fmt: skip
+
+
+def group_sizes(evidence: Evidence) -> dict[str, float]:
+    """Parameters of each group of layers.jsonl: "" for one block, embed, head."""
+    by_group, layers = evidence.record.get("params_by_group", {}), float(evidence.values["model.n_layers"])
+    blocks = sum(by_group.get(name, 0) for name in ("attention", "mlp")) / layers
+    return {"": blocks} | {f"{name}/": float(by_group[name]) for name in ("embed", "head") if name in by_group}
+
+
+def check_eps(evidence: Evidence) -> Findings:
+    """An eps above the gradients' RMS: Adam is then momentum SGD with an LR of peak_lr / eps."""
+    v = evidence.values
+    eps = float(v["optim.eps"] or 0.0)
+    if v["optim.name"] not in ADAMS or eps < 1e-12:
+        return []
+    if not evidence.layers:
+        return [Gap("eps_dominates", "no layers.jsonl, which has gradients by layer", "log.layers_every=10")]
+    norms = evidence.series("grad_norm").finite()
+    worst = ("", 0.0, 0.0)
+    for prefix, size in group_sizes(evidence).items():
+        measured = evidence.layer_series(f"{prefix}grad_norm").finite()
+        if not len(measured.steps) or not size:
+            continue
+        clip = np.minimum(1.0, float(v["optim.clip_norm"]) / np.interp(measured.steps, norms.steps, norms.values))
+        rms = measured.values.reshape(len(measured.steps), -1) * clip[:, None] / size**0.5
+        share = float(np.mean(rms < eps))
+        if share > worst[1]:
+            worst = (prefix.rstrip("/") or "blocks", share, float(np.median(rms)))
+    if worst[1] <= EPS_SHARE:
+        return []
+    text = f"optim.eps={eps:g} is above the RMS of the gradients of {worst[0]} ({worst[2]:.2g}) in {worst[1]:.0%} of "
+    text += "the measures"
+    return [
+        make_verdict("eps_dominates", "signature", eps / worst[2], text, "optim.eps=1e-8",
+                     "scalelab train … --config.optim.eps=1e-8, and compare update_norm")
+    ]  # fmt: skip
+
+
+def check_clipping(evidence: Evidence) -> Findings:
+    """A clip that scales down nearly every step by a large factor: the gradient's size is lost."""
+    clip, norms = float(evidence.values["optim.clip_norm"]), evidence.series("grad_norm").finite()
+    norms = norms.after(0.05 * evidence.steps)
+    if len(norms.steps) < 10:
+        return []
+    share, factor = float(np.mean(norms.values > clip)), float(np.median(norms.values)) / clip
+    if share < CLIPPED or factor < CLIP_FACTOR:
+        return []
+    text = f"{share:.0%} of the steps from {norms.steps[0]} on are clipped, the median one {factor:.3g}-fold"
+    text += f"; optim.clip_norm={clip:g}"
+    high = float(np.quantile(norms.values, 0.9))
+    return [
+        make_verdict("over_clipping", "signature", factor / CLIP_FACTOR, text,
+                     f"optim.clip_norm={high:.2g} (the 90th percentile of the norm)",
+                     "scalelab train … with it, and compare", (int(norms.steps[0]), int(norms.steps[-1])))
+    ]  # fmt: skip
+
+
+def check_decay(evidence: Evidence) -> Findings:
+    """Weight decay: too strong, coupled to the gradient of an adaptive optimizer, none, or on gains."""
+    v = evidence.values
+    decay, lr = float(v["optim.weight_decay"] or 0.0), evidence.series("lr").finite()
+    params = evidence.series("param_norm").finite()
+    if len(lr.steps) < 10 or len(params.steps) < 10:
+        return []
+    return [*_strong(evidence, decay, lr), *_coupled(evidence, decay, params), *_none(evidence, decay, params),
+            *_vectors(evidence)]  # fmt: skip
+
+
+def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
+    if evidence.values["optim.name"] == "adam" or evidence.values["schedule.wd_shape"] == "independent":
+        return []
+    turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # of the weights by decay alone, over the run
+    if turnovers * DECAY_TIME <= 1:
+        return []
+    text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
+    return [
+        make_verdict("decay_wrong", "signature", 2 * turnovers * DECAY_TIME, text, "optim.weight_decay=0.1",
+                     "scalelab sweep over optim.weight_decay")
+    ]  # fmt: skip
+
+
+def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:
+    """L2 in the gradient of an adaptive optimizer: it is divided by sqrt(v) like the rest (Loshchilov & Hutter)."""
+    optimizer = evidence.values["optim.name"]
+    if (
+        ":" in optimizer
+        or not find_optimizer(optimizer).coupled
+        or find_optimizer(optimizer).like != "adam"
+        or not decay
+    ):
+        return []
+    norms = evidence.series("grad_norm").finite()
+    share = decay * float(np.median(params.values)) / max(float(np.median(norms.values)), 1e-30)
+    if share <= COUPLED_SHARE:
+        return []
+    text = (
+        f"{optimizer} adds weight_decay={decay:g} x weights to the gradient before it divides by sqrt(v): that term is "
+        f"{share:.2g} times the gradient of the loss; the weight norm went from {params.values[0]:.3g} to "
+        f"{params.values[-1]:.3g}"
+    )
+    return [make_verdict("decay_wrong", "signature", 1 + share / COUPLED_SHARE, text, "optim.name=adamw",
+                         "scalelab train … --config.optim.name=adamw, and compare")]  # fmt: skip
+
+
+def _none(evidence: Evidence, decay: float, params: Series) -> Findings:
+    usual = OPTIM_DEFAULTS.get(evidence.values["optim.name"], {}).get("weight_decay", (0.0, ""))[0]
+    growth = float(params.values[-1] / max(params.values[0], 1e-30))
+    if decay or not usual or usual < 0.01 or growth < GROWTH_WITHOUT_DECAY:
+        return []
+    text = f"no weight decay, and the weight norm grew {growth:.3g}-fold; this optimizer's usual decay is {usual:g}"
+    return [make_verdict("decay_wrong", "symptom", growth / GROWTH_WITHOUT_DECAY, text, f"optim.weight_decay={usual:g}",
+                         "scalelab train … with it, and compare over seeds")]  # fmt: skip
+
+
+def _vectors(evidence: Evidence) -> Findings:
+    """Gains of norms that shrink because they decay: every layer's scale goes with them."""
+    gains = evidence.layer_series("final_norm/weight_norm").finite()
+    if len(gains.steps) < 5 or not evidence.values["optim.decay_vectors"]:
+        return []
+    fall = float(gains.values[-1] / max(gains.values[0], 1e-30))
+    if fall >= VECTOR_FALL:
+        return []
+    text = f"gains decay (optim.decay_vectors=true): the final norm's fell to {fall:.2g} of their first size"
+    return [make_verdict("decay_wrong", "signature", VECTOR_FALL / max(fall, 1e-3), text, "optim.decay_vectors=false",
+                         "scalelab optim --config=… lists what decays")]  # fmt: skip
+
+
+CHECKS = (check_adam_bound, check_eps, check_clipping, check_decay)

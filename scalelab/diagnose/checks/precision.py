@@ -1,0 +1,100 @@
+"""Number formats: state in too few bits, overflow, a loss scale that collapses, gradients that become zero."""
+
+import numpy as np
+
+from scalelab.diagnose.evidence import Evidence, update_ratio
+from scalelab.diagnose.verdict import Findings, Gap, make_verdict
+from scalelab.precision.policy import POLICIES
+
+HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative: a smaller change of a number is rounded away
+SCALE_FALL = 2.0**10  # first loss scale / lowest
+SKIPPED = 0.05  # share of steps skipped: loss scaling by itself skips 1 of 2,000 (Micikevicius et al. 2018)
+ZEROS = 0.2  # share of gradients that are zero after the cast (stability.md 4)
+
+
+def check_state_formats(evidence: Evidence) -> Findings:
+    """Weights or moments stored in formats that lose their own updates."""
+    dtypes, findings = evidence.record.get("dtypes", {}), []
+    weights, moments = (next(iter(dtypes.get(name, [])), "") for name in ("parameters", "moments"))
+    if weights in HALF_ULP:
+        ratio = update_ratio(evidence)
+        lost = float(np.mean(ratio.values < HALF_ULP[weights])) if len(ratio.steps) else 1.0
+        text = f"weights are stored in {weights}, which loses changes below {HALF_ULP[weights]:.2g} of a weight; "
+        text += f"update/weight norm is below that at {lost:.0%} of the steps"
+        findings.append(_low_precision(evidence, 1 + lost, text))
+    if moments in HALF_ULP:
+        moved = 1 - float(evidence.values["optim.beta2"] or 0.0)
+        text = f"moments are stored in {moments}: a step of relative size 1 - beta2 = {moved:.2g} "
+        text += f"{'is' if moved < 2 * HALF_ULP[moments] else 'is not yet'} lost by rounding (half an ulp: "
+        text += f"{HALF_ULP[moments]:.2g})"
+        findings.append(_low_precision(evidence, 1 + HALF_ULP[moments] / max(moved, 1e-9), text))
+    return findings
+
+
+def _low_precision(evidence: Evidence, over: float, text: str):
+    name = evidence.values["precision.name"]
+    knob = f"precision.name={'fp16' if name.startswith('fp16') else 'bf16'}: fp32 weights and moments"
+    return make_verdict("low_precision_state", "test", over, text, knob, f"scalelab train … --config.{knob[:19]}")
+
+
+def check_overflow(evidence: Evidence) -> Findings:
+    """Steps skipped under a format of few exponents, and a loss scale that only falls."""
+    policy = POLICIES[evidence.values["precision.name"]]
+    small_range = "float16" in (policy.compute, policy.forward) or policy.forward.startswith("float8")
+    rows = evidence.rows
+    if not rows or not small_range:
+        return []
+    skipped, step = int(rows[-1].get("skipped", 0)), int(rows[-1]["step"])
+    scale = evidence.series("loss_scale").finite()
+    if len(scale.steps) and scale.values[0] / max(scale.values.min(), 1e-30) >= SCALE_FALL:
+        i = int(np.argmin(scale.values))
+        text = f"the loss scale fell from {scale.values[0]:.3g} to {scale.values[i]:.3g} by step {scale.steps[i]}"
+        text += f"; {skipped} steps were skipped"
+        over = float(np.log2(scale.values[0] / scale.values[i])) / np.log2(SCALE_FALL)
+        where = int(scale.steps[0]), int(scale.steps[i])
+        return [
+            make_verdict(
+                "loss_scale_collapses",
+                "signature",
+                1 + over,
+                text,
+                "precision.name=bf16",
+                "scalelab train … --config.precision.name=bf16",
+                where,
+            )
+        ]
+    if skipped <= SKIPPED * step:
+        return []
+    events = evidence.kinds("skip")
+    first = events[0]["step"] if events else None
+    text = f"{skipped} of {step} steps were skipped under {policy.name}"
+    text += f", the first at step {first}: {events[0].get('text', '')}" if events else ""
+    return [make_verdict("overflow", "signature", skipped / (SKIPPED * step), text, "precision.name=bf16",
+                         "scalelab train … --config.precision.name=bf16", (first or 0, step))]  # fmt: skip
+
+
+def check_underflow(evidence: Evidence) -> Findings:
+    """Gradients that are zero after the cast to the policy's format."""
+    zeros = evidence.probes.get("gradient_zeros")
+    policy = POLICIES[evidence.values["precision.name"]]
+    if "float16" not in (policy.compute, policy.backward):
+        return []
+    if zeros is None:
+        return [
+            Gap(
+                "underflow",
+                "the share of gradients that the format turns to zero was not measured",
+                "--live",
+                f"{policy.name} scales its loss" if policy.scaled_loss else f"{policy.name} does not scale its loss",
+            )
+        ]
+    share = max(zeros.values())
+    if share <= ZEROS:
+        return []
+    layer = max(zeros, key=zeros.get)
+    text = f"{share:.0%} of the gradients of {layer} that fp32 has are zero under {policy.name}"
+    return [make_verdict("underflow", "test", share / ZEROS, text, "precision.name=fp16 (scales the loss), or bf16",
+                         "scalelab train … --config.precision.name=fp16")]  # fmt: skip
+
+
+CHECKS = (check_state_formats, check_overflow, check_underflow)

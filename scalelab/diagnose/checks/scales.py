@@ -1,0 +1,130 @@
+"""Sizes inside the model: initialisation, missing norms, attention logits, output logits."""
+
+import numpy as np
+
+from scalelab.diagnose.evidence import Evidence, Series, update_ratio
+from scalelab.diagnose.verdict import Findings, Gap, make_verdict
+
+LAYERS_KEY = "log.layers_every=10"
+FIRST_LOSS_ABOVE = 1.0  # nats above ln V at the first step (stability.md 4); healthy: at most 0.02
+BLOCK_GROWTH = 3.0  # factor of the residual's RMS over one block after the first; healthy inits: at most 1.6
+LARGE_RESIDUAL = 12.0  # RMS of the first block's output at the first measure, in a model with norms; healthy: 2.1
+MOVED = 0.3  # sum of update/weight norms before the first measure: beyond, it is not the initialisation that it shows
+HIGH_LOGIT = 50.0  # attention logits (stability.md 4; Wortsman et al. 2023 see divergence from 1e4, healthy here: 30)
+LOW_ENTROPY = 0.1  # of ln S (stability.md 4)
+HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
+RISES = 1.2  # last measure / first one
+
+
+def check_first_loss(evidence: Evidence) -> Findings:
+    """A first loss far from ln V: initial logits are too large."""
+    loss = evidence.series("train_loss").until(max(10, 0.02 * evidence.steps))
+    if not len(loss.steps) or evidence.values["train.init_from"] or loss.steps[0] > 10:
+        return []
+    excess = float(loss.values[0]) - evidence.ceiling
+    if not excess > FIRST_LOSS_ABOVE:
+        return []
+    text = f"the loss of step {loss.steps[0]} is {loss.values[0]:.3g}, {excess:.2g} nats above ln V"
+    text += f"; model.init_std={evidence.values['model.init_std']}"
+    return [
+        make_verdict(
+            "init_wrong", "signature", 2 * excess / FIRST_LOSS_ABOVE, text,
+            "model.init_std=0.02, model.projection_std=0", "scalelab coordcheck --config=… (step 0)",
+            (int(loss.steps[0]),) * 2,
+        )
+    ]  # fmt: skip
+
+
+def check_residual(evidence: Evidence) -> Findings:
+    """The residual stream at the start: it grows from block to block, or is large from the first one on."""
+    rms = evidence.layer_series("residual_rms")
+    if not len(rms.steps):
+        anyway = "a first loss near ln V says that the logits at least start small"
+        return [Gap("norm_missing", "no layers.jsonl, which has the residual stream of each block", LAYERS_KEY, anyway)]
+    if evidence.values["train.init_from"] or not np.isfinite(rms.values[0]).all():
+        return []
+    if _moved_before(evidence, int(rms.steps[0])) > MOVED:
+        why = f"the weights had moved far from their initialisation at step {rms.steps[0]}, the first measure"
+        return [Gap("init_wrong", why, "log.layers_every=1")]
+    first = rms.values[0]
+    growth = float(np.exp(np.mean(np.diff(np.log(np.maximum(first, 1e-30)))))) if len(first) > 1 else 1.0
+    logits = evidence.layer_series("attention_logit_max")
+    own_block, where = ":" in str(evidence.values["model.block"]), (int(rms.steps[0]),) * 2
+    listed = ", ".join(f"{value:.3g}" for value in first[:6])
+    text = f"at step {rms.steps[0]} the residual stream's RMS after each block is {listed}"
+    if growth > BLOCK_GROWTH or first[0] > LARGE_RESIDUAL:
+        over = max(growth / BLOCK_GROWTH, first[0] / LARGE_RESIDUAL)
+        cause = "norm_missing" if own_block and _usual_init(evidence) else "init_wrong"
+        text += f" (x {growth:.2g} a block); the first attention logits reach {_first(logits):.3g}"
+        knob = "a norm before attention and MLP" if cause == "norm_missing" else "model.projection_std=0, init_std=0.02"
+        return [
+            make_verdict(cause, "signature", 2 * over, text, knob, "scalelab coordcheck --config=… --depths", where)
+        ]
+    return []
+
+
+def _moved_before(evidence: Evidence, step: int) -> float:
+    """The sum of update/weight norms up to `step`, from the lines logged before it."""
+    ratio = update_ratio(evidence).until(step)
+    return float(np.mean(ratio.values)) * step if len(ratio.steps) else 0.0
+
+
+def _first(series: Series) -> float:
+    return float(np.max(series.values[0])) if len(series.steps) else float("nan")
+
+
+def _usual_init(evidence: Evidence) -> bool:
+    return evidence.values["model.init_std"] <= 0.1 and evidence.values["model.projection_std"] <= 0.1
+
+
+def check_attention(evidence: Evidence) -> Findings:
+    """Attention logits so large that the softmax is nearly one-hot."""
+    logits = evidence.layer_series("attention_logit_max").finite()
+    if not len(logits.steps):
+        anyway = "a benign loss curve does not exclude it: logits grow for long before the loss does"
+        return [
+            Gap("attention_logits", "no layers.jsonl, which has the largest logit of each layer", LAYERS_KEY, anyway)
+        ]
+    largest, layer = logits.values.max(axis=1), int(np.argmax(logits.values.max(axis=0)))
+    high = largest > HIGH_LOGIT
+    if high.sum() < min(2, len(high)) or evidence.values["model.qk_norm"]:
+        return []
+    entropy = evidence.layer_series("attention_entropy").finite()
+    steps = logits.steps[high]
+    text = f"the largest attention logit is {largest.max():.3g} (layer {layer}), above {HIGH_LOGIT:.0f} from step "
+    text += f"{steps[0]} on"
+    if len(entropy.steps):
+        lowest = float(entropy.values.min()) / np.log(evidence.values["model.seq_len"])
+        text += f"; the lowest attention entropy is {lowest:.2g} of ln S"
+    return [
+        make_verdict(
+            "attention_logits", "symptom", float(largest.max()) / HIGH_LOGIT, text, "model.qk_norm=true, or a lower LR",
+            "scalelab train … --config.model.qk_norm=true, and compare the curves", (int(steps[0]), int(steps[-1])),
+        )
+    ]  # fmt: skip
+
+
+def check_log_z(evidence: Evidence) -> Findings:
+    """Output logits that drift away from zero."""
+    log_z = evidence.layer_series("logits/log_z").finite()
+    if not len(log_z.steps):
+        return [Gap("logit_drift", "no layers.jsonl, which has mean log Z", LAYERS_KEY, "the loss alone can't show it")]
+    size = np.abs(log_z.values)
+    high = size > HIGH_LOG_Z
+    if high.sum() < min(2, len(high)):
+        return []
+    rising = size[-1] >= RISES * size[0]
+    text = f"mean log Z is {log_z.values[np.argmax(size)]:.3g}, beyond ±{HIGH_LOG_Z:.0f} from step "
+    text += f"{log_z.steps[high][0]} on"
+    text += " and rising" if rising else ""
+    text += f"; train.z_loss={evidence.values['train.z_loss']}"
+    return [
+        make_verdict(
+            "logit_drift", "signature" if rising else "symptom", float(size.max()) / HIGH_LOG_Z, text,
+            "train.z_loss=1e-4", "scalelab train … --config.train.z_loss=1e-4, and compare logits/log_z",
+            (int(log_z.steps[high][0]), int(log_z.steps[high][-1])),
+        )
+    ]  # fmt: skip
+
+
+CHECKS = (check_first_loss, check_residual, check_attention, check_log_z)

@@ -1,0 +1,152 @@
+"""Evidence: everything a run's folder, its data and the probes say, gathered once for all checks."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.config.keys import default_values
+from scalelab.diagnose.sample import DataSample, sample_data
+from scalelab.errors import BadInput, WorkFailed
+from scalelab.optim import schedules
+from scalelab.train.checkpoints import manifest
+from scalelab.train.resume.facts import config_from_facts
+
+
+class Series(NamedTuple):
+    """Logged values [n] or [n, L] and the steps [n] after which they were written."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    def after(self, step: float) -> "Series":
+        """The part after `step`."""
+        return Series(self.steps[self.steps > step], self.values[self.steps > step])
+
+    def until(self, step: float) -> "Series":
+        """The part up to `step`."""
+        return Series(self.steps[self.steps <= step], self.values[self.steps <= step])
+
+    def finite(self) -> "Series":
+        """The part where every value is finite."""
+        good = np.isfinite(self.values).all(axis=tuple(range(1, self.values.ndim)))
+        return Series(self.steps[good], self.values[good])
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What a run has. `values`: config by `group.key`, keys of older runs at their defaults.
+
+    `rows`: lines of training, `evaluations`: lines with `val_loss`, `layers`, `events`: their files. `manifests`: of
+    the saved steps; `damage`: files that differ from them. `data`: a sample of the data, or None and why in `no_data`.
+    `probes`: measurements of `probes.py` by name, {} without --live.
+    """
+
+    folder: pathlib.Path
+    values: Mapping[str, Any]
+    record: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+    layers: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+    manifests: Mapping[int, Mapping[str, Any]]
+    damage: Sequence[str] = ()
+    data: DataSample | None = None
+    no_data: str = ""
+    probes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def config(self) -> ConfigDict:
+        """The resolved config."""
+        return config_from_facts({"config": records.read_config(self.folder)})
+
+    @property
+    def steps(self) -> int:
+        """Steps the config asks for."""
+        return int(self.values["train.steps"])
+
+    @property
+    def n_parameters(self) -> int:
+        """All parameters; 0 if the run has no record yet."""
+        return int(self.record.get("params", {}).get("total", 0))
+
+    @property
+    def ceiling(self) -> float:
+        """The loss of a uniform guess, ln V."""
+        return float(np.log(self.values["model.vocab_size"]))
+
+    def series(self, name: str) -> Series:
+        """A metric over the logged steps; lines without it are left out, values that are not finite are not."""
+        return _series(self.rows, name)
+
+    def layer_series(self, name: str) -> Series:
+        """A measure of layers.jsonl: [n, L], or [n] of a group or the logits."""
+        return _series(self.layers, name)
+
+    def kinds(self, *kinds: str) -> list[Mapping[str, Any]]:
+        """Events of these kinds."""
+        return [event for event in self.events if event["kind"] in kinds]
+
+    @functools.cached_property
+    def scheduled_lr(self) -> Series:
+        """The LR that the config's schedule gives at the logged steps. BadInput for a user's that is not trusted."""
+        steps = self.series("lr").steps
+        if not len(steps):
+            return Series(steps, steps.astype(float))
+        curves = schedules.schedule_curves(self.config, [int(step) - 1 for step in steps])
+        return Series(steps, np.asarray(curves["lr"], float))
+
+
+def _series(lines: Sequence[Mapping[str, Any]], name: str) -> Series:
+    chosen = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    return Series(np.array([step for step, _ in chosen], int), np.array([value for _, value in chosen], float))
+
+
+def gather_evidence(folder: pathlib.Path) -> Evidence:
+    """Gather what the run in `folder` has, without probes. BadInput if it is not a run, or its files are damaged."""
+    if not (folder / "config.json").exists():
+        raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
+    stored = records.flatten_keys(records.read_config(folder))
+    record, lines = records.read_record(folder), records.read_metrics(folder)
+    data, no_data = _data(folder)
+    manifests, damage = _manifests(folder)
+    return Evidence(
+        folder, default_values() | stored, record,
+        [line for line in lines if "train_loss" in line], [line for line in lines if "val_loss" in line],
+        records.read_layers(folder), records.read_events(folder), manifests, damage, data, no_data,
+    )  # fmt: skip
+
+
+def update_ratio(evidence: Evidence) -> Series:
+    """Update norm / parameter norm at the logged steps."""
+    update, params = evidence.series("update_norm"), evidence.series("param_norm")
+    shared = np.intersect1d(update.steps, params.steps)
+    chosen = [np.isin(each.steps, shared) for each in (update, params)]
+    ratio = update.values[chosen[0]] / np.maximum(params.values[chosen[1]], 1e-30)
+    return Series(shared, ratio).finite()
+
+
+def _data(folder: pathlib.Path) -> tuple[DataSample | None, str]:
+    try:
+        return sample_data(
+            config_lib.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True)
+        ), ""
+    except (BadInput, WorkFailed, OSError) as error:
+        return None, str(error)
+
+
+def _manifests(folder: pathlib.Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
+    """The manifests of the saved steps, and what is wrong with their files by name and size."""
+    manifests: dict[int, Mapping[str, Any]] = {}
+    damage: list[str] = []
+    for step, (place, _) in sorted(manifest.find_saved_steps(folder).items()):
+        damage += manifest.find_step_problems(place / str(step), contents=False)
+        if not damage:
+            manifests[step] = manifest.read_manifest(place / str(step))
+    return manifests, damage

@@ -1,0 +1,56 @@
+"""The door: all checks over one run's evidence, verdicts ranked, gaps listed."""
+
+import itertools
+from typing import Any, NamedTuple
+
+from scalelab.diagnose.checks import optimizer, precision, rates, scales
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.verdict import Findings, Gap, Verdict
+
+FAMILIES = (rates, scales, optimizer, precision)
+# A cause explains symptoms of others: those are ranked after it. Cause -> causes that it brings about.
+BRINGS_ABOUT = {
+    "lr_too_high": ("attention_logits", "logit_drift", "spike"),
+    "no_bias_correction": ("lr_too_high", "warmup_too_short", "attention_logits", "spike"),
+    "init_wrong": ("attention_logits", "logit_drift", "over_clipping"),
+    "norm_missing": ("attention_logits", "logit_drift", "over_clipping", "lr_too_high"),
+}
+
+
+class Diagnosis(NamedTuple):
+    """Verdicts, the likeliest first, and gaps. A run without a verdict is healthy as far as its signals say."""
+
+    verdicts: list[Verdict]
+    gaps: list[Gap]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "verdicts": [verdict._asdict() for verdict in self.verdicts], "gaps": [gap._asdict() for gap in self.gaps]
+        }  # fmt: skip
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Run every check; a cause is listed once, by its strongest verdict."""
+    checks = itertools.chain.from_iterable(family.CHECKS for family in FAMILIES)
+    findings: Findings = [finding for check in checks for finding in check(evidence)]
+    best: dict[str, Verdict] = {}
+    for verdict in (finding for finding in findings if isinstance(finding, Verdict)):
+        if verdict.cause not in best or verdict.score > best[verdict.cause].score:
+            best[verdict.cause] = verdict
+    gaps = [finding for finding in findings if isinstance(finding, Gap) and finding.cause not in best]
+    return Diagnosis(rank(list(best.values())), gaps)
+
+
+def rank(verdicts: list[Verdict]) -> list[Verdict]:
+    """By score; a verdict that another one of at least its kind brings about comes after that one."""
+    causes = {verdict.cause: verdict for verdict in verdicts}
+
+    def place(verdict: Verdict) -> float:
+        explained = [
+            causes[cause].score for cause, effects in BRINGS_ABOUT.items()
+            if cause in causes and verdict.cause in effects and causes[cause].score > verdict.score - 1
+        ]  # fmt: skip
+        return min([verdict.score, *(score - 0.01 for score in explained)])
+
+    return sorted(verdicts, key=place, reverse=True)

@@ -1,0 +1,70 @@
+"""Robust statistics of logged curves: flags above a running median, runs of flagged lines, slopes, level shifts."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+WINDOW = 64  # accepted lines that a line is compared with (stability.md 2.2: at least 64 of 128)
+SIGMAS = 6.0  # OLMo-core's, Levanter's and MaxText's
+LEAST_RISE = 0.02  # in ln loss: less is not worth a word (stability.md 2.2)
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+class Flags(NamedTuple):
+    """Flagged lines [n] (bool), and how far each line is above its window's median, in units of the threshold."""
+
+    flagged: np.ndarray
+    over: np.ndarray
+
+
+def flag_above(values: np.ndarray, least: float = LEAST_RISE, window: int = WINDOW, since: int = WINDOW // 2) -> Flags:
+    """Flag values more than max(SIGMAS x robust sigma, `least`) above the median of the last accepted `window`.
+
+    The window's own trend (a line by Theil-Sen on halves) is taken off, flagged and non-finite values never enter it,
+    and nothing is flagged before `since` values were accepted.
+    """
+    flagged, over = np.zeros(len(values), bool), np.zeros(len(values))
+    accepted: list[float] = []
+    for i, value in enumerate(values):
+        recent = np.array(accepted[-window:])
+        if len(recent) >= since:
+            centre, sigma = _level(recent)
+            over[i] = (value - centre) / max(SIGMAS * sigma, least) if np.isfinite(value) else np.inf
+            flagged[i] = over[i] > 1.0
+        if np.isfinite(value) and not flagged[i]:
+            accepted.append(float(value))
+    return Flags(flagged, over)
+
+
+def _level(recent: np.ndarray) -> tuple[float, float]:
+    """(level of the next value, robust sigma about it): the later half's median, spread about both halves' medians."""
+    half = len(recent) // 2
+    parts = recent[:half], recent[half:]
+    medians = [float(np.median(part)) for part in parts]
+    residuals = np.concatenate([part - median for part, median in zip(parts, medians, strict=True)])
+    return medians[1], MAD_TO_SIGMA * float(np.median(np.abs(residuals)))
+
+
+def spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
+    """Runs of flagged lines as (first, last), joined over at most `gap` lines between them."""
+    runs: list[tuple[int, int]] = []
+    for i in np.flatnonzero(flagged).tolist():
+        if runs and i - runs[-1][1] <= gap + 1:
+            runs[-1] = runs[-1][0], i
+        else:
+            runs.append((i, i))
+    return runs
+
+
+def smooth(values: np.ndarray, width: int = 9) -> np.ndarray:
+    """The running median over `width` values, shorter at the ends."""
+    half = width // 2
+    return np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
+
+
+def slope(x: np.ndarray, y: np.ndarray, most: int = 300) -> float:
+    """Theil-Sen slope of y over x: the median slope of all pairs, of at most `most` evenly spread points."""
+    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).astype(int))
+    x, y = x[chosen], y[chosen]
+    i, j = np.triu_indices(len(x), 1)
+    return float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else 0.0

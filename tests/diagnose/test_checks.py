@@ -1,0 +1,91 @@
+"""Each check on doctored records, beside a healthy one that has no verdict."""
+
+import dataclasses
+import math
+
+import numpy as np
+import optax
+import pytest
+
+from scalelab.diagnose.checks.optimizer import largest_update
+from scalelab.diagnose.rank import diagnose
+from tests.diagnose.evidences import STEPS, causes, doctor, doctor_layers, healthy, with_record
+
+SKIPPED = [{"kind": "skip", "step": 7, "text": "not finite: gradient norm inf", "time": 0.0}]
+PLANTS = {
+    "lr_too_high": lambda: healthy(optim__peak_lr=0.3),
+    "warmup_too_short": lambda: healthy(schedule__warmup_steps=0, optim__peak_lr=0.02),
+    "schedule_invalid": lambda: doctor(healthy(), "lr", lambda s, lr: math.nan, 50, 60),
+    "schedule_wrong": lambda: doctor(healthy(), "lr", lambda s, lr: 1e-2, 300),
+    "init_wrong": lambda: doctor(healthy(model__init_std=0.6), "train_loss", lambda s, x: x + 4, 1, 10),
+    "norm_missing": lambda: doctor_layers(
+        healthy(model__block="mine:block"), "residual_rms", lambda s, x: [40.0, 900.0]
+    ),
+    "attention_logits": lambda: doctor_layers(healthy(), "attention_logit_max", lambda s, x: [9.0, 40.0 + s]),
+    "logit_drift": lambda: doctor_layers(healthy(), "logits/log_z", lambda s, z: z + s / 20),
+    "no_bias_correction": lambda: doctor(
+        healthy(optim__beta2=0.999, optim__bias_correction=False), "update_norm", lambda s, u: 12 * u, 1, 9
+    ),
+    "moments_poisoned": lambda: doctor(healthy(), "update_norm", lambda s, u: 8 * u, 200, 230),
+    "eps_dominates": lambda: healthy(optim__eps=0.1),
+    "over_clipping": lambda: healthy(optim__clip_norm=0.01),
+    "decay_wrong": lambda: healthy(optim__weight_decay=30.0),
+    "low_precision_state": lambda: with_record(healthy(), dtypes={"parameters": ["bfloat16"]}),
+    "overflow": lambda: doctor(
+        dataclasses.replace(healthy(precision__name="fp16_unscaled"), events=SKIPPED), "skipped", lambda s, n: s // 2
+    ),
+}
+
+
+def test_a_healthy_record_has_no_verdict():
+    diagnosis = diagnose(healthy())
+    assert diagnosis.verdicts == [] and diagnosis.gaps == []
+
+
+@pytest.mark.parametrize("cause", PLANTS)
+def test_the_planted_cause_comes_first(cause):
+    assert causes(PLANTS[cause]())[0] == cause
+
+
+def test_adams_largest_update_is_reached_by_the_gradients_of_equality_and_by_no_others():
+    """Cauchy-Schwarz against optax's own Adam: equality for g proportional to a / b; random gradients stay below."""
+    beta1, beta2, steps = 0.9, 0.99, 12
+    age = np.arange(steps)[::-1]
+    extreme = beta1**age / beta2**age
+    adam = optax.scale_by_adam(beta1, beta2, 0.0)
+
+    def last_update(gradients):
+        state = adam.init(np.float32(0))
+        for gradient in gradients:
+            update, state = adam.update(np.float32(gradient), state)
+        return abs(float(update))
+
+    bound = largest_update(beta1, beta2, steps)
+    assert last_update(extreme) == pytest.approx(bound, rel=1e-4)
+    draws = np.random.default_rng(0).normal(size=(20, steps))
+    assert max(map(last_update, draws)) < bound
+
+
+def test_without_layers_it_says_which_key_writes_them():
+    gaps = {gap.cause: gap for gap in diagnose(dataclasses.replace(healthy(), layers=[])).gaps}
+    assert {"attention_logits", "logit_drift", "norm_missing", "eps_dominates"} <= set(gaps)
+    assert all(gap.how.startswith("log.layers_every=") for gap in gaps.values())
+
+
+def test_what_a_high_lr_brings_about_comes_after_it():
+    run = doctor_layers(healthy(optim__peak_lr=0.3), "attention_logit_max", lambda s, x: [1e4, 1e5])
+    run = doctor_layers(run, "logits/log_z", lambda s, z: z + s)
+    assert causes(run)[0] == "lr_too_high" and {"attention_logits", "logit_drift"} <= set(causes(run))
+
+
+def test_a_missing_bias_correction_at_beta2_095_leaves_no_symptom():
+    """The first step is then 0.447 LR: smaller than with correction, and nothing is wrong with the run."""
+    run = healthy(optim__bias_correction=False)
+    assert causes(doctor(run, "update_norm", lambda s, u: 0.447 / 0.95 * u, 1, 1)) == []
+
+
+def test_steps_and_figures_stand_in_the_evidence():
+    (verdict,) = diagnose(PLANTS["moments_poisoned"]()).verdicts
+    assert verdict.steps == (200, 230) and verdict.kind == "test" and "step 2" in verdict.evidence
+    (verdict,) = diagnose(PLANTS["over_clipping"]()).verdicts
+    assert "39.9-fold" in verdict.evidence and verdict.steps == (21, STEPS)
