@@ -116,8 +116,11 @@ OPTIM = {
         unit="per step", range=(0, 1e3)),
     "decay_embeddings": key(True, "whether the embedding and learned positions decay", source="OLMo 2: no"),
     "decay_vectors": key(False, "whether gains and biases decay", source="OLMo 2: yes"),
-    "clip_norm": number(1.0, "global gradient norm above which gradients are scaled down", range=above(0, 1e9),
-        source="GPT-3, App. B"),
+    "clip": key("global", "how gradients are clipped: only at clip_norm; zclip: also outliers of the norm; adagc: each "
+        "tensor at its own past norm; spam: also each number at sqrt(5000 v)", choices="global zclip adagc spam",
+        source="Kumar et al. 2025; Wang et al. 2025; Huang et al. 2025; constants: scalelab/optim/clip.py"),
+    "clip_norm": number(1.0, "global gradient norm above which gradients are scaled down (adagc: in its warm-up alone)",
+        range=above(0, 1e9), source="GPT-3, App. B"),
     "nesterov": key(derived(bool), "momentum, muon: whether to look ahead"),
     "averaged": key(derived(bool), "momentum: m = beta1 m + (1 - beta1) g; adafactor: mean updates"),
     "factored": key(derived(bool), "adafactor: rows and columns of second moments only; false: whole",

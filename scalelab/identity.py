@@ -22,6 +22,10 @@ FORMER_IDENTITY_KEYS = (
 )
 
 
+# Keys that earlier versions did not have, with the value that they all trained under: not counted at that value.
+LATER_KEYS = {"optim.clip": "global"}
+
+
 def is_identity_key(key: str) -> bool:
     """Whether a config value (`group.key`) is part of the identity, by its record in `configs/base.py`.
 
@@ -55,10 +59,12 @@ def _optional_code() -> frozenset[str]:
 def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
     """The identity of a resolved config's values by `group.key`; `counted`: further keys and groups to include.
 
-    Code of a user that is not named (`train.loss=""`) is not counted: versions without the key had the same run.
+    Code of a user that is not named (`train.loss=""`), and LATER_KEYS at their former value, are not counted: versions
+    without the key had the same run.
     """
     hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
     hashed = {key: value for key, value in hashed.items() if value != "" or key not in _optional_code()}
+    hashed = {key: value for key, value in hashed.items() if LATER_KEYS.get(key) != value}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
     from scalelab.optim import chain, table
 
-    chain.check_numbers_set(config_lib.static(config))
+    chain.check_optimizer_options(config_lib.static(config))
     rows = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
     if options.json != "-":
         print(
@@ -62,7 +62,8 @@ def main(argv: list[str]) -> int:
             f"{state_bytes:>15,.0f} {state_bytes / parameters:>12.3f}"
         )
         numbers = "".join(f", {name} {value:g}" for name, value in config.optim.own.items())
-        print(f"peak LR {config.optim.peak_lr:g}, clip {config.optim.clip_norm:g}{numbers}", file=sys.stderr)
+        clip = f"clip {config.optim.clip_norm:g}" + f" {config.optim.clip}" * (config.optim.clip != "global")
+        print(f"peak LR {config.optim.peak_lr:g}, {clip}{numbers}", file=sys.stderr)
         authors = set_by.describe_origins(origins, config_lib.leaves(config))
         for line in filter(
             None, [describe_optim_defaults(config.optim, origins), authors, *lr_warnings(config.optim, origins)]
@@ -74,6 +75,8 @@ def main(argv: list[str]) -> int:
         "set_by": set_values,
         "optimizer": config.optim.name,
         "peak_lr": config.optim.peak_lr,
+        "clip": config.optim.clip,
+        "clip_norm": config.optim.clip_norm,
         "own": config.optim.own.to_dict(),
     }
     emit_json(facts | {"groups": shown}, options.json)

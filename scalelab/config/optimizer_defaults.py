@@ -11,7 +11,7 @@ FAR_FACTOR = (
     10.5  # an LR so many times the default (tiny models want more than large ones: 3.3 times under adamw) is told
 )
 # Keys that every optimizer has.
-COMMON_KEYS = ("name", "weight_decay", "clip_norm", "decay_embeddings", "decay_vectors", "own", "groups")
+COMMON_KEYS = ("name", "weight_decay", "clip", "clip_norm", "decay_embeddings", "decay_vectors", "own", "groups")
 _GPT3 = "Brown et al. 2020, App. B"
 _ADAMW: OptimDefaults = {
     "peak_lr": (

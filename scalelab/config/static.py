@@ -106,6 +106,7 @@ class Optim:
     newton_schulz: str | None = None
     every: int | None = None
     rank: int | None = None
+    clip: str = "global"
     decay_embeddings: bool = True
     decay_vectors: bool = False
     groups: str = ""

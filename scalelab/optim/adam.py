@@ -1,11 +1,13 @@
 """Adam and AdamW (Kingma & Ba 2015, Alg. 1; Loshchilov & Hutter 2019, Alg. 2), with optional bias correction."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
+from scalelab.optim.optimizer import Optimizer, SecondMoment, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
 
@@ -22,10 +24,20 @@ def scale_by_adam(b1: jax.Array, b2: jax.Array, eps: jax.Array, corrected: bool 
     return optax.GradientTransformation(adam.init, update)
 
 
+def second_moment(state: Any, b2: jax.Array, corrected: bool = True) -> SecondMoment:
+    """The second moment in a state with `nu` and `count`, as optax's Adam and its relatives have it."""
+    return SecondMoment(state.nu, 1.0 - b2**state.count if corrected else 1.0)
+
+
+def read_second_moment(state: Any, o: Optim, h: Hparams) -> SecondMoment:
+    """The second moment of an optimizer with such a state, corrected unless `o` says otherwise."""
+    return second_moment(state, h["beta2"], o.bias_correction is not False)
+
+
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del declared, lr
     return scale_by_adam(h["beta1"], h["beta2"], h["eps"], bool(o.bias_correction))
 
 
-ADAMW = Optimizer(_build, bytes_per_scalar(8))
-ADAM = Optimizer(_build, bytes_per_scalar(8), coupled=True)
+ADAMW = Optimizer(_build, bytes_per_scalar(8), second_moment=read_second_moment)
+ADAM = Optimizer(_build, bytes_per_scalar(8), coupled=True, second_moment=read_second_moment)

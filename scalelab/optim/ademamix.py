@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
+from scalelab.optim.adam import read_second_moment
 from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
@@ -34,4 +35,4 @@ def slow_decay(share: jax.Array, h: Hparams) -> jax.Array:
     return jnp.exp(1.0 / ((1.0 - share) / jnp.log(h["beta1"]) + share / jnp.log(h["beta3"])))
 
 
-ADEMAMIX = Optimizer(_build, bytes_per_scalar(12))
+ADEMAMIX = Optimizer(_build, bytes_per_scalar(12), second_moment=read_second_moment)

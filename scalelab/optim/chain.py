@@ -1,5 +1,6 @@
 """Config -> optax chain. Every number may be a tracer, so packed trials share one program."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +11,8 @@ from scalelab.config import Optim, Static, traced_names
 from scalelab.model.declare import named_leaves
 from scalelab.model.parametrization import ParameterScales
 from scalelab.model.transformer import parameter_declarations
-from scalelab.optim import adam, groups, registry, user_numbers
-from scalelab.optim.optimizer import Optimizer, Tree
+from scalelab.optim import adam, clip, groups, registry, user_numbers
+from scalelab.optim.optimizer import Optimizer, SecondMoment, Tree
 from scalelab.optim.schedules import Hparams
 
 
@@ -25,10 +26,14 @@ def build_optimizer_chain(static: Static, h: Hparams, lr: jax.Array) -> optax.Gr
     readable = user_numbers.readable_hparams(o, h)
     scales, mask = groups.optimizer_scales(static.model, o, optimizer), groups.decay_mask(static.model, o)
     decay = _add_decay(weight_decays(optimizer, static, h), scales, mask, times_lr=not optimizer.coupled)
+    declared = parameter_declarations(static.model)
+    directions = build_directions(optimizer, declared, o, readable, lr)
+    if o.clip == "spam":
+        directions = clip.clip_spikes(directions, functools.partial(_second_moment_tree, static, h, optimizer))
     return optax.chain(
-        clip_global_norm(h["clip_norm"]),
+        clip.clip_gradients(o.clip, h["clip_norm"], declared),
         *([decay] if optimizer.coupled else []),
-        _with_scaled_eps(scales, build_directions(optimizer, parameter_declarations(static.model), o, readable, lr)),
+        _with_scaled_eps(scales, directions),
         _scale_each(jax.tree.map(lambda s: s.lr, scales)),
         *([] if optimizer.coupled else [decay]),
         optax.scale_by_learning_rate(lr),
@@ -36,8 +41,10 @@ def build_optimizer_chain(static: Static, h: Hparams, lr: jax.Array) -> optax.Gr
     )
 
 
-def check_numbers_set(static: Static) -> None:
-    """Raise BadInput where a user's own optimizer reads a number that its config does not set; shapes only."""
+def check_optimizer_options(static: Static) -> None:
+    """Raise BadInput where a user's own optimizer reads a number that its config does not set, or the clip a moment
+    that the optimizer does not keep; shapes only."""
+    clip.refuse_unsupported(static.optim.name, static.optim.clip, registry.find_optimizer(static.optim.name))
     if ":" not in static.optim.name:
         return
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
@@ -141,14 +148,39 @@ def _pair_transforms(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def clip_global_norm(most: jax.Array) -> optax.GradientTransformation:
-    """Scale all gradients by min(1, most / global norm); optax's divides every element, which costs 2 % of a step."""
+class DenominatorPart(NamedTuple):
+    """Second moments of some parameters {name: v}, what the optimizer divides them by, and its eps."""
 
-    def scaled(grads: Any, _: Any) -> Any:
-        factor = jnp.minimum(1.0, most / optax.tree.norm(grads))
-        return jax.tree.map(lambda g: factor * g, grads)
+    v: dict[str, jax.Array]
+    correction: jax.Array | float
+    eps: jax.Array
 
-    return optax.stateless(scaled)
+
+def second_moments(static: Static, h: Hparams, opt_state: tuple) -> list[DenominatorPart]:
+    """The second moments in the chain's state, in fp32, of all parameters that have one."""
+    optimizer = registry.find_optimizer(static.optim.name)
+    state = opt_state[2 if optimizer.coupled else 1]  # after the clip, and a coupled decay
+    return _second_moments(static, h, optimizer, state.inner if isinstance(state, clip.SpamState) else state)
+
+
+def _second_moments(static: Static, h: Hparams, optimizer: Optimizer, state: Any) -> list[DenominatorPart]:
+    o, parts, paired = static.optim, [], isinstance(state, PairedState)
+
+    def add(moment: SecondMoment, eps: str) -> None:
+        parts.append(DenominatorPart(named_leaves(moment.v), moment.correction, h[eps]))
+
+    if optimizer.second_moment:
+        add(optimizer.second_moment(state.own if paired else state, o, user_numbers.readable_hparams(o, h)), "eps")
+    if paired:
+        add(adam.second_moment(state.rest[0], h["rest_beta2"]), "rest_eps")
+    return parts
+
+
+def _second_moment_tree(static: Static, h: Hparams, optimizer: Optimizer, state: Any) -> Tree:
+    """The second moment of every parameter, as a tree like the parameters."""
+    moments = {name: v for part in _second_moments(static, h, optimizer, state) for name, v in part.v.items()}
+    declared = parameter_declarations(static.model)
+    return jax.tree.unflatten(jax.tree.structure(declared), [moments[name] for name in named_leaves(declared)])
 
 
 def _scale_each(multipliers: Any) -> optax.GradientTransformation:

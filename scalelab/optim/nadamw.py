@@ -9,6 +9,7 @@ import jax
 import optax
 
 from scalelab.config import Optim
+from scalelab.optim.adam import read_second_moment
 from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
@@ -18,4 +19,4 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     return optax.scale_by_adam(h["beta1"], h["beta2"], h["eps"], nesterov=True)
 
 
-NADAMW = Optimizer(_build, bytes_per_scalar(8))
+NADAMW = Optimizer(_build, bytes_per_scalar(8), second_moment=read_second_moment)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -17,6 +17,16 @@ Tree = Any
 BuildTransform = Callable[
     [Tree, Optim, Hparams, jax.Array], optax.GradientTransformationExtraArgs | optax.GradientTransformation
 ]
+
+
+class SecondMoment(NamedTuple):
+    """An optimizer's running mean of squared gradients, `v`, one number for each of the parameters it claims.
+
+    The optimizer divides v by `correction` before it takes the root: 1 - beta2^t, or 1.
+    """
+
+    v: Tree
+    correction: jax.Array | float = 1.0
 
 
 def claims_everything(declaration: Declaration) -> bool:
@@ -42,7 +52,8 @@ class Optimizer:
     function of `o`. `coupled`: weight decay is added to the gradient (L2). `last(h, lr)`: a transform of whole updates
     at the chain's end. `curvature`: with `hutchinson` or `gauss_newton` every update gets the keyword `curvature` (a
     tree of estimates of the Hessian's diagonal, and whether they are fresh). `evaluated(params, opt_state, h)`: the
-    parameters to evaluate and save, if they aren't `params`.
+    parameters to evaluate and save, if they aren't `params`. `second_moment(state, o, h)`: that of its transform's
+    state, if it keeps one for every number; `optim.clip=spam` and the share of numbers under eps read it.
     """
 
     build: BuildTransform
@@ -53,6 +64,7 @@ class Optimizer:
     last: Callable[[Hparams, jax.Array], Any] | None = None
     curvature: str = ""
     evaluated: Callable[[Tree, Any, Hparams], Tree] | None = None
+    second_moment: Callable[[Any, Optim, Hparams], SecondMoment] | None = None
 
 
 def bytes_per_scalar(n: float) -> Callable[[Declaration, Optim], float]:

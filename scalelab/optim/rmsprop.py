@@ -4,7 +4,7 @@ import jax
 import optax
 
 from scalelab.config import Optim
-from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
+from scalelab.optim.optimizer import Optimizer, SecondMoment, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
 
@@ -14,4 +14,4 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     return optax.scale_by_rms(h["beta2"], h["eps"], eps_in_sqrt=False)
 
 
-RMSPROP = Optimizer(_build, bytes_per_scalar(4))
+RMSPROP = Optimizer(_build, bytes_per_scalar(4), second_moment=lambda state, _, __: SecondMoment(state.nu))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
+from scalelab.optim.adam import read_second_moment
 from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
@@ -80,4 +81,10 @@ def _evaluated(params: Tree, opt_state: Any, h: Hparams) -> Tree:
     return jax.tree.map(x, params, state.z)
 
 
-SCHEDULE_FREE_ADAMW = Optimizer(_build, bytes_per_scalar(8), last=_last, evaluated=_evaluated)
+SCHEDULE_FREE_ADAMW = Optimizer(
+    _build,
+    bytes_per_scalar(8),
+    last=_last,
+    evaluated=_evaluated,
+    second_moment=read_second_moment,
+)

@@ -14,7 +14,7 @@ from scalelab.__main__ import main
 from scalelab.configs import base, tiny
 from scalelab.errors import BadInput
 from scalelab.model.transformer import parameter_declarations
-from scalelab.optim.chain import build_optimizer_chain, check_numbers_set
+from scalelab.optim.chain import build_optimizer_chain, check_optimizer_options
 from scalelab.optim.optimizer import Optimizer, bytes_per_scalar
 from scalelab.sweep.trials import group_into_packs
 from scalelab.testing import check_optimizer
@@ -102,7 +102,7 @@ def test_a_config_file_may_set_it_and_none_unsets_it():
 def test_what_is_read_and_not_set_is_refused_not_zero(values, match):
     config = config_lib.resolve(config_lib.override(base.get_config(), SOFT | values))
     with pytest.raises(BadInput, match=match):
-        check_numbers_set(config_lib.static(config))
+        check_optimizer_options(config_lib.static(config))
 
 
 @pytest.mark.parametrize(

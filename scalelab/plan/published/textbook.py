@@ -19,7 +19,8 @@ from scalelab.laws.published.verdict import (
     rounding_tolerance,
 )
 from scalelab.laws.use import chinchilla_optimum
-from scalelab.optim import adam, chain, schedules, table
+from scalelab.optim import adam, schedules, table
+from scalelab.optim.clip import clip_global_norm
 from scalelab.plan.budget.allocate import allocate_budget
 from scalelab.plan.published import claims
 from scalelab.precision.exponent_histograms import float_range
@@ -116,12 +117,12 @@ def _schedule() -> list[ComparisonRow]:
 
 def _arithmetic() -> list[ComparisonRow]:
     gradient = jnp.array([3.0, 7.0**0.5])  # of norm 4
-    clip = chain.clip_global_norm(jnp.float32(1.0))
+    clip = clip_global_norm(jnp.float32(1.0))
     clipped, _ = clip.update(gradient, clip.init(gradient))
     moments = adam.scale_by_adam(jnp.float32(0.9), jnp.float32(0.999), jnp.float32(1e-8))
     direction, state = moments.update(jnp.ones(1), moments.init(jnp.ones(1)))
     first = optax.tree.get(state, "mu")
-    clipping = "optim/chain.py: min(1, most / norm) of all gradients"
+    clipping = "optim/clip.py: min(1, most / norm) of all gradients"
     stepping = "optim/adam.py: one step on a gradient of 1"
     formats = "largest finite number of the format (ml_dtypes)"
     lost = 180_000 / 45_000 * 1000

@@ -21,7 +21,7 @@ from scalelab.hardware import chips, device_memory, measured
 from scalelab.model import count
 from scalelab.model.attention import kernels
 from scalelab.optim import schedules
-from scalelab.optim.chain import check_numbers_set
+from scalelab.optim.chain import check_optimizer_options
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
@@ -189,7 +189,7 @@ def open_run(
     config, static = spec.config, spec.static
     schedules.check_user_schedule(config)
     formats_found.check_user_metrics(static, tuple(sorted(spec.hparams)))
-    check_numbers_set(static)
+    check_optimizer_options(static)
     planned, mixed = sources.plan_sources(config, dataset)
     who = config_lib.config_value_origins(config)
     authors = set_by.describe_origins(who, config_lib.leaves(config))

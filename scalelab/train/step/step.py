@@ -14,6 +14,7 @@ from scalelab.model.loss import LossSums
 from scalelab.model.observe.measures import when
 from scalelab.optim import schedules
 from scalelab.optim.chain import build_optimizer_chain
+from scalelab.optim.clip import clip_ratio
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
@@ -45,7 +46,8 @@ def train_step(
 
     If loss, gradient norm, LR, weight decay or beta1 is not finite, the step changes only the counters; likewise if the
     update of a user's own optimizer would make a parameter not finite. The decision is part of the program, so all
-    hosts agree and each packed trial decides for itself. `update_norm` and `param_norm` are NaN on steps that are not
+    hosts agree and each packed trial decides for itself. `clip_ratio`: norm of the gradient after the clip, over that
+    before it (NaN if skipped). `update_norm` and `param_norm` are NaN on steps that are not
     logged, since they read every parameter once more (3 % of a step with a large vocabulary).
     """
     policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h)
@@ -66,6 +68,7 @@ def train_step(
     values = loss, grad_norm, update_norm, param_norm, now["lr"], new.skipped
     metrics = dict(zip(STEP_METRICS, values, strict=True)) | {"streak": new.streak}
     metrics |= {LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {}
+    metrics["clip_ratio"] = jnp.where(finite, clip_ratio(grad_norm, now["clip_norm"], new.opt_state), jnp.nan)
     if due is not None:
         metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer)}
     metrics |= {hooks.LOSS_TERM: sums.term / jnp.maximum(sums.tokens, 1.0)} if static.own_loss else {}
