@@ -64,7 +64,7 @@ def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
     """
     hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
     hashed = {key: value for key, value in hashed.items() if value != "" or key not in _optional_code()}
-    hashed = {key: value for key, value in hashed.items() if LATER_KEYS.get(key) != value}
+    hashed = {k: value for k, value in hashed.items() if k not in LATER_KEYS or value != LATER_KEYS[k]}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -54,6 +54,13 @@ def test_identity_is_that_of_today(tmp_path):
     assert identity(records.flatten_keys(CONFIG)) == WRITTEN["5ee5ccd"]
 
 
+def test_a_value_that_is_not_set_counts_as_it_always_did():
+    """At d05c202, before LATER_KEYS, which once dropped every None: all earlier runs were taken for edited ones."""
+    assert identity({"optim.rank": None, "optim.peak_lr": 0.01}) == "3a98956724d066c1"
+    assert identity({"optim.rank": None, "optim.peak_lr": 0.01, "optim.clip": "global"}) == "3a98956724d066c1"
+    assert identity({"optim.rank": None, "optim.peak_lr": 0.01, "optim.clip": "spam"}) != "3a98956724d066c1"
+
+
 def test_a_run_whose_config_was_edited_is_a_damaged_row_and_the_others_are_listed(tmp_path, capsys):
     for name in "ab":
         synthetic.write_run(tmp_path / "runs" / name, lines=5)
