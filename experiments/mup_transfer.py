@@ -23,9 +23,8 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import config_path, emit_json, folder_path
-from scalelab.cli.progress import PoolProgress
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
+from scalelab.experiments.shared import RESULTS, command_line, result_header, train_trials, write_result
 from scalelab.model.resize import resize_config
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure
@@ -180,25 +179,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep import status
-    from scalelab.sweep.run import run_sweep
-    from scalelab.train.run.single import load_run_dataset
-    from scalelab.train.step.program import cache_compilations
-
     base, widths, step, options, overrides = parse_arguments(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     folder, made = options.workdir, transfer_trials(base, widths, step)
-    cache_compilations()
-    load_run_dataset(base)
     print(f"{len(made)} trials: d_model {', '.join(map(str, widths))}, {len(SEEDS)} seeds", file=sys.stderr)
-    with stop_on_signals() as stop, PoolProgress(folder, {key: run.train.steps for key, run in made.items()}) as board:
-        ended = run_sweep(folder, made, watch=board.update, stop=stop)
-    if stop():
-        print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
+    if not train_trials(folder, made):
         return 75
-    status.refuse_crashed(folder, ended)
     rows = read_transfer_rows(folder, widths, step)
     result = result_header("mup_transfer", argv) | {
         "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of "

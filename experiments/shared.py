@@ -4,12 +4,16 @@ import datetime
 import os
 import pathlib
 import platform
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from scalelab import records
 from scalelab.cli.parser import Parser
+from scalelab.cli.progress import PoolProgress
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -29,6 +33,29 @@ def write_result(folder: pathlib.Path, name: str, result: Any, page: str) -> Non
     """Write a result as NAME.json, and its page for people as NAME.md."""
     records.write_json(folder / f"{name}.json", result)
     (folder / f"{name}.md").write_text(page)
+
+
+def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool:
+    """Train (or resume) the trials under `folder`, with a progress bar; False if a signal stopped them after saving.
+
+    WorkFailed if a process ended without a verdict.
+    """
+    from scalelab.signals import stop_on_signals
+    from scalelab.sweep import status
+    from scalelab.sweep.run import run_sweep
+    from scalelab.train.run.single import load_run_dataset
+    from scalelab.train.step.program import cache_compilations
+
+    cache_compilations()
+    load_run_dataset(next(iter(trials.values())))
+    steps = {name: trial.train.steps for name, trial in trials.items()}
+    with stop_on_signals() as stop, PoolProgress(folder, steps) as board:
+        verdicts = run_sweep(folder, trials, watch=board.update, stop=stop)
+    if stop():
+        print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
+        return False
+    status.refuse_crashed(folder, verdicts)
+    return True
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

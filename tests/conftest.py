@@ -7,7 +7,8 @@ import tempfile
 
 import hypothesis
 
-if "SCALELAB_TEST_FOLDER" not in os.environ:  # the first process of the session; workers find it set
+first_process = "SCALELAB_TEST_FOLDER" not in os.environ  # workers, and sessions that a test starts, find it set
+if first_process:
     folder = os.environ["SCALELAB_TEST_FOLDER"] = tempfile.mkdtemp(prefix="scalelab-tests-")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"  # [B, S] + [S] must say so
@@ -30,5 +31,5 @@ hypothesis.settings.load_profile("ci")  # the same examples each time, and none 
 
 
 def pytest_unconfigure(config):
-    if not hasattr(config, "workerinput"):  # the session's first process outlives its workers
+    if first_process:  # it outlives the others
         shutil.rmtree(os.environ["SCALELAB_TEST_FOLDER"], ignore_errors=True)

@@ -137,6 +137,7 @@ def test_a_second_one_in_the_same_folder_is_refused(command, tmp_path):
     while not (out / "plan.json").exists() or not (out / ".lock").exists() or not (out / ".lock").read_text():
         assert first.poll() is None
         time.sleep(0.01)
+    os.kill(first.pid, signal.SIGSTOP)  # else it may end before the second one looks
     second = start(command, out, 1)
     stderr = second.communicate()[1]
     assert second.returncode == 2 and "is held by host" in stderr and "use another --out" in stderr

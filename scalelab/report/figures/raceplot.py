@@ -1,14 +1,24 @@
 """Optimizers side by side: loss curves, and final losses with their intervals beside the tuning trials."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from scalelab.report.figures.style import ACCENT, INK, LOSS_LABEL, MUTED, make_figure, styled, value_colours
+from scalelab.report.figures.style import (
+    ACCENT,
+    INK,
+    LOSS_LABEL,
+    MUTED,
+    make_figure,
+    set_log_axis,
+    styled,
+    value_colours,
+)
 
 COLOURED_CURVES = 6  # curves with a colour and a name; the rest in grey
+SMOOTHED_STEPS = 20
 HEADROOM_FACTOR = 1.5  # how far above the best, in its own fall, a curve is shown
 
 
@@ -53,4 +63,28 @@ def plot_race(rows: Sequence[dict[str, Any]]) -> Figure:
     right.set_xlim(lowest - 0.03, lowest + HEADROOM_FACTOR * max(highest - lowest, 0.1))
     right.set(xlabel=LOSS_LABEL, title="fresh seeds (diamond, 90 %), best tuned (ring), trials (dots)")
     right.invert_yaxis()
+    return fig
+
+
+@styled
+def plot_arms(arms: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+    """arms: {name: curves [seeds][steps] of training losses}. Left every seed, right running means, seeds' median."""
+    fig, (whole, close) = make_figure(9.0, 3.6, 2)
+    colours = value_colours(arms, "name")
+    lowest = np.inf
+    for name, curves in arms.items():
+        losses = np.array([curve[: min(map(len, curves))] for curve in curves], float)
+        losses[~np.isfinite(losses)] = np.nan
+        whole.plot(range(1, losses.shape[1] + 1), losses.T, color=colours[name], lw=0.6, alpha=0.8)
+        smooth = np.median(
+            [np.convolve(row, np.full(SMOOTHED_STEPS, 1 / SMOOTHED_STEPS), "valid") for row in losses], 0
+        )
+        steps = np.arange(len(smooth)) + SMOOTHED_STEPS
+        close.plot(steps, smooth, color=colours[name], lw=1.6, label=name)
+        lowest = min(lowest, float(np.nanmin(smooth)))
+    set_log_axis(whole, "y")
+    whole.set(xlabel="step", ylabel="training loss (nats/token)", title="every seed")
+    title = f"median of seeds, mean of {SMOOTHED_STEPS} steps"
+    close.set(xlabel="step", ylim=(lowest - 0.1, 2 * lowest), title=title)
+    close.legend()
     return fig
