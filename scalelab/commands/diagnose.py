@@ -25,6 +25,9 @@ def main(argv: list[str]) -> int:
     """Gather, judge and print; exit codes in the module's docstring."""
     parser = Parser("diagnose", __doc__)
     parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "--live", action="store_true", help="also ask the model, from the last checkpoint (needs the data)"
+    )
     add_trust_option(parser)
     options = parser.parse_args(argv)
 
@@ -32,6 +35,10 @@ def main(argv: list[str]) -> int:
     from scalelab.diagnose.rank import diagnose
 
     evidence = gather_evidence(pathlib.Path(options.run))
+    if options.live:
+        from scalelab.diagnose.probes import run_probes
+
+        evidence = run_probes(evidence)
     diagnosis = diagnose(evidence)
     if options.json != "-":
         print("\n".join([*_verdict_lines(diagnosis.verdicts), *map(_gap_line, diagnosis.gaps)]))

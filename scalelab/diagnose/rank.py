@@ -3,11 +3,11 @@
 import itertools
 from typing import Any, NamedTuple
 
-from scalelab.diagnose.checks import optimizer, precision, rates, scales
+from scalelab.diagnose.checks import data, live, optimizer, precision, rates, resume, scales, spikes, throughput
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.verdict import Findings, Gap, Verdict
+from scalelab.diagnose.verdict import Gap, Verdict
 
-FAMILIES = (rates, scales, optimizer, precision)
+FAMILIES = (rates, scales, optimizer, precision, spikes, resume, data, live, throughput)
 # A cause explains symptoms of others: those are ranked after it. Cause -> causes that it brings about.
 BRINGS_ABOUT = {
     "lr_too_high": ("attention_logits", "logit_drift", "spike"),
@@ -33,7 +33,7 @@ class Diagnosis(NamedTuple):
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Run every check; a cause is listed once, by its strongest verdict."""
     checks = itertools.chain.from_iterable(family.CHECKS for family in FAMILIES)
-    findings: Findings = [finding for check in checks for finding in check(evidence)]
+    findings = [finding for check in checks for finding in check(evidence)]
     best: dict[str, Verdict] = {}
     for verdict in (finding for finding in findings if isinstance(finding, Verdict)):
         if verdict.cause not in best or verdict.score > best[verdict.cause].score:

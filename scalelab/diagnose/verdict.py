@@ -1,6 +1,7 @@
 """What a check returns: a verdict with its evidence, or a gap where the run has no signal to judge by."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 # Kinds of evidence, the strongest first, with their base score: a verdict of a stronger kind is ranked first.
@@ -34,7 +35,7 @@ class Gap(NamedTuple):
     anyway: str = ""
 
 
-Findings = list[Verdict | Gap]
+Findings = Sequence[Verdict | Gap]
 
 
 def make_verdict(

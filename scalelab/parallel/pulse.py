@@ -55,6 +55,16 @@ class Pulse:
         self.excused: Callable[[], bool] = lambda: False  # whether a peer is busy with what this process waits for
         self.hindmost: Callable[[], str] = lambda: ""
         self.stacks: pathlib.Path | None = None
+        self.seconds: dict[str, float] = {}  # of the main thread, by what it did or waited for
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to those of `name`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def enter(self, phase: str, step: int) -> None:
         """Note the phase and step that begin now."""

@@ -31,10 +31,69 @@ PLANTS = {
     "over_clipping": lambda: healthy(optim__clip_norm=0.01),
     "decay_wrong": lambda: healthy(optim__weight_decay=30.0),
     "low_precision_state": lambda: with_record(healthy(), dtypes={"parameters": ["bfloat16"]}),
+    "loss_scale_collapses": lambda: with_loss_scale(healthy(precision__name="fp16")),
+    "data_outlier": lambda: doctor(healthy(), "train_loss", lambda s, x: x + 1, 200, 200),
+    "spike_benign": lambda: doctor(
+        doctor(healthy(), "train_loss", lambda s, x: x + math.exp((200 - s) / 5), 200, 230),
+        "update_norm",
+        lambda s, u: 3 * u,
+        199,
+        199,
+    ),
+    "spike_growing": lambda: doctor(healthy(), "train_loss", lambda s, x: x + 0.03 * (s - 320), 320),
+    "climbing": lambda: climbing(),
+    "bad_resume": lambda: doctor(restarted(200), "update_norm", lambda s, u: 3.5 * u, 201, 208),
+    "bit_flip": lambda: doctor(healthy(), "param_norm", lambda s, p: p + 40, 250),
+    "data_bound": lambda: with_seconds(data=30.0),
+    "checkpoint_stalls": lambda: with_seconds(save=30.0),
+    "evaluation_stalls": lambda: with_seconds(eval=30.0),
+    "recompiles": lambda: with_seconds(dispatch=30.0),
+    "host_sync": lambda: with_seconds(dispatch=30.0, train__steps_per_dispatch=1),
+    "slow_clock": lambda: doctor(healthy(), "tokens_per_s", lambda s, r: 0.6 * r, 200),
+    "pipeline_bubble": lambda: healthy(parallel__stage=4, parallel__microbatches=4),
+    "damaged_checkpoint": lambda: dataclasses.replace(healthy(), damage=["checkpoints/100/state is missing"]),
+    "mask_leak": lambda: probed(future_leak=0.2),
+    "label_shift": lambda: probed(target_shift=0.0),
+    "missing_1_over_K": lambda: probed(accumulated_ratio=4.0, accumulate=4.0),
+    "underflow": lambda: probed(precision__name="fp16_unscaled", **{"zeros/head.w": 0.5}),
     "overflow": lambda: doctor(
         dataclasses.replace(healthy(precision__name="fp16_unscaled"), events=SKIPPED), "skipped", lambda s, n: s // 2
     ),
 }
+
+
+def with_loss_scale(evidence):
+    rows = [
+        row | {"loss_scale": 2.0 ** (15 - row["step"] // 20), "skipped": row["step"] // 20} for row in evidence.rows
+    ]
+    return dataclasses.replace(evidence, rows=rows)
+
+
+def climbing():
+    """Every tenth line of 4,000 steps whose gradient norm doubles in 1,400."""
+    run = healthy(train__steps=10 * STEPS, log__every_steps=10, schedule__warmup_steps=200)
+    rows = [row | {"step": 10 * row["step"], "grad_norm": 0.3 * 2 ** (row["step"] / 140)} for row in run.rows]
+    rows = [row | {"train_loss": 3.4 - 1e-5 * row["step"], "lr": 1e-3, "update_norm": 0.05} for row in rows]
+    return dataclasses.replace(run, rows=rows, planned={row["step"]: row["lr"] for row in rows}, record=run.record
+                               | {"status": "running"})  # fmt: skip
+
+
+def restarted(step):
+    event = {"kind": "resume", "step": step, "text": "", "time": 0.0}
+    return dataclasses.replace(healthy(), events=[event])
+
+
+def with_seconds(data=1.0, save=1.0, eval=1.0, dispatch=1.0, **changed):
+    seconds = {"data": data, "save": save, "eval": eval, "dispatch": dispatch, "device": 10.0, "steps": STEPS}
+    return with_record(healthy(**changed), seconds=seconds)
+
+
+def probed(precision__name="fp32", **values):
+    return dataclasses.replace(healthy(precision__name=precision__name), probes={"step": STEPS} | values)
+
+
+def test_a_restart_by_itself_is_no_cause():
+    assert causes(restarted(200)) == [] and causes(with_seconds()) == []
 
 
 def test_a_healthy_record_has_no_verdict():

@@ -103,7 +103,7 @@ def check_eps(evidence: Evidence) -> Findings:
     worst = ("", 0.0, 0.0)
     for prefix, size in group_sizes(evidence).items():
         measured = evidence.layer_series(f"{prefix}grad_norm").finite()
-        if not len(measured.steps) or not size:
+        if not len(measured.steps) or not len(norms.steps) or not size:
             continue
         clip = np.minimum(1.0, float(v["optim.clip_norm"]) / np.interp(measured.steps, norms.steps, norms.values))
         rms = measured.values.reshape(len(measured.steps), -1) * clip[:, None] / size**0.5

@@ -3,7 +3,7 @@
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence, update_ratio
-from scalelab.diagnose.verdict import Findings, Gap, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
 from scalelab.precision.policy import POLICIES
 
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative: a smaller change of a number is rounded away
@@ -31,7 +31,7 @@ def check_state_formats(evidence: Evidence) -> Findings:
     return findings
 
 
-def _low_precision(evidence: Evidence, over: float, text: str):
+def _low_precision(evidence: Evidence, over: float, text: str) -> Verdict:
     name = evidence.values["precision.name"]
     knob = f"precision.name={'fp16' if name.startswith('fp16') else 'bf16'}: fp32 weights and moments"
     return make_verdict("low_precision_state", "test", over, text, knob, f"scalelab train … --config.{knob[:19]}")
@@ -73,13 +73,18 @@ def check_overflow(evidence: Evidence) -> Findings:
                          "scalelab train … --config.precision.name=bf16", (first or 0, step))]  # fmt: skip
 
 
+def _zeros(evidence: Evidence) -> dict[str, float]:
+    """{parameter: share of zeros} of `probes.probe_precision`; {} if it was not run."""
+    return {name.partition("/")[2]: value for name, value in evidence.probes.items() if name.startswith("zeros/")}
+
+
 def check_underflow(evidence: Evidence) -> Findings:
     """Gradients that are zero after the cast to the policy's format."""
-    zeros = evidence.probes.get("gradient_zeros")
+    zeros = _zeros(evidence)
     policy = POLICIES[evidence.values["precision.name"]]
     if "float16" not in (policy.compute, policy.backward):
         return []
-    if zeros is None:
+    if not zeros:
         return [
             Gap(
                 "underflow",
@@ -91,7 +96,7 @@ def check_underflow(evidence: Evidence) -> Findings:
     share = max(zeros.values())
     if share <= ZEROS:
         return []
-    layer = max(zeros, key=zeros.get)
+    layer = max(zeros, key=lambda name: zeros[name])
     text = f"{share:.0%} of the gradients of {layer} that fp32 has are zero under {policy.name}"
     return [make_verdict("underflow", "test", share / ZEROS, text, "precision.name=fp16 (scales the loss), or bf16",
                          "scalelab train … --config.precision.name=fp16")]  # fmt: skip

@@ -67,7 +67,8 @@ class _Reader:
         while len(self.pending) > leave:
             kind, step, n, values = self.pending.pop(0)
             self.pulse.enter(kind, step + n)
-            values = jax.device_get(values)
+            with self.pulse.timed("device" if kind == "train" else "eval"):
+                values = jax.device_get(values)
             elapsed, self.clock = time.perf_counter() - self.clock, time.perf_counter()
             if kind == "train":
                 self.pulse.dispatches.append(elapsed)
@@ -192,28 +193,31 @@ def _take_steps(
     feed = Feed(runs, dataset, program.rows)
     reader = _Reader(runs, feed, progress, pulse)
     if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its evaluation was lost
-        reader.add("eval", step, 0, _evaluate(program, states, feed))
+        reader.add("eval", step, 0, _evaluate(program, states, feed, pulse))
     if params and not start:  # the given weights are evaluated before the first step
-        reader.add("eval", 0, 0, _evaluate(program, states, feed))
+        reader.add("eval", 0, 0, _evaluate(program, states, feed, pulse))
     stopped = False
     while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
         n = pulse.steps_at_once = _stop_before(step, runs[0]) - step
         pulse.enter("train", step)
         batches = feed.take(step, n)
         pulse.enter(reader.waits_for(), step + n)
-        states, metrics = program.advance(states, batches, n)
+        with pulse.timed("dispatch" if pulse.seconds.get("compile") else "compile"):
+            states, metrics = program.advance(states, batches, n)
         pulse.enter("train", step)
-        feed.prepare(step + n)
+        with pulse.timed("data"):
+            feed.prepare(step + n)
         reader.add("train", step, n, metrics)
         step, last = step + n, step + n == config.train.steps
         if last or step % config.eval.every_steps == 0:
             pulse.enter("eval", step)
-            reader.add("eval", step, 0, _evaluate(program, states, feed))
+            reader.add("eval", step, 0, _evaluate(program, states, feed, pulse))
         stopped = stop()
         if last or stopped or step % config.checkpoint.every_steps == 0:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
             pulse.enter("save", step)
-            checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)), last or stopped)
+            with pulse.timed("save"):
+                checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)), last or stopped)
     reader.read()
     pulse.enter("save", step)
     checkpoints.close()
@@ -221,6 +225,7 @@ def _take_steps(
     for run in alive:
         if run.status == "running":
             _verdict(run, step, stopped)
+        run.record["seconds"] = pulse.seconds | {"steps": step - (start[0] if start else 0)}
         run.keep_record(step)
     digests = [state_lib.params_digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
@@ -244,9 +249,10 @@ def _initial_states(program: Program, start: StartStates | None, params: Sequenc
     return 0, states
 
 
-def _evaluate(program: Program, states: Any, feed: Feed) -> list[tuple[Any, ...]]:
+def _evaluate(program: Program, states: Any, feed: Feed, pulse: Pulse) -> list[tuple[Any, ...]]:
     """The losses of each run, one for each source."""
-    return list(zip(*[program.evaluate(states, val) for val in feed.val], strict=True))
+    with pulse.timed("eval"):
+        return list(zip(*[program.evaluate(states, val) for val in feed.val], strict=True))
 
 
 def _as_drawn(drawn: Any, given: Any) -> Any:

@@ -45,7 +45,8 @@ class Program(NamedTuple):
     rows: np.ndarray | slice = slice(None)
 
 
-def _traced_hparams(h: dict[str, float]) -> dict[str, jax.Array]:
+def traced_hparams(h: dict[str, float]) -> dict[str, jax.Array]:
+    """The numbers of a config as the step's traced scalars."""
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     return {key: jnp.asarray(value, kinds.get(key, jnp.float32)) for key, value in h.items()}
 
@@ -77,7 +78,7 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
     by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
     local_rows = rows.local_row_indices(by_row, (1, static.global_batch, 1), axis=1)
     with jax.set_mesh(mesh):
-        traced = [_traced_hparams(h) for h in hparams]
+        traced = [traced_hparams(h) for h in hparams]
 
     def whole(batches_KRS: np.ndarray) -> jax.Array:
         return rows.assemble_global_array(by_row, batches_KRS, local_rows, axis=1, size=static.global_batch)
@@ -96,7 +97,7 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
         auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         ordered = lambda h: pipeline.reorder_layers(init(h), specs, static.layout)  # noqa: E731
         drawn = jax.jit(ordered, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
-        return [jax.device_put(drawn(_traced_hparams(h)), shardings) for h in hparams]
+        return [jax.device_put(drawn(traced_hparams(h)), shardings) for h in hparams]
 
     @functools.partial(jax.jit, static_argnums=1)
     def reordered(state: TrainState, back: bool) -> TrainState:
@@ -135,7 +136,7 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
     if static.layout.devices > 1:
         return mesh_program(static, hparams)
     init, advance, evaluated = _compiled_functions(static, False)
-    traced = [_traced_hparams(h) for h in hparams]
+    traced = [traced_hparams(h) for h in hparams]
 
     return Program(
         init=lambda: [init(h) for h in traced],
@@ -168,7 +169,7 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
     def unstack(tree: Any) -> list:
         return by_run(jax.device_get(tree))
 
-    traced = stack([_traced_hparams(h) for h in hparams])
+    traced = stack([traced_hparams(h) for h in hparams])
 
     def advance_all(states: Any, batches: Batches, n: int) -> tuple[Any, HparamsList]:
         filler = next(

@@ -1,0 +1,114 @@
+"""Records edited after a healthy run, for faults that a small run can't have: metrics, layers, events, files."""
+
+import json
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from scalelab import records
+
+
+def _edit(folder: pathlib.Path, change: Callable[[dict], dict], name: str = "metrics.jsonl") -> None:
+    """Apply `change` to every line of training in a log."""
+    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    edited = [change(line) if "val_loss" not in line else line for line in lines]
+    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in edited))
+
+
+def _edit_record(folder: pathlib.Path, **changed: Any) -> None:
+    records.write_json(folder / "record.json", records.read_json(folder / "record.json") | changed)
+
+
+def lr_not_finite(folder: pathlib.Path) -> None:
+    """An LR of NaN in 20 steps, all skipped."""
+    _edit(folder, lambda line: line | ({"lr": math.nan} if 100 <= line["step"] < 120 else {}))
+    records.write_event(folder, "skip", 100, "not finite: LR nan")
+
+
+def spike_that_passes(folder: pathlib.Path) -> None:
+    """A loss that jumps by 1.5 after a large update and falls back over 20 steps."""
+
+    def change(line: dict) -> dict:
+        after = line["step"] - 200
+        if after == -1:
+            return line | {"update_norm": 4 * line["update_norm"]}
+        return line | {"train_loss": line["train_loss"] + 1.5 * math.exp(-after / 6)} if 0 <= after < 40 else line
+
+    _edit(folder, change)
+
+
+def spike_that_grows(folder: pathlib.Path) -> None:
+    """A loss that rises from step 230 to the end, with updates four times as large."""
+
+    def change(line: dict) -> dict:
+        after = line["step"] - 230
+        more = {"train_loss": line["train_loss"] + 0.03 * after, "grad_norm": line["grad_norm"] * (1 + after / 5)}
+        return line | more | {"update_norm": 3 * line["update_norm"]} if after >= 0 else line
+
+    _edit(folder, change)
+
+
+def climb(folder: pathlib.Path) -> None:
+    """The run as every tenth line of 3,000 steps, with a gradient norm that grows by 0.1 % a step from step 600 on."""
+    config = records.read_json(folder / "config.json")
+
+    def change(line: dict) -> dict:
+        step = 10 * line["step"]
+        return line | {"step": step, "grad_norm": 0.4 * math.exp(0.001 * max(step - 600, 0))}
+
+    _edit(folder, change)
+    _edit(folder, lambda line: line | {"step": 10 * line["step"]}, "layers.jsonl")
+    config["train"]["steps"], config["log"]["every_steps"], config["schedule"]["warmup_steps"] = 3000, 10, 150
+    records.write_json(folder / "config.json", config)
+    record = records.read_json(folder / "record.json")
+    record.pop("identity")
+    records.write_json(folder / "record.json", record | {"steps": 3000, "status": "running"})
+
+
+def skips(folder: pathlib.Path) -> None:
+    """Every tenth step skipped because its gradient is not finite in fp16."""
+    _edit(folder, lambda line: line | {"skipped": line["step"] // 10})
+    for step in range(10, 301, 10):
+        records.write_event(folder, "skip", step, "not finite: gradient norm inf")
+
+
+def lr_after_restart(folder: pathlib.Path) -> None:
+    """An LR three times as large from step 160 on."""
+    _edit(folder, lambda line: line | ({"lr": 3 * line["lr"]} if line["step"] > 160 else {}))
+
+
+def cut_checkpoint(folder: pathlib.Path) -> None:
+    """The largest file of the last checkpoint, cut in half."""
+    last = max(
+        (path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()), key=lambda p: int(p.name)
+    )
+    largest = max((path for path in last.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+
+
+def dispatch_heavy(folder: pathlib.Path) -> None:
+    """Timers of a run whose steps take less time than sending them."""
+    seconds = {"compile": 4.0, "dispatch": 9.0, "device": 3.0, "data": 1.0, "eval": 0.5, "save": 0.5, "steps": 3000}
+    _edit_record(folder, seconds=seconds)
+
+
+def recompiling(folder: pathlib.Path) -> None:
+    """Timers of a run that compiles at every dispatch."""
+    seconds = {"compile": 4.0, "dispatch": 60.0, "device": 6.0, "data": 1.0, "eval": 0.5, "save": 0.5, "steps": 300}
+    _edit_record(folder, seconds=seconds)
+
+
+def falling_rate(folder: pathlib.Path) -> None:
+    """A rate that falls to 60 % in the second half."""
+    _edit(folder, lambda line: line | {"tokens_per_s": 1e5 * (0.6 if line["step"] > 150 else 1.0)})
+
+
+def bubble(folder: pathlib.Path) -> None:
+    """A run on four stages."""
+    config = records.read_json(folder / "config.json")
+    config["parallel"] |= {"stage": 4, "microbatches": 4}
+    records.write_json(folder / "config.json", config)
+    record = records.read_json(folder / "record.json")
+    record["mesh"] |= {"stage": 4}
+    records.write_json(folder / "record.json", record)

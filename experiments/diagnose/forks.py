@@ -1,0 +1,186 @@
+"""Faults in the code: context managers that replace a function of scalelab while a run trains, and is diagnosed."""
+
+import contextlib
+import functools
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from scalelab.data.batches import mixture
+from scalelab.data.batches.batches import TrainBatches
+from scalelab.model.attention import documents, kernels
+from scalelab.train.run import loop
+from scalelab.train.step import gradients, program
+
+
+def forget_programs() -> None:
+    """Empty the package's caches: they are keyed by shapes, and a fork has another program at the same shapes."""
+    jax.clear_caches()
+    for cache in gc.get_objects():
+        if isinstance(cache, functools._lru_cache_wrapper) and cache.__module__.startswith("scalelab"):
+            cache.cache_clear()
+
+
+@contextlib.contextmanager
+def replaced(place: Any, name: str, value: Any) -> Iterator[None]:
+    """Within it `place.name` is `value`, in programs too."""
+    forget_programs()
+    with mock.patch.object(place, name, value):
+        yield
+    forget_programs()
+
+
+def no_division_by_k() -> Any:
+    """Micro-batches are summed, each divided by its own tokens."""
+    right = gradients._count_targets
+    return replaced(gradients, "_count_targets", lambda static, *rest: right(static, *rest) // static.accumulate)
+
+
+def sees_the_next_token() -> Any:
+    """A causal mask off by one."""
+    right = kernels.attention_mask
+
+    def mask(query: jax.Array, key: jax.Array, *limits: Any) -> jax.Array:
+        return right(query + 1, key, *limits)
+
+    return replaced(kernels, "attention_mask", mask)
+
+
+def sees_other_documents() -> Any:
+    """A document mask that knows one document only."""
+    right = documents.document_segments
+
+    def segments(tokens: jax.Array, *ends: Any) -> Any:
+        packed = right(tokens, *ends)
+        return packed._replace(segment_BS=jnp.zeros_like(packed.segment_BS))
+
+    return replaced(documents, "document_segments", segments)
+
+
+def shifted_targets(shift: int) -> Any:
+    """Targets `shift` positions ahead of the inputs instead of 1."""
+    right = documents.split_inputs_targets
+
+    def split(tokens: jax.Array, ends: Any) -> Any:
+        inputs, targets, packed = right(tokens, ends)
+        return inputs, jnp.roll(targets, 1 - shift, axis=-1), packed
+
+    return replaced(documents, "split_inputs_targets", split)
+
+
+def unshuffled() -> Any:
+    """Windows in the order of the corpus."""
+    return replaced(mixture, "window_numbers", lambda positions, n, *_: np.asarray(positions, np.int64) % n)
+
+
+def batches_edited(edit: Callable[[int, np.ndarray], np.ndarray]) -> Any:
+    """`edit(step, batch)` of every batch that is read."""
+    right = TrainBatches.chunk
+
+    def chunk(self: TrainBatches, step: int, k: int, *rows: Any) -> np.ndarray:
+        return np.stack([edit(step + i, batch) for i, batch in enumerate(right(self, step, k, *rows))])
+
+    return replaced(TrainBatches, "chunk", chunk)
+
+
+def phrase_at(step: int) -> Any:
+    """One batch is a single repeated n-gram."""
+    return batches_edited(
+        lambda at, batch: np.resize([200, 3, 77, 150], batch.shape).astype(batch.dtype) if at == step else batch
+    )
+
+
+def shuffled_between(first: int, last: int) -> Any:
+    """Batches whose tokens stand in random order."""
+
+    def edit(step: int, batch: np.ndarray) -> np.ndarray:
+        return np.random.default_rng(step).permuted(batch, axis=1) if first <= step <= last else batch
+
+    return batches_edited(edit)
+
+
+def cursor_back(by: int, since: int) -> Any:
+    """From step `since` on, batches of earlier steps are read again."""
+    right = TrainBatches.chunk
+
+    def chunk(self: TrainBatches, step: int, *rest: Any) -> np.ndarray:
+        return right(self, step - by if step >= since else step, *rest)
+
+    return replaced(TrainBatches, "chunk", chunk)
+
+
+@contextlib.contextmanager
+def tampered(step: int, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Within it the loop's state at the first dispatch from `step` on is `change(state)`."""
+    right, done = loop.PACKINGS["turn"], []
+
+    def packing(*arguments: Any) -> program.Program:
+        made = right(*arguments)
+
+        def advance(states: Any, *rest: Any) -> Any:
+            if not done and int(states[0].step) >= step:
+                done.append(True)
+                states = [change(state) for state in states]
+            return made.advance(states, *rest)
+
+        return made._replace(advance=advance)
+
+    with mock.patch.dict(loop.PACKINGS, {"turn": packing}):
+        yield
+
+
+def flip_bit(state: Any) -> Any:
+    """One exponent bit of one weight of the head."""
+    head = np.array(state.params["head"]["w"])
+    at = np.unravel_index(np.argmax(np.abs(head)), head.shape)
+    head.view(np.uint32)[at] ^= np.uint32(1 << 28)
+    return state._replace(params={**state.params, "head": {"w": jnp.asarray(head)}})
+
+
+def times_ten_queries(state: Any) -> Any:
+    """Queries ten times as large."""
+    params = jax.tree.map(lambda x: x, state.params)
+    params["blocks"]["attention"]["q"]["w"] = 10 * params["blocks"]["attention"]["q"]["w"]
+    return state._replace(params=params)
+
+
+def _with_adam(state: Any, change: Callable[[Any], Any]) -> Any:
+    is_adam = lambda x: isinstance(x, optax.ScaleByAdamState)  # noqa: E731
+    return state._replace(
+        opt_state=jax.tree.map(lambda x: change(x) if is_adam(x) else x, state.opt_state, is_leaf=is_adam)
+    )
+
+
+def tiny_second_moments(state: Any) -> Any:
+    """Second moments a millionth as large."""
+    return _with_adam(state, lambda adam: adam._replace(nu=jax.tree.map(lambda v: 1e-6 * v, adam.nu)))
+
+
+def fresh_moments(state: Any) -> Any:
+    """Moments and count of a new optimizer."""
+    return _with_adam(state, lambda adam: jax.tree.map(jnp.zeros_like, adam))
+
+
+def noisy_weights(state: Any) -> Any:
+    """Weights of another state: each moved by a third of its parameter's RMS."""
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+    move = lambda x: x + 0.3 * jnp.sqrt(jnp.mean(x**2)) * jax.random.normal(next(keys), x.shape)  # noqa: E731
+    return state._replace(params=jax.tree.map(move, state.params))
+
+
+def slow_reader(seconds: float) -> Any:
+    """Each chunk of batches takes so many seconds to read."""
+    right = TrainBatches.chunk
+
+    def chunk(self: TrainBatches, *arguments: Any) -> np.ndarray:
+        time.sleep(seconds)
+        return right(self, *arguments)
+
+    return replaced(TrainBatches, "chunk", chunk)

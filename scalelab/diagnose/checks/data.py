@@ -1,0 +1,179 @@
+"""The data themselves, from a sample of windows: repeated, corrupted, unshuffled, of another vocabulary, changed."""
+
+import numpy as np
+
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.sample import DataSample
+from scalelab.diagnose.statistics import MAD_TO_SIGMA, smooth
+from scalelab.diagnose.verdict import Findings, Gap, make_verdict
+
+BUCKETS = 4096  # ids are counted modulo this
+SMOOTHING = 4.0  # pseudo-counts of the unigram distribution in the bigram model
+OUTLIER = 8.0  # robust sigmas of a window's bigram score
+LEAST_SCORE = 0.5  # nats a token; smaller differences are not corruption
+REPETITIVE = 0.25  # distinct pairs of a window / the median window's: below, it says the same again and again
+OUTLIERS = 0.01  # share of windows
+CONSTANT = 0.9  # share of a window that is one token
+DUPLICATES = 0.05  # share of documents equal to an earlier one
+REPEATED_RUN = 10  # documents that repeat others in the same order
+EPOCHS = 4.0  # beyond, repetition is worth less (Muennighoff et al. 2023, fig. 1)
+OVERFIT = 0.1  # nats that the validation loss is above the training loss
+CORRELATION = 5.0  # standard errors of the rank correlation of window number and position
+NEIGHBOURS = 0.2  # share of windows that follow their predecessor in the corpus
+UNUSED = 0.5  # share of the model's vocabulary that the tokenizer does not have
+BELOW_ENTROPY = 0.02  # nats that a validation loss lies below the language's entropy rate
+LEAST_BPB = 0.3  # bits a byte; text models and compressors reach about 0.6 (Hoffmann et al. 2022; cmix on enwik9: 0.9)
+
+
+def check_data(evidence: Evidence) -> Findings:
+    """All checks of the sample; a gap where the data can't be read."""
+    data = evidence.data
+    if data is None:
+        why = f"the data can't be read here ({evidence.no_data})" if evidence.no_data else "the data were not read"
+        return (
+            [Gap("corrupt_shard", why, "data.path to where they are", "curves and records were judged")]
+            if evidence.no_data
+            else []
+        )
+    fingerprint = evidence.record.get("data", {}).get("fingerprint")
+    if fingerprint not in (None, data.dataset.fingerprint):
+        text = f"the data here have fingerprint {data.dataset.fingerprint}, the run was trained on {fingerprint}"
+        return [make_verdict("data_changed", "test", np.inf, text, "the same files as in training", "scalelab prepare")]
+    return [*_vocabulary(evidence, data), *_duplicates(data), *_corrupted(data), *_order(data)]
+
+
+def _vocabulary(evidence: Evidence, data: DataSample) -> Findings:
+    ids, rows = data.dataset.vocab_size, int(evidence.values["model.vocab_size"])
+    if 1 - ids / rows <= UNUSED:
+        return []
+    text = (
+        f"the tokenizer has {ids} ids, the model {rows} rows: {1 - ids / rows:.0%} of the vocabulary is never trained"
+    )
+    return [make_verdict("vocabulary_mismatch", "test", (1 - ids / rows) / UNUSED, text, f"model.vocab_size={ids}",
+                         "scalelab config model.vocab_size, and the tokenizer of the data")]  # fmt: skip
+
+
+def _duplicates(data: DataSample) -> Findings:
+    """Documents that occur again: in the same order (a shard twice), or here and there."""
+    prints = data.documents
+    unique, first = np.unique(prints, return_index=True)
+    share = 1 - len(unique) / max(len(prints), 1)
+    if share <= DUPLICATES or len(prints) < REPEATED_RUN:
+        return []
+    earliest = dict(zip(unique.tolist(), first.tolist(), strict=True))
+    lag = np.arange(len(prints)) - np.array([earliest[value] for value in prints.tolist()])
+    repeated = lag > 0
+    in_order = np.mean((lag[1:] == lag[:-1])[repeated[1:]]) if repeated[1:].any() else 0.0
+    shard = in_order > 0.5 and repeated.sum() >= REPEATED_RUN
+    at = np.flatnonzero(repeated)
+    text = f"{share:.0%} of {len(prints)} documents equal an earlier one, from document {at[0]} on"
+    text += f", and {in_order:.0%} of them in the order of those" if shard else ", here and there"
+    cause = "repeated_data" if shard else "duplicated_documents"
+    return [make_verdict(cause, "test", share / DUPLICATES, text, "remove them, and prepare the data again",
+                         "compare the files named twice in data.path")]  # fmt: skip
+
+
+def window_scores(windows: np.ndarray) -> np.ndarray:
+    """Nats a token [n] of windows [n, S+1] under a smoothed bigram model of the other half of them."""
+    ids = windows % BUCKETS
+    scores = np.zeros(len(ids))
+    for half in (0, 1):
+        train, test = ids[half::2], ids[1 - half :: 2]
+        unigram = np.bincount(train.ravel(), minlength=BUCKETS) + 0.5
+        unigram = unigram / unigram.sum()
+        pairs, counts = np.unique(train[:, :-1].ravel() * BUCKETS + train[:, 1:].ravel(), return_counts=True)
+        before = np.bincount(train[:, :-1].ravel(), minlength=BUCKETS)
+        wanted = test[:, :-1] * BUCKETS + test[:, 1:]
+        at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+        joint = np.where(pairs[at] == wanted, counts[at], 0)
+        p = (joint + SMOOTHING * unigram[test[:, 1:]]) / (before[test[:, :-1]] + SMOOTHING)
+        scores[1 - half :: 2] = -np.log(p).mean(axis=1)
+    return scores
+
+
+def _corrupted(data: DataSample) -> Findings:
+    """Windows that look like nothing else in the corpus: constant, noise, or tokens in random order."""
+    scores = window_scores(data.windows)
+    away = scores - np.median(scores)
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(away)))
+    distinct = np.array([len(np.unique(row[:-1] * BUCKETS + row[1:])) for row in data.windows % BUCKETS])
+    odd = (np.abs(away) > max(OUTLIER * sigma, LEAST_SCORE)) | (distinct < REPETITIVE * np.median(distinct))
+    share = float(np.mean(odd))
+    if share <= OUTLIERS:
+        return []
+    numbers = data.numbers[odd]
+    text = (
+        f"{share:.1%} of {len(odd)} sampled windows, numbers {numbers[0]} to {numbers[-1]} of {data.n_windows}, are "
+        f"{_describe(data.windows[odd], data.windows[~odd], scores[odd].mean() > np.median(scores))} "
+        f"({scores[odd].mean():.3g} nats a token under a bigram model, the others {np.median(scores):.3g})"
+    )
+    return [make_verdict("corrupt_shard", "test", share / OUTLIERS, text, "replace or leave out those documents",
+                         "scalelab diagnose RUN --batch=STEP shows the text of a step")]  # fmt: skip
+
+
+def _describe(odd: np.ndarray, others: np.ndarray, unlikely: bool) -> str:
+    """What odd windows are, in a word."""
+    largest = np.mean([np.bincount(row % BUCKETS).max() / len(row) for row in odd])
+    if largest > CONSTANT:
+        return f"one token over and over ({largest:.0%} of a window)"
+    if not unlikely:
+        return "one phrase over and over"
+    here, there = (np.bincount(part.ravel() % BUCKETS, minlength=BUCKETS) / part.size for part in (odd, others))
+    distance = 0.5 * float(np.abs(here - there).sum())
+    return "usual tokens in random order" if distance < 0.25 else f"of other tokens (total variation {distance:.2g})"
+
+
+def _order(data: DataSample) -> Findings:
+    """Windows that are read in the order of the corpus."""
+    order = data.order[: data.n_windows]  # of the first epoch
+    if len(order) < 64:
+        return []
+    ranks = np.argsort(np.argsort(order))
+    rho = float(np.corrcoef(ranks, np.arange(len(order)))[0, 1])
+    following = float(np.mean(np.diff(order) == 1))
+    over = max(abs(rho) * len(order) ** 0.5 / CORRELATION, following / max(NEIGHBOURS, 10 / data.n_windows))
+    if over <= 1:
+        return []
+    text = f"window numbers of the first {len(order)} sequences follow their position (rank correlation {rho:.2g})"
+    text += f", and {following:.0%} of them follow their predecessor in the corpus"
+    return [make_verdict("not_shuffled", "test", over, text, "the shuffle of data/batches/order.py",
+                         "scalelab diagnose RUN --batch=STEP shows neighbours in one batch")]  # fmt: skip
+
+
+def check_repetition(evidence: Evidence) -> Findings:
+    """More epochs than data are worth, with a validation loss above the training loss."""
+    loss, scored = evidence.series("train_loss").finite(), evidence.evaluations
+    if evidence.data is None or not scored or len(loss.steps) < 10:
+        return []
+    seen = evidence.data.batches.seen(int(loss.steps[-1]))
+    name, (_, epochs) = max(seen.items(), key=lambda item: item[1][1])
+    near = np.abs(loss.steps - scored[-1]["step"]) <= max(10, 0.05 * evidence.steps)
+    gap = float(scored[-1]["val_loss"]) - float(smooth(loss.values[near])[-1]) if near.any() else 0.0
+    if epochs <= EPOCHS or gap <= OVERFIT:
+        return []
+    text = f"{name} was read {epochs:.3g} times, and the validation loss is {gap:.3g} nats above the training loss"
+    return [make_verdict("repeated_data", "test", min(epochs / EPOCHS, gap / OVERFIT), text,
+                         "more tokens, a smaller share of this source, or fewer steps",
+                         "scalelab train … with data.unique_tokens=\"\"", (0, int(loss.steps[-1])))]  # fmt: skip
+
+
+def check_too_good(evidence: Evidence) -> Findings:
+    """A loss that no model can have: the targets are visible."""
+    scored = [row for row in evidence.evaluations if np.isfinite(row["val_loss"])]
+    rate, bpb = evidence.record.get("data", {}).get("entropy_rate"), evidence.record.get("bpb")
+    if not scored:
+        return []
+    lowest = min(scored, key=lambda row: row["val_loss"])
+    loss, at = float(lowest["val_loss"]), int(lowest["step"])
+    if rate is not None and loss < rate - BELOW_ENTROPY:
+        text = f"the validation loss is {loss:.3g} at step {at}, and the language's entropy rate is {rate:.3g}"
+    elif rate is None and bpb is not None and bpb < LEAST_BPB:
+        text = f"the validation loss is {bpb:.2g} bits a byte; no model of text is near that"
+    else:
+        return []
+    return [make_verdict("mask_leak", "signature", 2.0, f"{text}: the model sees what it predicts",
+                         "the mask, and the shift of the targets", f"scalelab diagnose {evidence.folder} --live",
+                         (at, at))]  # fmt: skip
+
+
+CHECKS = (check_data, check_repetition, check_too_good)

@@ -1,0 +1,93 @@
+"""Verdicts of the direct tests (`--live`): each names the cause itself, not its symptoms."""
+
+import numpy as np
+
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+
+LEAK = 1e-3  # change of a logit / their RMS; exactly 0 without a leak (masked products are multiplied by exact zeros)
+RATIO = 1.1  # gradient norm with micro-batches / of one batch; sums in another order differ by 1e-6
+SCALING = 3.0  # growth of a block's branches for 8 times the input; with norms: at most 1.1
+OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a settled optimizer
+GRADIENT_OVER_V = 30.0  # gradient RMS / sqrt(v); healthy: 0.5 to 2
+EPS_SHARE = 0.5  # share of sqrt(v) below eps (stability.md 4)
+SAME = 1e-4  # relative difference of a replayed loss; the same program gives the same bits
+RESUMED = 3  # steps after a restart whose line the replay judges as part of it
+
+
+def check_model(evidence: Evidence) -> Findings:
+    """Masks, targets, norms and accumulation of the code as it is here."""
+    p, step = evidence.probes, evidence.probes.get("step")
+    if step is None:
+        return []
+    where, findings = (step, step), []
+    for name, what, knob in (
+        ("future_leak", "later tokens", "the causal mask"),
+        ("document_leak", "another document", "the document mask"),
+    ):
+        if p.get(name, 0.0) > LEAK:
+            text = f"logits change by {p[name]:.3g} of their RMS when tokens of {what} change; without a leak by 0"
+            findings.append(_test("mask_leak", p[name] / LEAK, text, f"{knob} (model/attention/mask.py)", where))
+    if p.get("target_shift", 1.0) != 1.0:
+        text = f"targets are the inputs shifted by {p['target_shift']:.0f}, not by 1"
+        findings.append(_test("label_shift", np.inf, text, "documents.split_inputs_targets", where))
+    ratio = p.get("accumulated_ratio", 1.0)
+    if ratio > RATIO or ratio < 1 / RATIO:
+        text = f"with {p['accumulate']:.0f} micro-batches the gradient norm is {ratio:.4g} times that of one big batch"
+        findings.append(_test("missing_1_over_K", max(ratio, 1 / ratio), text, "divide by all predicted tokens", where))
+    if p.get("branch_scaling", 1.0) > SCALING:
+        text = f"a block adds {p['branch_scaling']:.3g} times as much for 8 times the input; behind a norm 1 time"
+        findings.append(_test("norm_missing", p["branch_scaling"], text, "norms before attention and MLP", where))
+    return findings
+
+
+def _test(cause: str, over: float, text: str, knob: str, where: tuple[int, int]) -> Verdict:
+    return make_verdict(cause, "test", over, text, knob, "measured on the model itself; mend it and run again", where)
+
+
+def check_optimizer(evidence: Evidence) -> Findings:
+    """Updates on constant gradients, and moments against the gradients of the last state."""
+    p, findings = evidence.probes, []
+    sizes = {int(name.partition("/")[2]): value for name, value in p.items() if name.startswith("update_rms/")}
+    if sizes and (settled := sizes[max(sizes)]) > 0:
+        largest = max(sizes, key=lambda step: sizes[step])
+        over = sizes[largest] / settled / OVERSHOOT
+        if over > 1:
+            text = f"on constant gradients update {largest} is {sizes[largest] / settled:.3g} times a late one"
+            findings.append(_test("no_bias_correction", over, text, "optim.bias_correction=true", (1, largest)))
+    where = (p.get("step", 0),) * 2
+    if (ratio := p.get("gradient_over_v", 1.0)) > GRADIENT_OVER_V:
+        text = f"the gradient's RMS is {ratio:.3g} times sqrt(v) at step {where[0]}"
+        findings.append(_test("moments_poisoned", ratio / GRADIENT_OVER_V, text, "train --reset=moments", where))
+    if (share := p.get("eps_share", 0.0)) > EPS_SHARE:
+        text = f"sqrt(v) is below eps for {share:.0%} of the parameters at step {where[0]}"
+        findings.append(_test("eps_dominates", share / EPS_SHARE, text, "optim.eps=1e-8", where))
+    return findings
+
+
+def check_replay(evidence: Evidence) -> Findings:
+    """Steps run again from saved states: a line that differs is the run's, unless the replay differs by itself."""
+    p = evidence.probes
+    differ = {int(n.partition("/")[2]): v for n, v in p.items() if n.startswith("replay/") and v > SAME}
+    if not differ:
+        return []
+    first = min(differ)
+    restarts = [int(e["step"]) for e in evidence.kinds("resume", "branch", "fallback") if e.get("step") is not None]
+    every = int(evidence.values["log.every_steps"])
+    resumed = any(0 <= first - restart <= RESUMED * every for restart in restarts)
+    unsteady = p.get(f"replay_twice/{first}", 0.0) > SAME
+    text = f"step {first} run again has another loss, by {differ[first]:.3g} of it"
+    text += "; two replays differ too: this machine does not repeat itself" if unsteady else "; two replays agree"
+    cause = "bad_resume" if resumed and not unsteady else "bit_flip"
+    if resumed:
+        text += f"; the run was restarted at step {max(r for r in restarts if r <= first)}: other weights, batch or LR"
+    knob = (
+        "restore weights, cursor and seed of the checkpoint"
+        if resumed
+        else "drain the host; go on from the step before"
+    )
+    return [make_verdict(cause, "test", min(differ[first] / SAME, 1e6), text, knob,
+                         f"scalelab diagnose {evidence.folder} --live on another machine", (first, first))]  # fmt: skip
+
+
+CHECKS = (check_model, check_optimizer, check_replay)

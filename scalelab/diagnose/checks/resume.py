@@ -1,0 +1,138 @@
+"""What a restart changed: loss jumps, optimizer state, LR, data cursor; weights that moved without an update."""
+
+import numpy as np
+
+from scalelab.config import schedule_steps
+from scalelab.diagnose.evidence import Evidence, Series
+from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS
+from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+
+RESTARTS = ("resume", "branch", "fallback", "moved")
+BEFORE, AFTER = 32, 10  # lines compared before and after a restart
+LEAST_JUMP = 0.02  # in ln loss (stability.md 2.2)
+UPDATE_JUMP = 1.8  # update RMS over the LR, after / before; healthy resumes: 0.9 to 1.1
+MOVE_MARGIN = 3.0  # times what updates of the logged sizes can move the weight norm
+
+
+def check_restarts(evidence: Evidence) -> Findings:
+    """A jump at a restart of the run: in the loss, in the update's size, in the tokens read."""
+    steps = sorted({int(event["step"]) for event in evidence.kinds(*RESTARTS) if event.get("step")})
+    verdicts = [verdict for step in steps if (verdict := _judge_restart(evidence, step))]
+    return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
+
+
+def _judge_restart(evidence: Evidence, step: int) -> Verdict | None:
+    signs = {
+        "the loss": _loss_jump(evidence, step), "the update's RMS over the LR": _update_jump(evidence, step),
+        "the weight norm": _norm_jump(evidence, step), "the data cursor": _cursor_jump(evidence, step),
+    }  # fmt: skip
+    present = {name: sign for name, sign in signs.items() if sign[0] > 1}
+    if not present:
+        return None
+    over, _ = max(present.values())
+    text = f"at the restart of step {step} " + "; ".join(f"{name} {words}" for name, (_, words) in present.items())
+    kind = "test" if {"the weight norm", "the data cursor"} & present.keys() else "signature"
+    state = "the update's RMS over the LR" in present and "the weight norm" not in present
+    knob = (
+        "restore the optimizer's moments and count" if state else "restore weights, cursor and seed of the checkpoint"
+    )
+    return make_verdict("bad_resume", kind, 1 + over, text, knob, f"scalelab checkpoint verify {evidence.folder}",
+                        (step, step + AFTER))  # fmt: skip
+
+
+def _around(series: Series, step: int) -> tuple[np.ndarray, np.ndarray]:
+    return series.until(step).values[-BEFORE:], series.after(step).values[:AFTER]
+
+
+def _loss_jump(evidence: Evidence, step: int) -> tuple[float, str]:
+    """(jump of the mean ln loss in thresholds of SIGMAS standard errors, words)."""
+    before, after = _around(evidence.series("train_loss").finite(), step)
+    if len(before) < 8 or len(after) < 3:
+        return 0.0, ""
+    before, after = np.log(before), np.log(after)
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(before - np.median(before))))
+    error = sigma * (1 / len(before) + 1 / len(after)) ** 0.5
+    jump = float(np.mean(after) - np.mean(before[-2 * AFTER :]))
+    over = abs(jump) / max(SIGMAS * error, LEAST_JUMP)
+    return over, f"jumps from {np.exp(np.mean(before[-2 * AFTER :])):.4g} to {np.exp(np.mean(after)):.4g}"
+
+
+def _update_jump(evidence: Evidence, step: int) -> tuple[float, str]:
+    """A fresh optimizer takes larger first steps than one that has seen gradients."""
+    update, lr = (evidence.series(name).finite() for name in ("update_norm", "lr"))
+    shared = np.intersect1d(update.steps, lr.steps[lr.values > 0])
+    ratio = update.values[np.isin(update.steps, shared)] / lr.values[np.isin(lr.steps, shared)]
+    before, after = _around(Series(shared, ratio), step)
+    if len(before) < 8 or not len(after) or not np.median(before):
+        return 0.0, ""
+    factor = float(np.max(after[:3]) / np.median(before))
+    return (
+        factor / UPDATE_JUMP,
+        f"goes from {np.median(before):.3g} to {np.max(after[:3]):.3g}, as at a run's first steps",
+    )
+
+
+def _norm_jump(evidence: Evidence, step: int) -> tuple[float, str]:
+    moved = norm_jumps(evidence)
+    near = moved.until(step + AFTER * evidence.values["log.every_steps"]).after(step - 1)
+    if not len(near.steps):
+        return 0.0, ""
+    return float(near.values.max()), f"moves {MOVE_MARGIN * near.values.max():.3g} times what its updates can"
+
+
+def _cursor_jump(evidence: Evidence, step: int) -> tuple[float, str]:
+    """Tokens seen, as logged, against the closed form of the config."""
+    tokens = evidence.series("tokens")
+    after = tokens.after(step)
+    if not len(after.steps) or not (evidence.folder / "config.json").exists():
+        return 0.0, ""
+    planned, logged = schedule_steps.tokens_before(evidence.config, int(after.steps[0])), float(after.values[0])
+    return (2.0, f"is at {logged:,.0f} tokens, {planned:,} are due") if logged != planned else (0.0, "")
+
+
+def norm_jumps(evidence: Evidence) -> Series:
+    """Change of the weight norm between logged lines, over MOVE_MARGIN times the most its updates can cause.
+
+    | |p'| - |p| | <= the sum of the updates' norms (triangle inequality), of which only the logged ones are known: the
+    larger of both ends counts for all steps between them.
+    """
+    params, update = (evidence.series(name).finite() for name in ("param_norm", "update_norm"))
+    shared = np.intersect1d(params.steps, update.steps)
+    norms, moves = (each.values[np.isin(each.steps, shared)] for each in (params, update))
+    if len(shared) < 2:
+        return Series(shared[:0], norms[:0])
+    reach = np.diff(shared) * np.maximum(moves[1:], moves[:-1]) + 1e-5 * norms[1:]
+    return Series(shared[1:], np.abs(np.diff(norms)) / (MOVE_MARGIN * reach))
+
+
+def check_bit_flip(evidence: Evidence) -> Findings:
+    """Weights that moved farther than their updates, away from any restart."""
+    moved = norm_jumps(evidence)
+    if not len(moved.steps) or moved.values.max() <= 1:
+        return []
+    i = int(np.argmax(moved.values))
+    step, params = int(moved.steps[i]), evidence.series("param_norm")
+    restarts = [int(event["step"]) for event in evidence.kinds(*RESTARTS) if event.get("step")]
+    if any(0 <= step - restart <= AFTER * evidence.values["log.every_steps"] for restart in restarts):
+        return []
+    at = int(np.flatnonzero(params.steps == step)[0])
+    text = (
+        f"the weight norm goes from {params.values[at - 1]:.6g} to {params.values[at]:.6g} at step {step}, "
+        f"{MOVE_MARGIN * moved.values[i]:.3g} times what the updates logged there can cause"
+    )
+    return [
+        make_verdict("bit_flip", "test", float(moved.values[i]), text, "the checkpoint before; drain the host",
+                     f"scalelab diagnose {evidence.folder} --live replays the steps before it", (step, step))
+    ]  # fmt: skip
+
+
+def check_files(evidence: Evidence) -> Findings:
+    """Checkpoints whose files are missing or cut, or that were saved under suspicion."""
+    if evidence.damage:
+        text = f"{len(evidence.damage)} files differ from their manifest: {evidence.damage[0]}"
+        return [make_verdict("damaged_checkpoint", "test", np.inf, text, "checkpoint.fallback=true, or another copy",
+                             f"scalelab checkpoint verify {evidence.folder}")]  # fmt: skip
+    return []
+
+
+CHECKS = (check_restarts, check_bit_flip, check_files)

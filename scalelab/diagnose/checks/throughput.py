@@ -1,0 +1,95 @@
+"""Throughput: what the main thread waited for, by the timers that always run, and how the rate changed."""
+
+import numpy as np
+
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.statistics import smooth
+from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+from scalelab.parallel.ticks import predicted_bubble
+
+LEAST_STEPS = 50  # of a process: in fewer the first steps decide
+LEAST_S = 5.0  # seconds of training: shares of less are those of starting up
+# Shares of the time after compilation. Healthy runs of experiments/diagnose: data 0.15, save 0.25, eval 0.1, dispatch
+# 0.1 at most, though their steps take 5 ms each.
+SHARES = {"data": 0.5, "save": 0.5, "eval": 0.5, "dispatch": 0.4}
+PARTS = (*SHARES, "device")
+LONG_DISPATCH_S = 0.2  # a dispatch that takes as long traces or compiles; sending one takes 1 to 10 ms
+BUBBLE = 0.25  # share of a step that a pipeline waits; 1F1B with m >= 4 p: 0.19
+SLOWER = 0.8  # last rate / best one that lasted
+RATE_LINES = 40
+KNOBS = {
+    "data": ("data_bound", "faster storage for data.path, or fewer processes on this machine",
+             "scalelab train with data.source=synthetic for 50 steps"),
+    "save": ("checkpoint_stalls", "checkpoint.every_steps={}, or a faster disk", "the same run with it"),
+    "eval": ("evaluation_stalls", "eval.every_steps={}, or fewer eval.batches", "the same run with it"),
+}  # fmt: skip
+
+
+def check_shares(evidence: Evidence) -> Findings:
+    """The largest share of the time that is not the device's."""
+    seconds = evidence.record.get("seconds", {})
+    total, steps = sum(seconds.get(part, 0.0) for part in PARTS), int(seconds.get("steps", 0))
+    if steps < LEAST_STEPS or total < LEAST_S:
+        return []
+    shares = {part: seconds.get(part, 0.0) / total for part in PARTS}
+    text = ", ".join(f"{part} {share:.0%}" for part, share in sorted(shares.items(), key=lambda s: -s[1]))
+    text = f"of {total:.3g} s in {steps} steps: {text}"
+    return [_judge(evidence, part, shares[part], text, seconds) for part in SHARES if shares[part] > SHARES[part]]
+
+
+def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict[str, float]) -> Verdict:
+    over = share / SHARES[part]
+    if part == "dispatch":
+        per_dispatch = int(evidence.values["train.steps_per_dispatch"])
+        each = seconds["dispatch"] / max(seconds["steps"] / per_dispatch, 1)
+        text += f"; a dispatch of {per_dispatch} steps takes {each:.3g} s to send"
+        if each > LONG_DISPATCH_S:
+            return make_verdict("recompiles", "signature", over, text, "shapes that stay the same from step to step",
+                                "JAX_LOG_COMPILES=1 scalelab train … names what is compiled again")  # fmt: skip
+        return make_verdict("host_sync", "signature", over, text, "train.steps_per_dispatch=20 or more",
+                            "the same run with it: tokens_per_s")  # fmt: skip
+    cause, knob, confirm = KNOBS[part]
+    every = {"save": "checkpoint.every_steps", "eval": "eval.every_steps"}.get(part)
+    better = round(float(evidence.values[every]) * share / 0.05) if every else 0
+    return make_verdict(cause, "signature", over, text, knob.format(better), confirm)
+
+
+def check_pipeline(evidence: Evidence) -> Findings:
+    """The time a pipeline's stages wait for each other, by the closed form."""
+    stages, micro, rounds = (int(evidence.values[f"parallel.{key}"]) for key in ("stage", "microbatches", "rounds"))
+    mesh = evidence.record.get("mesh", {})
+    stages = int(mesh.get("stage", stages))
+    if stages < 2:
+        return []
+    share = predicted_bubble(stages, micro, rounds)
+    if share <= BUBBLE:
+        return []
+    text = f"{stages} stages and {micro} micro-batches wait for {share:.0%} of a step"
+    return [make_verdict("pipeline_bubble", "test", share / BUBBLE, text, f"parallel.microbatches={4 * stages}",
+                         "scalelab plan --config=… with it")]  # fmt: skip
+
+
+def check_clock(evidence: Evidence) -> Findings:
+    """A rate that fell for good during the run, with nothing else changed."""
+    rate = evidence.series("tokens_per_s").finite()
+    if len(rate.steps) < RATE_LINES or evidence.values["schedule.batch_warmup_tokens"]:
+        return []
+    every = max(1, len(rate.steps) // 200)
+    smoothed = smooth(rate.values[::every], 21)
+    quarter = max(len(smoothed) // 4, 5)
+    late, early = float(np.median(smoothed[-quarter:])), float(np.median(smoothed[quarter : 2 * quarter]))
+    spread = float(np.quantile(smoothed, 0.25) / max(np.quantile(smoothed, 0.75), 1e-30))
+    if late >= SLOWER * early or not _steady(rate.values[: 2 * len(rate.values) // 5]):
+        return []
+    text = f"the rate fell from {early:,.0f} to {late:,.0f} tokens/s ({late / early:.0%}); quartiles: {spread:.2g}"
+    where = int(rate.steps[len(rate.steps) // 2]), int(rate.steps[-1])
+    return [make_verdict("slow_clock", "symptom", SLOWER * early / late, text, "cooling, power limit, other processes",
+                         "scalelab doctor times one product on this machine", where)]  # fmt: skip
+
+
+def _steady(rates: np.ndarray) -> bool:
+    """Whether rates scatter little: on a shared machine a fall says nothing."""
+    return float(np.quantile(rates, 0.1)) > SLOWER * float(np.quantile(rates, 0.9))
+
+
+CHECKS = (check_shares, check_pipeline, check_clock)

@@ -1,0 +1,109 @@
+"""Checks of the data on samples made by rule: each fault in a corpus of Markov chains, and the corpus without one."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+from scalelab.diagnose.checks.data import check_data, check_repetition, check_too_good, window_scores
+from scalelab.diagnose.sample import DataSample
+from tests.diagnose.evidences import healthy
+
+V, S, N = 64, 65, 400
+CHAIN = np.random.default_rng(0).dirichlet(np.full(V, 0.05), size=V).cumsum(axis=1)
+
+
+def windows(seed, n=N):
+    """[n, S] ids of a bigram language."""
+    rng = np.random.default_rng(seed)
+    ids = np.zeros((n, S), int)
+    for t in range(1, S):
+        ids[:, t] = np.minimum((rng.random((n, 1)) > CHAIN[ids[:, t - 1]]).sum(axis=1), V - 1)
+    return ids
+
+
+def sample(tokens=None, documents=None, order=None, vocab_size=V, epochs=0.5):
+    dataset = types.SimpleNamespace(vocab_size=vocab_size, fingerprint="f")
+    batches = types.SimpleNamespace(windows=range(N), seen=lambda step: {"text": (1000, epochs)})
+    rng = np.random.default_rng(4)
+    return DataSample(
+        dataset, batches, np.arange(N), windows(1) if tokens is None else tokens, windows(2, 50),
+        rng.permutation(N) if order is None else order,
+        np.arange(N, dtype=np.uint64) if documents is None else documents,
+    )  # fmt: skip
+
+
+def found(data, check=check_data, **changed):
+    run = dataclasses.replace(healthy(model__vocab_size=V, **changed), data=data)
+    return {verdict.cause: verdict for verdict in check(run)}
+
+
+def with_rows(replace):
+    tokens = windows(1)
+    tokens[100:140] = replace(tokens[100:140])
+    return sample(tokens)
+
+
+RNG = np.random.default_rng(9)
+FAULTS = {
+    "blank": (lambda: with_rows(lambda rows: np.full_like(rows, 7)), "corrupt_shard", "one token over and over"),
+    "noise": (lambda: with_rows(lambda rows: RNG.integers(0, V, rows.shape)), "corrupt_shard", "numbers 100 to 139"),
+    "shuffled": (lambda: with_rows(lambda rows: RNG.permuted(rows, axis=None)), "corrupt_shard", "in random order"),
+    "phrase": (lambda: with_rows(lambda rows: np.resize([3, 9, 3, 40], rows.shape)), "corrupt_shard", "100 to 139"),
+    "twice": (
+        lambda: sample(documents=np.concatenate([np.arange(N), np.arange(100, 200)]).astype(np.uint64)),
+        "repeated_data", "from document 400 on",
+    ),
+    "again": (
+        lambda: sample(documents=np.concatenate([np.arange(N), RNG.permutation(N)[:90]]).astype(np.uint64)),
+        "duplicated_documents", "here and there",
+    ),
+    "in order": (lambda: sample(order=np.arange(N)), "not_shuffled", "rank correlation 1"),
+    "backwards": (lambda: sample(order=np.arange(N)[::-1]), "not_shuffled", "rank correlation -1"),
+    "few ids": (lambda: sample(vocab_size=20), "vocabulary_mismatch", "69% of the vocabulary"),
+}  # fmt: skip
+
+
+def test_a_sound_corpus_has_no_verdict():
+    assert found(sample()) == {} and found(sample(epochs=3.0), check_repetition) == {}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_data_is_named(fault):
+    data, cause, words = FAULTS[fault]
+    verdicts = found(data())
+    assert list(verdicts) == [cause] and words in verdicts[cause].evidence
+
+
+def test_other_data_than_the_runs_are_told_and_not_judged():
+    data = sample(order=np.arange(N))
+    run = dataclasses.replace(healthy(), data=data, record={"data": {"fingerprint": "other"}})
+    assert [verdict.cause for verdict in check_data(run)] == ["data_changed"]
+
+
+def test_repetition_needs_epochs_and_a_gap():
+    evaluations = [{"step": 400, "val_loss": 4.5}]
+    run = dataclasses.replace(healthy(), data=sample(epochs=30.0), evaluations=evaluations)
+    (verdict,) = check_repetition(run)
+    assert verdict.cause == "repeated_data" and "30 times" in verdict.evidence
+    run = dataclasses.replace(run, evaluations=[{"step": 400, "val_loss": 3.3}])
+    assert check_repetition(run) == []
+
+
+def test_a_loss_below_the_entropy_rate_sees_its_targets():
+    run = healthy()
+    assert check_too_good(dataclasses.replace(run, record=run.record | {"data": {"entropy_rate": 3.0}})) == []
+    (verdict,) = check_too_good(dataclasses.replace(run, record=run.record | {"data": {"entropy_rate": 3.6}}))
+    assert verdict.cause == "mask_leak"
+
+
+def test_scores_are_those_of_the_language():
+    """Mean nats of the smoothed bigram model lie between the chain's entropy rate and that of its unigrams."""
+    scores = window_scores(windows(1))
+    rows = np.diff(CHAIN, axis=1, prepend=0)
+    stationary = np.bincount(windows(5).ravel(), minlength=V) / windows(5).size
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = float(stationary @ -np.where(rows > 0, rows * np.log(rows), 0).sum(axis=1))
+        unigram = float(-np.where(stationary > 0, stationary * np.log(stationary), 0).sum())
+    assert rate < scores.mean() < unigram
