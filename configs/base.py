@@ -275,6 +275,22 @@ LOG = {
     "role": setting("", 'what the run is to its study, for the fitter; "": nothing', choices="fit check holdout"),
 }  # fmt: skip
 
+# What watches every step, and what it may do; its memory is part of the checkpoints (scalelab/train/step/guard.py).
+GUARD = {
+    "policy": key("watch", "off; watch: log alarms, change nothing; skip: drop outliers; rewind: also go back",
+        choices="off watch skip rewind", resume=True),
+    "detector": key("log", "outliers; log: of logarithms, which never enter the window; sigma: as in OLMo-core",
+        choices="log sigma", resume=True, source="sigma: OLMo-core's SkipStepOptimizer"),
+    "window": key(128, "losses and gradient norms that a step is compared with", unit="steps", range=(8, 4096),
+        resume=True, source="OLMo-core: 128"),
+    "minimum": number(64, "values in the window before a step is judged by it", unit="steps", range=(2, 4096),
+        source="OLMo-core: half the window"),
+    "sigmas": number(6.0, "standard deviations above the mean from which a value is an outlier", range=above(0, 1e3),
+        source="OLMo-core: 6"),
+    "spike": key("skip", "skip, rewind: what happens to an outlier; clip: to the window's median gradient norm",
+        choices="skip clip", resume=True),
+}  # fmt: skip
+
 SWEEP = {
     "pack": setting("auto", "how trials of a pack share a process; turn: in sequence", choices="auto vmap turn"),
     "workers": setting(0, "most at once, for trials that can't share one; 0: half the cores", unit="processes",
@@ -284,7 +300,7 @@ SWEEP = {
 KEYS = {
     "model": MODEL, "data": DATA, "optim": OPTIM, "schedule": SCHEDULE, "parametrization": PARAMETRIZATION,
     "precision": PRECISION, "parallel": PARALLEL, "train": TRAIN,
-    "eval": EVAL, "checkpoint": CHECKPOINT, "log": LOG, "sweep": SWEEP,
+    "eval": EVAL, "checkpoint": CHECKPOINT, "guard": GUARD, "log": LOG, "sweep": SWEEP,
 }  # fmt: skip
 
 

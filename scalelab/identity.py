@@ -47,6 +47,14 @@ def _keys_aside() -> frozenset[str]:
     return frozenset(keys | groups)
 
 
+PASSIVE_GUARDS = ("off", "watch")  # values of guard.policy that change no step
+
+
+def is_passive_guard(values: Mapping[str, Any]) -> bool:
+    """Whether the guard of these values by `group.key` changes no step; of a version without a guard: true."""
+    return values.get("guard.policy", PASSIVE_GUARDS[0]) in PASSIVE_GUARDS
+
+
 @functools.cache
 def _optional_code() -> frozenset[str]:
     """Keys that hold the name of a user's function, or nothing."""
@@ -59,12 +67,14 @@ def _optional_code() -> frozenset[str]:
 def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
     """The identity of a resolved config's values by `group.key`; `counted`: further keys and groups to include.
 
-    Code of a user that is not named (`train.loss=""`), and LATER_KEYS at their former value, are not counted: versions
-    without the key had the same run.
+    Code of a user that is not named (`train.loss=""`), LATER_KEYS at their former value and a guard that changes no
+    step are not counted: versions without the key had the same run.
     """
     hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
     hashed = {key: value for key, value in hashed.items() if value != "" or key not in _optional_code()}
     hashed = {k: value for k, value in hashed.items() if k not in LATER_KEYS or value != LATER_KEYS[k]}
+    if is_passive_guard(values):
+        hashed = {key: value for key, value in hashed.items() if not key.startswith("guard.")}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -21,12 +21,23 @@ from scalelab.config.files import (
 )
 from scalelab.config.keys import default_values, hparam_keys, key_records, traced_keys
 from scalelab.config.resolve import config_value_origins, identity, load, resolve
-from scalelab.config.static import Layout, ModelShape, Optim, Static, hparams, static, traced_names, unset_numbers
+from scalelab.config.static import (
+    Guard,
+    Layout,
+    ModelShape,
+    Optim,
+    Static,
+    hparams,
+    static,
+    traced_names,
+    unset_numbers,
+)
 
 load_module = load_config_module  # the name that config files written by `sweep/forks.py` of version 0.1 call
 
 __all__ = [
     "USER_OPTIM_PREFIX",
+    "Guard",
     "Layout",
     "ModelShape",
     "Optim",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from scalelab.config import mixture_text
 from scalelab.config.validate import parse_group_multipliers
 from scalelab.errors import BadInput
+from scalelab.identity import PASSIVE_GUARDS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -20,6 +21,7 @@ def check_combinations(config: "ConfigDict") -> None:
     _check_parts(model)
     _check_groups(config.optim.groups, model)
     _check_schedule(config)
+    _check_guard(config)
     for stage in mixture_text.parse_mixture(config.data.mixture)[1:]:
         if stage.step >= train.steps:
             raise BadInput(
@@ -89,6 +91,25 @@ def _check_schedule(config: "ConfigDict") -> None:
         )
     if config.optim.name == "schedule_free_adamw":
         _check_schedule_free(config)
+
+
+def _check_guard(config: "ConfigDict") -> None:
+    """Check the guard's options against each other and against the checkpoints it needs."""
+    guard, every, steps = config.guard, config.checkpoint.every_steps, config.train.steps
+    if guard.minimum > guard.window:
+        raise BadInput(
+            f"guard.window={guard.window} is shorter than guard.minimum={guard.minimum}, so no step would ever be "
+            f"judged; nearest: guard.minimum={guard.window}"
+        )
+    if guard.spike != "skip" and guard.policy in PASSIVE_GUARDS:
+        raise BadInput(
+            f"guard.spike={guard.spike!r} has no effect with guard.policy={guard.policy!r}; nearest: guard.policy=skip"
+        )
+    if guard.policy == "rewind" and every >= steps:
+        raise BadInput(
+            f"guard.policy='rewind' goes back to a checkpoint, and checkpoint.every_steps={every} saves none before "
+            f"the last of {steps} steps; nearest: checkpoint.every_steps={max(1, steps // 10)}"
+        )
 
 
 def _check_schedule_free(config: "ConfigDict") -> None:

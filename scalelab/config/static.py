@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
-from scalelab.config import batch_ramp
+from scalelab.config import batch_ramp, mixture_text
 from scalelab.config.files import leaves
 from scalelab.config.keys import hparam_keys, traced_keys
 
@@ -115,6 +115,25 @@ class Optim:
 
 
 @dataclasses.dataclass(frozen=True)
+class Guard:
+    """What of the guard decides the program; see configs/base.py. `stages`: steps at which the data's mixture changes.
+
+    A policy that is off has no other options.
+    """
+
+    policy: str = "off"
+    detector: str = "log"
+    window: int = 128
+    spike: str = "skip"
+    stages: tuple[int, ...] = ()
+
+    @property
+    def acts(self) -> bool:
+        """Whether an outlier's step is changed."""
+        return self.policy in ("skip", "rewind")
+
+
+@dataclasses.dataclass(frozen=True)
 class Static:
     """What decides the compiled program. Runs with equal `Static` share one compilation."""
 
@@ -135,6 +154,7 @@ class Static:
     own_loss: str = ""  # from train.loss, train.metrics and eval.metrics: functions of the user
     own_metrics: str = ""
     own_eval_metrics: str = ""
+    guard: Guard = Guard()
 
 
 def static(config: "ConfigDict") -> Static:
@@ -157,8 +177,15 @@ def static(config: "ConfigDict") -> Static:
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0,
         batch_ramp.batch_ramp_steps(config), config.data.documents,
         schedule.seq_start is not None, config.log.layers_every > 0,
-        train.loss, train.metrics, config.eval.metrics,
+        train.loss, train.metrics, config.eval.metrics, _guard(config),
     )  # fmt: skip
+
+
+def _guard(config: "ConfigDict") -> Guard:
+    if config.guard.policy == "off":
+        return Guard()
+    options = {field.name: config.guard[field.name] for field in dataclasses.fields(Guard) if field.name != "stages"}
+    return Guard(**options, stages=tuple(stage.step for stage in mixture_text.parse_mixture(config.data.mixture)[1:]))
 
 
 def unset_numbers(config: "ConfigDict") -> tuple[str, ...]:

@@ -38,6 +38,8 @@ BESIDE = {
     "schedule.seq_start": {"schedule.seq_warmup_tokens": 1},
     "schedule.seq_warmup_tokens": HUGE | {"schedule.seq_start": 1},
     "train.accumulate": {"train.global_batch": MOST},
+    "guard.window": {"guard.minimum": 2},
+    "guard.minimum": {"guard.window": 4096},
 }
 # They stay below a size whose own bound is no higher.
 BELOW_ANOTHER = {("schedule.batch_start", MOST), ("schedule.seq_start", MOST), ("schedule.warmup_steps", 10**12)}
@@ -134,6 +136,9 @@ WITH = BESIDE | {
     "optim.nesterov": {"optim.name": "momentum"},
     "optim.averaged": {"optim.name": "momentum"},
     "optim.factored": {"optim.name": "adafactor"},
+    # Identity depends on a guard only where it acts.
+    **{f"guard.{name}": {"guard.policy": "skip", "guard.window": 256} for name in ("detector", "minimum", "sigmas")},
+    **{f"guard.{name}": {"guard.policy": "skip"} for name in ("window", "spike")},
 }
 UNPAIRED = {"schedule.batch_start", "schedule.batch_warmup_tokens", "schedule.seq_start", "schedule.seq_warmup_tokens",
             "model.rope_factor", "model.rope_scaling", "model.logit_scale", "optim.own", "log.set_by"}  # fmt: skip

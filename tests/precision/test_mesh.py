@@ -29,14 +29,14 @@ from scalelab.experiments.parallelism.rows import worst_leaf
 from scalelab.sharding import BATCH_AXES
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.policy import POLICIES
-from scalelab.train.step import state as state_lib
+from scalelab.train.step import guard, state as state_lib
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import train_step
 from tests.train.step.test_step import setting
 
 # Parts are whole tiles and blocks of 128: 4 devices x 2 sequences x 64 tokens, 2 devices x 128 of d_ff and of heads.
 SIZES = {"model.d_model": 128, "model.n_heads": 4, "model.d_head": 64, "model.d_ff": 256, "model.seq_len": 64,
-         "model.vocab_size": 64, "train.z_loss": 0.0}
+         "model.vocab_size": 64, "train.z_loss": 0.0, "guard.policy": "skip"}
 ROWS = 8
 
 def tokens():
@@ -104,6 +104,13 @@ else:
     embed = state.params["embed"]["w"].copy()
     embed[63, 5] = np.inf
     bad = state._replace(params=state.params | {"embed": {"w": embed}})
+calm = guard.Counts(entered=128)  # a window of losses of 1 nat: the loss of this batch is an outlier
+outlier = scaled(state, 2.0**10)
+outlier = outlier._replace(guard=outlier.guard._replace(counts=np.array(calm, np.int32)))
+placed, after, seen, _ = on_mesh(policy, layout, outlier, batch)
+found["spike_kept"] = equal_shards(placed, after)
+found["spike_signals"] = sorted({int(s.data[0]) for s in seen["guard"].addressable_shards})
+found["entered"] = sorted({guard.Counts(*map(int, s.data)).entered for s in after.guard.counts.addressable_shards})
 placed, after, seen, _ = on_mesh(policy, layout, bad, batch)
 found["kept"] = equal_shards(placed, after)
 found["bad_skipped"] = sorted({int(s.data) for s in after.skipped.addressable_shards})
@@ -139,7 +146,8 @@ def within_rounding(policy, row, most):
 
 
 def skips_everywhere(policy, row):
-    """What is not finite in one shard makes every shard skip."""
+    """What is not finite in one shard makes every shard skip, and so does what the guard calls an outlier."""
+    assert row["spike_kept"] and row["spike_signals"] == [2] and row["entered"] == [128], row
     assert row["kept"] and row["bad_skipped"] == [1], row
     if policy == "fp16":  # the Inf arose in a few sequences of eight, and all devices halved the same scale
         assert 0 < row["rows_that_overflow"] < 8 and row["halved"] == [0.5] and row["good"] == [0], row

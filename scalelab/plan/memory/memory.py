@@ -113,7 +113,7 @@ def _state_bytes(static: Static) -> dict[str, int]:
     like, specs = state_lib.state_shapes(static), state_lib.state_specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
-    small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"]
+    small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"] + by_part["guard"]
     parts = {"parameters": by_part["params"], "optimizer": by_part["opt_state"] + small}
     if POLICIES[static.precision].parameters != "float32":  # the step widens them before it uses them
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)

@@ -22,6 +22,7 @@ from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.run.sinks import SinkReport
 from scalelab.train.step import state as state_lib
+from scalelab.train.step.guard import GUARD
 from scalelab.train.step.layers import LAYERS
 from scalelab.train.step.metrics import as_number
 from scalelab.train.step.program import PACKINGS, Program
@@ -105,7 +106,10 @@ class _Reader:
 
 def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], rate: float) -> list[dict]:
     mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * run.record["mesh"]["devices"])
-    names = [*(name for name in STEP_METRICS if name in metrics), *sorted(metrics.keys() - {*STEP_METRICS, LAYERS})]
+    names = [
+        *(name for name in STEP_METRICS if name in metrics),
+        *sorted(metrics.keys() - {*STEP_METRICS, LAYERS, GUARD}),
+    ]
     lines = []
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.train.step.guard import GUARD
 from scalelab.train.step.layers import LAYERS
 
 NAME = re.compile(r"[A-Za-z_][\w-]*(/[\w-]+)*")
@@ -25,11 +26,11 @@ def refuse_unloggable(metrics: Mapping[str, Any]) -> None:
     """Raise BadInput for a metric that cannot be logged; call it with the shapes that tracing gives.
 
     `metrics` maps names to arrays or ShapeDtypeStructs. A metric is one real number, called `name` or `group/name`; a
-    group is one panel of the report. `layers.LAYERS` is exempt: a dict of arrays. Names that the loop writes itself,
-    and columns of `scalelab runs`, are taken.
+    group is one panel of the report. `layers.LAYERS` and `guard.GUARD`, which hold arrays, are exempt. Names that the
+    loop writes itself, and columns of `scalelab runs`, are taken.
     """
     for name, value in metrics.items():
-        if name != LAYERS and (problem := describe_unloggable(name, value)):
+        if name not in (LAYERS, GUARD) and (problem := describe_unloggable(name, value)):
             raise BadInput(f"the step's metric {name!r} {problem}")
     for name in READ_BY_LOOP:
         if name not in metrics:

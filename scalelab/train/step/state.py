@@ -22,7 +22,7 @@ from scalelab.parallel import rules
 from scalelab.parallel.processes import gather_to_host
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES
-from scalelab.train.step import ema
+from scalelab.train.step import ema, guard
 
 
 class TrainState(NamedTuple):
@@ -35,6 +35,7 @@ class TrainState(NamedTuple):
     streak: jax.Array  # int32, batches skipped in a row up to now
     ema: Any = ()  # an `ema.Ema` if train.ema > 0
     precision: Any = ()  # the precision policy's state: a LossScale, amax of past steps, or nothing
+    guard: Any = ()  # a `guard.GuardState` unless guard.policy is off
 
 
 def init_state(static: Static, h: Hparams) -> TrainState:
@@ -55,7 +56,8 @@ def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
         else precision
     )
     average = ema.init_ema(params) if static.ema else ()
-    return TrainState(zero, cast_for_storage(params, policy.parameters), opt_state, zero, zero, average, precision)
+    params, memory = cast_for_storage(params, policy.parameters), guard.init_guard(static.guard)
+    return TrainState(zero, params, opt_state, zero, zero, average, precision, memory)
 
 
 def cast_for_storage(tree: Any, form: str) -> Any:
@@ -104,8 +106,8 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
         return rules.reshaped_moment_spec(declared[name], leaf.shape, layout)
 
     opt_state, average = jax.tree_util.tree_map_with_path(of, (like.opt_state, like.ema))
-    precision = jax.tree.map(lambda _: whole, like.precision)
-    each: Any = (whole, rules.parameter_specs(shape, layout), opt_state, whole, whole, average, precision)
+    precision, memory = jax.tree.map(lambda _: whole, (like.precision, like.guard))
+    each: Any = (whole, rules.parameter_specs(shape, layout), opt_state, whole, whole, average, precision, memory)
     return TrainState(*each)
 
 

@@ -1,6 +1,7 @@
 """The training step as a pure function: (state, tokens, hparams) -> (state, metrics)."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES, Policy
-from scalelab.train.step import curvature, ema, hooks, layers
+from scalelab.train.step import curvature, ema, guard, hooks, incident, layers
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import document_ends, loss_sums, reshard_as, scaled_gradients
 from scalelab.train.step.metrics import refuse_unloggable
@@ -45,30 +46,40 @@ def train_step(
     """One optimizer step on `tokens` [global_batch, S+1].
 
     If loss, gradient norm, LR, weight decay or beta1 is not finite, the step changes only the counters; likewise if the
-    update of a user's own optimizer would make a parameter not finite. The decision is part of the program, so all
-    hosts agree and each packed trial decides for itself. `clip_ratio`: norm of the gradient after the clip, over that
-    before it (NaN if skipped). `update_norm` and `param_norm` are NaN on steps that are not
-    logged, since they read every parameter once more (3 % of a step with a large vocabulary).
+    update of a user's own optimizer would make a parameter not finite, or if the guard skips an outlier. The decision
+    is part of the program, so all hosts agree and each packed trial decides for itself. `clip_ratio`: norm of the
+    gradient after the clip, over that before it (NaN if skipped). `update_norm` and `param_norm` are NaN on steps that
+    are not logged, since they read every parameter once more (3 % of a step with a large vocabulary).
     """
     policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h)
     params = upcast(state.params, policy.parameters)
     sums, grads, amax = _loss_and_gradients(static, state, params, tokens, h, due)
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
-    now = {**h, **schedules.scheduled_values(static, state.step, h)}
+    planned = {**h, **schedules.scheduled_values(static, state.step, h)}
+    now = guard.adjust_rates(state.guard, state.step, planned)
     extra = _curvature(static, params, tokens, state.step, h)
     numbers = (loss, grad_norm, now["lr"], now["weight_decay"], now["beta1"])
     finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
     if ":" in static.optim.name:
         finite &= _stays_finite(static, state, grads, finite, extra, now)
     logged = _is_logged(state.step, h, due)
-    updated = _update_if(finite, static, state, grads, extra, now, logged)
+    decision, now = guard.decide_step(static, state, loss, grad_norm, finite, planned, now)
+    accepted = finite if decision is None else decision.accepted
+    measured = logged | guard.measures_updates(static, state.step)
+    updated = _update_if(accepted, static, state, grads, extra, now, measured)
     update_norm, param_norm, norms_by_layer = updated.norms
-    new = _next_state(state, updated, finite, _next_precision_state(policy, state.precision, amax, finite))
-    values = loss, grad_norm, update_norm, param_norm, now["lr"], new.skipped
+    precision = _next_precision_state(policy, state.precision, amax, finite, accepted)
+    new = _next_state(state, updated, accepted, precision)
+    shown = [jnp.where(logged | ~accepted, norm, jnp.nan) for norm in (update_norm, param_norm)]
+    values = loss, grad_norm, *shown, now["lr"], new.skipped
     metrics = dict(zip(STEP_METRICS, values, strict=True)) | {"streak": new.streak}
     metrics |= {LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {}
-    metrics["clip_ratio"] = jnp.where(finite, clip_ratio(grad_norm, now["clip_norm"], new.opt_state), jnp.nan)
+    metrics["clip_ratio"] = jnp.where(accepted, clip_ratio(grad_norm, now["clip_norm"], new.opt_state), jnp.nan)
+    if decision is not None:
+        past, uniform = (static.guard, state.guard, state.step, decision), math.log(static.model.vocab_size)
+        memory, report = incident.remember(*past, loss, grad_norm, update_norm / param_norm, uniform)
+        new, metrics = new._replace(guard=memory), metrics | {guard.GUARD: report}
     if due is not None:
         metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer)}
     metrics |= {hooks.LOSS_TERM: sums.term / jnp.maximum(sums.tokens, 1.0)} if static.own_loss else {}
@@ -101,16 +112,16 @@ def _is_logged(step: jax.Array, h: Hparams, due: jax.Array | None) -> jax.Array:
 
 
 def _update_if(
-    finite: jax.Array, static: Static, state: TrainState, grads: Any, extra: dict[str, Any], now: Hparams,
+    accepted: jax.Array, static: Static, state: TrainState, grads: Any, extra: dict[str, Any], now: Hparams,
     logged: jax.Array,
 ) -> UpdatedState:  # fmt: skip
-    """Update the state if `finite`; its norms are measured where `logged`.
+    """Update the state if `accepted`; its norms are measured where `logged`.
 
     Loops of one turn or none: a conditional would copy parameters and moments (3 %).
     """
-    no_norms = jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan), _no_norms(static, state.params)
+    no_norms = jnp.where(accepted, jnp.nan, 0.0), jnp.float32(jnp.nan), _no_norms(static, state.params)
     updated = UpdatedState(state.params, state.opt_state, state.ema, no_norms)
-    for measured, active in ((False, finite & ~logged), (True, finite & logged)):
+    for measured, active in ((False, accepted & ~logged), (True, accepted & logged)):
         update = functools.partial(_update_once, static, grads, extra, now, measured)
         updated = jax.lax.fori_loop(0, active.astype(jnp.int32), update, updated)
     return updated
@@ -136,13 +147,13 @@ def _update_once(
     return UpdatedState(params, cast_for_storage(opt_state, policy.moments), average, norms)
 
 
-def _next_state(state: TrainState, updated: UpdatedState, finite: jax.Array, precision: Any) -> TrainState:
+def _next_state(state: TrainState, updated: UpdatedState, accepted: jax.Array, precision: Any) -> TrainState:
     return TrainState(
         step=state.step + 1,
         params=updated.params,
         opt_state=updated.opt_state,
-        skipped=state.skipped + ~finite,
-        streak=jnp.where(finite, 0, state.streak + 1),
+        skipped=state.skipped + ~accepted,
+        streak=jnp.where(accepted, 0, state.streak + 1),
         ema=updated.ema,
         precision=precision,
     )
@@ -212,11 +223,14 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
     return {"curvature": (estimate, due & jnp.isfinite(optax.tree.norm(estimate)))}
 
 
-def _next_precision_state(policy: Policy, precision_state: Any, amax: Any, finite: jax.Array) -> Any:
-    """The precision policy's state for the next step."""
+def _next_precision_state(
+    policy: Policy, precision_state: Any, amax: Any, finite: jax.Array, accepted: jax.Array
+) -> Any:
+    """The precision policy's state for the next step: that of a finite step that was not accepted stays as it is."""
     if policy.scaled_loss:
-        return loss_scale.update_loss_scale(precision_state, finite)
-    return delayed.update_amax_history(precision_state, amax, finite) if policy.scaling == "delayed" else ()
+        new = loss_scale.update_loss_scale(precision_state, finite)
+        return jax.tree.map(lambda old, x: jnp.where(finite & ~accepted, old, x), precision_state, new)
+    return delayed.update_amax_history(precision_state, amax, accepted) if policy.scaling == "delayed" else ()
 
 
 def many_steps(

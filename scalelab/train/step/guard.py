@@ -1,0 +1,234 @@
+"""The guard: a memory of recent steps, and a decision on each, made in the step from reduced scalars.
+
+So every host, every device of a mesh and every packed trial decides alike or alone, and a resumed run decides as if it
+had never stopped. Signals of a step:
+
+    bad            loss, gradient norm, LR, decay, beta1 or (of a user's optimizer) the update is not finite
+    loss, grad_norm   outliers: detector log: ln loss > mean + max(sigmas x std, 0.02), or ln norm > mean + sigmas x std
+                   and norm > 3 x the window's largest; sigma: value > mean + sigmas x std (OLMo-core: loss or norm)
+    early          before step 64: loss > first loss + 1
+    large_updates  before step 64: update norm > 0.1 x weight norm at 8 steps in a row (Adam, AdamW)
+
+Under `log` flagged values never enter the window; under `sigma` all finite ones do, as in OLMo-core. One NaN would
+blind either for the length of the window, so it enters neither. An incident begins with a flag and ends when the median
+of 8 losses is back within one standard deviation of the window's median (incident.py).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from scalelab.config import Guard, Static
+from scalelab.optim import schedules
+from scalelab.optim.schedules import Hparams
+from scalelab.precision.policy import POLICIES
+
+GUARD = "guard"  # the metric that is an array, an `incident.Report`: for the logbook, not for metrics.jsonl
+SIGNALS = ("", "bad", "loss", "grad_norm", "early", "large_updates")
+ACTIONS = ("none", "skip", "clip")
+BAD, LOSS, NORM, EARLY, LARGE_UPDATES = range(1, len(SIGNALS))
+
+TINY = 1e-30  # below it a loss or norm counts as this: the logarithm of zero would be no number
+LEAST_MARGIN = 0.02  # of ln loss: a window of equal losses must not flag the next digit
+LARGER = 3.0  # a gradient norm is an outlier only beyond so many times the window's largest
+EARLY_STEPS, EARLY_RISE, LARGE_RATIO, LARGE_IN_A_ROW = 64, 1.0, 0.1, 8
+RECENT = 288  # losses kept whatever they are: what the host's test of a lasting rise needs
+BLOCK, BLOCKS = 20, 500  # flags are counted by blocks of steps: 10,000 steps make the spike score
+BUDGET_BLOCKS, BUDGET, MOST_IN_A_ROW = 10, 10, 16  # 5 % of the last 200 steps, or so many in a row: no accidents
+REWARMUP_STEPS = 150  # of LR after the moments are reset (SPAM)
+LR_JUMP, LR_JUMP_FROM = (
+    1.2,
+    10,
+)  # an LR so many times the step before's is a restart; later than a warm-up's first steps
+ADAMS = ("adam", "adamw")
+
+
+class Counts(NamedTuple):
+    """Whole numbers of the memory, int32, stacked into one array. Steps are -1 where there is none."""
+
+    entered: Any = 0  # values that entered the window since the last known change
+    base_step: Any = 0  # step of that change
+    flagged: Any = 0
+    in_a_row: Any = 0  # flagged steps up to now
+    overflows: Any = 0  # of fp16: they lower the loss scale and are not flagged
+    first_flag: Any = -1  # of the incident that is open, or was last
+    last_flag: Any = -1
+    is_open: Any = 0
+    rises: Any = 0  # bursts of flags in a row, each with a higher loss than the one before
+    large: Any = 0  # large updates in a row
+    high: Any = 0  # losses in a row above that of a uniform guess
+    rewinds: Any = 0
+    jump_at: Any = -1  # from this step on data_shift is larger by jump_by
+    jump_by: Any = 0
+    rewarm_from: Any = -1  # step from which the LR is warmed up again
+
+
+class Marks(NamedTuple):
+    """Real numbers of the memory, fp32, stacked into one array."""
+
+    first_loss: Any = jnp.inf
+    base: Any = 0.0  # median of the window when the incident began, and its standard deviation
+    base_std: Any = 0.0
+    peak: Any = -jnp.inf  # largest loss of this burst of flags, and of the one before
+    peak_before: Any = jnp.inf
+
+
+class GuardState(NamedTuple):
+    """The guard's memory. The batch of step s is number s + `data_shift`; `lr_factor` and `clip_factor` scale both."""
+
+    window: jax.Array  # [2, W]: ln loss and ln gradient norm of accepted steps (detector sigma: the values)
+    recent: jax.Array  # [RECENT]: ln loss of the last steps, at step % RECENT; inf where not finite
+    blocks: jax.Array  # int32 [BLOCKS]: flagged steps by block
+    counts: jax.Array  # Counts, stacked
+    marks: jax.Array  # Marks, stacked
+    data_shift: jax.Array  # int32, batches
+    lr_factor: jax.Array
+    clip_factor: jax.Array
+
+
+class Decision(NamedTuple):
+    """What the guard decides on one step. `clip`: a bound on its gradient norm; inf where there is none."""
+
+    accepted: jax.Array  # whether the update is taken
+    clip: jax.Array
+    signal: jax.Array  # int32, of SIGNALS
+    action: jax.Array  # int32, of ACTIONS
+    value: jax.Array  # loss or gradient norm, whichever was flagged, and what it was held to
+    threshold: jax.Array
+    sigmas: jax.Array  # standard deviations above the window's mean
+    restarted: jax.Array  # whether a known change begins a new window
+
+
+def init_guard(rule: Guard) -> Any:
+    """The memory of a run's first step; () if the guard is off."""
+    if rule.policy == "off":
+        return ()
+    one = jnp.ones((), jnp.float32)
+    return GuardState(
+        jnp.zeros((2, rule.window), jnp.float32), jnp.full(RECENT, jnp.inf, jnp.float32),
+        jnp.zeros(BLOCKS, jnp.int32), jnp.array(Counts(), jnp.int32), jnp.array(Marks(), jnp.float32),
+        jnp.zeros((), jnp.int32), one, one,
+    )  # fmt: skip
+
+
+def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:
+    """`now` with the LR and the clip that the guard's past actions left; exactly `now` where there were none."""
+    if not isinstance(memory, GuardState):
+        return now
+    since = Counts(*memory.counts).rewarm_from
+    warm = jnp.where(since >= 0, jnp.minimum(1.0, (step - since + 1) / REWARMUP_STEPS), 1.0)
+    return {**now, "lr": now["lr"] * (memory.lr_factor * warm), "clip_norm": now["clip_norm"] * memory.clip_factor}
+
+
+def decide(
+    rule: Guard, memory: GuardState, step: jax.Array, loss: jax.Array, grad_norm: jax.Array, finite: jax.Array,
+    overflow: jax.Array | bool, restarted: jax.Array | bool, h: Hparams,
+) -> Decision:  # fmt: skip
+    """The decision on a step of this loss (nats a token) and gradient norm (before the clip), from scalars alone.
+
+    `finite`: whether all that an update needs is; `overflow`: whether only the loss scale is to blame if not;
+    `restarted`: whether the run changes at this step in a known way, which begins a new window.
+    """
+    counts, marks = Counts(*memory.counts), Marks(*memory.marks)
+    entered = jnp.where(restarted, 0, counts.entered)
+    values, thresholds, sigmas, outliers = _hold_to_window(rule, memory.window, entered, loss, grad_norm, h["sigmas"])
+    # OLMo-core counts the value at hand among those that it needs.
+    judged = finite & (entered >= h["minimum"] - (rule.detector == "sigma"))
+    early = finite & (step < EARLY_STEPS) & (loss > marks.first_loss + EARLY_RISE)
+    cases = (~finite & ~jnp.asarray(overflow), judged & outliers[0], judged & outliers[1], early)
+    signal = jnp.select(cases, (BAD, LOSS, NORM, EARLY), 0).astype(jnp.int32)
+    outlier = (signal == LOSS) | (signal == NORM)
+    recent_flags = jnp.sum(jnp.where(_is_recent_block(step), memory.blocks, 0))
+    spent = (counts.in_a_row >= MOST_IN_A_ROW) | (recent_flags > BUDGET)
+    clips = outlier & (rule.acts and rule.spike == "clip")
+    skips = outlier & (rule.acts and rule.spike == "skip") & ~spent
+    action = jnp.select((skips | ~finite, clips), (1, 2), 0).astype(jnp.int32)
+    norm = signal == NORM
+    pick = lambda pair: jnp.where(norm, pair[1], pair[0])  # noqa: E731
+    threshold = jnp.where(signal == EARLY, marks.first_loss + EARLY_RISE, pick(thresholds))
+    clip = jnp.where(clips, _median_norm(rule, memory.window, entered), jnp.inf)
+    return Decision(
+        finite & ~skips, clip, signal, action, pick(values), threshold, pick(sigmas), jnp.asarray(restarted)
+    )
+
+
+def decide_step(
+    static: Static, state: Any, loss: jax.Array, grad_norm: jax.Array, finite: jax.Array, planned: Hparams, now: Hparams
+) -> tuple[Decision | None, Hparams]:
+    """The decision on a step of a `TrainState`, and the numbers of its update under it; None: the guard is off.
+
+    `planned` are the schedules' numbers, `now` those after `adjust_rates`.
+    """
+    rule, step = static.guard, state.step
+    if rule.policy == "off":
+        return None, now
+    overflow = is_overflow(static, state.precision, loss, grad_norm)
+    restarted = is_known_change(static, step, planned, planned["lr"])
+    decision = decide(rule, state.guard, step, loss, grad_norm, finite, overflow, restarted, planned)
+    if rule.acts and rule.spike == "clip":
+        now = {**now, "clip_norm": jnp.minimum(now["clip_norm"], decision.clip)}
+    return decision, now
+
+
+def _hold_to_window(
+    rule: Guard, window: jax.Array, entered: jax.Array, loss: jax.Array, grad_norm: jax.Array, sigmas: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Of loss and gradient norm, each [2]: value, threshold, standard deviations above the mean, whether outliers."""
+    values = jnp.stack([loss, grad_norm])
+    x = as_entered(rule, values)
+    filled = (jnp.arange(rule.window) < entered)[None]
+    n = jnp.clip(entered, 2, rule.window).astype(jnp.float32)
+    mean = jnp.sum(jnp.where(filled, window, 0.0), axis=1) / n
+    std = jnp.sqrt(jnp.sum(jnp.where(filled, jnp.square(window - mean[:, None]), 0.0), axis=1) / (n - 1))
+    margin = sigmas * std
+    if rule.detector == "log":
+        largest = jnp.max(jnp.where(filled[0], window[1], -jnp.inf))
+        margin = jnp.maximum(margin, jnp.stack([LEAST_MARGIN, largest - mean[1] + jnp.log(LARGER)]))
+    threshold = mean + margin
+    threshold = jnp.exp(threshold) if rule.detector == "log" else threshold
+    return values, threshold, (x - mean) / jnp.maximum(std, TINY), x - mean > margin
+
+
+def as_entered(rule: Guard, values: jax.Array) -> jax.Array:
+    """Losses or norms as they stand in the window."""
+    return jnp.log(jnp.maximum(values, TINY)) if rule.detector == "log" else values
+
+
+def median(values: jax.Array, n: jax.Array | int) -> jax.Array:
+    """The median of the `n` finite ones of `values`, whose others are inf; inf of none."""
+    ordered = jnp.sort(values)
+    return 0.5 * (ordered[jnp.maximum(n - 1, 0) // 2] + ordered[n // 2])
+
+
+def _median_norm(rule: Guard, window: jax.Array, entered: jax.Array) -> jax.Array:
+    n = jnp.minimum(entered, rule.window)
+    middle = median(jnp.where(jnp.arange(rule.window) < n, window[1], jnp.inf), n)
+    return jnp.exp(middle) if rule.detector == "log" else middle
+
+
+def _is_recent_block(step: jax.Array) -> jax.Array:
+    """[BLOCKS]: the block of this step and those before it that the budget counts."""
+    age = (step // BLOCK - jnp.arange(BLOCKS)) % BLOCKS
+    return (age < BUDGET_BLOCKS) & ((age > 0) | (step % BLOCK > 0))  # a block's first step finds an old one's count
+
+
+def is_known_change(static: Static, step: jax.Array, h: Hparams, lr: jax.Array) -> jax.Array:
+    """Whether the batch, the data's mixture or the LR jumps at this step, as planned."""
+    before = schedules.make_schedule(static)(jnp.maximum(step - 1, 0), h)
+    jump = (step > LR_JUMP_FROM) & (lr > LR_JUMP * before)
+    stages = (*static.batch_ramp, *static.guard.stages)
+    return jump | jnp.any(step == jnp.asarray(stages, jnp.int32)) if stages else jump
+
+
+def is_overflow(static: Static, precision: Any, loss: jax.Array, grad_norm: jax.Array) -> jax.Array | bool:
+    """Whether the gradients of a finite loss overflowed because of the loss scale, which is then lowered."""
+    if not POLICIES[static.precision].scaled_loss:
+        return False
+    return jnp.isfinite(loss) & ~jnp.isfinite(grad_norm) & (precision.scale > 1)
+
+
+def measures_updates(static: Static, step: jax.Array) -> jax.Array | bool:
+    """Whether the guard needs the norms of this step's update, for `large_updates`."""
+    adam = static.optim.name in ADAMS and static.model.parametrization == "standard"
+    return step < EARLY_STEPS if adam and static.guard.policy != "off" else False

@@ -1,0 +1,288 @@
+"""The guard's decision in the step: against rules written out in numpy, and that it changes no bit unless it acts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab.config import Guard
+from scalelab.optim import schedules
+from scalelab.train.step import guard, incident
+from tests.train.step.test_step import batches, init, setting, steps, trained
+
+N = 700
+FP16 = {"guard.policy": "skip", "train.ema": 0.9, "precision.name": "fp16"}
+UNIFORM = float(np.log(256))
+
+
+def healthy_series(n=N, seed=0):
+    """Losses that fall from 5.5 towards 3 with 1 % of noise, and gradient norms with 9 %."""
+    random = np.random.default_rng(seed)
+    steps = np.arange(n)
+    losses = (3.0 + 2.5 * np.exp(-steps / 30)) * np.exp(0.01 * random.standard_normal(n))
+    return losses, np.exp(0.09 * random.standard_normal(n))
+
+
+def planted_series():
+    """The healthy series with outliers of many sizes, alone and close together."""
+    losses, norms = healthy_series()
+    random = np.random.default_rng(1)
+    for at in [70, 71, 130, *random.integers(140, N, 25)]:
+        losses[at] *= random.choice([1.05, 1.2, 2.0])
+    for at in [90, *random.integers(140, N, 25)]:
+        norms[at] *= random.choice([1.5, 4.0, 50.0])
+    return losses, norms
+
+
+@functools.cache
+def run(rule):
+    """A jitted scan of decide and remember over a series: (memory, decisions, reports)."""
+    h = {"sigmas": jnp.float32(6), "minimum": jnp.float32(64)}
+
+    def body(memory, row):
+        step, loss, norm, ratio, restarted = row
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        decision = guard.decide(rule, memory, step, loss, norm, finite, False, restarted > 0, h)
+        memory, report = incident.remember(rule, memory, step, decision, loss, norm, ratio, UNIFORM)
+        return memory, (decision, report)
+
+    def whole(memory, first, losses, norms, ratios, restarts):
+        rows = first + jnp.arange(len(losses)), losses, norms, ratios, restarts
+        memory, (decisions, reports) = jax.lax.scan(body, memory, rows)
+        return memory, decisions, reports
+
+    return jax.jit(whole)
+
+
+def decided(rule, losses, norms, memory=None, first=0, ratios=None, restarts=None):
+    n = len(losses)
+    zeros = np.zeros(n)
+    arrays = [np.float32(zeros if x is None else x) for x in (losses, norms, ratios, restarts)]
+    memory = guard.init_guard(rule) if memory is None else memory
+    memory, decisions, reports = jax.device_get(run(rule)(memory, jnp.int32(first), *arrays))
+    return memory, decisions, incident.Report(*reports.T)
+
+
+def sigma_rule(losses, norms, window=128, minimum=64, k=6.0):
+    """OLMo-core's rule in float64: skip where loss or norm exceeds mean + k sample std of up to `window` values before.
+
+    It starts as soon as `minimum` values, the one at hand included, are there; all values enter the window.
+    """
+    skips = []
+    for i in range(len(losses)):
+        past = [np.float64(x[max(0, i - window) : i]) for x in (losses, norms)]
+        over = [x[i] - p.mean() > k * p.std(ddof=1) if i + 1 >= minimum else False
+                for x, p in zip((losses, norms), past, strict=True)]  # fmt: skip
+        skips.append(any(over))
+    return np.array(skips)
+
+
+def log_rule(losses, norms, window=128, minimum=64, k=6.0):
+    """The rule `log` in float64: flagged values never enter the window."""
+    kept, flags = [], []
+    for i, (x, g) in enumerate(zip(np.log(losses), np.log(norms), strict=True)):
+        past = np.array(kept[-window:])
+        flag = i < 64 and losses[i] > losses[0] + 1
+        if len(kept) >= minimum:
+            (mean, mean_g), (std, std_g) = past.mean(0), past.std(0, ddof=1)
+            flag |= x - mean > max(k * std, 0.02)
+            flag |= g - mean_g > k * std_g and g > np.log(3) + past[:, 1].max()
+        flags.append(flag)
+        kept += [] if flag else [(x, g)]
+    return np.array(flags)
+
+
+@pytest.mark.parametrize(("detector", "rule"), [("sigma", sigma_rule), ("log", log_rule)])
+def test_decisions_equal_the_rule_step_by_step(detector, rule):
+    losses, norms = planted_series()
+    expected = rule(losses, norms)
+    _, decisions, _ = decided(Guard("skip", detector), losses, norms)
+    np.testing.assert_array_equal(decisions.signal != 0, expected)
+    np.testing.assert_array_equal(~decisions.accepted, expected)
+    assert 15 < expected.sum() < 60
+
+
+def test_a_nan_does_not_blind_the_guard():
+    """One NaN in OLMo-core's window: every comparison is false, and the next 128 steps are skipped."""
+    losses, norms = healthy_series()
+    for bad in (np.nan, np.inf):
+        losses[300], norms[310], losses[320] = bad, bad, 9.0
+        for detector in ("log", "sigma"):
+            memory, decisions, _ = decided(Guard("skip", detector), losses, norms)
+            np.testing.assert_array_equal(np.flatnonzero(~decisions.accepted), [300, 310, 320])
+            np.testing.assert_array_equal(decisions.signal[[300, 310, 320]], [guard.BAD, guard.BAD, guard.LOSS])
+            assert np.isfinite(memory.window).all()
+
+
+def test_healthy_series_are_never_flagged_and_a_spike_of_either_kind_is():
+    for seed in range(3):
+        losses, norms = healthy_series(seed=seed)
+        assert not decided(Guard("watch"), losses, norms)[1].signal.any()
+    losses[200] *= 1.3
+    norms[400] *= 4.5
+    _, decisions, reports = decided(Guard("watch"), losses, norms)
+    np.testing.assert_array_equal(np.flatnonzero(decisions.signal), [200, 400])
+    np.testing.assert_array_equal(decisions.signal[[200, 400]], [guard.LOSS, guard.NORM])
+    np.testing.assert_allclose(decisions.value[[200, 400]], [losses[200], norms[400]], rtol=1e-6)
+    assert decisions.accepted.all() and not decisions.action.any()  # watch only looks
+    assert reports.score[-1] == np.float32(2 / N)
+    shapes = {int(i): incident.SHAPES[int(k)] for i, k in enumerate(reports.shape) if k}
+    assert list(shapes.values()) == ["benign", "benign"] and 200 < min(shapes) <= 232
+    losses, norms = healthy_series()
+    norms[300] *= 2.5  # beyond 6 sigma, within 3 x the largest: OLMo-core flags it
+    signals = [decided(Guard("skip", detector), losses, norms)[1].signal[300] for detector in ("log", "sigma")]
+    assert signals == [0, guard.NORM]
+
+
+def test_early_signs():
+    losses, norms = healthy_series(64)
+    losses[10:12] = losses[0] + 1.5
+    ratios = np.full(64, 0.05)
+    ratios[20:30] = 0.2
+    _, decisions, reports = decided(Guard("skip"), losses, norms, ratios=ratios)
+    np.testing.assert_array_equal(np.flatnonzero(decisions.signal), [10, 11])
+    assert decisions.signal[10] == guard.EARLY and decisions.accepted.all()
+    np.testing.assert_array_equal(np.flatnonzero(reports.signal), [10, 11, 27])
+    assert reports.signal[27] == guard.LARGE_UPDATES
+
+
+def test_a_known_change_begins_a_new_window():
+    losses, norms = healthy_series()
+    losses[300:] *= 1.5
+    changes = np.zeros(N)
+    changes[300] = 1
+    assert decided(Guard("watch"), losses, norms)[1].signal[300] == guard.LOSS
+    memory, decisions, _ = decided(Guard("watch"), losses, norms, restarts=changes)
+    assert not decisions.signal.any() and guard.Counts(*memory.counts).base_step == 300
+
+
+def test_the_shape_of_an_incident():
+    def shapes(losses):
+        _, decisions, reports = decided(Guard("watch"), losses, norms)
+        return [incident.SHAPES[int(k)] for k in reports.shape if k], decisions
+
+    healthy, norms = healthy_series()
+    losses = healthy.copy()
+    losses[300:320] *= 1.3
+    assert shapes(losses)[0] == ["benign"]
+    losses[300:400] *= 1.3
+    assert shapes(losses)[0] == ["slow"]
+    losses[300:] *= 1.3
+    names, decisions = shapes(losses)
+    assert names == ["persistent"]
+    assert decisions.signal[300:].all()  # the rise never becomes the baseline
+    losses = healthy.copy()
+    for at, factor in ((300, 1.2), (306, 1.3), (312, 1.5)):
+        losses[at : at + 4] *= factor
+    assert shapes(losses)[0] == ["growing", "benign"]
+    losses = healthy.copy()
+    losses[300:] = 7.0
+    assert shapes(losses)[0] == ["diverged", "persistent"]
+
+
+def test_the_budget_of_skips_is_bounded_and_the_spike_stays_a_spike():
+    losses, norms = healthy_series()
+    losses[300:] *= 1.3
+    _, decisions, _ = decided(Guard("skip"), losses, norms)
+    assert decisions.signal[300:].all()
+    assert not decisions.accepted[300:311].any() and decisions.accepted[316:].all()
+
+
+def test_clip_holds_a_spike_to_the_median_norm():
+    losses, norms = healthy_series()
+    norms[[200, 300]] *= 40
+    _, decisions, _ = decided(Guard("skip", spike="clip"), losses, norms)
+    np.testing.assert_array_equal(np.flatnonzero(np.isfinite(decisions.clip)), [200, 300])
+    assert decisions.accepted.all() and decisions.action[200] == guard.ACTIONS.index("clip")
+    np.testing.assert_allclose(decisions.clip[300], np.median(np.delete(norms[171:300], 29)), rtol=0.02)
+
+
+def test_the_memory_goes_on_to_the_bit_and_trials_under_vmap_decide_alone():
+    losses, norms = planted_series()
+    rule = Guard("skip")
+    whole, decisions, _ = decided(rule, losses, norms)
+    half, first, _ = decided(rule, losses[:333], norms[:333])
+    rest, second, _ = decided(rule, losses[333:], norms[333:], half, 333)
+    jax.tree.map(np.testing.assert_array_equal, rest, whole)
+    np.testing.assert_array_equal(np.concatenate([first.accepted, second.accepted]), decisions.accepted)
+    calm = healthy_series(seed=5)
+    pairs = [np.float32(pair) for pair in zip((losses, norms), calm, strict=True)]
+    zeros, memories = np.zeros((2, N), np.float32), jax.tree.map(lambda x: jnp.stack([x, x]), guard.init_guard(rule))
+    both, packed, _ = jax.jit(jax.vmap(run(rule), in_axes=(0, None, 0, 0, 0, 0)))(
+        memories, jnp.int32(0), *pairs, zeros, zeros
+    )
+    np.testing.assert_array_equal(packed.accepted, [decisions.accepted, np.ones(N, bool)])
+    np.testing.assert_array_equal(both.counts[0], whole.counts)
+
+
+def stepped(policy, memory=None, **changes):
+    """The trained state of test_step and the state two steps on, under this guard and from this memory."""
+    static, h = setting(**{"guard.policy": policy, **changes})
+    before = trained()[0]
+    before = before._replace(guard=guard.init_guard(static.guard) if memory is None else memory)
+    return before, *steps(static, before, batches(2, seed=3), jnp.int32(2), h)
+
+
+def outlier_memory(**more):
+    """A window full of losses of 1 nat and norms of 1: the next loss, some 3 nats, is an outlier."""
+    memory = guard.init_guard(Guard("skip"))
+    return memory._replace(counts=jnp.array(guard.Counts(entered=128), jnp.int32), **more)
+
+
+def test_a_guard_that_sees_nothing_changes_no_bit_and_a_skip_moves_none():
+    off, watch, skip = (stepped(policy)[1] for policy in ("off", "watch", "skip"))
+    assert off.guard == ()
+    for state in (watch, skip):
+        jax.tree.map(np.testing.assert_array_equal, state._replace(guard=()), off)
+    before, after, log = stepped("watch", outlier_memory())
+    jax.tree.map(np.testing.assert_array_equal, after._replace(guard=()), off)
+    reports = incident.Report(*log[guard.GUARD].T)
+    assert list(reports.signal) == [guard.LOSS] * 2 and not reports.action.any()
+    before, after, log = stepped("skip", outlier_memory())
+    assert list(incident.Report(*log[guard.GUARD].T).action) == [1, 1] and (after.skipped, after.streak) == (2, 2)
+    for name in ("params", "opt_state", "ema", "precision"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
+    assert after.step == before.step + 2 and guard.Counts(*after.guard.counts).entered == 128
+
+
+def test_a_skip_moves_no_average_and_no_history_of_the_precision_either():
+    static, h = setting(**FP16)
+    for memory, moves in ((guard.init_guard(static.guard), True), (outlier_memory(), False)):
+        before = init(static, h)._replace(guard=memory)
+        after, log = steps(static, before, batches(2), jnp.int32(2), h)
+        for name in ("params", "opt_state", "ema", "precision"):
+            leaves = [jax.tree.leaves(getattr(state, name)) for state in (before, after)]
+            assert any((a != b).any() for a, b in zip(*leaves, strict=True)) == moves, name
+        assert log["skipped"][-1] == (0 if moves else 2)
+
+
+def test_an_overflow_of_fp16_is_not_an_alarm():
+    static, h = setting(**FP16)
+    start = init(static, h)
+    huge = start._replace(precision=start.precision._replace(scale=jnp.float32(2.0**60)))
+    after, log = steps(static, huge, batches(2), jnp.int32(2), h)
+    counts = guard.Counts(*after.guard.counts)
+    assert (log["skipped"][-1], counts.overflows, counts.flagged) == (2, 2, 0)
+
+
+def test_factors_shift_and_warm_up_of_the_memory():
+    counts = guard.Counts(jump_at=5, jump_by=300, rewarm_from=4)  # the trained state is at step 4
+    memory = guard.init_guard(Guard("watch"))._replace(
+        counts=jnp.array(counts, jnp.int32), lr_factor=jnp.float32(0.7), clip_factor=jnp.float32(0.5)
+    )
+    plain, changed = stepped("watch"), stepped("watch", memory)
+    np.testing.assert_allclose(changed[2]["lr"], plain[2]["lr"] * 0.7 * np.array([1, 2]) / 150, rtol=1e-6)
+    assert changed[1].guard.data_shift == 300
+
+
+def test_jumps_of_the_lr_the_batch_and_the_mixture_are_known_changes():
+    def changes(n=60, **options):
+        static, h = setting(**options)
+        lr = schedules.make_schedule(static)
+        return [s for s in range(n) if guard.is_known_change(static, jnp.int32(s), h, lr(jnp.int32(s), h))]
+
+    assert changes() == []
+    assert changes(**{"schedule.name": "cosine_restarts", "schedule.cycles": 2}) == [27]
+    assert changes(**{"train.accumulate": 4, "schedule.batch_stages": "2; 30: 8"}) == [30]
