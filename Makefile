@@ -70,6 +70,9 @@ coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth
 test-diagnose: .venv/dev  ## ten minutes of CPU: 60 planted faults and 30 healthy runs through scalelab diagnose; writes experiments/results/
 	.venv/bin/python -m experiments.diagnose
 
+test-faults: .venv/dev  ## half an hour: each case of the fault table, from kills to forged files; again: what is missing; writes experiments/results/
+	.venv/bin/python -m experiments.faults --jobs=2
+
 test-machines: .venv/dev  ## three times make test: under three BLAS kernels and two instruction sets; writes experiments/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
 	.venv/bin/python -m experiments.machines $(MACHINES)
 
