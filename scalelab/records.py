@@ -51,7 +51,7 @@ CONFIG_SCHEMA = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"
 DAMAGED_STATUS = "damaged"  # the status of a run whose files can't be read, among others
 ROW_COLUMNS = (
     "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
-    "C_chinchilla", "val_loss", "bpb", "identity", "mixed",
+    "C_chinchilla", "val_loss", "bpb", "identity", "mixed", "spike_score", "rewinds",
 )  # fmt: skip
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
 RECORD_SCHEMA = {
@@ -64,6 +64,7 @@ RECORD_SCHEMA = {
     "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
     "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "set_by?": {"*": TEXT},
     "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
+    "spike_score?": NUMBER, "rewinds?": {"*": {}},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
 }  # fmt: skip
 
@@ -151,9 +152,9 @@ def rewind_metrics(folder: Folder, step: int) -> list[str]:
 def write_event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
     """Write one line into the run's logbook.
 
-    `kind`: what happened (start, resume, skip, stalled, diverged, failed, stopped, done), where the run comes from
-    (init_from, branch, fallback, moved, taken_over, config_change, code_change), a remark (chosen, schedule, layout,
-    precision, warning), or a user's note.
+    `kind`: what happened (start, resume, skip, guard, stalled, diverged, failed, stopped, done), where the run comes
+    from (init_from, branch, fallback, moved, taken_over, config_change, code_change), a remark (chosen, schedule,
+    layout, precision, warning), or a user's note.
     """
     path = pathlib.Path(folder) / "events.jsonl"
     if torn := append_json_lines(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):
@@ -287,6 +288,8 @@ def read_run(folder: pathlib.Path) -> dict:
         "bpb": record.get("bpb"),
         "identity": record.get("identity"),
         "mixed": describe_config_changes(record),
+        "spike_score": record.get("spike_score"),
+        "rewinds": len(record.get("rewinds", {})),
     }
     row |= record.get("by_source", {}) | {
         key: value for key, value in flatten_keys(config).items() if key != set_by.NOTES_KEY

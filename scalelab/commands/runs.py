@@ -22,6 +22,7 @@ from scalelab.cli.parser import Parser, emit_json, file_path, print_status, prin
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.report.tables import csv_text
 
+GUARD_COLUMNS = ("spike_score", "rewinds")  # shown where a run has any; see docs/stability.md
 RUN_COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss", "bpb")
 
 
@@ -55,7 +56,8 @@ def main(argv: list[str]) -> int:
     if options.csv:
         _write(csv_text(rows, columns or known), options.csv)
     elif not options.parquet and options.json != "-":
-        shown = columns or [column for column in RUN_COLUMNS if column in known]
+        marks = [column for column in GUARD_COLUMNS if any(row.get(column) for row in rows)]
+        shown = columns or [column for column in (*RUN_COLUMNS, *marks) if column in known]
         print_table(shown, [[_cell(row.get(column)) for column in shown] for row in rows])
     emit_json([{key: row.get(key) for key in columns or known} for row in rows], options.json)
     damaged = [row for row in rows if row["status"] == records.DAMAGED_STATUS]

@@ -19,7 +19,7 @@ from scalelab.errors import BadInput
 from scalelab.identity import is_identity_key
 from scalelab.parallel import rules
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import extend, start
+from scalelab.train.resume import extend, handover, start
 from scalelab.train.resume.facts import checkpoint_facts, config_from_facts, diff_facts
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import Run
@@ -129,11 +129,14 @@ def load_trunk(spec: TrainSpec, dataset: Dataset) -> Trunk | None:
     rules.check_layout(spec.static, spec.static.layout)
     (like,) = program.restore_targets(spec.static, 1, "turn")
     own_facts = checkpoint_facts(spec, dataset)
+    wanted = lambda content: {name: handover.select_restorable_fields(content, name, like, spec.config)}  # noqa: E731
     loaded = checkpoints.load(
-        {name: like}, lambda _, facts: _check_same_past(folder, step, facts[name], own_facts, spec.config), at=step
+        wanted, lambda _, facts: _check_same_past(folder, step, facts[name], own_facts, spec.config), at=step
     )
     assert loaded is not None
     saved_state, facts = loaded.states[name], loaded.facts[name]
+    if not isinstance(saved_state, state.TrainState):  # of a version, or a policy, that had no guard
+        saved_state, _ = handover.complete_state(checkpoints, loaded, name, saved_state, spec.static, spec.hparams)
     digest = state.params_digest(saved_state.params)
     origin = {"run": str(folder), "step": step, "digest": digest, "identity": facts["identity"]}
     return Trunk(step, saved_state, facts, origin)
@@ -187,7 +190,7 @@ def _earlier_decay(folder: pathlib.Path, step: int, trunk: ConfigDict, branch: C
 
 def _of_steps(key: str) -> bool:
     """Whether a training step depends on the config key."""
-    return is_identity_key(key) and not key.startswith("eval.")
+    return is_identity_key(key) and not key.startswith(("eval.", "guard."))
 
 
 def start_branch(run: Run, trunk: Trunk, progress: Progress) -> state.TrainState:

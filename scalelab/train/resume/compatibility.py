@@ -11,7 +11,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.config.keys import fixed_groups, fixed_keys
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.identity import is_identity_key
+from scalelab.identity import is_identity_key, is_passive_guard
 from scalelab.model import transformer
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
@@ -100,6 +100,8 @@ def _check_changes_allowed(
 def _check_ended_identity(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Raise BadInput where a run that has ended would get another identity, which none of its steps had."""
     changed = {key: pair for key, pair in facts.diff_facts(old, new).items() if is_identity_key(key)}
+    if all(is_passive_guard(facts.flatten_facts(values)) for values in (old, new)):
+        changed = {key: pair for key, pair in changed.items() if not key.startswith("guard.")}
     if changed:
         text = _format_changes(changed)
         raise BadInput(f"{where} has no step left and was trained with{text}: put it back, or use another --workdir")

@@ -40,7 +40,7 @@ def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tupl
 
     A key that an older scalelab did not know had what is now its default.
     """
-    before, after = _flatten_facts(old), _flatten_facts(new)
+    before, after = flatten_facts(old), flatten_facts(new)
     after.pop(set_by.NOTES_KEY, None)  # who set a value is not a value
     known = config_lib.default_values() | before
     for key in {*before, *after}:  # numbers of an own optimizer have no default
@@ -73,6 +73,7 @@ def describe_version_changes(old: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name])
 
 
-def _flatten_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The config's values by `group.key`, and what the data are."""
     data = {f"data.{key}": value for key, value in facts["data"].items()}
     return config_lib.leaves(ConfigDict(facts["config"])) | data

@@ -11,9 +11,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab.config import mixture_text
-from scalelab.identity import is_identity_key
+from scalelab.identity import is_identity_key, is_passive_guard
 from scalelab.train.resume import extend
-from scalelab.train.resume.facts import diff_facts
+from scalelab.train.resume.facts import diff_facts, flatten_facts
 
 ChangeEntries = dict[
     str, dict[str, Any]
@@ -29,6 +29,8 @@ def merge_change_entries(
     """
     former = dict(saved.get("mixed", {}))
     changed = {key: pair for key, pair in diff_facts(saved, new).items() if _changes_result(key)}
+    if all(is_passive_guard(flatten_facts(facts)) for facts in (saved, new)):
+        changed = {key: pair for key, pair in changed.items() if not key.startswith("guard.")}
     planned = {key for key in changed if _is_plan(key)}
     if planned and _same_past(step, saved, config):
         changed = {key: pair for key, pair in changed.items() if key not in planned}

@@ -21,7 +21,7 @@ from scalelab.train.resume.facts import describe_version_changes, diff_facts
 from scalelab.train.run.loop import Progress, StartStates
 from scalelab.train.run.run import Run
 from scalelab.train.spec import TrainSpec
-from scalelab.train.step import program, state
+from scalelab.train.step import guard, program, state
 
 HF_PREFIX = "hf:"  # before a folder in the format of Hugging Face's transformers
 Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from
@@ -115,8 +115,11 @@ def _restored_state(
     note_environment_changes(run, loaded.step, saved, progress)
     if "tracker_id" in saved:  # and the record may have been lost
         run.record.setdefault("tracker_id", saved["tracker_id"])
+    run.facts |= {"alarms": saved["alarms"]} if "alarms" in saved else {}
     run.changed |= diff_facts(saved, run.facts)
     run.facts["mixed"] = mixed.merge_change_entries(loaded.step, saved, run.facts, run.config, fresh)
+    if len(run.facts["mixed"]) > len(saved.get("mixed", {})):
+        resumed = resumed._replace(guard=guard.begin_window(resumed.guard, loaded.step))
     if fresh:
         what = f"step {loaded.step} goes on with its weights, its data and a fresh {', '.join(fresh)}"
         run.event("warning", loaded.step, what)

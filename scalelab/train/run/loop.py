@@ -18,11 +18,13 @@ from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import make_agreed_flag
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.run.alarms import Alarms
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.run.sinks import SinkReport
+from scalelab.train.step import guard
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.guard import GUARD
+from scalelab.train.step.guard import GUARD, OUTLIERS
 from scalelab.train.step.layers import LAYERS
 from scalelab.train.step.metrics import as_number
 from scalelab.train.step.program import PACKINGS, Program
@@ -48,8 +50,10 @@ class TrainOutcome:
 class _Reader:
     """Reads metrics one dispatch behind, turns them into lines, and measures throughput."""
 
-    def __init__(self, runs: Sequence[Run], feed: Feed, progress: Progress, pulse: Pulse) -> None:
-        self.runs, self.feed, self.progress, self.pulse = runs, feed, progress, pulse
+    def __init__(
+        self, runs: Sequence[Run], feed: Feed, progress: Progress, pulse: Pulse, alarms: Sequence[Alarms]
+    ) -> None:
+        self.runs, self.feed, self.progress, self.pulse, self.alarms = runs, feed, progress, pulse, alarms
         self.pending: list[tuple[str, int, int, list[Any]]] = []
         self.clock = time.perf_counter()
         self.rates: list[float] = []
@@ -78,10 +82,11 @@ class _Reader:
     def _train(self, step: int, n: int, values: list[Any], elapsed: float) -> None:
         rate = sum(run.tokens_before(step + n) - run.tokens_before(step) for run in self.runs) / elapsed
         self.rates.append(rate)
-        for run, metrics in zip(self.runs, values, strict=True):
+        for run, metrics, alarms in zip(self.runs, values, self.alarms, strict=True):
             if metrics is not None and run.status == "running":
                 run.write(_train_lines(run, step, n, metrics, rate), _layer_lines(run, step, n, metrics))
                 _note_skips(run, step, n, metrics)
+                alarms.read(step, n, metrics)
         losses = [None if m is None else float(m["train_loss"][n - 1]) for m in values]
         self.progress({"step": step + n, "tokens_per_s": rate} | self._shown("train_loss", losses))
 
@@ -126,10 +131,12 @@ def _layer_lines(run: Run, step: int, n: int, metrics: dict[str, Any]) -> list[d
 
 
 def _note_skips(run: Run, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:
-    for i in np.flatnonzero(metrics["streak"][:n] > 0):
+    outliers = np.isin(np.asarray(metrics[GUARD])[:n, 0], OUTLIERS) if GUARD in metrics else False
+    for i in np.flatnonzero((metrics["streak"][:n] > 0) & ~np.asarray(outliers)):
         values = {name: metrics[key][i] for name, key in GUARDED_METRICS.items() if not np.isfinite(metrics[key][i])}
         why = ", ".join(f"{name} {value}" for name, value in values.items())
-        run.event("skip", step + int(i) + 1, f"not finite: {why or 'weight decay, beta1 or the update'}")
+        text = f"not finite: {why or 'weight decay, beta1 or the update'}"
+        run.event("skip", step + int(i) + 1, text, signal="bad", action="skip")
     if metrics["streak"][:n].max() >= SKIPS_IN_A_ROW:
         run.diverge(step + n, f"{SKIPS_IN_A_ROW} batches in a row without a finite update")
 
@@ -195,7 +202,11 @@ def _take_steps(
     for run in alive:
         run.enter(step, "resume" if start else "start", report)
     feed = Feed(runs, dataset, program.rows)
-    reader = _Reader(runs, feed, progress, pulse)
+    memories = (
+        [state.guard for state in start[1]] if start else [guard.init_guard(run.spec.static.guard) for run in runs]
+    )
+    alarms = [Alarms(run, step, memory) for run, memory in zip(runs, memories, strict=True)]
+    reader = _Reader(runs, feed, progress, pulse, alarms)
     if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its evaluation was lost
         reader.add("eval", step, 0, _evaluate(program, states, feed, pulse))
     if params and not start:  # the given weights are evaluated before the first step

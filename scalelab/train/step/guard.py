@@ -28,6 +28,7 @@ GUARD = "guard"  # the metric that is an array, an `incident.Report`: for the lo
 SIGNALS = ("", "bad", "loss", "grad_norm", "early", "large_updates")
 ACTIONS = ("none", "skip", "clip")
 BAD, LOSS, NORM, EARLY, LARGE_UPDATES = range(1, len(SIGNALS))
+OUTLIERS = (LOSS, NORM)  # the signals on which the guard acts; what is bad is skipped without one, too
 
 TINY = 1e-30  # below it a loss or norm counts as this: the logarithm of zero would be no number
 LEAST_MARGIN = 0.02  # of ln loss: a window of equal losses must not flag the next digit
@@ -78,7 +79,7 @@ class GuardState(NamedTuple):
     """The guard's memory. The batch of step s is number s + `data_shift`; `lr_factor` and `clip_factor` scale both."""
 
     window: jax.Array  # [2, W]: ln loss and ln gradient norm of accepted steps (detector sigma: the values)
-    recent: jax.Array  # [RECENT]: ln loss of the last steps, at step % RECENT; inf where not finite
+    recent: jax.Array  # [RECENT]: losses of the last steps, at step % RECENT; inf where not finite
     blocks: jax.Array  # int32 [BLOCKS]: flagged steps by block
     counts: jax.Array  # Counts, stacked
     marks: jax.Array  # Marks, stacked
@@ -110,6 +111,14 @@ def init_guard(rule: Guard) -> Any:
         jnp.zeros(BLOCKS, jnp.int32), jnp.array(Counts(), jnp.int32), jnp.array(Marks(), jnp.float32),
         jnp.zeros((), jnp.int32), one, one,
     )  # fmt: skip
+
+
+def begin_window(memory: Any, step: int) -> Any:
+    """The memory where a run goes on at `step` under another config: what is normal has to be learnt anew."""
+    if not isinstance(memory, GuardState):
+        return memory
+    counts = Counts(*memory.counts)._replace(entered=0, base_step=step, is_open=0)
+    return memory._replace(counts=jnp.stack([jnp.asarray(x, jnp.int32) for x in counts]))
 
 
 def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:

@@ -47,6 +47,7 @@ class Report(NamedTuple):
     sigmas: Any  # standard deviations above the window's mean
     shape: Any  # of SHAPES
     score: Any  # share of flagged steps among the last 10,000
+    restarted: Any  # whether a known change began a new window
 
 
 def remember(
@@ -59,8 +60,8 @@ def remember(
     a uniform guess.
     """
     d, counts = decision, Counts(*memory.counts)
-    log_loss = jnp.where(jnp.isfinite(loss), jnp.log(jnp.maximum(loss, TINY)), jnp.inf)
-    memory = memory._replace(recent=jnp.where(jnp.arange(RECENT) == step % RECENT, log_loss, memory.recent))
+    raw = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
+    memory = memory._replace(recent=jnp.where(jnp.arange(RECENT) == step % RECENT, raw, memory.recent))
     large = jnp.where((step < EARLY_STEPS) & (update_ratio > LARGE_RATIO), counts.large + 1, 0)
     is_large = (d.signal == 0) & (large == LARGE_IN_A_ROW)
     signal = jnp.where(is_large, LARGE_UPDATES, d.signal)
@@ -75,7 +76,7 @@ def remember(
         high=jnp.where((step >= HIGH_FROM) & ~(loss <= uniform_loss + HIGH_MARGIN), counts.high + 1, 0),
     )
     counts, marks, shape = _follow_incident(rule, memory, counts, step, flagged == 1)
-    marks = marks._replace(first_loss=jnp.where(jnp.isfinite(marks.first_loss), marks.first_loss, jnp.exp(log_loss)))
+    marks = marks._replace(first_loss=jnp.where(jnp.isfinite(marks.first_loss), marks.first_loss, raw))
     block = jnp.arange(BLOCKS) == step // BLOCK % BLOCKS
     blocks = jnp.where(block & (step % BLOCK == 0), 0, memory.blocks) + jnp.where(block, flagged, 0)
     window, entered = _enter(rule, memory.window, counts.entered, d, loss, grad_norm)
@@ -94,6 +95,7 @@ def remember(
         jnp.where(signal > 0, d.sigmas, 0.0),
         jnp.where(counts.high == HIGH_STEPS, DIVERGED, shape),
         jnp.sum(blocks) / jnp.minimum(step + 1, BLOCK * BLOCKS),
+        d.restarted,
     )
     return state, jnp.stack([jnp.asarray(x, jnp.float32) for x in report])
 
@@ -117,7 +119,7 @@ def _follow_incident(
     marks, starts = Marks(*memory.marks), flag & (counts.is_open == 0)
     base, std = _window_base(rule, memory.window[0], counts.entered)
     first = jnp.where(starts, step, counts.first_flag)
-    age, log_loss = step - first, memory.recent[step % RECENT]
+    age, loss = step - first, memory.recent[step % RECENT]
     peak = jnp.where(starts, -jnp.inf, marks.peak)
     ended = ~flag & (counts.in_a_row > 0)
     rises = jnp.where(peak > marks.peak_before, counts.rises + 1, 0)
@@ -125,11 +127,11 @@ def _follow_incident(
     marks = marks._replace(
         base=jnp.where(starts, base, marks.base),
         base_std=jnp.where(starts, std, marks.base_std),
-        peak=jnp.where(flag, jnp.maximum(peak, log_loss), jnp.where(ended, -jnp.inf, peak)),
+        peak=jnp.where(flag, jnp.maximum(peak, loss), jnp.where(ended, -jnp.inf, peak)),
         peak_before=jnp.where(ended, peak, jnp.where(starts, jnp.inf, marks.peak_before)),
     )
     is_open = starts | (counts.is_open == 1)
-    now = median(memory.recent[(step - jnp.arange(BACK)) % RECENT], BACK)
+    now = jnp.log(jnp.maximum(median(memory.recent[(step - jnp.arange(BACK)) % RECENT], BACK), TINY))
     back = is_open & (age >= BACK) & jnp.isfinite(now) & (now <= marks.base + marks.base_std)
     grows = is_open & ended & (rises == 2)
     cases = (back & (age <= BENIGN_STEPS), back, grows, is_open & (age == PERSISTENT_STEPS))

@@ -1,0 +1,188 @@
+"""The host's side of the guard: the logbook's events, and the tests that need more of the past than a step remembers.
+
+    risen      the median of the last 32 ln losses is above that of the 64 before by more than 6 standard errors, by the
+               noise about a line through the 256 before; seen one dispatch late
+    climbing   the gradient norm's robust slope (Theil-Sen) over 2,000 steps doubles it, and the loss does not rise
+    diverged   `incident.DIVERGED`, or risen for 500 steps
+
+What these need of the past is in the checkpoints (the guard's ring of losses, `Alarms.facts`) or in metrics.jsonl, so a
+resumed run raises the same alarms.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from scalelab import records
+from scalelab.parallel.processes import gather_to_host
+from scalelab.train.run.run import Run
+from scalelab.train.step import guard, incident
+from scalelab.train.step.guard import RECENT, SIGNALS
+from scalelab.train.step.incident import SHAPES
+
+LAST, BEFORE = 32, 64  # steps whose medians are compared
+RISEN_SIGMAS, RISEN_STEPS = 6.0, 500
+MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over sqrt(n)
+CLIMB_STEPS, CLIMB_EVERY, CLIMB_FACTOR = 2000, 100, 2.0
+MOST_EVENTS = 20  # of one incident: the others are counted in spike_score
+UNITS = {"loss": "loss {:.4g} nats", "grad_norm": "gradient norm {:.4g}", "early": "loss {:.4g} nats",
+         "large_updates": "update norm / weight norm {:.3g}"}  # fmt: skip
+
+
+def rising_steps(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hold each of the last n of `losses` [RECENT - 1 + n] to those before: (risen, median, threshold), each [n].
+
+    Medians and thresholds are losses in nats. Losses that are not finite are left out of the noise.
+    """
+    windows = np.lib.stride_tricks.sliding_window_view(np.log(np.maximum(np.float64(losses), guard.TINY)), RECENT)
+    now, before = (np.median(windows[:, part], axis=1) for part in (slice(-LAST, None), slice(-LAST - BEFORE, -LAST)))
+    past = windows[:, :-LAST]
+    line = np.stack([np.ones(past.shape[1]), np.arange(past.shape[1])], axis=1)
+    fits = [_line_residuals(line, row) for row in past]
+    noise = 1.4826 * np.array([np.median(np.abs(residuals)) for residuals in fits])
+    threshold = before + RISEN_SIGMAS * MEDIAN_ERROR * noise * np.sqrt(1 / LAST + 1 / BEFORE)
+    return now > threshold, np.exp(now), np.exp(threshold)
+
+
+def _line_residuals(line: np.ndarray, row: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(row)
+    if finite.sum() < BEFORE:
+        return np.full(1, np.inf)
+    return row[finite] - line[finite] @ np.linalg.lstsq(line[finite], row[finite], rcond=None)[0]
+
+
+def robust_slope(steps: np.ndarray, values: np.ndarray) -> float:
+    """The median of the slopes through all pairs of points (Theil 1950, Sen 1968)."""
+    i, j = np.triu_indices(len(steps), 1)
+    return float(np.median((values[j] - values[i]) / (steps[j] - steps[i])))
+
+
+class Alarms:
+    """The alarms of one run. `facts` go into its checkpoints; `call` is why the run should go back or end, or ""."""
+
+    def __init__(self, run: Run, step: int, memory: Any) -> None:
+        self.run, self.call = run, ""
+        self.facts: dict[str, Any] = {"risen_since": None, "climbed": None} | run.facts.get("alarms", {})
+        self.on = isinstance(memory, guard.GuardState)
+        self.policy, self.events = run.spec.static.guard.policy, 0
+        if self.on:
+            counts = guard.Counts(*(int(x) for x in gather_to_host(memory.counts)))
+            self.first_flag, self.base_step = counts.first_flag, counts.base_step
+            self.recent = np.roll(gather_to_host(memory.recent), -(step % RECENT))  # oldest first
+            self.logged = _logged_norms(run, step)
+
+    def read(self, step: int, n: int, metrics: Mapping[str, Any]) -> None:
+        """Raise the alarms of the `n` steps after `step` from their metrics [n]."""
+        if not self.on:
+            return
+        report = incident.Report(*np.asarray(metrics[guard.GUARD])[:n].T)
+        self._flags(step, report)
+        self._shapes(step, report)
+        for i in np.flatnonzero(report.restarted):
+            self.base_step = step + int(i)
+        self._risen(step, np.asarray(metrics["train_loss"])[:n])
+        self._climbing(step, n, metrics)
+        self.run.record["spike_score"] = float(report.score[-1])
+        self.run.facts["alarms"] = self.facts
+
+    def _event(self, step: int, signal: str, text: str, **fields: Any) -> None:
+        """Write a line of the guard in the logbook."""
+        done = {"skip": "skipped", "clip": "clipped to the window's median norm"}.get(fields.get("action", ""), "")
+        done = done or ("nothing done: guard.policy=watch" if self.policy == "watch" else "nothing done")
+        self.run.event("guard", step, f"{text}; {done}", **({"signal": signal, "action": "none"} | fields))
+
+    def _flags(self, step: int, report: incident.Report) -> None:
+        """One event for each stretch of steps with one signal and action."""
+        codes = report.signal * len(guard.ACTIONS) + report.action
+        edges = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
+        for i, j in itertools.pairwise(edges):
+            signal = SIGNALS[int(report.signal[i])]
+            if signal in ("", "bad"):  # the loop notes a step that is not finite
+                continue
+            at = i + int(np.argmax(report.sigmas[i:j]))
+            self.events += 1
+            if self.events > MOST_EVENTS:
+                continue
+            text = UNITS[signal].format(report.value[at]) + f" above {report.threshold[at]:.4g}"
+            sigmas = float(report.sigmas[at])
+            text += f", {sigmas:.3g} standard deviations above the window" if signal in ("loss", "grad_norm") else ""
+            first, last = step + int(i) + 1, step + int(j)
+            text += f" (steps {first} to {last})" if last > first else ""
+            text += "; further ones are counted in spike_score alone" if self.events == MOST_EVENTS else ""
+            self._event(
+                first, signal, text, value=float(report.value[at]), threshold=float(report.threshold[at]),
+                sigmas=sigmas, action=guard.ACTIONS[int(report.action[at])], **{"from": first, "to": last},
+            )  # fmt: skip
+
+    def _shapes(self, step: int, report: incident.Report) -> None:
+        """An event where an incident shows its shape; those that do not pass call for more than a skip."""
+        for i in np.flatnonzero(report.shape):
+            shape, at = SHAPES[int(report.shape[i])], step + int(i) + 1
+            self._event(at, shape, f"the incident is {shape}")
+            if shape in ("benign", "slow"):
+                self.events = 0
+            else:
+                self._call(at, shape)
+
+    def _call(self, step: int, why: str) -> None:
+        """Remember the first reason to do more than skip; a run that skips and has diverged ends."""
+        self.call = self.call or why
+        if self.policy == "skip" and why == "diverged":
+            self.run.diverge(
+                step, "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
+            )
+
+    def _risen(self, step: int, losses: np.ndarray) -> None:
+        series = np.concatenate([self.recent, np.where(np.isfinite(losses), losses, np.inf)])
+        self.recent = series[-RECENT:]
+        judged = np.arange(step, step + len(losses)) + 1 - self.base_step >= RECENT
+        if not judged.any():
+            self.facts["risen_since"] = None
+            return
+        risen, medians, thresholds = rising_steps(series[1:])
+        for i, flag in enumerate(risen & judged):
+            at, since = step + i + 1, self.facts["risen_since"]
+            if not flag:
+                self.facts["risen_since"] = None
+            elif since is None:
+                self.facts["risen_since"] = at
+                text = f"the loss has risen: median {medians[i]:.4g} nats over {LAST} steps, above {thresholds[i]:.4g}"
+                self._event(at, "risen", text, value=float(medians[i]), threshold=float(thresholds[i]))
+            elif at - since == RISEN_STEPS:
+                self._event(at, "diverged", f"the loss has risen for {RISEN_STEPS} steps")
+                self._call(at, "diverged")
+
+    def _climbing(self, step: int, n: int, metrics: Mapping[str, Any]) -> None:
+        every = self.run.config.log.every_steps
+        for i in range(n):
+            at = step + i + 1
+            if at % every == 0:
+                self.logged.append((at, float(metrics["grad_norm"][i]), float(metrics["train_loss"][i])))
+            if at % CLIMB_EVERY == 0 and at - max(self.base_step, self.facts["climbed"] or 0) >= CLIMB_STEPS:
+                self.logged = [row for row in self.logged if row[0] > at - CLIMB_STEPS]
+                self._test_climb(at)
+
+    def _test_climb(self, at: int) -> None:
+        rows = np.array(self.logged)
+        rows = rows[np.isfinite(rows).all(axis=1) & (rows > 0).all(axis=1)] if len(rows) else rows
+        rows = rows[:: max(1, len(rows) // 200)]
+        if len(rows) < 20:
+            return
+        norm, loss = (robust_slope(rows[:, 0], np.log(rows[:, k])) * CLIMB_STEPS for k in (1, 2))
+        if norm >= np.log(CLIMB_FACTOR) and loss <= 0:
+            self.facts["climbed"] = at
+            text = f"the gradient norm has grown {np.exp(norm):.3g} times over {CLIMB_STEPS} steps, the loss not"
+            self._event(at, "climbing", text, value=float(np.exp(norm)), threshold=CLIMB_FACTOR)
+
+
+def _logged_norms(run: Run, step: int) -> list[tuple[int, float, float]]:
+    """(step, gradient norm, loss) of the lines before `step` that the test for climbing norms looks back on."""
+    lines = records.read_metrics(run.folder) if step and (run.folder / "metrics.jsonl").exists() else []
+    names = ("step", "grad_norm", "train_loss")
+    return [
+        (line["step"], float(line["grad_norm"]), float(line["train_loss"]))
+        for line in lines
+        if step - CLIMB_STEPS < line["step"] <= step and all(line.get(name) is not None for name in names)
+    ]
