@@ -137,10 +137,10 @@ def tampered(step: int, change: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def flip_bit(state: Any) -> Any:
-    """One exponent bit of one weight of the head."""
+    """One exponent bit of one weight of the head: 16 times as large."""
     head = np.array(state.params["head"]["w"])
-    at = np.unravel_index(np.argmax(np.abs(head)), head.shape)
-    head.view(np.uint32)[at] ^= np.uint32(1 << 28)
+    at = tuple(np.argwhere((np.abs(head) >= 2**-4) & (np.abs(head) < 2**-3))[0])
+    head.view(np.uint32)[at] ^= np.uint32(1 << 25)
     return state._replace(params={**state.params, "head": {"w": jnp.asarray(head)}})
 
 

@@ -45,7 +45,7 @@ SCALES = {
     "init_std x 30": Plant("init_wrong", {"model.init_std": 0.6}),
     "projection_std x 30": Plant("init_wrong", {"model.projection_std": 5.3}),
     "a block without norms": Plant("norm_missing", {"model.block": f"{HERE}:no_norm"}, live=True),
-    "queries x 10": Plant("attention_logits", fork=lambda: forks.tampered(20, forks.times_ten_queries)),
+    "queries x 10": Plant("attention_logits", fork=lambda: forks.tampered(0, forks.times_ten_queries)),
     "a term that pushes log Z": Plant("logit_drift", {"train.loss": f"{HERE}:pushes_log_z"}),
 }
 PRECISION = {
@@ -74,7 +74,7 @@ OPTIMIZER = {
     "weight decay 30": Plant("decay_wrong", {"optim.weight_decay": 30.0}),
     "no weight decay": Plant("decay_wrong", {"optim.weight_decay": 0.0}),
     "coupled decay in Adam": Plant("decay_wrong", {"optim.name": "adam", "optim.weight_decay": 0.1}),
-    "decay of gains": Plant("decay_wrong", {"optim.decay_vectors": True, "optim.weight_decay": 1.0}),
+    "decay of gains": Plant("decay_wrong", {"optim.decay_vectors": True, "optim.weight_decay": 3.0}),
     "no 1/K, SGD": Plant(
         "missing_1_over_K", {"optim.name": "sgd", "optim.peak_lr": 0.1, "train.accumulate": 4},
         fork=forks.no_division_by_k, live=True,
@@ -114,7 +114,13 @@ RESUME = {
         "bad_resume", restart_at=160, at_restart=lambda: forks.cursor_back(100, 160), live=True
     ),
     "resume with 3 times the LR": Plant("schedule_wrong", restart_at=160, doctor=doctored.lr_after_restart),
-    "a bit of a weight flips": Plant("bit_flip", fork=lambda: forks.tampered(160, forks.flip_bit)),
+    "a bit of a weight flips": Plant(
+        "bit_flip",
+        {"checkpoint.every_steps": 20, "checkpoint.keep_every": 20},
+        fork=lambda: forks.tampered(160, forks.flip_bit),
+        live=True,
+    ),
+    "the weights of another state": Plant("bit_flip", fork=lambda: forks.tampered(160, forks.noisy_weights)),
     "a checkpoint's file cut": Plant("damaged_checkpoint", doctor=doctored.cut_checkpoint),
 }
 THROUGHPUT = {

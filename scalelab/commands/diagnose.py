@@ -1,23 +1,30 @@
-"""scalelab diagnose RUN
+"""scalelab diagnose RUN [--against=RUN2] [--batch=STEP] [--live]
 
 Name what is wrong with a run, the likeliest cause first: the evidence with its figures and steps, the knob to turn, and
 what would confirm it. The evidence is the run's folder and a sample of its data; nothing is trained or changed. Where a
 signal is missing, the last lines say which config key writes it.
 
+--live asks the model itself, from the last checkpoint: does a logit depend on later tokens or other documents, are the
+targets shifted by one, does a norm stand before each branch, is the gradient the same in one batch as in micro-batches,
+what does the optimizer make of constant gradients, and do steps that are run again give the logged bits.
+--against compares with another run: which values differ, and from which step on. --batch shows what the step read: its
+sequences by gradient norm and loss on the weights saved before, with source, file, place and text.
+
 Kinds of evidence: `test` (the cause itself was measured), `signature` (hardly anything else looks like it), `symptom`
 (other causes may look the same).
 
-Exit code: 0 healthy, 1 a cause was found, 2 bad input.
+Exit code: 0 healthy (and after --batch), 1 a cause was found, 2 bad input.
 
     scalelab diagnose runs/mine
 """
 
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalelab.cli.parser import Parser, add_trust_option, emit_json
+from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_table
 
 if TYPE_CHECKING:
+    from scalelab.diagnose.evidence import Evidence
     from scalelab.diagnose.verdict import Gap, Verdict
 
 
@@ -28,22 +35,53 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--live", action="store_true", help="also ask the model, from the last checkpoint (needs the data)"
     )
+    parser.add_argument("--against", metavar="RUN2", help="another run, or the same one elsewhere, to compare with")
+    parser.add_argument(
+        "--batch", type=int, metavar="STEP", help="show what this step read, instead of judging the run"
+    )
     add_trust_option(parser)
     options = parser.parse_args(argv)
 
     from scalelab.diagnose.evidence import gather_evidence
-    from scalelab.diagnose.rank import diagnose
+    from scalelab.diagnose.rank import diagnose, rank
 
     evidence = gather_evidence(pathlib.Path(options.run))
+    if options.batch is not None:
+        return _show_batch(evidence, options)
     if options.live:
         from scalelab.diagnose.probes import run_probes
 
         evidence = run_probes(evidence)
-    diagnosis = diagnose(evidence)
+    diagnosis, more = diagnose(evidence), {}
+    if options.against:
+        from scalelab.diagnose.against import judge_against
+
+        verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(options.against)))
+        diagnosis = diagnosis._replace(verdicts=rank([*diagnosis.verdicts, *verdicts]))
+        more = {"against": comparison}
     if options.json != "-":
         print("\n".join([*_verdict_lines(diagnosis.verdicts), *map(_gap_line, diagnosis.gaps)]))
-    emit_json({"run": options.run} | diagnosis.as_json(), options.json)
+    emit_json({"run": options.run} | diagnosis.as_json() | more, options.json)
     return 1 if diagnosis.verdicts else 0
+
+
+def _show_batch(evidence: "Evidence", options: Any) -> int:
+    from scalelab.diagnose.batch import describe_batch
+
+    weights_step, rows = describe_batch(evidence, options.batch)
+    if options.json != "-":
+        print(f"step {options.batch}: {len(rows)} sequences, on the weights of step {weights_step}")
+        cells = [
+            [f"{r.grad_norm:.4g}", f"{r.loss:.4g}", str(r.row), f"{r.source}/{r.shard}@{r.token}",
+             r.file or f"document {r.document}", r.excerpt]
+            for r in rows
+        ]  # fmt: skip
+        print_table(("gradient norm", "loss", "row", "place", "file or document", "text"), cells)
+    emit_json(
+        {"step": options.batch, "weights_step": weights_step, "sequences": [row._asdict() for row in rows]},
+        options.json,
+    )
+    return 0
 
 
 def _verdict_lines(verdicts: "list[Verdict]") -> list[str]:

@@ -34,7 +34,7 @@ from scalelab.train.step.step import train_step
 
 SHIFTS = (0, 1, 2, -1)  # shifts of the targets that are told apart
 OPTIMIZER_STEPS = (1, 2, 5, 10, 20, 5000)  # steps on constant gradients; the last stands for a settled optimizer
-REPLAYED = 20  # most steps run again
+REPLAYED = 20  # most steps run again from a saved one
 
 
 class Subject(NamedTuple):
@@ -132,17 +132,21 @@ def _gradients(static: Static, subject: Subject, scale: Any = 1.0) -> Any:
 
 
 def probe_precision(subject: Subject) -> dict[str, float]:
-    """`zeros/NAME`: share of a parameter's gradients that are not zero in fp32 and are under the run's policy."""
+    """`zeros/NAME`: share of a parameter's gradients that are zero under the run's policy and not in fp32.
+
+    `lost/NAME`: norm of the difference of both gradients over that in fp32. Measured under formats of fp16 only.
+    """
     policy = POLICIES[subject.static.precision]
     if "float16" not in (policy.compute, policy.backward):
         return {}
     scale = subject.state.precision.scale if policy.scaled_loss else 1.0
     exact = named_leaves(_gradients(dataclasses.replace(subject.static, precision="fp32"), subject))
     cast = named_leaves(_gradients(subject.static, subject, scale))
-    return {
-        f"zeros/{name}": float(jnp.sum((cast[name] == 0) & (g != 0)) / jnp.maximum(jnp.sum(g != 0), 1))
-        for name, g in exact.items()
-    }
+    values = {}
+    for name, g in exact.items():
+        values[f"zeros/{name}"] = float(jnp.sum((cast[name] == 0) & (g != 0)) / jnp.maximum(jnp.sum(g != 0), 1))
+        values[f"lost/{name}"] = float(optax.tree.norm(cast[name] - g) / jnp.maximum(optax.tree.norm(g), 1e-30))
+    return values
 
 
 def probe_norms(subject: Subject) -> dict[str, float]:
@@ -205,29 +209,35 @@ def _second_moments(opt_state: Any) -> Any:
 
 
 def probe_replay(evidence: Evidence) -> dict[str, float]:
-    """Run again from each saved step to the next logged line: `replay/STEP` is the relative difference of its loss.
+    """Run again from each saved step: `replay/STEP` is the relative difference of the loss from the line of that step.
 
-    `replay_twice/STEP`: the difference of two such runs, where the first differs from the log.
+    STEP is the last logged one at most REPLAYED steps on and not after the next saved one. `replay_twice/STEP`: the
+    difference of two such runs, where the first differs from the log.
     """
     values: dict[str, float] = {}
-    logged = {int(row["step"]): row for row in evidence.rows}
-    for saved in sorted(evidence.manifests):
-        target = next((step for step in sorted(logged) if step > saved), None)
-        if target is None or target - saved > REPLAYED or evidence.values["train.metrics"]:
+    logged = {int(row["step"]): float(row["train_loss"]) for row in evidence.rows}
+    saved = sorted(evidence.manifests)
+    for step, following in zip(saved, [*saved[1:], evidence.steps], strict=True):
+        target = max((s for s in logged if step < s <= min(step + REPLAYED, following)), default=None)
+        if target is None:
             continue
-        first = _replayed_loss(load_subject(evidence, saved), target)
-        expected = float(logged[target]["train_loss"])
+        first, expected = _replayed_loss(load_subject(evidence, step), target), logged[target]
         values[f"replay/{target}"] = abs(first - expected) / abs(expected)
         if first != expected:
-            again = _replayed_loss(load_subject(evidence, saved), target)
+            again = _replayed_loss(load_subject(evidence, step), target)
             values[f"replay_twice/{target}"] = abs(again - first) / abs(first)
     return values
+
+
+@functools.cache
+def _compiled_step(static: Static) -> Any:
+    return jax.jit(functools.partial(train_step, static))
 
 
 def _replayed_loss(subject: Subject, target: int) -> float:
     """The training loss of step `target`, from the subject's state and the closed form of the batches."""
     current, metrics = subject.state, {}
-    step = jax.jit(functools.partial(train_step, dataclasses.replace(subject.static, layers=False)))
+    step = _compiled_step(dataclasses.replace(subject.static, layers=False))
     for number in range(subject.step, target):
         current, metrics = step(current, jnp.asarray(subject.batches.batch(number)), subject.h)
     return float(metrics["train_loss"])

@@ -1,35 +1,51 @@
-"""`scalelab diagnose`: exit codes, the table and its JSON, on a real run and on the same run doctored."""
+"""`scalelab diagnose`: exit codes, table, JSON, batches, two runs and the model itself, on real runs of four steps."""
 
 import json
+import pathlib
 import shutil
 
+import numpy as np
 import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
+from scalelab.diagnose import probes
+from scalelab.diagnose.evidence import gather_evidence
+from scalelab.experiments.diagnose import forks
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import config
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of four steps with every layer measured."""
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    train_single(config(log__layers_every=1), folder)
+    """A run of four steps on twelve text files, every layer measured, with checkpoints of steps 2 and 4."""
+    folder, rng = tmp_path_factory.mktemp("trained"), np.random.default_rng(0)
+    for i in range(12):
+        words = rng.integers(97, 123, size=(300 + i, 6), dtype=np.uint8)
+        words[:, -1] = 32
+        (folder / f"{i:02d}.txt").write_bytes(words.tobytes())
+    changed = {"log__layers_every": 1, "data__source": "text", "data__path": f"{folder}/*.txt"}
+    train_single(config(**changed), folder / "run")
+    train_single(config(**changed, optim__peak_lr=0.05), folder / "other")
     return folder
 
 
 @pytest.fixture
 def run(tmp_path, trained):
-    return shutil.copytree(trained, tmp_path / "run")
+    return shutil.copytree(trained / "run", tmp_path / "run")
+
+
+def edit(run, step, **changed):
+    lines = [
+        line | changed if line.get("step") == step and "lr" in line else line for line in records.read_metrics(run)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_a_healthy_run_is_0_and_a_cause_is_1(run, capsys):
     assert main(["diagnose", str(run)]) == 0
     assert capsys.readouterr().out.startswith("healthy")
-    lines = [line | {"lr": -line["lr"]} if line.get("step") == 3 and "lr" in line else line
-             for line in records.read_metrics(run)]  # fmt: skip
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit(run, 3, lr=-1.0)
     assert main(["diagnose", str(run)]) == 1
     text = capsys.readouterr().out
     assert text.startswith("1. schedule_invalid (test, steps 3 to 3)\n   the LR is -") and "\n   turn: " in text
@@ -44,13 +60,62 @@ def test_a_missing_signal_names_the_key_that_writes_it(run, capsys):
     assert "not judged: attention_logits" in (text := capsys.readouterr().out) and "set log.layers_every=10" in text
 
 
-def test_nothing_of_the_run_is_changed(run, trained, capsys):
+def test_nothing_of_the_run_is_changed(run, capsys):
     before = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
     main(["diagnose", str(run)])
     assert before == {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_what_is_not_a_run_is_one_line_and_2(tmp_path, capsys):
-    assert main(["diagnose", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "is not a run folder" in error and error.count("\n") == 1
+def test_a_batch_is_the_steps_with_its_files_and_its_loss(trained, capsys):
+    assert main(["diagnose", str(trained / "run"), "--batch=3", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    rows, logged = result["sequences"], records.read_metrics(trained / "run")
+    assert result["weights_step"] == 2 and len(rows) == config().train.global_batch
+    (loss,) = [line["train_loss"] for line in logged if line["step"] == 3 and "train_loss" in line]
+    assert np.mean([row["loss"] for row in rows]) == pytest.approx(loss, rel=1e-6)
+    assert rows == sorted(rows, key=lambda row: -row["grad_norm"])
+    for row in rows:
+        content = pathlib.Path(row["file"]).read_bytes()
+        here = row["excerpt"].encode()[: len(content) - row["offset"]]
+        assert here and content[row["offset"] :].startswith(here)
+
+
+def test_two_runs_part_where_their_config_says(trained, run, capsys):
+    assert main(["diagnose", str(trained / "run"), f"--against={trained / 'other'}", "--json"]) == 1
+    (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
+    assert verdict["cause"] == "other_config" and verdict["steps"] == [1, 1] and "optim.peak_lr" in verdict["evidence"]
+    assert main(["diagnose", str(run), f"--against={trained / 'run'}"]) == 0
+    edit(run, 3, grad_norm=0.5)
+    capsys.readouterr()
+    assert main(["diagnose", str(run), f"--against={trained / 'run'}"]) == 1
+    assert (
+        "1. other_state (symptom, steps 3 to 3)\n   the runs part at step 3: grad_norm 0.5 here"
+        in capsys.readouterr().out
+    )
+
+
+def test_live_asks_the_model_and_its_forks(trained):
+    evidence = gather_evidence(trained / "run")
+    measured = probes.run_probes(evidence).probes
+    assert measured["future_leak"] == 0 and measured["target_shift"] == 1 and measured["branch_scaling"] < 2
+    assert measured["replay/4"] == 0 and 0.3 < measured["gradient_over_v"] < 3
+    assert measured["update_rms/1"] == pytest.approx(measured["update_rms/5000"], rel=1e-3)
+    subject = probes.load_subject(evidence)
+    with forks.shifted_targets(0):
+        assert probes.probe_targets(subject) == {"target_shift": 0.0}
+    with forks.sees_the_next_token():
+        assert probes.probe_mask(subject)["future_leak"] > 0.01
+
+
+def test_mistakes_are_one_line_and_2(run, tmp_path, capsys):
+    shutil.rmtree(run / "checkpoints")
+    for arguments, words in (
+        ([tmp_path], "is not a run folder"),
+        ([run, "--batch=9"], "the run has steps 1 to 4"),
+        ([run, "--batch=1"], "no intact checkpoint"),
+        ([run, "--live"], "no checkpoint"),
+        ([run, f"--against={tmp_path}"], "is not a run folder"),
+    ):
+        assert main(["diagnose", *map(str, arguments)]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1

@@ -68,11 +68,20 @@ def open_source(config: DataConfig) -> Source:
 
 def stdlib_source(config: DataConfig) -> Source:
     """The running Python's `.py` files without tests and encodings, sorted by path: about 10 MB."""
-    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
+    files = source_files(config)
     if not files:
+        root = sysconfig.get_paths()["stdlib"]
         raise BadInput(f"data.source='stdlib' found no .py files under {root}; use data.source=text with data.path")
     return _from_files(files, {"source": "stdlib", "python": platform.python_version()})
+
+
+def source_files(config: Any) -> list[pathlib.Path]:
+    """The files that a `data` group reads, one document each, in order; [] for a source of another kind."""
+    if config.source == "stdlib":
+        root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+        return sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
+    patterns = [p.strip() for p in config.path.split(",") if p.strip()] if config.source == "text" else []
+    return sorted({path for pattern in patterns for path in _expand(pattern)})
 
 
 def _library_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -84,10 +93,9 @@ def _library_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def text_source(config: DataConfig) -> Source:
     """The files of `data.path`, one document each, sorted by path; a file named twice counts once."""
-    patterns = [p.strip() for p in config.path.split(",") if p.strip()]
-    if not patterns:
+    files = source_files(config)
+    if not files:
         raise BadInput("data.source='text' needs data.path: files and globs, separated by commas")
-    files = sorted({path for pattern in patterns for path in _expand(pattern)})
     for path in files:
         foreign.check_not_foreign(str(path))
         if delimited.is_delimited(path.name) or path.name.lower().endswith(PREPARED_ENDINGS):

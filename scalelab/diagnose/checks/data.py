@@ -10,7 +10,9 @@ from scalelab.diagnose.verdict import Findings, Gap, make_verdict
 BUCKETS = 4096  # ids are counted modulo this
 SMOOTHING = 4.0  # pseudo-counts of the unigram distribution in the bigram model
 OUTLIER = 8.0  # robust sigmas of a window's bigram score
-LEAST_SCORE = 0.5  # nats a token; smaller differences are not corruption
+LEAST_SCORE = 0.5  # nats a token; smaller differences of a window are not corruption
+BLOCK = 8  # neighbouring windows of the sample that are also judged together, where each alone says too little
+LEAST_BLOCK_SCORE = 0.25  # nats a token, of a block's mean
 REPETITIVE = 0.25  # distinct pairs of a window / the median window's: below, it says the same again and again
 OUTLIERS = 0.01  # share of windows
 CONSTANT = 0.9  # share of a window that is one token
@@ -94,10 +96,12 @@ def window_scores(windows: np.ndarray) -> np.ndarray:
 def _corrupted(data: DataSample) -> Findings:
     """Windows that look like nothing else in the corpus: constant, noise, or tokens in random order."""
     scores = window_scores(data.windows)
-    away = scores - np.median(scores)
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(away)))
     distinct = np.array([len(np.unique(row[:-1] * BUCKETS + row[1:])) for row in data.windows % BUCKETS])
-    odd = (np.abs(away) > max(OUTLIER * sigma, LEAST_SCORE)) | (distinct < REPETITIVE * np.median(distinct))
+    odd = _far(scores, LEAST_SCORE) | (distinct < REPETITIVE * np.median(distinct))
+    if np.mean(odd) <= OUTLIERS and len(scores) >= 8 * BLOCK:
+        blocks = np.arange(len(scores)) * (len(scores) // BLOCK) // len(scores)
+        means = np.bincount(blocks, scores) / np.bincount(blocks)
+        odd = _far(means, LEAST_BLOCK_SCORE)[blocks]
     share = float(np.mean(odd))
     if share <= OUTLIERS:
         return []
@@ -109,6 +113,12 @@ def _corrupted(data: DataSample) -> Findings:
     )
     return [make_verdict("corrupt_shard", "test", share / OUTLIERS, text, "replace or leave out those documents",
                          "scalelab diagnose RUN --batch=STEP shows the text of a step")]  # fmt: skip
+
+
+def _far(scores: np.ndarray, least: float) -> np.ndarray:
+    """Scores more than OUTLIER robust sigmas, and `least`, from the median."""
+    away = np.abs(scores - np.median(scores))
+    return away > max(OUTLIER * MAD_TO_SIGMA * float(np.median(away)), least)
 
 
 def _describe(odd: np.ndarray, others: np.ndarray, unlikely: bool) -> str:

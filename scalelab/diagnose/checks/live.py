@@ -12,7 +12,6 @@ OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a sett
 GRADIENT_OVER_V = 30.0  # gradient RMS / sqrt(v); healthy: 0.5 to 2
 EPS_SHARE = 0.5  # share of sqrt(v) below eps (stability.md 4)
 SAME = 1e-4  # relative difference of a replayed loss; the same program gives the same bits
-RESUMED = 3  # steps after a restart whose line the replay judges as part of it
 
 
 def check_model(evidence: Evidence) -> Findings:
@@ -66,27 +65,29 @@ def check_optimizer(evidence: Evidence) -> Findings:
 
 
 def check_replay(evidence: Evidence) -> Findings:
-    """Steps run again from saved states: a line that differs is the run's, unless the replay differs by itself."""
+    """Steps run again from saved states: a line that differs is the run's, unless the replay differs by itself.
+
+    From a restart on, all differ if its weights are right and its batches or LR are not; after a flipped bit the next
+    saved state has it, so that later replays agree again.
+    """
     p = evidence.probes
-    differ = {int(n.partition("/")[2]): v for n, v in p.items() if n.startswith("replay/") and v > SAME}
+    replays = {int(name.partition("/")[2]): value for name, value in p.items() if name.startswith("replay/")}
+    differ = sorted(step for step, value in replays.items() if value > SAME)
     if not differ:
         return []
-    first = min(differ)
+    first = differ[0]
     restarts = [int(e["step"]) for e in evidence.kinds("resume", "branch", "fallback") if e.get("step") is not None]
-    every = int(evidence.values["log.every_steps"])
-    resumed = any(0 <= first - restart <= RESUMED * every for restart in restarts)
+    restart = max((step for step in restarts if step < first), default=None)
+    agreed_since = any(step not in differ and restart is not None and step > restart for step in replays)
+    resumed = restart is not None and not agreed_since
+    text = f"step {first}, run again from the saved state before it, has another loss, by {replays[first]:.3g} of it"
     unsteady = p.get(f"replay_twice/{first}", 0.0) > SAME
-    text = f"step {first} run again has another loss, by {differ[first]:.3g} of it"
     text += "; two replays differ too: this machine does not repeat itself" if unsteady else "; two replays agree"
+    text += f"; the run was restarted at step {restart}: other batches, seed or LR since then" if resumed else ""
     cause = "bad_resume" if resumed and not unsteady else "bit_flip"
-    if resumed:
-        text += f"; the run was restarted at step {max(r for r in restarts if r <= first)}: other weights, batch or LR"
-    knob = (
-        "restore weights, cursor and seed of the checkpoint"
-        if resumed
-        else "drain the host; go on from the step before"
-    )
-    return [make_verdict(cause, "test", min(differ[first] / SAME, 1e6), text, knob,
+    knob = "restore weights, cursor, seed" if resumed else "drain the host; go on from the step before"
+    over = min(replays[first] / SAME, 1e6)
+    return [make_verdict(cause, "test", over, text, knob,
                          f"scalelab diagnose {evidence.folder} --live on another machine", (first, first))]  # fmt: skip
 
 

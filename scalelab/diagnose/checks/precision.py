@@ -10,6 +10,7 @@ HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative: a smaller cha
 SCALE_FALL = 2.0**10  # first loss scale / lowest
 SKIPPED = 0.05  # share of steps skipped: loss scaling by itself skips 1 of 2,000 (Micikevicius et al. 2018)
 ZEROS = 0.2  # share of gradients that are zero after the cast (stability.md 4)
+LOST = 0.05  # share of a gradient lost to the cast; fp16 with a loss scale: see experiments/diagnose, 0.003
 
 
 def check_state_formats(evidence: Evidence) -> Findings:
@@ -73,14 +74,14 @@ def check_overflow(evidence: Evidence) -> Findings:
                          "scalelab train … --config.precision.name=bf16", (first or 0, step))]  # fmt: skip
 
 
-def _zeros(evidence: Evidence) -> dict[str, float]:
-    """{parameter: share of zeros} of `probes.probe_precision`; {} if it was not run."""
-    return {name.partition("/")[2]: value for name, value in evidence.probes.items() if name.startswith("zeros/")}
+def _by_parameter(evidence: Evidence, name: str) -> dict[str, float]:
+    """{parameter: value} of `probes.probe_precision`; {} if it was not run."""
+    return {key.partition("/")[2]: value for key, value in evidence.probes.items() if key.startswith(f"{name}/")}
 
 
 def check_underflow(evidence: Evidence) -> Findings:
     """Gradients that are zero after the cast to the policy's format."""
-    zeros = _zeros(evidence)
+    zeros, lost = _by_parameter(evidence, "zeros"), _by_parameter(evidence, "lost")
     policy = POLICIES[evidence.values["precision.name"]]
     if "float16" not in (policy.compute, policy.backward):
         return []
@@ -93,12 +94,13 @@ def check_underflow(evidence: Evidence) -> Findings:
                 f"{policy.name} scales its loss" if policy.scaled_loss else f"{policy.name} does not scale its loss",
             )
         ]
-    share = max(zeros.values())
-    if share <= ZEROS:
+    most, worst = (max(values, key=lambda name: values[name]) for values in (zeros, lost or zeros))
+    over = max(zeros[most] / ZEROS, lost.get(worst, 0.0) / LOST)
+    if over <= 1:
         return []
-    layer = max(zeros, key=lambda name: zeros[name])
-    text = f"{share:.0%} of the gradients of {layer} that fp32 has are zero under {policy.name}"
-    return [make_verdict("underflow", "test", share / ZEROS, text, "precision.name=fp16 (scales the loss), or bf16",
+    text = f"{zeros[most]:.1%} of the gradients of {most} that fp32 has are zero under {policy.name}"
+    text += f", and the gradient of {worst} differs from fp32's by {lost.get(worst, 0.0):.0%} of its norm"
+    return [make_verdict("underflow", "test", over, text, "precision.name=fp16 (scales the loss), or bf16",
                          "scalelab train … --config.precision.name=fp16")]  # fmt: skip
 
 

@@ -1,0 +1,165 @@
+"""The batch of a step, from (seed, step): its sequences ranked by gradient norm, with where each comes from."""
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.config import Layout
+from scalelab.data.batches.shards import Split
+from scalelab.data.dataset import Dataset
+from scalelab.data.prepare.prepared import load_run_tokenizer
+from scalelab.data.sources.sources import source_files
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.sample import DataSample
+from scalelab.errors import BadInput
+from scalelab.model import transformer
+from scalelab.model.attention import documents
+from scalelab.precision.policy import POLICIES
+from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.resume.weights import load_run_weights
+from scalelab.train.step import program
+from scalelab.train.step.gradients import document_ends
+
+EXCERPT = 60  # characters of a sequence that are shown
+
+
+class Sequence(NamedTuple):
+    """One row of a batch. `loss` in nats a token, `grad_norm` of its mean loss, both on the weights of `weights_step`.
+
+    `document`: number of its first document in the shard, which begins `offset` tokens before; `file`: where a source
+    has files; `excerpt`: its beginning, escaped.
+    """
+
+    row: int
+    window: int
+    loss: float
+    grad_norm: float
+    source: str
+    shard: str
+    token: int
+    document: int
+    offset: int
+    file: str
+    excerpt: str
+
+
+def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
+    """(the saved step whose weights score it, its sequences, those of the largest gradient norm first).
+
+    `step` counts as metrics.jsonl does: step 1 reads batch 0. BadInput for a step that the run does not have, without a
+    checkpoint, or without the data.
+    """
+    if evidence.data is None:
+        raise BadInput(f"--batch needs the run's data: {evidence.no_data}")
+    if not 1 <= step <= evidence.steps:
+        raise BadInput(f"--batch={step}: the run has steps 1 to {evidence.steps}")
+    data, number = evidence.data, step - 1
+    windows = data.batches.window_numbers(number)
+    weights_step, losses, norms = _scores(evidence, step, data.batches.batch(number))
+    files, decode = _files(evidence), _decoder(evidence)
+    rows = [
+        Sequence(row, int(window), float(losses[row]), float(norms[row]), *_place(data, int(window), files),
+                 decode(data.batches.windows[np.array([window])][0]))
+        for row, window in enumerate(windows) if window >= 0
+    ]  # fmt: skip
+    return weights_step, sorted(rows, key=lambda row: -row.grad_norm)
+
+
+def _scores(evidence: Evidence, step: int, tokens: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
+    """(the saved step before `step` that is nearest, loss [B], gradient norm [B])."""
+    saved = sorted(evidence.manifests)
+    if not saved:
+        raise BadInput(f"--batch={step}: {evidence.folder} has no intact checkpoint whose weights could score it")
+    at = max((s for s in saved if s < step), default=saved[0])
+    weights = load_run_weights(f"{evidence.folder}@{at}")
+    static = dataclasses.replace(config_lib.static(weights.config), layout=Layout(), accumulate=1)
+    assert evidence.data is not None
+    h = program.traced_hparams(config_lib.hparams(weights.config) | evidence.data.dataset.hparams)
+    ends, policy = document_ends(static, h, jnp.int32(step - 1)), POLICIES[static.precision]
+
+    def mean_loss(params: Any, row: jax.Array) -> jax.Array:
+        inputs, targets, packed = documents.split_inputs_targets(row[None], ends)
+        sums = transformer.summed_loss(static.model, params, inputs, targets, 0.0, policy, packed=packed)
+        return sums.nll / jnp.maximum(sums.tokens, 1.0)
+
+    @jax.jit
+    def scores(params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def one(row: jax.Array) -> tuple[jax.Array, jax.Array]:
+            loss, grads = jax.value_and_grad(mean_loss)(params, row)
+            return loss, optax.tree.norm(grads)
+
+        return jax.lax.map(one, tokens)
+
+    losses, norms = scores(jax.device_put(weights.params), jnp.asarray(tokens))
+    return at, np.asarray(losses), np.asarray(norms)
+
+
+def _place(data: DataSample, window: int, files: dict[str, list[str]]) -> tuple[str, str, int, int, int, str]:
+    """(source, shard, token in it, document, tokens since its beginning, file) of a window's first token."""
+    seq_len = data.batches.windows.views[0].shape[1] - 1
+    for part in data.dataset.parts:
+        before = 0
+        for number, (tokens, offsets) in enumerate(zip(part.train.shards, part.train.offsets, strict=True)):
+            count = max(0, (len(tokens) - 1) // seq_len)
+            if window < count:
+                token = window * seq_len
+                document = int(np.searchsorted(offsets, token, side="right")) - 1
+                known = files.get(part.name, [])
+                file = known[before + document] if before + document < len(known) else ""
+                name = pathlib.Path(getattr(tokens, "filename", None) or f"shard {number}").name
+                return part.name, name, token, document, token - int(offsets[document]), file
+            window, before = window - count, before + len(offsets) - 1
+    raise AssertionError("the window is not in the data")
+
+
+def _files(evidence: Evidence) -> dict[str, list[str]]:
+    """{source: the file of each training document}, for sources that read files one document each."""
+    config = config_from_facts({"config": records.read_config(evidence.folder)})
+    assert evidence.data is not None
+    return training_files(config, evidence.data.dataset)
+
+
+def training_files(config: Any, dataset: Dataset) -> dict[str, list[str]]:
+    """The file of each training document, by comparing lengths; {} where the source has no files."""
+    files = source_files(config.data)
+    if not files:
+        return {}
+    (part,) = dataset.parts
+    lengths, splits = _lengths(part.train), _lengths(part.val)
+    held_out = {length: splits.count(length) for length in splits}
+    names: list[str] = []
+    for path in files:
+        size = path.stat().st_size
+        if len(names) < len(lengths) and lengths[len(names)] == size:
+            names.append(str(path))
+        elif size and not held_out.get(size):
+            return {}  # the files are others than when the shards were made
+    return {part.name: names} if len(names) == len(lengths) else {}
+
+
+def _lengths(split: Split) -> list[int]:
+    """Bytes of each document of a split of bytes, without the separator."""
+    return [int(length) - 1 for offsets in split.offsets for length in np.diff(offsets)]
+
+
+def _decoder(evidence: Evidence) -> Any:
+    """A function from ids to an escaped excerpt."""
+    config = config_from_facts({"config": records.read_config(evidence.folder)})
+    try:
+        decode = load_run_tokenizer(config.data).decode
+    except BadInput:
+        return lambda ids: " ".join(map(str, ids[: EXCERPT // 4].tolist()))
+    return functools.partial(_excerpt, decode)
+
+
+def _excerpt(decode: Any, ids: np.ndarray) -> str:
+    text = decode(ids[: 4 * EXCERPT]).decode(errors="replace")
+    return text.encode("unicode_escape").decode()[:EXCERPT]
