@@ -1,6 +1,5 @@
 """The batch of a step, from (seed, step): its sequences ranked by gradient norm, with where each comes from."""
 
-import dataclasses
 import functools
 import pathlib
 from typing import Any, NamedTuple
@@ -10,22 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import Layout
 from scalelab.data.batches.shards import Split
 from scalelab.data.dataset import Dataset
 from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.data.sources.sources import source_files
 from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.probes import Subject, load_subject
 from scalelab.diagnose.sample import DataSample
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.precision.policy import POLICIES
 from scalelab.train.resume.facts import config_from_facts
-from scalelab.train.resume.weights import load_run_weights
-from scalelab.train.step import program
 from scalelab.train.step.gradients import document_ends
 
 EXCERPT = 60  # characters of a sequence that are shown
@@ -61,29 +57,31 @@ def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
         raise BadInput(f"--batch needs the run's data: {evidence.no_data}")
     if not 1 <= step <= evidence.steps:
         raise BadInput(f"--batch={step}: the run has steps 1 to {evidence.steps}")
-    data, number = evidence.data, step - 1
+    data, subject = evidence.data, _subject_before(evidence, step)
+    number = step - 1 + subject.shift
     windows = data.batches.window_numbers(number)
-    weights_step, losses, norms = _scores(evidence, step, data.batches.batch(number))
+    losses, norms = _scores(subject, step, data.batches.batch(number))
     files, decode = _files(evidence), _decoder(evidence)
     rows = [
         Sequence(row, int(window), float(losses[row]), float(norms[row]), *_place(data, int(window), files),
                  decode(data.batches.windows[np.array([window])][0]))
         for row, window in enumerate(windows) if window >= 0
     ]  # fmt: skip
-    return weights_step, sorted(rows, key=lambda row: -row.grad_norm)
+    return subject.step, sorted(rows, key=lambda row: -row.grad_norm)
 
 
-def _scores(evidence: Evidence, step: int, tokens: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-    """(the saved step before `step` that is nearest, loss [B], gradient norm [B])."""
+def _subject_before(evidence: Evidence, step: int) -> Subject:
+    """The run at the last step saved before `step`, or at its first saved one. BadInput if none was saved."""
     saved = sorted(evidence.manifests)
     if not saved:
         raise BadInput(f"--batch={step}: {evidence.folder} has no intact checkpoint whose weights could score it")
-    at = max((s for s in saved if s < step), default=saved[0])
-    weights = load_run_weights(f"{evidence.folder}@{at}")
-    static = dataclasses.replace(config_lib.static(weights.config), layout=Layout(), accumulate=1)
-    assert evidence.data is not None
-    h = program.traced_hparams(config_lib.hparams(weights.config) | evidence.data.dataset.hparams)
-    ends, policy = document_ends(static, h, jnp.int32(step - 1)), POLICIES[static.precision]
+    return load_subject(evidence, max((s for s in saved if s < step), default=saved[0]))
+
+
+def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(loss [B], gradient norm [B]) of each row on the subject's weights."""
+    static = subject.static
+    ends, policy = document_ends(static, subject.h, jnp.int32(step - 1)), POLICIES[static.precision]
 
     def mean_loss(params: Any, row: jax.Array) -> jax.Array:
         inputs, targets, packed = documents.split_inputs_targets(row[None], ends)
@@ -98,8 +96,8 @@ def _scores(evidence: Evidence, step: int, tokens: np.ndarray) -> tuple[int, np.
 
         return jax.lax.map(one, tokens)
 
-    losses, norms = scores(jax.device_put(weights.params), jnp.asarray(tokens))
-    return at, np.asarray(losses), np.asarray(norms)
+    losses, norms = scores(subject.params, jnp.asarray(tokens))
+    return np.asarray(losses), np.asarray(norms)
 
 
 def _place(data: DataSample, window: int, files: dict[str, list[str]]) -> tuple[str, str, int, int, int, str]:

@@ -46,6 +46,7 @@ class Subject(NamedTuple):
     state: TrainState
     tokens: jax.Array
     batches: TrainBatches
+    shift: int = 0  # the batch of step s is number s + shift: the guard has skipped some
 
     @property
     def params(self) -> Any:
@@ -70,8 +71,9 @@ def load_subject(evidence: Evidence, step: int | None = None) -> Subject:
     restored = loaded.states[name]
     if not isinstance(restored, TrainState):
         restored, _ = handover.complete_state(checkpoints, loaded, name, restored, static, h)
-    tokens = jnp.asarray(evidence.data.batches.batch(loaded.step))
-    return Subject(static, h, loaded.step, restored, tokens, evidence.data.batches)
+    shift = int(getattr(restored.guard, "data_shift", 0))
+    tokens = jnp.asarray(evidence.data.batches.batch(loaded.step + shift))
+    return Subject(static, h, loaded.step, restored, tokens, evidence.data.batches, shift)
 
 
 def probe_mask(subject: Subject) -> dict[str, float]:
@@ -239,7 +241,7 @@ def _replayed_loss(subject: Subject, target: int) -> float:
     current, metrics = subject.state, {}
     step = _compiled_step(dataclasses.replace(subject.static, layers=False))
     for number in range(subject.step, target):
-        current, metrics = step(current, jnp.asarray(subject.batches.batch(number)), subject.h)
+        current, metrics = step(current, jnp.asarray(subject.batches.batch(number + subject.shift)), subject.h)
     return float(metrics["train_loss"])
 
 
