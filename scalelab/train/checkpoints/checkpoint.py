@@ -30,6 +30,7 @@ from scalelab.train.checkpoints import health, manifest
 from scalelab.train.checkpoints import logs as log_lengths
 from scalelab.train.checkpoints.leaves import check_same_leaves, describe_leaves
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
+from scalelab.train.checkpoints.plain_path import plain_path
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs every save; its errors reach us as exceptions
 
@@ -84,6 +85,7 @@ class Checkpoints:
         logs: Sequence[pathlib.Path] = (), warn: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         self.folder = folder.absolute()
+        self.orbax_folder = plain_path(self.folder, self)
         self.keep_last, self.keep_every, self.facts = keep_last, keep_every, dict(facts or {})
         self.logs, self.warn = logs, warn
         # Uncompressed: compression shrinks weights to 92 % only, and saves would take three times as long.
@@ -124,7 +126,7 @@ class Checkpoints:
         for wait in (*RETRY_WAITS_S, None) if jax.process_count() == 1 else (None,):
             try:
                 broadcast_from_first(lambda: self._prepare_draft(step, draft))
-                self.orbax.save(draft / "state", args=ocp.args.PyTreeSave(dict(states)))
+                self.orbax.save(self.orbax_folder / draft.name / "state", args=ocp.args.PyTreeSave(dict(states)))
                 break
             except Exception as error:  # Orbax wraps what a file system raises; only transient ones are retried
                 if wait is None or not is_transient(error):
@@ -284,7 +286,7 @@ class Checkpoints:
         target = jax.tree.map(_sharded_struct, dict(like))
         arguments = ocp.checkpoint_utils.construct_restore_args(target)
         restore = ocp.args.PyTreeRestore(item=target, restore_args=arguments, partial_restore=True)
-        return self.orbax.restore(self.folder / str(step) / "state", args=restore)
+        return self.orbax.restore(self.orbax_folder / str(step) / "state", args=restore)
 
     def close(self) -> None:
         """Wait for a running save; a failed one raises SaveFailed here at the latest."""
