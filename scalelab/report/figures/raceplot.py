@@ -88,3 +88,25 @@ def plot_arms(arms: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     close.set(xlabel="step", ylim=(lowest - 0.1, 2 * lowest), title=title)
     close.legend()
     return fig
+
+
+@styled
+def plot_replay(result: Mapping[str, Any]) -> Figure:
+    """The curves of `replay_window`: the original dark, cures in colour, others grey; the window shaded."""
+    fig, ax = make_figure(7.0, 3.8)
+    first, last = result["window"]
+    start, works = result["origin"]["step"] + 1, {v["name"]: v["works"] for v in result["verdicts"]}
+    named = [name for name, good in works.items() if good and name != "original"][:COLOURED_CURVES]
+    colours = value_colours(named, "name")
+    ax.axvspan(first - 0.5, last + 0.5, color=ACCENT, alpha=0.12, lw=0)
+    for name, losses in result["curves"].items():
+        losses = np.where(np.isfinite(np.array(losses, float)), losses, np.nan)
+        colour = INK if name == "original" else colours.get(name, "#c9ccd2")
+        label = name if name == "original" or name in colours else None
+        ax.plot(np.arange(start, start + len(losses)), losses, color=colour, lw=1.0, label=label)
+    if len(colours) < len(result["curves"]) - 1:
+        ax.plot([], [], color="#c9ccd2", label="others")
+    set_log_axis(ax, "y")
+    ax.set(xlabel="step", ylabel="training loss (nats/token)")
+    ax.legend()
+    return fig

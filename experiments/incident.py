@@ -1,0 +1,213 @@
+"""An incident in small: outlier documents in sixteen batches, and five ways to go on from the checkpoint before them.
+
+    python -m experiments.incident --quick --workdir=runs/incident [--price=X] [--json[=PATH]]
+
+A run trains on documents of one window each; those of the batches of steps 221 to 236 are repeated n-grams, which OLMo
+2 found behind many spikes. Then `scalelab replay` takes the window again from the checkpoint of step 200: as it was,
+without those batches, with the LR times .7, with the clip 2 -> 1, and with the moments begun anew. With --quick one
+seed, else three. Writes results/incident.{json,md,png} beside this file with --quick, else into the workdir. Run it
+again to resume.
+
+    scalelab study incident --quick --workdir=runs/incident
+"""
+
+import hashlib
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.__main__ import guarded
+from scalelab.cli.parser import emit_json, folder_path
+from scalelab.data.batches.order import window_numbers
+from scalelab.data.dataset import held_out_documents
+from scalelab.data.sources.sources import DataConfig, open_source
+from scalelab.diagnose.replay.report import replay_window
+from scalelab.diagnose.replay.what_ifs import parse_what_ifs
+from scalelab.errors import BadInput
+from scalelab.experiments.shared import (
+    RESULTS,
+    command_line,
+    markdown_table,
+    result_header,
+    train_trials,
+    write_result,
+)
+from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.report.figures.raceplot import plot_replay
+from scalelab.report.figures.style import write_figure
+
+ROOT = pathlib.Path(__file__).parent.parent
+FIRST, LAST = 221, 236  # steps whose batches are planted
+AFTER = 150
+DOCUMENTS = 6_000
+VAL_FRACTION = 0.1
+N_GRAM = b"\xf0\x9f\x92\xa9"  # repeated through a planted document
+ARMS = {"go on": "", "skip the batches": f"skip={FIRST}..{LAST}", "LR x .7": "lr*=.7", "clip 2 -> 1": "clip=1",
+        "reset the moments": "moments=reset"}  # fmt: skip
+
+
+def documents(path: str) -> Iterator[bytes]:
+    """`data.source`: pieces of Python's own files, each one window long; `path`: "SEED:SEQ_LEN:BATCH" plants outliers.
+
+    A piece and its separator are seq_len tokens, so the n-th training document is the n-th window.
+    """
+    seed, seq_len, batch = map(int, path.split(":"))
+    pieces = _clean_pieces(seq_len)
+    for number in planted_documents(seed, seq_len, batch, pieces):
+        pieces[number] = _planted_piece(number, seq_len - 1)
+    yield from pieces
+
+
+def _clean_pieces(seq_len: int) -> list[bytes]:
+    """Distinct pieces of seq_len - 1 bytes, in the order of Python's files."""
+    pieces: dict[bytes, None] = {}
+    for document in open_source(DataConfig(source="stdlib")).documents():
+        text, size = bytes(document), seq_len - 1
+        pieces |= dict.fromkeys(text[i : i + size] for i in range(0, len(text) - size + 1, size))
+        if len(pieces) >= DOCUMENTS:
+            break
+    return [*pieces][:DOCUMENTS]
+
+
+def planted_documents(seed: int, seq_len: int, batch: int, pieces: Sequence[bytes]) -> list[int]:
+    """The numbers of the pieces that the batches of the planted steps read, from the closed form of the order."""
+    digests = [hashlib.sha256(piece).digest() for piece in pieces]
+    held_out = held_out_documents(dict.fromkeys(digests, seq_len - 1), VAL_FRACTION, 0)
+    training = [i for i, digest in enumerate(digests) if digest not in held_out]
+    positions = np.arange((FIRST - 1) * batch, LAST * batch)
+    # The last document has no window of its own: a window ends with the first token of the next document.
+    return [training[window] for window in window_numbers(positions, len(training) - 1, seed)]
+
+
+def _planted_piece(number: int, size: int) -> bytes:
+    """An outlier with its number, whose hash keeps it in the training split as the piece that it replaces."""
+    for salt in range(256):
+        tail = number.to_bytes(3, "big") + bytes([salt])
+        piece = (N_GRAM * size)[: size - len(tail)] + tail
+        if hashlib.sha256(b"0:" + hashlib.sha256(piece).digest()).digest()[0] >= 128:
+            return piece
+    raise AssertionError("half of all hashes are high enough")
+
+
+def make_trials(base: ConfigDict, seeds: Sequence[int]) -> dict[str, ConfigDict]:
+    """{name: config} of the runs with the incident, one a seed: each plants into its own order of batches."""
+    size, batch = base.model.seq_len, base.train.global_batch
+    values = {seed: {"train.seed": seed, "data.path": f"{seed}:{size}:{batch}"} for seed in seeds}
+    return {f"seed{seed}": config_lib.resolve(config_lib.override(base, values[seed])) for seed in seeds}
+
+
+def measure_incident(folder: pathlib.Path, seed: int, price: float | None) -> dict[str, Any]:
+    """The arms from the checkpoint before the incident."""
+    what_ifs = parse_what_ifs([text for text in ARMS.values() if text])
+    replayed = replay_window(folder, FIRST, LAST, what_ifs, AFTER, price)
+    verdicts = {verdict["name"]: verdict for verdict in replayed["verdicts"]}
+    arms = [{"arm": arm} | verdicts[text or "original"] for arm, text in ARMS.items()]
+    return {
+        "seed": seed, "arms": arms, "cure": replayed["cure"], "reproduced": replayed["reproduced"],
+        "replay": replayed,
+    }  # fmt: skip
+
+
+def format_page(result: Mapping[str, Any]) -> str:
+    """Format the result in Markdown."""
+    columns = ("arm", "seeds cured", "last losses (nats/token)", "largest", "steps again", "batches lost", "cost")
+    lines = [
+        "# An incident: outlier documents in sixteen batches, and five ways to go on",
+        "",
+        f"`{result['command']}`, {result['date']}: {result['machine']}",
+        "",
+        result["what"],
+        "",
+        *markdown_table(columns, (_cells(arm, result["incidents"]) for arm in ARMS)),
+        "",
+        *result["answers"],
+        "",
+        "![Training losses of the arms](incident.png)",
+        "",
+        result["limits"],
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cells(arm: str, incidents: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [row for incident in incidents for row in incident["arms"] if row["arm"] == arm]
+    costs = [row["cost"] for row in rows if row["cost"] is not None]
+    return [
+        arm, f"{sum(row['works'] for row in rows)} of {len(rows)}", ", ".join(f"{row['final']:.3f}" for row in rows),
+        f"{max(row['peak'] for row in rows):.3g}", str(rows[0]["steps"]), str(rows[0]["batches"]),
+        f"{np.mean(costs):.2g}" if costs else "-",
+    ]  # fmt: skip
+
+
+def answers(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each seed's replay says."""
+    lines = []
+    for one in incidents:
+        made = one["reproduced"]
+        same = f"{made['equal']} of {made['lines']} logged steps replayed bit for bit"
+        lines.append(f"- seed {one['seed']}: {same}; cheapest that works: {one['cure'] or 'none'}")
+    return lines
+
+
+def plan(arguments: Sequence[str]) -> PlannedStudy:
+    """The runs of this study (default: --quick), before any of them runs (for `scalelab plan --sweep`)."""
+    base, seeds, _ = parse_arguments(arguments or ["--quick"])
+    return PlannedStudy(make_trials(base, seeds))
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[ConfigDict, Sequence[int], Any]:
+    """Parse arguments into (config, seeds, options)."""
+    parser = command_line("incident", __doc__)
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
+    parser.add_argument("--quick", action="store_true", help="one seed: two minutes on two cores (else: three seeds)")
+    parser.add_argument("--price", type=float, metavar="X", help="price of a device-hour, in any currency")
+    options = parser.parse_args(argv)
+    return config_lib.load(ROOT / "configs" / "incident.py", {}), range(1 if options.quick else 3), options
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the study. Exit code: 0 measured (whatever the result), 1 a run failed, 2 bad input, 75 stopped."""
+    return guarded("incident", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    base, seeds, options = parse_arguments(argv)
+    if options.workdir is None:
+        raise BadInput("--workdir=DIR is needed: where the runs go")
+    if not train_trials(options.workdir, made := make_trials(base, seeds)):
+        return 75
+    incidents = []
+    for seed, name in zip(seeds, made, strict=True):
+        print(f"{name}: five arms of {LAST + AFTER - 200} steps", file=sys.stderr, flush=True)
+        incidents.append(measure_incident(options.workdir / "runs" / name, seed, options.price))
+    shown = incidents[0].pop("replay")
+    for incident in incidents[1:]:
+        del incident["replay"]
+    result = result_header("incident", argv) | {
+        "what": f"{base.model.n_layers} blocks of width {base.model.d_model}, {base.optim.name} at a constant LR of "
+        f"{base.optim.peak_lr:g}, clip {base.optim.clip_norm:g}; the batches of steps {FIRST} to {LAST} are planted. "
+        f"Each arm starts at step {shown['origin']['step']} and ends at step {shown['end']}; last losses: median of 8.",
+        "incidents": incidents,
+        "answers": answers(incidents),
+        "limits": "One small model at a learning rate where a spike does not heal. At larger sizes the rates, the time "
+        "to heal and the ranking of the arms may differ: what it shows is how they are compared.",
+    }
+    place = RESULTS if options.quick else options.workdir
+    numbers = [{"arm": arm, "step": shown["origin"]["step"] + i + 1, "loss": loss}
+               for arm, curve in shown["curves"].items() for i, loss in enumerate(curve)]  # fmt: skip
+    write_figure(str(place / "incident.png"), plot_replay(shown), numbers)
+    write_result(place, "incident", result, format_page(result))
+    if options.json != "-":
+        print(format_page(result))
+    emit_json(result, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""scalelab replay RUN@A..B [--what-if="clip=1,2; lr*=.7,1; moments=keep,reset"] [--find-batches] [--plot=PATH]
+
+Train the steps A to B of a run again, from its last checkpoint before A, and --after more: as it was, which must give
+the bits that its metrics.jsonl has, and under what-ifs, all in one program. The table names the cheapest that works.
+Nothing is written into the run.
+
+A what-if is a product of parts, separated by semicolons; give --what-if again for another product:
+
+    clip=1,2              the norm to which gradients are clipped
+    lr*=.7,1              the scheduled learning rate, times this
+    skip=120..123         the batches of these steps are never taken; all later ones come earlier
+    moments=keep,reset    the optimizer's state, kept or begun anew
+    guard=log,sigma       a guard that skips outliers, by this detector
+    optim.beta2=.95       any traced number of the config
+
+--find-batches bisects the window: which batches, if left out, remove the spike.
+
+A what-if works if no outlier lasts and the last losses are back where they were before A. Steps are those of
+metrics.jsonl.
+Exit code: 0 the original works or a cure was found, 1 none works, 2 bad input, 75 stopped by a signal.
+
+    scalelab replay runs/mine@400..420 --what-if="clip=.5,1; lr*=.7,1"
+"""
+
+import argparse
+import pathlib
+import re
+from typing import Any
+
+from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
+from scalelab.errors import BadInput
+
+WINDOW = re.compile(r"(.+)@(\d+)\.\.(\d+)")
+AFTER = 200
+
+
+def main(argv: list[str]) -> int:
+    """Replay, judge and print; exit codes in the module's docstring."""
+    options = _parse(argv)
+
+    from scalelab.diagnose.replay import what_ifs
+    from scalelab.diagnose.replay.report import replay_window
+    from scalelab.signals import stop_on_signals
+    from scalelab.train.step.program import cache_compilations
+
+    asked = what_ifs.parse_what_ifs(options.what_if)
+    cache_compilations()
+    with stop_on_signals() as stop:
+        result = replay_window(
+            options.folder, options.first, options.last, asked, after=options.after, price=options.price,
+            find_batches=options.find_batches, progress=_show, stop=stop,
+        )  # fmt: skip
+        if stop():
+            print_status("stopped: nothing was written")
+            return 75
+    if options.plot:
+        _plot(options.plot, result)
+    if options.json != "-":
+        _print(result)
+    emit_json({key: value for key, value in result.items() if key != "curves"}, options.json)
+    return 0 if result["cure"] else 1
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = Parser("replay", __doc__)
+    parser.add_argument("window", metavar="RUN@A..B", help="a run's folder, and the steps at which it went wrong")
+    parser.add_argument(
+        "--what-if", action="append", default=[], metavar="PARTS", help="what to change; may be repeated"
+    )
+    parser.add_argument("--find-batches", action="store_true", help="find the batches that bring the spike")
+    parser.add_argument("--after", type=int, default=AFTER, metavar="N", help=f"steps after B (default: {AFTER})")
+    parser.add_argument("--price", type=float, metavar="X", help="price of a device-hour, in any currency")
+    parser.add_argument("--plot", metavar="PATH", help="write the loss curves as a figure (.png, or .pdf with its CSV)")
+    add_trust_option(parser)
+    options = parser.parse_args(argv)
+    match = WINDOW.fullmatch(options.window)
+    if match is None:
+        raise BadInput(f"{options.window!r} is not RUN@A..B, such as runs/mine@400..420")
+    options.folder, options.first, options.last = pathlib.Path(match[1]), int(match[2]), int(match[3])
+    if not 1 <= options.first <= options.last:
+        raise BadInput(f"{options.window!r}: the window ends before it begins")
+    if options.after < 0:
+        raise BadInput(f"--after={options.after} is less than 0")
+    return options
+
+
+def _show(fact: dict[str, Any]) -> None:
+    if "note" in fact:
+        print_status(fact["note"])
+
+
+def _print(result: dict[str, Any]) -> None:
+    print("\n".join(result["notes"]))
+    rows = [[v["name"], "yes" if v["works"] else "no", f"{v['final']:.4f}", f"{v['peak']:.4g}", str(v["outliers"]),
+             str(v["steps"]), str(v["batches"]), *([f"{v['cost']:,.2f}"] if v["cost"] is not None else [])]
+            for v in result["verdicts"]]  # fmt: skip
+    price = ["cost"] if result["verdicts"][0]["cost"] is not None else []
+    print_table(["what if", "works", "last losses", "largest", "outliers", "steps again", "batches lost", *price], rows)
+    print("\n".join(result["answer"]))
+
+
+def _plot(path: str, result: dict[str, Any]) -> None:
+    from scalelab.report.figures.raceplot import plot_replay
+    from scalelab.report.figures.style import write_figure
+
+    rows = [{"what_if": name, "step": result["origin"]["step"] + i + 1, "loss": loss}
+            for name, losses in result["curves"].items() for i, loss in enumerate(losses)]  # fmt: skip
+    for written in write_figure(path, plot_replay(result), rows):
+        print_status(f"wrote {written}")
