@@ -2,11 +2,11 @@
 
     python -m experiments.incident --quick --workdir=runs/incident [--price=X] [--json[=PATH]]
 
-A run trains on documents of one window each; those of the batches of steps 221 to 236 are repeated n-grams, which OLMo
-2 found behind many spikes. Then `scalelab replay` takes the window again from the checkpoint of step 200: as it was,
-without those batches, with the LR times .7, with the clip 2 -> 1, and with the moments begun anew. With --quick one
-seed, else three. Writes results/incident.{json,md,png} beside this file with --quick, else into the workdir. Run it
-again to resume.
+A run trains on documents of one window each; in the batches of steps 221 to 236 six of eight are repeated n-grams,
+which OLMo 2 found behind many spikes. Then `scalelab replay` takes the window again from the checkpoint of step 200: as it
+was, without those batches, with the LR times .7, with the clip 2 -> 1, and with the moments begun anew; and `diagnose
+--batch` ranks the documents of the first such batch. With --quick one seed, else three. Writes
+results/incident.{json,md,png} beside this file with --quick, else into the workdir. Run it again to resume.
 
     scalelab study incident --quick --workdir=runs/incident
 """
@@ -26,6 +26,8 @@ from scalelab.cli.parser import emit_json, folder_path
 from scalelab.data.batches.order import window_numbers
 from scalelab.data.dataset import held_out_documents
 from scalelab.data.sources.sources import DataConfig, open_source
+from scalelab.diagnose.batch import describe_batch
+from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.replay.report import replay_window
 from scalelab.diagnose.replay.what_ifs import parse_what_ifs
 from scalelab.errors import BadInput
@@ -43,6 +45,7 @@ from scalelab.report.figures.style import write_figure
 
 ROOT = pathlib.Path(__file__).parent.parent
 FIRST, LAST = 221, 236  # steps whose batches are planted
+PLANTED_SHARE = 0.75  # of the rows of each of these batches
 AFTER = 150
 DOCUMENTS = 6_000
 VAL_FRACTION = 0.1
@@ -80,8 +83,14 @@ def planted_documents(seed: int, seq_len: int, batch: int, pieces: Sequence[byte
     held_out = held_out_documents(dict.fromkeys(digests, seq_len - 1), VAL_FRACTION, 0)
     training = [i for i, digest in enumerate(digests) if digest not in held_out]
     positions = np.arange((FIRST - 1) * batch, LAST * batch)
+    positions = positions[positions % batch < PLANTED_SHARE * batch]
     # The last document has no window of its own: a window ends with the first token of the next document.
     return [training[window] for window in window_numbers(positions, len(training) - 1, seed)]
+
+
+def _is_planted(excerpt: str) -> bool:
+    """Whether an escaped excerpt is of a planted document."""
+    return excerpt.count(N_GRAM.decode().encode("unicode_escape").decode()) > 2
 
 
 def _planted_piece(number: int, size: int) -> bytes:
@@ -102,14 +111,16 @@ def make_trials(base: ConfigDict, seeds: Sequence[int]) -> dict[str, ConfigDict]
 
 
 def measure_incident(folder: pathlib.Path, seed: int, price: float | None) -> dict[str, Any]:
-    """The arms from the checkpoint before the incident."""
+    """The arms from the checkpoint before the incident, and which documents `diagnose --batch` names first."""
     what_ifs = parse_what_ifs([text for text in ARMS.values() if text])
     replayed = replay_window(folder, FIRST, LAST, what_ifs, AFTER, price)
+    _, sequences = describe_batch(gather_evidence(folder), FIRST)  # by gradient norm
+    is_planted = [_is_planted(sequence.excerpt) for sequence in sequences]
     verdicts = {verdict["name"]: verdict for verdict in replayed["verdicts"]}
     arms = [{"arm": arm} | verdicts[text or "original"] for arm, text in ARMS.items()]
     return {
         "seed": seed, "arms": arms, "cure": replayed["cure"], "reproduced": replayed["reproduced"],
-        "replay": replayed,
+        "planted": sum(is_planted), "named_first": sum(is_planted[: sum(is_planted)]), "replay": replayed,
     }  # fmt: skip
 
 
@@ -151,7 +162,9 @@ def answers(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
     for one in incidents:
         made = one["reproduced"]
         same = f"{made['equal']} of {made['lines']} logged steps replayed bit for bit"
-        lines.append(f"- seed {one['seed']}: {same}; cheapest that works: {one['cure'] or 'none'}")
+        named = f"of the batch of step {FIRST}, the {one['planted']} largest gradient norms are {one['named_first']} "
+        named += "of the planted documents"
+        lines.append(f"- seed {one['seed']}: {same}; cheapest that works: {one['cure'] or 'none'}; {named}")
     return lines
 
 
@@ -191,7 +204,8 @@ def _main(argv: Sequence[str]) -> int:
         del incident["replay"]
     result = result_header("incident", argv) | {
         "what": f"{base.model.n_layers} blocks of width {base.model.d_model}, {base.optim.name} at a constant LR of "
-        f"{base.optim.peak_lr:g}, clip {base.optim.clip_norm:g}; the batches of steps {FIRST} to {LAST} are planted. "
+        f"{base.optim.peak_lr:g}, clip {base.optim.clip_norm:g}; {PLANTED_SHARE:.0%} of the batches of steps {FIRST} "
+        f"to {LAST} is planted. "
         f"Each arm starts at step {shown['origin']['step']} and ends at step {shown['end']}; last losses: median of 8.",
         "incidents": incidents,
         "answers": answers(incidents),

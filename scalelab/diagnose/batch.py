@@ -86,7 +86,8 @@ def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray
     def mean_loss(params: Any, row: jax.Array) -> jax.Array:
         inputs, targets, packed = documents.split_inputs_targets(row[None], ends)
         sums = transformer.summed_loss(static.model, params, inputs, targets, 0.0, policy, packed=packed)
-        return sums.nll / jnp.maximum(sums.tokens, 1.0)
+        # The only field that is differentiated; without z-loss it is the loss.
+        return sums.objective / jnp.maximum(sums.tokens, 1.0)
 
     @jax.jit
     def scores(params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:

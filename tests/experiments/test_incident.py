@@ -20,8 +20,8 @@ def test_the_planted_batches_and_no_others_hold_the_outliers(monkeypatch):
     gram = np.frombuffer(incident.N_GRAM, np.uint8)
     rows = batches.chunk(200, 60)  # steps 201 to 260
     is_planted = (rows[..., 4:8] == gram).all(-1) | (rows[..., 5:9] == gram).all(-1)
-    whole = [step for step, row in zip(range(201, 261), is_planted, strict=True) if row.all()]
-    assert whole == list(range(incident.FIRST, incident.LAST + 1))
+    counts = dict(zip(range(201, 261), is_planted.sum(1).tolist(), strict=True))
+    assert {step for step, n in counts.items() if n == 6} == {*range(incident.FIRST, incident.LAST + 1)}
     assert not is_planted[: incident.FIRST - 201].any() and not is_planted[incident.LAST - 200 :].any()
 
 
