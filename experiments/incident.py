@@ -3,8 +3,8 @@
     python -m experiments.incident --quick --workdir=runs/incident [--price=X] [--json[=PATH]]
 
 A run trains on documents of one window each; in the batches of steps 221 to 236 six of eight are repeated n-grams,
-which OLMo 2 found behind many spikes. Then `scalelab replay` takes the window again from the checkpoint of step 200: as it
-was, without those batches, with the LR times .7, with the clip 2 -> 1, and with the moments begun anew; and `diagnose
+which OLMo 2 found behind many spikes. Then `scalelab replay` takes the window again from the checkpoint of step 200: as
+it was, without those batches, with the LR times .7, with the clip 2 -> 1, and with fresh moments; and `diagnose
 --batch` ranks the documents of the first such batch. With --quick one seed, else three. Writes
 results/incident.{json,md,png} beside this file with --quick, else into the workdir. Run it again to resume.
 
