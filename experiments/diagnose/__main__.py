@@ -11,6 +11,7 @@ three, or a healthy run has a verdict.
     scalelab study diagnose --only="peak LR x 30"
 """
 
+import os
 import pathlib
 import shutil
 import sys
@@ -47,7 +48,8 @@ def _main(argv: Sequence[str]) -> int:
     plants = [_kept(options, name, judge_plant, options.seed) for name in PLANTS if name in names]
     seeds = range(options.seed, options.seed + HEALTHY_SEEDS)
     healthy = [_kept(options, name, judge_healthy, seed) for name in HEALTHY if name in names for seed in seeds]
-    result = result_header("diagnose", argv) | _counts(plants, healthy) | {"plants": plants, "healthy": healthy}
+    flags = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+    result = result_header("diagnose", argv) | flags | _counts(plants, healthy) | {"plants": plants, "healthy": healthy}
     whole = names == {*PLANTS, *HEALTHY}
     if whole:
         write_result(RESULTS, "diagnose", result, format_page(result))
@@ -112,16 +114,11 @@ def summary(result: Mapping[str, Any]) -> str:
 
 def format_page(result: Mapping[str, Any]) -> str:
     """The result in Markdown."""
-    lines = [
-        "# Planted faults and what diagnose says",
-        "",
-        f"`{result['command']}`, {result['date']}: {result['machine']}",
-    ]
+    flags = f", XLA_FLAGS={result['XLA_FLAGS']}" if result["XLA_FLAGS"] else ""
+    lines = ["# Planted faults and what diagnose says", ""]
+    lines += [f"`{result['command']}`, {result['date']}: {result['machine']}{flags}", "", f"{summary(result)}.", ""]
     lines += [
-        "",
-        f"{summary(result)}.",
-        "",
-        "Thresholds were chosen on seeds 100 and 101; the rows are of the seeds named.",
+        "Thresholds were chosen on runs of seeds 100 and 101. The rows are of the seeds named, which chose nothing."
     ]
     lines += ["", *markdown_table(COLUMNS, map(_plant_cells, result["plants"])), "", "## Healthy runs", ""]
     lines += markdown_table(("recipe", "seed", "loss", "verdicts"), map(_healthy_cells, result["healthy"]))

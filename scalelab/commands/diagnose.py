@@ -99,4 +99,4 @@ def _verdict_lines(verdicts: "list[Verdict]") -> list[str]:
 
 def _gap_line(gap: "Gap") -> str:
     anyway = f"; without it: {gap.anyway}" if gap.anyway else ""
-    return f"not judged: {gap.cause}: {gap.missing} (set {gap.how}){anyway}"
+    return f"not judged: {gap.cause}: {gap.missing}; needs {gap.how}{anyway}"

@@ -199,9 +199,11 @@ def probe_moments(subject: Subject) -> dict[str, float]:
     rms_g = clip * optax.tree.norm(grads) / total**0.5
     rms_v = jnp.sqrt(sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in v) / total)
     correction = 1 - subject.h["beta2"] ** jnp.maximum(second.count, 1)
-    below = sum(jnp.sum(jnp.sqrt(leaf.astype(jnp.float32) / correction) < subject.h["eps"]) for leaf in v)
+    used = sum(jnp.sum(leaf > 0) for leaf in v)  # rows of tokens that never occur have no gradient, whatever eps is
+    small = lambda leaf: (leaf > 0) & (jnp.sqrt(leaf.astype(jnp.float32) / correction) < subject.h["eps"])  # noqa: E731
+    below = sum(jnp.sum(small(leaf)) for leaf in v)
     ratio = float(rms_g / jnp.maximum(rms_v / jnp.sqrt(correction), 1e-30))
-    return {"gradient_over_v": ratio, "eps_share": float(below / total)}
+    return {"gradient_over_v": ratio, "eps_share": float(below / jnp.maximum(used, 1))}
 
 
 def _second_moments(opt_state: Any) -> Any:

@@ -57,7 +57,10 @@ def test_a_healthy_run_is_0_and_a_cause_is_1(run, capsys):
 def test_a_missing_signal_names_the_key_that_writes_it(run, capsys):
     (run / "layers.jsonl").unlink()
     assert main(["diagnose", str(run)]) == 0
-    assert "not judged: attention_logits" in (text := capsys.readouterr().out) and "set log.layers_every=10" in text
+    assert (
+        "not judged: attention_logits" in (text := capsys.readouterr().out)
+        and "; needs log.layers_every=10; without it: " in text
+    )
 
 
 def test_nothing_of_the_run_is_changed(run, capsys):

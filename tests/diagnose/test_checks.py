@@ -143,6 +143,25 @@ def test_a_missing_bias_correction_at_beta2_095_leaves_no_symptom():
     assert causes(doctor(run, "update_norm", lambda s, u: 0.447 / 0.95 * u, 1, 1)) == []
 
 
+def test_shares_that_the_log_has_are_tests_and_not_guesses():
+    run = with_layers(healthy(), eps_share=[0.1, 0.8])
+    (verdict,) = diagnose(run).verdicts
+    assert (verdict.cause, verdict.kind) == (
+        "eps_dominates",
+        "test",
+    ) and "80% of the numbers of block 1" in verdict.evidence
+    run = with_layers(healthy(precision__name="fp16_unscaled"), gradient_zeros=[0.6, 0.1])
+    (verdict,) = diagnose(run).verdicts
+    assert (verdict.cause, verdict.kind) == (
+        "underflow",
+        "test",
+    ) and "60.0% of the gradients of block 0" in verdict.evidence
+
+
+def with_layers(evidence, **measures):
+    return dataclasses.replace(evidence, layers=[row | measures for row in evidence.layers])
+
+
 def test_steps_and_figures_stand_in_the_evidence():
     (verdict,) = diagnose(PLANTS["moments_poisoned"]()).verdicts
     assert verdict.steps == (200, 230) and verdict.kind == "test" and "step 2" in verdict.evidence

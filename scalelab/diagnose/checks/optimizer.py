@@ -99,6 +99,8 @@ def check_eps(evidence: Evidence) -> Findings:
         return []
     if not evidence.layers:
         return [Gap("eps_dominates", "no layers.jsonl, which has gradients by layer", "log.layers_every=10")]
+    if len((measured := evidence.layer_series("eps_share").finite()).steps):
+        return _eps_measured(eps, measured)
     norms = evidence.series("grad_norm").finite()
     worst = ("", 0.0, 0.0)
     for prefix, size in group_sizes(evidence).items():
@@ -116,6 +118,21 @@ def check_eps(evidence: Evidence) -> Findings:
     text += "the measures"
     return [
         make_verdict("eps_dominates", "signature", eps / worst[2], text, "optim.eps=1e-8",
+                     "scalelab train … --config.optim.eps=1e-8, and compare update_norm")
+    ]  # fmt: skip
+
+
+def _eps_measured(eps: float, share: Series) -> Findings:
+    """By the share of second moments below eps, block by block, where it is logged."""
+    by_layer = np.median(share.values.reshape(len(share.steps), -1), axis=0)
+    layer = int(np.argmax(by_layer))
+    if by_layer[layer] <= EPS_SHARE:
+        return []
+    text = (
+        f"sqrt(v) is below optim.eps={eps:g} for {by_layer[layer]:.0%} of the numbers of block {layer} (median measure)"
+    )
+    return [
+        make_verdict("eps_dominates", "test", float(by_layer[layer]) / EPS_SHARE, text, "optim.eps=1e-8",
                      "scalelab train … --config.optim.eps=1e-8, and compare update_norm")
     ]  # fmt: skip
 

@@ -82,6 +82,9 @@ def _by_parameter(evidence: Evidence, name: str) -> dict[str, float]:
 def check_underflow(evidence: Evidence) -> Findings:
     """Gradients that are zero after the cast to the policy's format."""
     zeros, lost = _by_parameter(evidence, "zeros"), _by_parameter(evidence, "lost")
+    if len((measured := evidence.layer_series("gradient_zeros").finite()).steps):
+        by_layer = np.median(measured.values.reshape(len(measured.steps), -1), axis=0)
+        zeros = {f"block {i}": float(share) for i, share in enumerate(by_layer)} | zeros
     policy = POLICIES[evidence.values["precision.name"]]
     if "float16" not in (policy.compute, policy.backward):
         return []
@@ -99,7 +102,7 @@ def check_underflow(evidence: Evidence) -> Findings:
     if over <= 1:
         return []
     text = f"{zeros[most]:.1%} of the gradients of {most} that fp32 has are zero under {policy.name}"
-    text += f", and the gradient of {worst} differs from fp32's by {lost.get(worst, 0.0):.0%} of its norm"
+    text += f", and the gradient of {worst} differs from fp32's by {lost[worst]:.0%} of its norm" if lost else ""
     return [make_verdict("underflow", "test", over, text, "precision.name=fp16 (scales the loss), or bf16",
                          "scalelab train … --config.precision.name=fp16")]  # fmt: skip
 
