@@ -7,6 +7,7 @@ import numpy as np
 WINDOW = 64  # accepted lines that a line is compared with (stability.md 2.2: at least 64 of 128)
 SIGMAS = 6.0  # OLMo-core's, Levanter's and MaxText's
 LEAST_RISE = 0.02  # in ln loss: less is not worth a word (stability.md 2.2)
+TINY = 1e-30
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
@@ -15,6 +16,11 @@ class Flags(NamedTuple):
 
     flagged: np.ndarray
     over: np.ndarray
+
+
+def safe_log(values: np.ndarray) -> np.ndarray:
+    """ln of values, of TINY where they are smaller; what is not finite stays so."""
+    return np.log(np.maximum(values, TINY))
 
 
 def flag_above(values: np.ndarray, least: float = LEAST_RISE, window: int = WINDOW, since: int = WINDOW // 2) -> Flags:

@@ -167,3 +167,16 @@ def test_steps_and_figures_stand_in_the_evidence():
     assert verdict.steps == (200, 230) and verdict.kind == "test" and "step 2" in verdict.evidence
     (verdict,) = diagnose(PLANTS["over_clipping"]()).verdicts
     assert "39.9-fold" in verdict.evidence and verdict.steps == (21, STEPS)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1e30])
+@pytest.mark.parametrize("rows", [0, 1, 5, STEPS])
+def test_whatever_the_log_holds_is_judged_without_an_error(rows, value):
+    """Of each metric and measure alone: a broken log is what this command is for."""
+    run = healthy()
+    run = dataclasses.replace(run, rows=run.rows[:rows], layers=run.layers[: rows // 10], evaluations=[])
+    for name in ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "tokens_per_s"):
+        assert diagnose(doctor(run, name, lambda s, v: value)).verdicts is not None
+    for name in ("residual_rms", "attention_logit_max"):
+        assert diagnose(doctor_layers(run, name, lambda s, v: [value, value])).verdicts is not None
+    assert diagnose(doctor_layers(run, "logits/log_z", lambda s, v: value)).verdicts is not None

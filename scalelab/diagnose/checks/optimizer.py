@@ -6,6 +6,7 @@ import numpy as np
 
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.diagnose.evidence import Evidence, Series
+from scalelab.diagnose.statistics import TINY
 from scalelab.diagnose.verdict import Findings, Gap, make_verdict
 from scalelab.optim.registry import find_optimizer
 
@@ -107,7 +108,9 @@ def check_eps(evidence: Evidence) -> Findings:
         measured = evidence.layer_series(f"{prefix}grad_norm").finite()
         if not len(measured.steps) or not len(norms.steps) or not size:
             continue
-        clip = np.minimum(1.0, float(v["optim.clip_norm"]) / np.interp(measured.steps, norms.steps, norms.values))
+        clip = np.minimum(
+            1.0, float(v["optim.clip_norm"]) / np.maximum(np.interp(measured.steps, norms.steps, norms.values), TINY)
+        )
         rms = measured.values.reshape(len(measured.steps), -1) * clip[:, None] / size**0.5
         share = float(np.mean(rms < eps))
         if share > worst[1]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from scalelab.config import schedule_steps
 from scalelab.diagnose.evidence import Evidence, Series
-from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS
+from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, safe_log
 from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
 
 RESTARTS = ("resume", "branch", "fallback", "moved")
@@ -49,7 +49,7 @@ def _loss_jump(evidence: Evidence, step: int) -> tuple[float, str]:
     before, after = _around(evidence.series("train_loss").finite(), step)
     if len(before) < 8 or len(after) < 3:
         return 0.0, ""
-    before, after = np.log(before), np.log(after)
+    before, after = safe_log(before), safe_log(after)
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(before - np.median(before))))
     error = sigma * (1 / len(before) + 1 / len(after)) ** 0.5
     jump = float(np.mean(after) - np.mean(before[-2 * AFTER :]))

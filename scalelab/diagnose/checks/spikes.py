@@ -4,7 +4,7 @@ import numpy as np
 
 from scalelab.diagnose.checks.rates import RESTARTING
 from scalelab.diagnose.evidence import Evidence, Series
-from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, flag_above, slope, smooth, spans
+from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, flag_above, safe_log, slope, smooth, spans
 from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
 
 RECOVERY = 32  # lines in which a benign spike is over (stability.md 2.9)
@@ -24,9 +24,7 @@ def check_spikes(evidence: Evidence) -> Findings:
     loss = evidence.series("train_loss").after(max(SETTLED * evidence.steps, evidence.values["schedule.warmup_steps"]))
     if len(loss.steps) < RECOVERY:
         return []
-    with np.errstate(invalid="ignore", divide="ignore"):
-        log_loss = np.log(loss.values)
-    flags = flag_above(log_loss)
+    flags = flag_above(safe_log(loss.values))
     verdicts = [_judge(evidence, loss, first, last, flags.over) for first, last in spans(flags.flagged)]
     return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
 
@@ -88,7 +86,7 @@ def check_risen(evidence: Evidence) -> Findings:
     blocks = len(loss.steps) // BLOCK
     if known or blocks < 3:
         return []
-    parts = np.log(loss.values[len(loss.values) - blocks * BLOCK :]).reshape(blocks, BLOCK)
+    parts = safe_log(loss.values[len(loss.values) - blocks * BLOCK :]).reshape(blocks, BLOCK)
     medians = np.median(parts, axis=1)
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(parts - medians[:, None])))
     lowest = int(np.argmin(medians[:-1]))
@@ -112,7 +110,7 @@ def check_climb(evidence: Evidence) -> Findings:
     recent, recent_loss = (each.after(norms.steps[-1] - CLIMB_STEPS) for each in (norms, loss))
     if len(recent.steps) < CLIMB_LINES:
         return []
-    rate = slope(recent.steps.astype(float), np.log(np.maximum(recent.values, 1e-30)))
+    rate = slope(recent.steps.astype(float), safe_log(recent.values))
     factor, rises = float(np.exp(rate * CLIMB_STEPS)), slope(recent_loss.steps.astype(float), recent_loss.values) > 0
     if factor < CLIMB_FACTOR or rises:
         return []
