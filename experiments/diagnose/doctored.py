@@ -88,20 +88,20 @@ def cut_checkpoint(folder: pathlib.Path) -> None:
 
 
 def dispatch_heavy(folder: pathlib.Path) -> None:
-    """Timers of a run whose steps take less time than sending them."""
+    """Timers of a run on an accelerator whose steps take less time than sending them."""
     seconds = {"compile": 4.0, "dispatch": 9.0, "device": 3.0, "data": 1.0, "eval": 0.5, "save": 0.5, "steps": 3000}
-    _edit_record(folder, seconds=seconds)
+    _edit_record(folder, seconds=seconds, device="NVIDIA H100")
 
 
 def recompiling(folder: pathlib.Path) -> None:
-    """Timers of a run that compiles at every dispatch."""
+    """Timers of a run on an accelerator that compiles at every dispatch."""
     seconds = {"compile": 4.0, "dispatch": 60.0, "device": 6.0, "data": 1.0, "eval": 0.5, "save": 0.5, "steps": 300}
-    _edit_record(folder, seconds=seconds)
+    _edit_record(folder, seconds=seconds, device="NVIDIA H100")
 
 
 def falling_rate(folder: pathlib.Path) -> None:
     """A rate that falls to 60 % in the second half."""
-    _edit(folder, lambda line: line | {"tokens_per_s": 1e5 * (0.6 if line["step"] > 150 else 1.0)})
+    _edit(folder, lambda line: line | {"tokens_per_s": (6e4 if line["step"] > 150 else 1e5) + line["step"]})
 
 
 def bubble(folder: pathlib.Path) -> None:

@@ -33,8 +33,8 @@ def healthy(**changed):
         {
             "step": int(step), "train_loss": float(loss[i]), "grad_norm": 0.4 * float(np.exp(rng.normal(0, 0.1))),
             "update_norm": float(lr[i] * (0.25 + 0.7 / step) * N**0.5), "param_norm": 28.0 + step / 100,
-            "lr": float(lr[i]), "skipped": 0, "streak": 0, "tokens_per_s": 1e5, "mfu": 0.3, "tokens": 512 * int(step),
-            "time": 0.01 * int(step),
+            "lr": float(lr[i]), "skipped": 0, "streak": 0, "tokens_per_s": 1e5 + step % 97, "mfu": 0.3,
+            "tokens": 512 * int(step), "time": 0.01 * int(step),
         }
         for i, step in enumerate(steps)
     ]  # fmt: skip

@@ -92,6 +92,11 @@ def probed(precision__name="fp32", **values):
     return dataclasses.replace(healthy(precision__name=precision__name), probes={"step": STEPS} | values)
 
 
+def test_a_cpu_computes_while_it_is_sent_to():
+    run = with_seconds(dispatch=30.0)
+    assert causes(with_record(run, device="cpu")) == [] and causes(run) == ["recompiles"]
+
+
 def test_a_restart_by_itself_is_no_cause():
     assert causes(restarted(200)) == [] and causes(with_seconds()) == []
 
