@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"config", "data", "laws", "model", "optim", "parallel", "train"},
     "report": {"laws", "precision", "sweep"},
     "plan": {"config", "hardware", "laws", "model", "optim", "parallel", "precision", "sweep", "train"},
-    "diagnose": {"config", "data", "evaluate", "model", "optim", "parallel", "precision", "train"},
+    "diagnose": {"config", "data", "evaluate", "laws", "model", "optim", "parallel", "precision", "train"},
     "api": {"config", "data", "evaluate", "hardware", "laws", "plan", "sweep", "train"},
     "cli": {"config", "hardware", "plan", "sweep", "train"},
     "commands": {

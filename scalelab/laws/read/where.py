@@ -34,30 +34,33 @@ class _Empty(Exception):
     """A cell that the expression needs is empty: the row does not satisfy it."""
 
 
-def filter_rows(rows: Sequence[Mapping[str, Any]], expressions: Iterable[str]) -> list[Mapping[str, Any]]:
+def filter_rows(
+    rows: Sequence[Mapping[str, Any]], expressions: Iterable[str], option: str = "--where"
+) -> list[Mapping[str, Any]]:
     """Filter the rows that satisfy every expression (a row whose needed cell is empty does not).
 
-    BadInput for an expression that can't be parsed or evaluated, or is not true or false.
+    BadInput, with the `option` that gave it, for an expression that can't be parsed or evaluated, or is not true or
+    false.
     """
     known = {key for row in rows for key in row}
     for expression in expressions:
-        tree = _parse_expression(expression, known)
-        rows = [row for number, row in enumerate(rows, 1) if _row_satisfies(tree, row, expression, number)]
+        tree = _parse_expression(expression, known, option)
+        rows = [row for number, row in enumerate(rows, 1) if _row_satisfies(tree, row, expression, number, option)]
     return list(rows)
 
 
-def _parse_expression(expression: str, known: set[str]) -> ast.expr:
+def _parse_expression(expression: str, known: set[str], option: str) -> ast.expr:
     if len(expression) > LONGEST:
-        raise BadInput(f"--where={_short(expression)}: longer than {LONGEST} characters; give several --where")
+        raise BadInput(f"{option}={_short(expression)}: longer than {LONGEST} characters; give several {option}")
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = getattr(error, "msg", None) or str(error) or "nested too deeply"
-        raise BadInput(f"--where={_short(expression)}: {reason}") from None
+        raise BadInput(f"{option}={_short(expression)}: {reason}") from None
     tree = _Columns().visit(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in known:
-            raise BadInput(f"--where={_short(expression)}: no column {node.id!r}{nearest_hint(node.id, known)}")
+            raise BadInput(f"{option}={_short(expression)}: no column {node.id!r}{nearest_hint(node.id, known)}")
     return tree
 
 
@@ -69,17 +72,17 @@ class _Columns(ast.NodeTransformer):
         return ast.Name(f"{inner.id}.{node.attr}", ast.Load()) if isinstance(inner, ast.Name) else node
 
 
-def _row_satisfies(tree: ast.expr, row: Mapping[str, Any], expression: str, number: int) -> bool:
+def _row_satisfies(tree: ast.expr, row: Mapping[str, Any], expression: str, number: int, option: str) -> bool:
     try:
         result = _evaluate_node(tree, row)
     except _Empty:
         return False
     except (TypeError, ArithmeticError) as error:
-        raise BadInput(f"--where={_short(expression)}: row {number}: {error}") from None
+        raise BadInput(f"{option}={_short(expression)}: row {number}: {error}") from None
     except BadInput as mistake:
-        raise BadInput(f"--where={_short(expression)}: {mistake}") from None
+        raise BadInput(f"{option}={_short(expression)}: {mistake}") from None
     if not isinstance(result, bool):
-        raise BadInput(f"--where={_short(expression)} is not true or false; compare with something, as in N > 1e8")
+        raise BadInput(f"{option}={_short(expression)} is not true or false; compare with something, as in N > 1e8")
     return result
 
 

@@ -1,0 +1,125 @@
+"""The final loss from finished siblings: a regression on the loss of the moment and on the family's law."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from scalelab.diagnose.watch.curve import Curve
+from scalelab.errors import BadInput
+from scalelab.laws import FitError, fit
+
+Law = Callable[[float, float], float]  # (parameters, tokens) -> loss
+LEAST_SPARE = 4  # siblings beyond the regression's coefficients
+LEAST_FOR_LAW = 10  # siblings that a law of the family is fitted to, at least of three sizes and three lengths
+SAME_SCHEDULE = 0.05  # mean distance of LR / peak between two runs that count as under the same schedule
+WINDOW = 0.5  # of the steps so far: the part of the curve whose mean counts (chosen on the quickstart's seed 0)
+LAST_SHARE = 0.1  # of a run: the part whose mean is its final training loss
+# Siblings lie on a law fitted to them, a new run off it: what widens the interval to 90 % of left-out runs of the
+# quickstart on seed 0 (experiments/watch.py).
+INFLATION = 1.15
+
+
+class Estimate(NamedTuple):
+    """ln of a loss: mean, standard deviation of the forecast's error, degrees of freedom (Student's t)."""
+
+    mean: float
+    sd: float
+    freedom: float = math.inf
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """(low, high) of the loss itself at `level`."""
+        half = float(stats.t.ppf((1 + level) / 2, self.freedom)) * self.sd
+        return math.exp(self.mean - half), math.exp(self.mean + half)
+
+    def chance_above(self, log_loss: float) -> float:
+        """Probability of a loss above exp(log_loss)."""
+        return float(stats.t.sf((log_loss - self.mean) / self.sd, self.freedom))
+
+
+def choose_siblings(run: Curve, others: Sequence[Curve]) -> list[Curve]:
+    """The finished runs on the same data whose schedule has the same shape; never the run itself."""
+    shape = run.schedule_shape()
+    return [
+        other for other in others
+        if other.folder != run.folder and other.val_loss and math.isfinite(other.val_loss)
+        and other.family == run.family
+        and float(np.abs(other.schedule_shape() - shape).mean()) <= SAME_SCHEDULE
+    ]  # fmt: skip
+
+
+def fit_family_law(siblings: Sequence[Curve]) -> Law | None:
+    """Hoffmann's law fitted to the siblings' final losses; None if they are too few or too alike for one."""
+    sizes, lengths = ([getattr(run, name) for run in siblings] for name in ("n_params", "n_tokens"))
+    if len(siblings) < LEAST_FOR_LAW or min(len(set(sizes)), len(set(lengths))) < 3:
+        return None
+    table = {"N": sizes, "D": lengths, "loss": [run.val_loss for run in siblings]}
+    try:
+        fitted = fit(table, "chinchilla", bootstrap=0, identify=False)
+    except (BadInput, FitError):
+        return None
+    return fitted.loss
+
+
+def estimate_from_family(run: Curve, siblings: Sequence[Curve], law: Law | None, target: str) -> Estimate | None:
+    """Final `target` (val_loss or train_loss) by least squares over siblings; None if they are too few.
+
+    ln L = a + b m + c ln L_law, with m the mean ln training loss over the later half of the steps so far, at the same
+    share of each run; a column that does not vary is left out.
+    """
+    low, high = (1 - WINDOW) * run.progress, run.progress
+    X = np.array([_features(other, low, high, law) for other in siblings])
+    x, y = _features(run, low, high, law), np.array([_final(other, target) for other in siblings])
+    if not len(X) or not np.isfinite(x).all():
+        return None
+    good = np.isfinite(X).all(axis=1) & np.isfinite(y)
+    X, y = X[good], y[good]
+    varies = np.append(True, X[:, 1:].std(axis=0) > 1e-6) if len(X) else np.zeros(X.shape[1], bool)
+    X, x = X[:, varies], x[varies]
+    if len(X) < X.shape[1] + LEAST_SPARE:
+        return None
+    inverse = np.linalg.pinv(X.T @ X)
+    beta = inverse @ X.T @ y
+    freedom = len(y) - X.shape[1]
+    spread = math.sqrt(float(np.sum((y - X @ beta) ** 2)) / freedom * float(1 + x @ inverse @ x))
+    return Estimate(float(x @ beta), max(INFLATION * spread, 1e-6), freedom)
+
+
+def sigmas_off_law(run: Curve, siblings: Sequence[Curve], law: Law | None) -> float | None:
+    """How far the loss of the moment is from that of siblings of its size and length at this share, in their scatter.
+
+    Positive: worse than its law. None without a law or enough siblings.
+    """
+    if law is None:
+        return None
+    low, high = (1 - WINDOW) * run.progress, run.progress
+    pairs = np.array([(_log_law(other, law), other.mean_log_loss(low, high)) for other in siblings])
+    here = run.mean_log_loss(low, high)
+    pairs = pairs[np.isfinite(pairs).all(axis=1)] if len(pairs) else pairs
+    if len(pairs) < 2 + LEAST_SPARE or not math.isfinite(here) or pairs[:, 0].std() < 1e-6:
+        return None
+    slope, constant = np.polyfit(pairs[:, 0], pairs[:, 1], 1)
+    residuals = pairs[:, 1] - slope * pairs[:, 0] - constant
+    spread = math.sqrt(float(residuals @ residuals) / (len(pairs) - 2))
+    return (here - slope * _log_law(run, law) - constant) / max(spread, 1e-6)
+
+
+def final_train_loss(run: Curve) -> float:
+    """Mean ln training loss over the last tenth of the whole run; nan before it."""
+    return run.mean_log_loss(1 - LAST_SHARE, 1.0)
+
+
+def _features(run: Curve, low: float, high: float, law: Law | None) -> np.ndarray:
+    own = [1.0, run.mean_log_loss(low, high)]
+    return np.array([*own, _log_law(run, law)] if law else own)
+
+
+def _log_law(run: Curve, law: Law) -> float:
+    loss = law(run.n_params, run.n_tokens)
+    return math.log(loss) if loss > 0 else math.nan
+
+
+def _final(run: Curve, target: str) -> float:
+    return math.log(run.val_loss) if target == "val_loss" and run.val_loss else final_train_loss(run)

@@ -1,0 +1,69 @@
+"""Forecasts on disk: each is kept in the run's forecasts.jsonl, and scored once the run is done."""
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from scalelab import records
+from scalelab.diagnose.watch.forecast import Forecast
+from scalelab.errors import BadInput
+from scalelab.jsonfiles import last_line
+
+FORECASTS_FILE = "forecasts.jsonl"
+
+
+def keep_forecast(folder: pathlib.Path, forecast: Forecast) -> dict[str, Any]:
+    """Append a forecast to the run's file, once a step and method; return its line."""
+    line, path = forecast.as_json(), folder / FORECASTS_FILE
+    before = last_line(path, lambda row: True) if path.exists() else None
+    if before is None or (before.get("step"), before.get("method")) != (line["step"], line["method"]):
+        records.append_json_lines(path, [line])
+    return line
+
+
+def score_run(folder: pathlib.Path) -> dict[str, Any]:
+    """Score a finished run's forecasts: {"measured", "forecasts": rows, "inside": share, "mean_abs_error"}.
+
+    A row: step, progress, method, val_loss, interval90, `error` (forecast / measured - 1), `inside`. BadInput for a run
+    that is not done, or has no forecasts.
+    """
+    path, record = folder / FORECASTS_FILE, records.read_record(folder)
+    if not path.exists():
+        raise BadInput(f"{folder} has no {FORECASTS_FILE}: `scalelab watch {folder}` makes forecasts while it trains")
+    measured = record.get("val_loss")
+    if record.get("status") != "done" or not measured or not math.isfinite(measured):
+        raise BadInput(f"{folder} is {record.get('status', 'starting')}: forecasts are scored when a run is done")
+    lines = read_forecasts(folder)
+    rows = [_score(line, measured) for line in lines]
+    return {"run": folder.name, "measured": measured, "forecasts": rows} | summarise_scores(rows)
+
+
+def read_forecasts(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The forecasts of a run, in order of writing. BadInput for a damaged line."""
+    lines = records.read_json_lines(folder / FORECASTS_FILE)
+    for number, line in enumerate(lines, 1):
+        interval = line.get("interval90")
+        numbers = [line.get("step"), line.get("steps"), line.get("val_loss"), *(interval or ())]
+        if not isinstance(interval, list) or len(numbers) != 5 or not all(isinstance(x, int | float) for x in numbers):
+            raise BadInput(f"line {number} of {folder / FORECASTS_FILE} is not a forecast: was it edited?")
+    return lines
+
+
+def summarise_scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The share of rows whose interval held the measured loss, and the mean size of their errors."""
+    if not rows:
+        return {"inside": None, "mean_abs_error": None}
+    return {
+        "inside": sum(row["inside"] for row in rows) / len(rows),
+        "mean_abs_error": sum(abs(row["error"]) for row in rows) / len(rows),
+    }
+
+
+def _score(line: dict[str, Any], measured: float) -> dict[str, Any]:
+    low, high = line["interval90"]
+    shown = {key: line.get(key) for key in ("step", "method", "val_loss", "interval90")}
+    return shown | {
+        "progress": line["step"] / line["steps"], "error": line["val_loss"] / measured - 1,
+        "inside": low <= measured <= high,
+    }  # fmt: skip
