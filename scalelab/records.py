@@ -49,6 +49,7 @@ EVALUATION_SCHEMA = {
 }  # fmt: skip
 CONFIG_SCHEMA = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCALAR}}
 DAMAGED_STATUS = "damaged"  # the status of a run whose files can't be read, among others
+STOPPED_EARLY_STATUS = "stopped early"  # of a trial that a rule of its sweep ended: it will have no result
 ROW_COLUMNS = (
     "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
     "C_chinchilla", "val_loss", "bpb", "identity", "mixed", "spike_score", "rewinds",
@@ -152,9 +153,9 @@ def rewind_metrics(folder: Folder, step: int) -> list[str]:
 def write_event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
     """Write one line into the run's logbook.
 
-    `kind`: what happened (start, resume, skip, guard, stalled, diverged, failed, stopped, done), where the run comes
-    from (init_from, branch, fallback, moved, taken_over, config_change, code_change), a remark (chosen, schedule,
-    layout, precision, warning), or a user's note.
+    `kind`: what happened (start, resume, skip, guard, stalled, diverged, failed, stopped, stopped_early, done), where
+    the run comes from (init_from, branch, fallback, moved, taken_over, config_change, code_change), a remark (chosen,
+    schedule, layout, precision, warning), or a user's note.
     """
     path = pathlib.Path(folder) / "events.jsonl"
     if torn := append_json_lines(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scalelab import records
 from scalelab.cli.lines import Pace, draw_bar, fit_line
-from scalelab.sweep.status import read_trial_row
+from scalelab.sweep.status import ENDED_STATUSES, read_trial_row
 
 PLAIN_EVERY_S = 10.0
 ANY_WIDTH = 10_000  # of a line in a log
@@ -180,7 +180,7 @@ class PoolProgress:
         return self.packs or [[name] for name in self.steps]
 
     def _headline(self, rows: Sequence[dict[str, Any]], live: Sequence[Sequence[dict[str, Any]]], width: int) -> str:
-        ended = sum(row["status"] in ("done", "diverged", "failed") for row in rows)
+        ended = sum(row["status"] in (*ENDED_STATUSES, "failed") for row in rows)
         share = sum(min(row["step"], row["steps"]) for row in rows) / sum(row["steps"] for row in rows)
         if live and all(any(row["step"] > self.lowest[row["name"]] for row in pack) for pack in live):
             self.pace.begin(share)  # every worker has stepped: from here on the pace means something

@@ -5,8 +5,13 @@ Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Tria
 Running the command again resumes the sweep. At its end stands a line per setting: mean loss over seeds, which settings
 are told apart from the best, and the best learning rate. --status prints the tables, also while the sweep runs.
 
-Exit code: 0 all trials ended (done or diverged; also --status), 1 some failed, 2 bad input, 75 stopped by a signal
-after saving.
+--stop-if=RULE ends hopeless trials: RULE is a condition such as p_worse_than_best > 0.95, asked 20 times a trial from
+a tenth of its steps and the end of its warm-up on. It may use what `scalelab watch` forecasts: p_worse_than_best (than
+the lowest run of the same FLOPs), p_diverges, progress, step, val_loss, low, high (ends of the 90 % interval),
+train_loss, sigmas_off_law. A trial that it ends is `stopped early`: it has no result, and no fit or answer takes it.
+
+Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 1 some failed, 2 bad input, 75 stopped
+by a signal after saving.
 
     scalelab sweep --config=lr_seeds --workdir=runs/lr_seeds
 """
@@ -42,6 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="resume although this key (or group) changed"
     )
+    parser.add_argument("--stop-if", metavar="RULE", help="end a trial early where this holds (see above)")
     add_trust_option(parser)
     parser.add_argument(
         "--force", action="store_true", help="start trials even if they are predicted not to fit this device's memory"
@@ -83,6 +89,7 @@ def _run(config: str, overrides: dict[str, str], options: Any) -> None:
 
     device_memory.reserve_gpu_memory()
     folder, allow, take_over = options.workdir, options.allow_change, options.take_over
+    judge = _make_judge(options.stop_if)
     trials = load_trials(config, overrides)
     steps = {name: c.train.steps for name, c in trials.items()}
     code = git.code_state(config)
@@ -97,10 +104,23 @@ def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     with stop_on_signals() as stop:
         if one:
             with RunProgress(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
-                run_sweep(folder, trials, progress=bar.update, stop=stop, allow=allow, take_over=take_over, code=code)
+                run_sweep(folder, trials, bar.update, _ignore, stop, allow, take_over, code=code, judge=judge)
         else:
             with PoolProgress(folder, steps) as board:
-                run_sweep(folder, trials, board.report, board.update, stop, allow, take_over, code=code)
+                run_sweep(folder, trials, board.report, board.update, stop, allow, take_over, code=code, judge=judge)
+
+
+def _make_judge(rule: str | None) -> Any:
+    """What ends hopeless trials; None without a rule. BadInput for a rule that is not one."""
+    if rule is None:
+        return None
+    from scalelab.diagnose.watch import stop
+
+    return stop.StopJudge(stop.check_rule(rule))
+
+
+def _ignore(running: Any) -> None:
+    """Nothing to show of running trials: the bar has them."""
 
 
 def _print(rows: list[dict]) -> None:

@@ -34,11 +34,13 @@ def train_pack(
     allow: Collection[str] = (),
     take_over: bool = False,
     code: Mapping[str, git.RepoState] | None = None,
+    judge: loop.Judge | None = None,
 ) -> dict[str, str]:
     """Train (or resume) the trials in `folder/runs/NAME`, with checkpoints in `folder/packs/PACK`.
 
     Returns {trial: status}.
-    `code` and BadInput as for `train_single`; also BadInput if the trials were not saved together.
+    `judge` may end trials early. `code` and BadInput as for `train_single`; also BadInput if the trials were not saved
+    together.
     """
     names, config = list(trials), next(iter(trials.values()))
     place = folder / "packs" / pack
@@ -86,7 +88,7 @@ def train_pack(
                     [branch.start_branch(*pair, progress) for pair in zip(runs, trunks, strict=True)],
                 )
             params = weights and [start_from_weights(run, weights) for run in runs]
-            loop.train_runs(runs, data, checkpoints, names, mode, start, progress, stop, params)
+            loop.train_runs(runs, data, checkpoints, names, mode, start, progress, stop, params, judge=judge)
         return {run.name: run.status for run in runs}
 
 

@@ -17,7 +17,7 @@ from scalelab.sweep.executors import pool
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.resume import compatibility
-from scalelab.train.run.loop import Progress
+from scalelab.train.run.loop import Judge, Progress
 from scalelab.train.run.run import has_ended
 from scalelab.train.run.sinks import SINK_KEYS
 
@@ -32,13 +32,15 @@ def run_sweep(
     take_over: bool = False,
     workers: pool.WorkerPool | None = None,
     code: Mapping[str, git.RepoState] | None = None,
+    judge: Judge | None = None,
 ) -> dict[str, str]:
     """Train (or resume) all trials under `folder/runs`. Returns `{trial: verdict}`.
 
     A single pack is trained in this process and reports to `progress`. Several packs go to the pool, in the order of
     their first trials, and `watch` is called with the names of the running trials. Finished trials are not run again. A
-    study that sweeps more than once passes its own `workers`: they get every pack, and stay alive. `allow`,
-    `take_over`, `code` and BadInput as for `train_single`.
+    study that sweeps more than once passes its own `workers`: they get every pack, and stay alive. A `judge`, which can
+    be pickled, is asked 20 times a trial whether it ends early. `allow`, `take_over`, `code` and BadInput as for
+    `train_single`.
     """
     started = time.time()
     compatibility.check_allowed_keys(allow)
@@ -61,14 +63,16 @@ def run_sweep(
         }
         if len(grouped) == 1 and unfinished and not workers:
             pack, names = next(iter(unfinished.items()))
-            train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over, code)
+            train_pack(
+                folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over, code, judge
+            )
         elif unfinished:
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
             n_workers = pool.worker_count(next(iter(trials.values())).sweep.workers)
             with (
                 contextlib.nullcontext(workers)
                 if workers
-                else pool.WorkerPool(folder, n_workers, allow, take_over) as workers_in_use
+                else pool.WorkerPool(folder, n_workers, allow, take_over, judge) as workers_in_use
             ):
                 codes = workers_in_use.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
             for pack, exit_code in codes.items():
@@ -94,10 +98,10 @@ def _swept_values(trials: Mapping[str, ConfigDict]) -> dict[str, dict[str, Any]]
 
 
 def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) -> bool:
-    """Whether the trial is done or diverged with exactly this config (log values aside); else its pack decides."""
+    """Whether the trial has ended with exactly this config (log values aside); else its pack decides."""
     place = folder / "runs" / name
     try:
-        if records.read_record(place).get("status") not in ("done", "diverged"):
+        if records.read_record(place).get("status") not in status.ENDED_STATUSES:
             return False
         old, new = records.read_config(place), trials[name].to_dict()
     except BadInput:

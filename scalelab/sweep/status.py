@@ -9,13 +9,15 @@ from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import WHOLE
 
-ENDED_STATUSES = ("done", "diverged")  # a trial that diverged is a result of its grid
+# A trial that diverged is a result of its grid, and one that was stopped early by a rule too.
+ENDED_STATUSES = ("done", "diverged", records.STOPPED_EARLY_STATUS)
 
 
 def read_trial_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Read one row per trial: name, status, step, steps, train_loss, val_loss, tokens_per_s.
 
-    status: waiting, running, done, diverged, stopped, failed or damaged. BadInput if the folder holds no sweep.
+    status: waiting, running, done, diverged, stopped early, stopped, failed or damaged. BadInput if the folder
+    holds no sweep.
     """
     if not (folder / "sweep.json").exists():
         raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not started there")

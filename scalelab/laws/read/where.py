@@ -60,7 +60,8 @@ def _parse_expression(expression: str, known: set[str], option: str) -> ast.expr
     tree = _Columns().visit(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in known:
-            raise BadInput(f"{option}={_short(expression)}: no column {node.id!r}{nearest_hint(node.id, known)}")
+            kind = "column" if option == "--where" else "value"
+            raise BadInput(f"{option}={_short(expression)}: no {kind} {node.id!r}{nearest_hint(node.id, known)}")
     return tree
 
 

@@ -36,6 +36,7 @@ EVENT_MARKS = {
     "config_change": ("s", "#7b4ab5", "config changed"),
     "note": ("o", "#2b8a3e", "note"),
     "stopped": ("D", "#555555", "stopped"),
+    "stopped_early": ("D", "#b3541e", "stopped early"),
     "diverged": ("X", ACCENT, "diverged"),
 }
 MOST_DRAWN = 24_000  # points of all curves in one figure

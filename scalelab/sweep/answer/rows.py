@@ -11,10 +11,9 @@ from scalelab.jsonfiles import WHOLE
 from scalelab.records import DAMAGED_STATUS
 from scalelab.sweep.answer.ranking import SweepAnswer, answer_sweep
 from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys
-from scalelab.sweep.status import read_trial_row
+from scalelab.sweep.status import ENDED_STATUSES, read_trial_row
 
 MANIFEST_SCHEMA = {"trials": {"*": WHOLE}, "values?": {"*": {}}}
-FINISHED = ("done", "diverged")
 
 
 def answer_folder(folder: records.Folder) -> SweepAnswer:
@@ -79,7 +78,7 @@ def _read_runs(folder: pathlib.Path, started: bool) -> list[dict[str, Any]]:
 
 
 def _with_failure(row: dict[str, Any]) -> dict[str, Any]:
-    if row["status"] in (*FINISHED, DAMAGED_STATUS):
+    if row["status"] in (*ENDED_STATUSES, DAMAGED_STATUS):
         return row
     events = records.read_events(row["folder"])
     return row | ({"status": "failed"} if events and events[-1]["kind"] == "failed" else {})

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from scalelab.config.keys import default_values
-from scalelab.records import DAMAGED_STATUS
+from scalelab.records import DAMAGED_STATUS, STOPPED_EARLY_STATUS
 
 SEED_KEY = "train.seed"
-LOST_STATUSES = ("diverged", "failed", DAMAGED_STATUS)  # these seeds will not have a loss
+LOST_STATUSES = ("diverged", "failed", DAMAGED_STATUS, STOPPED_EARLY_STATUS)  # these seeds will not have a loss
 NOT_FINITE, MIXED = "not finite", "changed midway"  # done, but without a loss of this setting
 
 
@@ -19,7 +19,8 @@ NOT_FINITE, MIXED = "not finite", "changed midway"  # done, but without a loss o
 class SweptSetting:
     """Swept `values` without the seed; `seeds` and `losses` (nats/token) of finished trials.
 
-    `lost`: {seed: why it will have no loss} (diverged, failed, damaged, not finite, changed midway). `pending`: number
+    `lost`: {seed: why it will have no loss} (diverged, failed, damaged, stopped early, not finite,
+    changed midway). `pending`: number
     of trials not finished yet. `repeated`: number of trials left out because their seed was here already.
     """
 

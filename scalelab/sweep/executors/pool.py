@@ -55,9 +55,14 @@ class WorkerPool:
     """
 
     def __init__(
-        self, folder: pathlib.Path, workers: int, allow: Collection[str] = (), take_over: bool = False
+        self,
+        folder: pathlib.Path,
+        workers: int,
+        allow: Collection[str] = (),
+        take_over: bool = False,
+        judge: Callable[[pathlib.Path], str] | None = None,
     ) -> None:
-        self.folder, self.options = folder, (tuple(allow), take_over)
+        self.folder, self.options = folder, (tuple(allow), take_over, judge)
         self.context = _context()
         self.free = _split_cores(workers)  # core lists of workers that are not running
         self.workers: list[_Worker] = []

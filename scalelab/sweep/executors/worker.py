@@ -20,7 +20,12 @@ COMPILE_EVENTS = "/jax/core/compile/"  # prefix of jax's duration events of trac
 
 
 def run_worker(
-    folder: pathlib.Path, pipe: connection.Connection, cores: list[int], allow: Collection[str], take_over: bool
+    folder: pathlib.Path,
+    pipe: connection.Connection,
+    cores: list[int],
+    allow: Collection[str],
+    take_over: bool,
+    judge: Callable[[pathlib.Path], str] | None = None,
 ) -> None:
     """Train the packs that arrive through the pipe until it closes; send True after each.
 
@@ -53,6 +58,7 @@ def run_worker(
                 allow=allow,
                 take_over=take_over,
                 code=code,
+                judge=judge,
             )
             records.append_json_lines(place / SPENT_FILE, [clock.read()])
             if "stopped" in verdicts.values():

@@ -5,7 +5,9 @@ after the next one was sent, so the device never waits for the host.
 """
 
 import dataclasses
+import functools
 import math
+import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +16,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from scalelab import records
 from scalelab.data.dataset import Dataset
-from scalelab.parallel.processes import make_agreed_flag
+from scalelab.parallel.processes import broadcast_from_first, make_agreed_flag
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run.alarms import Alarms
@@ -33,6 +36,8 @@ from scalelab.train.step.step import STEP_METRICS
 # Values whose not being finite skips a step: name in the logbook -> metric.
 GUARDED_METRICS = {"loss": "train_loss", "gradient norm": "grad_norm", "LR": "lr"}
 Progress = Callable[[dict[str, Any]], None]
+Judge = Callable[[pathlib.Path], str]  # a run's folder -> why it ends now; "" to go on
+LOOKS = 20  # times that a judge looks at a run, evenly over its steps
 StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
 
@@ -159,12 +164,13 @@ def train_runs(
     stop: Callable[[], bool] = lambda: False,
     params: Sequence[Any] | None = None,
     pulse: Pulse | None = None,
+    judge: Judge | None = None,
 ) -> TrainOutcome:
     """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
 
     Without `start`, `params` replace the drawn initial parameters. `names` are the runs' keys in the checkpoints.
     Returns after the last save is on disk. The runs' records hold the verdicts; if a run diverges, the others go on. If
-    no step ends for longer than `train.stall_s`, the `pulse` ends the process.
+    no step ends for longer than `train.stall_s`, the `pulse` ends the process. A `judge` may end runs early.
     """
     pulse, folder = pulse or Pulse(), checkpoints.folder.parent
 
@@ -174,7 +180,7 @@ def train_runs(
 
     with pulse.watched(runs[0].config.train.stall_s, folder, note):
         try:
-            return _take_steps(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse)
+            return _take_steps(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse, judge)
         finally:
             for run in runs:
                 run.close_sinks()
@@ -191,6 +197,7 @@ def _take_steps(
     stop: Callable[[], bool],
     params: Sequence[Any] | None,
     pulse: Pulse,
+    judge: Judge | None,
 ) -> TrainOutcome:
     """Take the steps; the arguments are those of `train_runs`."""
     config = runs[0].config
@@ -228,6 +235,9 @@ def _take_steps(
             pulse.enter("eval", step)
             reader.add("eval", step, 0, _evaluate(program, states, feed, pulse))
         stopped = stop()
+        if judge and not last and step * LOOKS // config.train.steps > (step - n) * LOOKS // config.train.steps:
+            reader.read()
+            _end_hopeless(runs, step, judge, progress)
         if last or stopped or step % config.checkpoint.every_steps == 0:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
             pulse.enter("save", step)
@@ -241,10 +251,19 @@ def _take_steps(
         if run.status == "running":
             _verdict(run, step, stopped)
         run.record["seconds"] = pulse.seconds | {"steps": step - (start[0] if start else 0)}
-        run.keep_record(step)
+        if run.status != records.STOPPED_EARLY_STATUS:  # its record is of the step at which it ended
+            run.keep_record(step)
     digests = [state_lib.params_digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
     return TrainOutcome(step, start[0] if start else None, rate, digests, stopped)
+
+
+def _end_hopeless(runs: Sequence[Run], step: int, judge: Judge, progress: Progress) -> None:
+    """Ask the judge about each run that goes on, in the first process for all."""
+    for run in runs:
+        if run.status == "running" and (why := broadcast_from_first(functools.partial(judge, run.folder))):
+            run.stop_early(step, why)
+            progress({"note": f"{run.name} ends at step {step}: {why}"})
 
 
 def report_resume(name: str, start: StartStates | None, config: ConfigDict, progress: Progress) -> None:

@@ -152,6 +152,12 @@ class Run:
             self.status = "diverged"
             self.event("diverged", step, why)
 
+    def stop_early(self, step: int, why: str) -> None:
+        """End the run by a rule of its sweep, at once on disk: a killed sweep doesn't take it up again."""
+        self.status = records.STOPPED_EARLY_STATUS
+        self.event("stopped_early", step, why)
+        self.keep_record(step)
+
     def keep_record(self, step: int) -> None:
         """Write record.json as of `step`."""
         tokens = self.tokens_before(step)
@@ -230,9 +236,9 @@ def open_run(
 
 
 def has_ended(record: Mapping[str, Any], config: ConfigDict) -> bool:
-    """Whether the run of this record has no step left under `config`: it diverged, or was trained to its end."""
+    """Whether the run of this record has no step left under `config`: trained to its end, diverged or stopped early."""
     done = record.get("status") == "done" and record.get("steps", 0) >= config.train.steps
-    return done or record.get("status") == "diverged"
+    return done or record.get("status") in ("diverged", records.STOPPED_EARLY_STATUS)
 
 
 def _examine(

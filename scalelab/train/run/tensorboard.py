@@ -18,7 +18,11 @@ ALWAYS = (
     "train.global_batch", "train.seed",
 )  # fmt: skip
 METRICS = ("val_loss", "train_loss")  # columns of results
-ENDED = {"done": "STATUS_SUCCESS", "diverged": "STATUS_FAILURE"}  # other runs may go on
+ENDED = {
+    "done": "STATUS_SUCCESS",
+    "diverged": "STATUS_FAILURE",
+    "stopped early": "STATUS_FAILURE",
+}  # other runs may go on
 
 
 def open_tensorboard(run: TrackedRun) -> MetricSink:
