@@ -18,7 +18,7 @@ from scalelab.train.resume.start import (
     restore_runs,
     start_from_weights,
 )
-from scalelab.train.run import loop
+from scalelab.train.run import early_stop, loop
 from scalelab.train.run.run import Run, open_run
 from scalelab.train.run.single import continued_config, load_run_dataset
 from scalelab.train.spec import make_train_spec
@@ -34,7 +34,7 @@ def train_pack(
     allow: Collection[str] = (),
     take_over: bool = False,
     code: Mapping[str, git.RepoState] | None = None,
-    judge: loop.Judge | None = None,
+    judge: early_stop.Judge | None = None,
 ) -> dict[str, str]:
     """Train (or resume) the trials in `folder/runs/NAME`, with checkpoints in `folder/packs/PACK`.
 

@@ -17,7 +17,8 @@ from scalelab.sweep.executors import pool
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.resume import compatibility
-from scalelab.train.run.loop import Judge, Progress
+from scalelab.train.run.early_stop import Judge
+from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import has_ended
 from scalelab.train.run.sinks import SINK_KEYS
 

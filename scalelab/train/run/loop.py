@@ -5,9 +5,7 @@ after the next one was sent, so the device never waits for the host.
 """
 
 import dataclasses
-import functools
 import math
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +16,12 @@ from ml_collections import ConfigDict
 
 from scalelab import records
 from scalelab.data.dataset import Dataset
-from scalelab.parallel.processes import broadcast_from_first, make_agreed_flag
+from scalelab.parallel.processes import make_agreed_flag
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms
+from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.run.sinks import SinkReport
@@ -36,8 +36,6 @@ from scalelab.train.step.step import STEP_METRICS
 # Values whose not being finite skips a step: name in the logbook -> metric.
 GUARDED_METRICS = {"loss": "train_loss", "gradient norm": "grad_norm", "LR": "lr"}
 Progress = Callable[[dict[str, Any]], None]
-Judge = Callable[[pathlib.Path], str]  # a run's folder -> why it ends now; "" to go on
-LOOKS = 20  # times that a judge looks at a run, evenly over its steps
 StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
 
@@ -235,9 +233,9 @@ def _take_steps(
             pulse.enter("eval", step)
             reader.add("eval", step, 0, _evaluate(program, states, feed, pulse))
         stopped = stop()
-        if judge and not last and step * LOOKS // config.train.steps > (step - n) * LOOKS // config.train.steps:
+        if judge and not last and early_stop.is_look_due(step - n, step, config.train.steps):
             reader.read()
-            _end_hopeless(runs, step, judge, progress)
+            early_stop.end_hopeless(runs, step, judge, progress)
         if last or stopped or step % config.checkpoint.every_steps == 0:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
             pulse.enter("save", step)
@@ -256,14 +254,6 @@ def _take_steps(
     digests = [state_lib.params_digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
     return TrainOutcome(step, start[0] if start else None, rate, digests, stopped)
-
-
-def _end_hopeless(runs: Sequence[Run], step: int, judge: Judge, progress: Progress) -> None:
-    """Ask the judge about each run that goes on, in the first process for all."""
-    for run in runs:
-        if run.status == "running" and (why := broadcast_from_first(functools.partial(judge, run.folder))):
-            run.stop_early(step, why)
-            progress({"note": f"{run.name} ends at step {step}: {why}"})
 
 
 def report_resume(name: str, start: StartStates | None, config: ConfigDict, progress: Progress) -> None:
