@@ -264,8 +264,10 @@ CHECKPOINT = {
 
 LOG = {
     "every_steps": setting(10, "interval between lines of metrics.jsonl", unit="steps", range=COUNT),
-    "layers_every": setting(0, "interval of layers.jsonl: norms, activations, dead units a layer; 0: none",
+    "layers_every": setting(0, "interval of layers.jsonl: norms, activations, attention, losses of tokens; 0: none",
         unit="steps", range=(0, 1e12)),
+    "layers_after_alarm": setting(32, "layers_every: every step so long after one that the guard flags", unit="steps",
+        range=(0, 1e6)),
     # Mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own (docs/trackers.md).
     "tensorboard": setting(False, "whether TensorBoard events are also written into the run folder (tensorboardX)"),
     "wandb": setting("", 'Weights & Biases project to log to as well (needs `pip install wandb`); "": none'),

@@ -40,7 +40,7 @@ def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
     for i in range(-2, rounds):
         for name in list(EVERY) if i % 2 else reversed(EVERY):
             begun = time.process_time()
-            more = {"layers_every": jnp.float32(EVERY[name] or STEPS)}
+            more = {"layers_every": jnp.float32(EVERY[name] or STEPS), "layers_after_alarm": jnp.float32(0)}
             states[name], log = run(statics[name], states[name], batches, jnp.int32(STEPS), h | more)
             jax.block_until_ready((states[name], log))
             if i >= 0:  # the first two rounds compile and warm up

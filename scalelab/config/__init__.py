@@ -22,6 +22,7 @@ from scalelab.config.files import (
 from scalelab.config.keys import default_values, hparam_keys, key_records, traced_keys
 from scalelab.config.resolve import config_value_origins, identity, load, resolve
 from scalelab.config.static import (
+    LAYERS_NUMBERS,
     Guard,
     Layout,
     ModelShape,
@@ -36,6 +37,7 @@ from scalelab.config.static import (
 load_module = load_config_module  # the name that config files written by `sweep/forks.py` of version 0.1 call
 
 __all__ = [
+    "LAYERS_NUMBERS",
     "USER_OPTIM_PREFIX",
     "Guard",
     "Layout",

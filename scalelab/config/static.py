@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 
+LAYERS_NUMBERS = ("layers_every", "layers_after_alarm")  # of `log`: traced where layers are measured
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelShape:
     """Everything that decides the model's parameters and arithmetic; field by field as `configs/base.py` says."""
@@ -206,5 +209,5 @@ def hparams(config: "ConfigDict") -> dict[str, float]:
     # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
     given = {key: 0.0 if value is None else value for key, value in traced.items()}
     given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}
-    given |= {"layers_every": config.log.layers_every} if config.log.layers_every else {}
+    given |= {name: config.log[name] for name in LAYERS_NUMBERS} if config.log.layers_every else {}
     return given | config.optim.own.to_dict() | {"log_every": config.log.every_steps}

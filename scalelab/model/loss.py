@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from scalelab.model.observe.measures import combine, when
+from scalelab.model.observe.measures import NO_TOKEN, HeadMeasures, combine, sum_over_devices, when
 from scalelab.precision.products import mixed_matmul
 from scalelab.sharding import (
     BATCH_AXES,
@@ -69,19 +69,33 @@ def _chunk_sums(
     )
     nll = jnp.sum(jnp.where(counts_T, log_z_T - correct_T, 0.0))
     z = jnp.sum(jnp.where(counts_T, jnp.square(log_z_T), 0.0))
-    measured = () if due is None else _measure(due, logits_TV, log_z_T, counts_T)
+    measured = () if due is None else _measure(due, logits_TV, log_z_T, correct_T, counts_T)
     return nll + z_weight * z, (nll, jnp.sum(counts_T, dtype=jnp.float32), measured)
 
 
-def _measure(due: jax.Array, logits_TV: jax.Array, log_z_T: jax.Array, counts_T: jax.Array) -> Any:
-    """(sum of squared logits of this device's part of the vocabulary, sum of logsumexp) over the tokens that count."""
+def _measure(
+    due: jax.Array, logits_TV: jax.Array, log_z_T: jax.Array, correct_T: jax.Array, counts_T: jax.Array
+) -> HeadMeasures:
+    """Measures of the tokens that count, on this device's part of the vocabulary; `token_nll` is [T]."""
 
-    def sums(logits_TV: jax.Array, log_z_T: jax.Array, counts_T: jax.Array) -> tuple[jax.Array, jax.Array]:
-        squares_T = jnp.sum(jnp.square(logits_TV), axis=-1)
-        return jnp.sum(jnp.where(counts_T, squares_T, 0.0)), jnp.sum(jnp.where(counts_T, log_z_T, 0.0))
+    def measure(logits_TV: jax.Array, log_z_T: jax.Array, correct_T: jax.Array, counts_T: jax.Array) -> HeadMeasures:
+        squares_T, most_T = jnp.sum(jnp.square(logits_TV), axis=-1), jnp.max(logits_TV, axis=-1)
+        return HeadMeasures(
+            jnp.sum(jnp.where(counts_T, squares_T, 0.0)),
+            jnp.sum(jnp.where(counts_T, log_z_T, 0.0)),
+            jnp.max(jnp.where(counts_T, most_T, -jnp.inf)),
+            jnp.where(counts_T, jnp.maximum(log_z_T - correct_T, 0.0), NO_TOKEN),  # rounding may leave less than 0
+        )
 
-    start = vary_like(jnp.zeros(()), logits_TV), vary_like(jnp.zeros(()), log_z_T)
-    return when(due, sums, start, logits_TV, log_z_T, counts_T)
+    return when(
+        due, measure, _none_measured(logits_TV, log_z_T, counts_T.size), logits_TV, log_z_T, correct_T, counts_T
+    )
+
+
+def _none_measured(logits: jax.Array, tokens: jax.Array, size: int) -> HeadMeasures:
+    """Measures of no token, varying over the devices as logits and tokens do."""
+    by_logits, by_tokens = vary_like(jnp.zeros(()), logits, tokens), vary_like(jnp.zeros(()), tokens)
+    return HeadMeasures(by_logits, by_tokens, by_logits - jnp.inf, vary_like(jnp.full(size, NO_TOKEN), tokens))
 
 
 def _whole_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -109,22 +123,23 @@ def smooth_cross_entropy(
     At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. jax can differentiate this any number of times,
     but then keeps all logits; `cross_entropy` computes the same sums for one derivative, and only its `objective`
     carries gradients. On a mesh each device computes its own sequences and part of the vocabulary. With `due` the
-    sums' `measures` are (sum of squared logits, sum of logsumexp), taken where it is true.
+    sums' `measures` are `HeadMeasures`, taken where it is true.
     """
 
     def device_sums(
         x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array, *due: jax.Array
     ) -> LossSums:
-        def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, None]:
+        def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, Any]:
             objective, more = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap, x_BSD.dtype, *due)
-            return _added(sums, objective, *more), None
+            return _added(sums, objective, *more), _token_nll(more[2])
 
         begin = _zero(x_BSD, head_DV, bool(due))
-        return _sum_over_devices(jax.lax.scan(body, begin, _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
+        sums, nll = jax.lax.scan(body, begin, _chunks(x_BSD, head_DV, targets_BS, chunk))
+        return _with_tokens(_sum_over_devices(sums), nll, targets_BS)
 
     more = () if due is None else (due,)
     specs = (*loss_argument_specs(), *[PartitionSpec() for _ in more])
-    return per_device(device_sums, specs, PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight, *more)
+    return per_device(device_sums, specs, _sums_specs(due))(x_BSD, head_DV, targets_BS, z_weight, *more)
 
 
 def head_token_losses(
@@ -154,8 +169,29 @@ def loss_argument_specs() -> tuple[PartitionSpec, ...]:
 
 
 def _added(sums: LossSums, objective: jax.Array, nll: jax.Array, count: jax.Array, measured: Any) -> LossSums:
-    added = jax.tree.map(jnp.add, sums.measures, measured)
+    added = combine(sums.measures, measured and measured._replace(token_nll=()))
     return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count, added)
+
+
+def _token_nll(measured: Any) -> Any:
+    return measured.token_nll if measured else ()
+
+
+def _with_tokens(sums: LossSums, nll: Any, targets_BS: jax.Array) -> LossSums:
+    """`sums` with the chunks' losses [n, c] as `measures.token_nll` [B, S]."""
+    if not sums.measures:
+        return sums
+    token_nll = nll.ravel()[: targets_BS.size].reshape(targets_BS.shape)
+    return sums._replace(measures=sums.measures._replace(token_nll=token_nll))
+
+
+def _sums_specs(due: Any) -> Any:
+    """How a mesh splits the sums: only single tokens' values are split."""
+    whole: Any = PartitionSpec()
+    if due is None:
+        return whole
+    measured = HeadMeasures(whole, whole, whole, activation_spec("batch", "context"))
+    return LossSums(whole, whole, whole, measured, ())
 
 
 def _sum_over_devices(tree: Any) -> Any:
@@ -163,14 +199,17 @@ def _sum_over_devices(tree: Any) -> Any:
     if not has_explicit_mesh():
         return tree
     if isinstance(tree, LossSums) and tree.measures:
-        squares, log_z = tree.measures
-        tree = tree._replace(measures=(jax.lax.psum(squares, TENSOR_AXIS), log_z))
+        squares, log_z, most, _ = tree.measures
+        squares, most = jax.lax.psum(squares, TENSOR_AXIS), jax.lax.pmax(most, TENSOR_AXIS)
+        measured = sum_over_devices(HeadMeasures(squares, log_z, most, ()), TOKEN_AXES)
+        return _sum_over_devices(tree._replace(measures=()))._replace(measures=measured)
     return jax.tree.map(lambda x: jax.lax.psum(x, TOKEN_AXES), tree)
 
 
 def _zero(x: jax.Array, head: jax.Array, measured: bool) -> LossSums:
     zeros = LossSums(*[vary_like(jnp.zeros(()), x) for _ in range(3)])
-    return zeros._replace(measures=(vary_like(jnp.zeros(()), x, head), vary_like(jnp.zeros(()), x)) if measured else ())
+    by_head, by_token = vary_like(jnp.zeros(()), x, head), vary_like(jnp.zeros(()), x)
+    return zeros._replace(measures=HeadMeasures(by_head, by_token, by_head - jnp.inf, ()) if measured else ())
 
 
 def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -195,18 +234,19 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
             (objective, more), (x_grad, part_grad) = gradient(
                 x_TD, head_DV, part[1], z_weight, softcap, x_BSD.dtype, *due
             )
-            return (_added(sums, objective, *more), head_grad + part_grad), x_grad.astype(grad_dtype)
+            carry = _added(sums, objective, *more), head_grad + part_grad
+            return carry, (x_grad.astype(grad_dtype), _token_nll(more[2]))
 
         # Gradients of single tokens before the loss scale: fp16 would lose the smallest ones.
         grad_dtype = jnp.float32 if x_BSD.dtype == jnp.float16 else x_BSD.dtype
         zeros = vary_like(jnp.zeros(head_DV.shape, head_DV.dtype), x_BSD, head_DV)
-        (sums, head_grad), x_grad = jax.lax.scan(
+        (sums, head_grad), (x_grad, nll) = jax.lax.scan(
             body, (_zero(x_BSD, head_DV, bool(due)), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk)
         )
         x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
-        return _sum_over_devices(sums), (x_grad, _sum_over_devices(head_grad))
+        return _with_tokens(_sum_over_devices(sums), nll, targets_BS), (x_grad, _sum_over_devices(head_grad))
 
-    out = PartitionSpec(), (activation_spec("batch", "context", None), activation_spec(None, "vocab"))
+    out = _sums_specs(due), (activation_spec("batch", "context", None), activation_spec(None, "vocab"))
     more = () if due is None else (due,)
     specs = (*loss_argument_specs(), *[PartitionSpec() for _ in more])
     sums, grads = per_device(device_gradients, specs, out)(x_BSD, head_DV, targets_BS, z_weight, *more)

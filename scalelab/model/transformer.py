@@ -78,6 +78,8 @@ class Block(nn.Module):
         if due is not None:
             start = measures.like(jnp.zeros(()), x_BSD)
             self.put_variable(measures.COLLECTION, "squares", measures.when(due, measures.sum_of_squares, start, x_BSD))
+            probe: Any = self.get_variable("probes", "zeros")  # None unless the policy's gradients can underflow
+            x_BSD = x_BSD if probe is None else measures.count_zeros(x_BSD, probe, due, self.policy.backward)
         return x_BSD, None
 
 
@@ -102,7 +104,7 @@ class Transformer(nn.Module):
         remat = REMAT_POLICIES[s.remat]
         block = Block if remat is None else nn.remat(Block, policy=remat, prevent_cse=False)
         self.blocks = nn.scan(
-            block, variable_axes={"params": 0, "scales": 0, "cache": 0, measures.COLLECTION: 0},
+            block, variable_axes={"params": 0, "scales": 0, "cache": 0, "probes": 0, measures.COLLECTION: 0},
             split_rngs={"params": True}, length=s.n_layers,
             in_axes=(0, nn.broadcast, nn.broadcast),
             check_constancy_invariants=self.is_initializing(),  # traces the block once more; needed only at init
@@ -246,15 +248,17 @@ def head_loss(
 def summed_loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
     policy: Policy = FP32, chunk: int = 0, scales: Params | None = None, packed: PackedDocuments | None = None,
-    due: jax.Array | None = None, term: Callable[..., jax.Array] | None = None,
+    due: jax.Array | None = None, term: Callable[..., jax.Array] | None = None, probes: Any = None,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
 
     `scales`: delayed scaling's scales for the blocks' products (`precision/delayed.py`). With `due` the sums also hold
-    `measures` of all layers, taken where it is true. `term(params, tokens, targets, x_BSD, head_DV)`, in nats a token,
+    `measures` of all layers, taken where it is true, and the "gradient" of `probes` [L] is their `gradient_zeros`
+    (`measures.count_zeros`). `term(params, tokens, targets, x_BSD, head_DV)`, in nats a token,
     is added to the objective.
     """
     more = {"scales": {"blocks": scales}} if scales else {}
+    more |= {} if probes is None else {"probes": {"blocks": {"zeros": probes}}}
 
     def ended(x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
         sums = _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk, due)
@@ -266,8 +270,8 @@ def summed_loss(
         {"params": params, **more}, tokens_BS, packed, due, mutable=[measures.COLLECTION]
     )
     sums = ended(x_BSD, head_DV)
-    of_blocks = measures.of_blocks(written[measures.COLLECTION]["blocks"], tokens_BS.size)
-    return sums._replace(measures=of_blocks._replace(logit_squares=sums.measures[0], log_z=sums.measures[1]))
+    measured = measures.of_blocks(written[measures.COLLECTION]["blocks"], tokens_BS.size, sums.measures)
+    return sums._replace(measures=measured)
 
 
 def token_losses(

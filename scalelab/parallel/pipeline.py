@@ -109,8 +109,7 @@ def _run(
 def _whole_measures(by_layer: dict[str, jax.Array], sums: LossSums, positions: int, layout: Layout) -> Measures:
     """The measures of all stages' layers, in the model's order, on every device."""
     ordered = {name: in_model_order(reshard(x, PartitionSpec()), layout) for name, x in by_layer.items()}
-    logit_squares, log_z = sums.measures
-    return Measures(jnp.float32(positions), logit_squares=logit_squares, log_z=log_z, **ordered)
+    return Measures(positions=jnp.float32(positions), head=sums.measures, **ordered)
 
 
 def _within(spec: PartitionSpec) -> PartitionSpec:

@@ -17,7 +17,7 @@ from scalelab.config import Static
 from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums
+from scalelab.model.loss import LossSums, add_sums
 from scalelab.model.observe import measures
 from scalelab.parallel.ticks import TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -59,6 +59,7 @@ class ChunkWork(NamedTuple):
     enter: Callable
     leave: Callable
     measured: Callable | None  # like `block`, but returns (output, the block's measures); None: nothing is measured
+    zeros: Callable | None  # counts zeros in a gradient, where it can underflow; None: nothing is counted
     blocks: Any  # parameters of the chunk's blocks [k, …]
     layers: Any  # flags of these blocks [k]
     rest: Any  # parameters outside the blocks
@@ -82,7 +83,9 @@ def run_stage(
     tick = functools.partial(_tick, static, inputs)
     columns = tuple(jnp.asarray(column) for column in ticks[:5])
     carry, _ = jax.lax.scan(tick, _first_carry(static, inputs, ticks.slots), columns)
-    sums = jax.lax.psum(carry.sums, STAGE_AXIS)
+    sums = jax.lax.psum(carry.sums._replace(measures=()), STAGE_AXIS)
+    if due is not None:
+        sums = sums._replace(measures=measures.sum_over_devices(carry.sums.measures, STAGE_AXIS))
     if counted is None:
         return sums, None, None, None
     of_chunks, of_rest, measured = carry.grads
@@ -104,17 +107,18 @@ def _by_layer(measured: Any) -> dict[str, jax.Array]:
 def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     """Empty slots, and zeros for all sums."""
     shape, policy = static.model, POLICIES[static.precision]
-    _, b, length = inputs.rows_mbS.shape
+    m, b, length = inputs.rows_mbS.shape
     zeros_bSD = jnp.zeros((b, length - 1, shape.d_model), array_dtype(policy.residual))
     empty = _vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
     inputs_held = 1 if inputs.counted is None else inputs.depth
     slots = jnp.stack([jnp.stack([empty] * inputs_held)] * (n_slots + 1))
     zero = jnp.zeros(())
-    sums = _vary(LossSums(zero, zero, zero, () if inputs.due is None else (zero, zero)))
+    head = () if inputs.due is None else measures.nothing_of_head(m * b, length - 1)
+    sums = _vary(LossSums(zero, zero, zero, head))
     if inputs.counted is None:
         return Carry(empty, empty, slots, sums, ())
     grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
-    none_measured = () if inputs.due is None else _vary(measures.nothing(shape, static.layout.rounds, inputs.depth))
+    none_measured = () if inputs.due is None else _vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
     return Carry(empty, empty, slots, sums, (*grads, none_measured))
 
 
@@ -122,7 +126,7 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple) -> tupl
     """Do the stage's operation of a tick, and exchange activations and gradients with its neighbours."""
     op, chunk, microbatch, slot, store = (column[inputs.number] for column in now)
     carry = carry._replace(slots=carry.slots.at[store, 0].set(carry.y_bSD))
-    work = _chunk_work(static, inputs, chunk, inputs.rows_mbS[microbatch])
+    work = _chunk_work(static, inputs, chunk, microbatch)
     operations = (_idle, _evaluate) if inputs.counted is None else (_idle, _forward, _backward)
     # They return the slot's new content, written after the switch: inside it, all slots would be copied.
     branches = [functools.partial(operation, work, carry, slot) for operation in operations]
@@ -131,8 +135,9 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple) -> tupl
     return Carry(y_bSD, dx_bSD, carry.slots.at[slot].set(content), sums, grads), None
 
 
-def _chunk_work(static: Static, inputs: StageInputs, chunk: jax.Array, row_bS: jax.Array) -> ChunkWork:
+def _chunk_work(static: Static, inputs: StageInputs, chunk: jax.Array, microbatch: jax.Array) -> ChunkWork:
     """The functions, parameters and flags of a chunk, for one micro-batch."""
+    row_bS, n_micro_batches = inputs.rows_mbS[microbatch], inputs.rows_mbS.shape[0]
     shape, policy, layout = static.model, POLICIES[static.precision], static.layout
     z_weight, due = inputs.z_weight, inputs.due
     inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, inputs.ends)
@@ -141,11 +146,19 @@ def _chunk_work(static: Static, inputs: StageInputs, chunk: jax.Array, row_bS: j
     def measured(layer: Any, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
         return transformer.apply_measured_block(shape, w, x, policy, layer, packed, due)
 
+    def leave(rest: Any, y_bSD: jax.Array) -> LossSums:
+        sums = transformer.head_loss(shape, rest, y_bSD, targets_bS, z_weight, policy, due)
+        if due is None:
+            return sums
+        return sums._replace(measures=measures.place_rows(sums.measures, microbatch, n_micro_batches))
+
+    form = measures.underflow_format(policy)
     return ChunkWork(
         block=lambda layer, w, x: transformer.apply_block(shape, w, x, policy, layer, packed),
         enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
-        leave=lambda rest, y_bSD: transformer.head_loss(shape, rest, y_bSD, targets_bS, z_weight, policy, due),
+        leave=leave,
         measured=None if due is None else measured,
+        zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
         blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
         layers=layer_flags.select_layers(layer_flags.all_layer_flags(shape), first_layer + jnp.arange(inputs.depth)),
         rest=inputs.rest,
@@ -178,7 +191,11 @@ def _forward(work: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, gra
 def _backward(work: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
     """Add the gradients of one micro-batch to those so far."""
     of_chunks, of_rest, measured = grads
-    dx_bSD, d_blocks, of_rest, sums = _differentiate_chunk(work, carry.slots[slot], carry.dy_bSD, of_rest, sums)
+    dx_bSD, (d_blocks, zeros_k), of_rest, sums = _differentiate_chunk(
+        work, carry.slots[slot], carry.dy_bSD, of_rest, sums
+    )
+    if work.zeros is not None:
+        measured = measured._replace(gradient_zeros=measured.gradient_zeros.at[work.chunk].add(zeros_k))
     of_chunks = jax.tree.map(lambda g, d: g.at[work.chunk].add(d), of_chunks, d_blocks)
     return carry.y_bSD, dx_bSD, carry.slots[slot], sums, (of_chunks, of_rest, measured)
 
@@ -197,18 +214,21 @@ def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[ja
 def _differentiate_chunk(
     work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, rest_grads: Any, sums: LossSums
 ) -> tuple[jax.Array, Any, Any, LossSums]:
-    """Gradients of a chunk's input and blocks, of the rest so far, and loss sums so far, from its output's gradient."""
+    """Gradients of a chunk's input, of its blocks and of the rest so far, and loss sums so far, from its output's.
+
+    Beside the blocks' gradients stand the zeros that came back to each of them; () if they are not counted.
+    """
 
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
         y = work.block(*jax.tree.map(lambda w: w[-1], (work.layers, work.blocks)), inputs_kbSD[-1])
         more, pull = jax.vjp(work.leave, work.rest, y)
         zero, no_measures = jnp.zeros_like(more.nll), jax.tree.map(jnp.zeros_like, more.measures)
         d_rest, dy = pull(LossSums(zero + 1 / work.counted, zero, zero, no_measures))
-        return dy, jax.tree.map(jnp.add, grads, d_rest), jax.tree.map(jnp.add, sums, more)
+        return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
     def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
         d_block, dx = jax.vjp(functools.partial(work.block, part[0]), *part[1:])[1](dy)
-        return dx, d_block
+        return dx, (d_block, () if work.zeros is None else work.zeros(dy))
 
     def begin(dx: jax.Array, grads: Any) -> Any:
         (d_rest,) = jax.vjp(work.enter, work.rest)[1](dx)

@@ -12,7 +12,7 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.kernels import attention_logits, choose_kernel, compute_attention, masked_attention
-from scalelab.model.attention.largest_logit import largest_logit
+from scalelab.model.attention.logit_measures import measure_logits
 from scalelab.model.attention.mask import MaskInfo, attention_mask
 from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, layer_frequencies
@@ -38,7 +38,7 @@ class Attention(nn.Module):
     ) -> jax.Array:
         """x_BSD -> [B, S, D]; position i attends to positions up to i, with `packed` only of its document.
 
-        With `due` (see `observe/measures.py`) it also measures its largest logit.
+        With `due` (see `observe/measures.py`) it also measures its logits and the entropy of its weights.
         """
         s, compute = self.shape, array_dtype(self.policy.compute)
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
@@ -84,16 +84,17 @@ class Attention(nn.Module):
         self, q_BSNH: jax.Array, k_BSKH: jax.Array, relative: RelativeInputs | None, scale: float, mask_info: MaskInfo,
         due: jax.Array | None,
     ) -> None:  # fmt: skip
-        """Record the logits where they are asked for, and with `due` the largest: kernels return neither."""
+        """Record the logits where they are asked for, and with `due` their measures: kernels return neither."""
         window = self.shape.window
         if self.is_mutable_collection("intermediates"):
             logits_BNST = attention_logits(q_BSNH, k_BSKH, relative, scale, mask_info, window)
             self.sow("intermediates", LOGITS_NAME, logits_BNST)
         if due is not None:
-            largest = functools.partial(largest_logit, scale=scale, window=window)
-            start = measures.like(jnp.float32(-jnp.inf), q_BSNH)
-            most = measures.when(due, largest, start, q_BSNH, k_BSKH, relative, mask_info)
-            self.put_variable(measures.COLLECTION, "logit_max", most)
+            measure = functools.partial(measure_logits, scale=scale, window=window)
+            zero = measures.like(jnp.zeros(()), q_BSNH)
+            start = {"attention_logit_max": zero - jnp.inf, "attention_entropy": zero}
+            measured = measures.when(due, measure, start, q_BSNH, k_BSKH, relative, mask_info)
+            self.put_variable(measures.COLLECTION, "logits", measured)
 
     def attend_to_cache(
         self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: RelativeInputs | None, scale: float,

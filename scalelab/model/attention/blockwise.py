@@ -28,6 +28,7 @@ from scalelab.sharding import target_platform, vary_like
 
 CPU_BLOCK = 128  # queries and keys at once; fastest of 128 to 1024 for 512 to 4k tokens (experiments/attention.py)
 DEFAULT_BLOCK = 512  # elsewhere: not measured
+MIN_EXPONENT = -104.0  # exp of less is zero in fp32
 
 
 def block_size() -> int:
@@ -147,19 +148,36 @@ def accumulate_attention(
     return jax.lax.scan(add_pair, sums, jnp.asarray(pairs))[0]
 
 
-def largest(
+def largest_and_entropy(
     q: jax.Array, k: jax.Array, pairs: np.ndarray, block: int, block_mask: Callable,
     distances: BlockedRelative | None = None,
-) -> jax.Array:  # fmt: skip
-    """The largest logit [] of these pairs of blocks, in fp32; arguments as for `accumulate_attention`, padded here."""
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """The largest logit [] of these pairs of blocks, and the softmax's entropy in nats, summed over queries and heads.
+
+    Arguments as for `accumulate_attention`, padded here. Queries without any key count as zero.
+    """
     q, k = _pad_to_blocks(q, block), _pad_to_blocks(k, block)
 
-    def max_with_pair(most: jax.Array, pair: jax.Array) -> tuple[jax.Array, None]:
+    def add_pair(sums: Any, pair: jax.Array) -> tuple[Any, None]:
         i, j = pair[0] * block, pair[1] * block
+        most, total, shifted_sum = (_slice_axis(x, i, block, 3) for x in sums)
         logits = _logits(_slice_axis(q, i, block, 3), _slice_axis(k, j, block, -2), block_mask(i, j), distances, i, j)
-        return jnp.maximum(most, jnp.max(logits)), None
+        new = jnp.maximum(most, jnp.max(logits, axis=-1))
+        base = jnp.where(jnp.isfinite(new), new, 0.0)  # a query that has met no key yet
+        shifted = logits - base[..., None]
+        weights, before = jnp.exp(shifted), jnp.exp(most - base)
+        moved = jnp.where(total > 0, total * (most - base), 0.0)
+        # -inf times a weight of 0 is NaN
+        shifted_sum = before * (shifted_sum + moved) + jnp.sum(weights * jnp.maximum(shifted, MIN_EXPONENT), axis=-1)
+        pair_sums = new, total * before + jnp.sum(weights, axis=-1), shifted_sum
+        return tuple(_update_axis(x, part, i, 3) for x, part in zip(sums, pair_sums, strict=True)), None
 
-    return jax.lax.scan(max_with_pair, vary_like(jnp.float32(-jnp.inf), q, k), jnp.asarray(pairs))[0]
+    zeros = vary_like(jnp.zeros(q.shape[:-1]), q, k)
+    start = zeros - jnp.inf, zeros, zeros
+    most, total, shifted_sum = jax.lax.scan(add_pair, start, jnp.asarray(pairs))[0]
+    has_keys = total > 0
+    total = jnp.where(has_keys, total, 1.0)
+    return jnp.max(most), jnp.sum(jnp.where(has_keys, jnp.log(total) - shifted_sum / total, 0.0))
 
 
 def accumulate_gradients(

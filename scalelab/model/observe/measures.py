@@ -6,6 +6,7 @@ combine simply over micro-batches and devices.
 Shapes: L layers, F d_ff.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,9 +14,20 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
+from scalelab.precision.fp8 import cast_to_fp8, fp8_scale, max_magnitude
+from scalelab.precision.policy import E4M3, E5M2, Policy
 from scalelab.sharding import activation_spec, has_explicit_mesh, reshard_to, vary_like
 
 COLLECTION = "measures"  # a collection of flax's variables; modules write into it if they are given `due`
+
+
+class HeadMeasures(NamedTuple):
+    """Measures of the head on one batch, at positions with a target."""
+
+    logit_squares: jax.Array  # [], sum over the logits
+    log_z: jax.Array  # [], sum of their logsumexp
+    logit_max: jax.Array  # [], largest logit of the vocabulary
+    token_nll: Any  # [B, S], each target's loss in nats; NO_TOKEN where there is none, or in another micro-batch
 
 
 class Measures(NamedTuple):
@@ -24,30 +36,59 @@ class Measures(NamedTuple):
     positions: jax.Array  # [], positions that went through the blocks
     residual_squares: jax.Array  # [L], sum over the residual stream after each block
     mlp_squares: jax.Array  # [L], sum over the MLP's activations, which `down` multiplies
+    attention_entropy: jax.Array  # [L], sum over queries and heads of their weights' entropy, in nats
+    gradient_zeros: jax.Array  # [L], zeros in the gradient that comes back to each block's output (`count_zeros`)
     unit_max: jax.Array  # [L, F], largest |activation| of each MLP unit
     attention_logit_max: jax.Array  # [L], largest number that the softmax takes
-    logit_squares: jax.Array  # [], sum over the head's logits at positions with a target
-    log_z: jax.Array  # [], sum of their logsumexp
+    head: Any  # HeadMeasures; () on the stages of a pipeline
 
 
-MAXIMA = ("unit_max", "attention_logit_max")
-BLOCK_FIELDS = ("residual_squares", "mlp_squares", *MAXIMA)
+NO_TOKEN = -1.0
+MAXIMA = ("unit_max", "attention_logit_max", "logit_max", "token_nll")
+BLOCK_FIELDS = Measures._fields[1:-1]
 
 
-def nothing(shape: ModelShape, *layers: int) -> Measures:
+def nothing(shape: ModelShape, head: Any, *layers: int) -> Measures:
     """The measures of no batch; `layers`: leading axes of the per-layer fields, by default [L]."""
     layers = layers or (shape.n_layers,)
-    zero, zeros_L = jnp.zeros(()), jnp.zeros(layers)
+    zeros_L = jnp.zeros(layers)
     unit_max = reshard_to(jnp.zeros((*layers, shape.d_ff)), *(None for _ in layers), "mlp")
-    return Measures(zero, zeros_L, zeros_L, unit_max, zeros_L - jnp.inf, zero, zero)
+    return Measures(jnp.zeros(()), zeros_L, zeros_L, zeros_L, zeros_L, unit_max, zeros_L - jnp.inf, head)
+
+
+def nothing_of_head(rows: int, length: int) -> HeadMeasures:
+    """The head's measures of no batch, with places for the tokens of `rows` sequences."""
+    zero = jnp.zeros(())
+    token_nll = reshard_to(jnp.full((rows, length), NO_TOKEN), "batch", "context")
+    return HeadMeasures(zero, zero, zero - jnp.inf, token_nll)
 
 
 def combine(a: Any, b: Any) -> Any:
-    """Combine the measures of two batches; () where nothing is measured."""
+    """Combine the measures (`Measures` or `HeadMeasures`) of two batches; () where nothing is measured."""
     if a == () or b == ():
         return ()
-    pairs = zip(Measures._fields, a, b, strict=True)
-    return Measures(*[jnp.maximum(x, y) if name in MAXIMA else x + y for name, x, y in pairs])
+
+    def combine_field(name: str, a: Any, b: Any) -> Any:
+        if isinstance(a, tuple):
+            return combine(a, b)
+        return jnp.maximum(a, b) if name in MAXIMA else a + b
+
+    return type(a)(*[combine_field(name, x, y) for name, x, y in zip(a._fields, a, b, strict=True)])
+
+
+def sum_over_devices(head: HeadMeasures, axes: Any) -> HeadMeasures:
+    """The head's measures combined over the devices along mesh `axes`, each of which has a part; in a shard_map."""
+
+    def over(name: str, x: Any) -> Any:  # x may be (), without leaves
+        return jax.tree.map(lambda x: (jax.lax.pmax if name in MAXIMA else jax.lax.psum)(x, axes), x)
+
+    return HeadMeasures(*[over(name, x) for name, x in zip(HeadMeasures._fields, head, strict=True)])
+
+
+def place_rows(head: HeadMeasures, index: Any, parts: int) -> HeadMeasures:
+    """`head` of micro-batch `index` of `parts`, which has every so-manieth row, with the places of the whole batch."""
+    token_nll = jnp.where(jnp.arange(parts)[None, :, None] == index, head.token_nll[:, None], NO_TOKEN)
+    return head._replace(token_nll=jax.lax.collapse(token_nll, 0, 2))
 
 
 def add_at(total: Measures, index: jax.Array, part: Measures) -> Measures:
@@ -59,12 +100,11 @@ def add_at(total: Measures, index: jax.Array, part: Measures) -> Measures:
     return total._replace(**added)
 
 
-def of_blocks(written: Any, positions: int) -> Measures:
-    """The blocks' values in COLLECTION as Measures, without those of the head."""
-    units, zero = written["mlp"]["units"], jnp.zeros(())
-    logit_max = written["attention"]["logit_max"]
-    count = jnp.float32(positions)
-    return Measures(count, written["squares"], units["mlp_squares"], units["unit_max"], logit_max, zero, zero)
+def of_blocks(written: Any, positions: int, head: Any = ()) -> Measures:
+    """The blocks' values in COLLECTION as Measures, with those of the `head`."""
+    by_layer = {**written["mlp"]["units"], **written["attention"]["logits"], "residual_squares": written["squares"]}
+    no_zeros = jnp.zeros_like(written["squares"])
+    return Measures(positions=jnp.float32(positions), gradient_zeros=no_zeros, head=head, **by_layer)
 
 
 def when(due: jax.Array, measure: Callable[..., Any], start: Any, *values: Any) -> Any:
@@ -102,3 +142,40 @@ def like(start: jax.Array, x: jax.Array, *names: str) -> jax.Array:
     """A constant laid out like a reduction of `x`: split over the mesh by these logical axes, and varying as `x`."""
     start = vary_like(start, x)
     return jax.sharding.reshard(start, activation_spec(*names)) if has_explicit_mesh() and names else start
+
+
+def underflow_format(policy: Policy) -> str:
+    """The format of gradients that flow back, where small ones become zero in it (fp16, fp8); else ""."""
+    return policy.backward if policy.backward in ("float16", E4M3, E5M2) else ""
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def count_zeros(x: jax.Array, count: jax.Array, due: jax.Array, form: str) -> jax.Array:
+    """`x` itself. The "gradient" of `count` [] is not a gradient: it counts zeros in x's, cast to `form`, if `due`.
+
+    Casts to fp8 are scaled by the largest magnitude of the whole gradient, whatever the policy's tiles or history are.
+    """
+    del count, due, form
+    return x
+
+
+def zeros_after_cast(due: jax.Array, dx: jax.Array, form: str) -> jax.Array:
+    """The number [] of zeros in `dx` in this format; 0 unless `due`."""
+
+    def count(dx: jax.Array) -> jax.Array:
+        small = dx.astype(form) if form == "float16" else cast_to_fp8(dx, fp8_scale(max_magnitude(dx), form), form)
+        return jnp.sum(small.astype(jnp.float32) == 0, dtype=jnp.float32)
+
+    return when(due, count, like(jnp.zeros(()), dx), dx)
+
+
+def _forward(x: jax.Array, count: jax.Array, due: jax.Array, form: str) -> tuple[jax.Array, jax.Array]:
+    del count, form
+    return x, due
+
+
+def _backward(form: str, due: jax.Array, dx: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    return dx, zeros_after_cast(due, dx, form), None
+
+
+count_zeros.defvjp(_forward, _backward)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab import user_code
-from scalelab.config import Layout, ModelShape, Optim, Static, hparam_keys
+from scalelab.config import LAYERS_NUMBERS, Layout, ModelShape, Optim, Static, hparam_keys
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip
 from scalelab.hardware.device_memory import usable_bytes
@@ -98,7 +98,7 @@ def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tup
     size = (steps, static.global_batch, static.model.seq_len + 1)
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     names = [key.split(".")[1] for key in hparam_keys()]
-    names += [*static.optim.own, "log_every", *["layers_every"] * static.layers]
+    names += [*static.optim.own, "log_every", *[*LAYERS_NUMBERS] * static.layers]
     names += ["separator"] * (static.documents == "mask")
     h = {name: jax.ShapeDtypeStruct((), kinds.get(name, jnp.float32)) for name in names}
     n = jax.ShapeDtypeStruct((), jnp.int32)

@@ -28,7 +28,7 @@ from scalelab.train.run.sinks import SinkReport
 from scalelab.train.step import guard
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.guard import GUARD, OUTLIERS
-from scalelab.train.step.layers import LAYERS
+from scalelab.train.step.layers import DUE, LAYERS
 from scalelab.train.step.metrics import as_number
 from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.step.step import STEP_METRICS
@@ -87,7 +87,7 @@ class _Reader:
         self.rates.append(rate)
         for run, metrics, alarms in zip(self.runs, values, self.alarms, strict=True):
             if metrics is not None and run.status == "running":
-                run.write(_train_lines(run, step, n, metrics, rate), _layer_lines(run, step, n, metrics))
+                run.write(_train_lines(run, step, n, metrics, rate), _layer_lines(step, n, metrics))
                 _note_skips(run, step, n, metrics)
                 alarms.read(step, n, metrics)
         losses = [None if m is None else float(m["train_loss"][n - 1]) for m in values]
@@ -127,10 +127,10 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
     return lines
 
 
-def _layer_lines(run: Run, step: int, n: int, metrics: dict[str, Any]) -> list[dict]:
-    every, layers = run.config.log.layers_every, metrics.get(LAYERS, {})
-    due = [i for i in range(n) if every and (step + i + 1) % every == 0]
-    return [{"step": step + i + 1} | {key: values[i].tolist() for key, values in layers.items()} for i in due]
+def _layer_lines(step: int, n: int, metrics: dict[str, Any]) -> list[dict]:
+    layers = dict(metrics.get(LAYERS, {}))
+    due = np.flatnonzero(layers.pop(DUE)[:n]) if layers else ()
+    return [{"step": step + int(i) + 1} | {key: values[i].tolist() for key, values in layers.items()} for i in due]
 
 
 def _note_skips(run: Run, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:

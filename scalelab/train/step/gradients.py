@@ -40,12 +40,13 @@ def loss_sums(
     scales: Any = None,
     due: jax.Array | None = None,
     term: Callable[..., jax.Array] | None = None,
+    probes: Any = None,
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
 
     With `ends`, attention stays within documents and the first token of a document is not predicted. `scales` are those
     of delayed scaling; without them its products use the amax of their operands. With `due` the sums hold `measures`.
-    `term`: see `transformer.summed_loss`.
+    `term` and `probes`: see `transformer.summed_loss`.
     """
     if static.layout.stage > 1:
         return pipeline.pipeline_loss_sums(static, params, tokens, z_weight, ends)
@@ -54,7 +55,7 @@ def loss_sums(
     with product_precision(policy):
         return transformer.summed_loss(
             static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed, due=due,
-            term=term,
+            term=term, probes=probes,
         )  # fmt: skip
 
 
@@ -123,9 +124,10 @@ def micro_batch_objective(
     counted: jax.Array,
     ends: DocumentEnds | None,
     due: jax.Array | None = None,
+    probes: Any = None,
 ) -> tuple[jax.Array, LossSums]:
     """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]."""
-    sums = loss_sums(static, params, part, z_weight, ends, scales, due, hooks.loss_term(static))
+    sums = loss_sums(static, params, part, z_weight, ends, scales, due, hooks.loss_term(static), probes)
     return sums.objective / counted, sums
 
 
@@ -140,16 +142,26 @@ def _gradients(
     ends: DocumentEnds | None,
     due: jax.Array | None,
 ) -> tuple[LossSums, Any, Any]:
+    measured = due is not None
+    can_underflow = measured and measures.underflow_format(POLICIES[static.precision]) and static.layout.stage == 1
+    probes = jnp.zeros(static.model.n_layers) if can_underflow else None
+
     def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
         if static.layout.stage > 1:
             return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
         objective = functools.partial(micro_batch_objective, static)
-        differentiate = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)
-        (_, sums), (grads, amax) = differentiate(params, scales, part, z_weight, counted, ends, due)
+        differentiate = jax.value_and_grad(objective, argnums=(0, 1, 7), has_aux=True)
+        (_, sums), (grads, amax, zeros) = differentiate(params, scales, part, z_weight, counted, ends, due, probes)
+        if zeros is not None:
+            sums = sums._replace(measures=sums.measures._replace(gradient_zeros=zeros))
         return sums, grads, amax
 
-    def micro(carry: tuple[LossSums, Any, Any], part: jax.Array) -> tuple[tuple[LossSums, Any, Any], None]:
+    def micro(carry: tuple[LossSums, Any, Any], at: Any) -> tuple[tuple[LossSums, Any, Any], None]:
+        part, index = at if measured else (at, None)
         sums, grads, amax = of(part)
+        if measured:
+            head = measures.place_rows(sums.measures.head, index, static.accumulate)
+            sums = sums._replace(measures=sums.measures._replace(head=head))
         grads = reshard_as(static, rules.gradient_specs, grads)
         total = add_sums(carry[0], sums)
         return (total, jax.tree.map(jnp.add, carry[1], grads), jax.tree.map(jnp.maximum, carry[2], amax)), None
@@ -163,11 +175,13 @@ def _gradients(
     if static.own_loss:
         nothing = nothing._replace(term=jnp.zeros(()))
     if due is not None:
-        nothing = nothing._replace(measures=measures.nothing(static.model))
+        head = measures.nothing_of_head(tokens.shape[0], tokens.shape[1] - 1)
+        nothing = nothing._replace(measures=measures.nothing(static.model, head))
     begin = (nothing, zeros, jax.tree.map(jnp.zeros_like, scales))
     if n_micro_batches is not None:
-        return jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, parts[i])[0], begin)
-    return jax.lax.scan(micro, begin, parts)[0]
+        at = lambda i: (parts[i], i) if measured else parts[i]  # noqa: E731
+        return jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], begin)
+    return jax.lax.scan(micro, begin, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
 
 
 def reshard_as(static: Static, rule: Callable, tree: Any) -> Any:

@@ -51,7 +51,7 @@ def train_step(
     gradient after the clip, over that before it (NaN if skipped). `update_norm` and `param_norm` are NaN on steps that
     are not logged, since they read every parameter once more (3 % of a step with a large vocabulary).
     """
-    policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h)
+    policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h, state.guard)
     params = upcast(state.params, policy.parameters)
     sums, grads, amax = _loss_and_gradients(static, state, params, tokens, h, due)
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
@@ -81,7 +81,7 @@ def train_step(
         memory, report = incident.remember(*past, loss, grad_norm, update_norm / param_norm, uniform)
         new, metrics = new._replace(guard=memory), metrics | {guard.GUARD: report}
     if due is not None:
-        metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer)}
+        metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer, new.params, tokens)}
     metrics |= {hooks.LOSS_TERM: sums.term / jnp.maximum(sums.tokens, 1.0)} if static.own_loss else {}
     if static.own_metrics:
         after = upcast(new.params, policy.parameters)
@@ -119,7 +119,8 @@ def _update_if(
 
     Loops of one turn or none: a conditional would copy parameters and moments (3 %).
     """
-    no_norms = jnp.where(accepted, jnp.nan, 0.0), jnp.float32(jnp.nan), _no_norms(static, state.params)
+    by_layer = jax.eval_shape(lambda s: _norms_by_layer(static, s.params, s.params, s.opt_state, now), state)
+    no_norms = jnp.where(accepted, jnp.nan, 0.0), jnp.float32(jnp.nan), layers.nothing_measured(by_layer)
     updated = UpdatedState(state.params, state.opt_state, state.ema, no_norms)
     for measured, active in ((False, accepted & ~logged), (True, accepted & logged)):
         update = functools.partial(_update_once, static, grads, extra, now, measured)
@@ -139,7 +140,7 @@ def _update_once(
     moves, opt_state = compute_updates(static, grads, opt_state, params, now, now["lr"], **extra)
     params = reshard_as(static, rules.parameter_specs, optax.apply_updates(params, moves))
     if measured:
-        norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params)
+        norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params, opt_state, now)
     params = cast_for_storage(params, policy.parameters)
     if static.ema:
         resharded = reshard_as(static, rules.moment_specs, upcast(params, policy.parameters))
@@ -160,23 +161,23 @@ def _next_state(state: TrainState, updated: UpdatedState, accepted: jax.Array, p
 
 
 def _layer_metrics(
-    static: Static, due: jax.Array, sums: LossSums, grads: Any, norms_by_layer: dict[str, layers.Norms]
-) -> dict[str, jax.Array]:
-    """The measures of each layer; meaningless unless `due`."""
+    static: Static, due: jax.Array, sums: LossSums, grads: Any, norms_by_layer: dict[str, layers.Norms], params: Any,
+    tokens: jax.Array,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """The measures of each layer and of the batch; meaningless unless `due`."""
     norms = functools.partial(layers.layer_norms, static)
-    grad_norm = when(due, norms, layers.no_norms(static, grads), grads)
-    return layers.describe_layers(static, sums.measures, sums.tokens, **norms_by_layer, grad_norm=grad_norm)
+    grad_norm = when(due, norms, layers.nothing_measured(jax.eval_shape(norms, grads)), grads)
+    values = layers.describe_layers(static, sums.measures, sums.tokens, **norms_by_layer, grad_norm=grad_norm)
+    batch = layers.describe_batch(due, sums.measures.head.token_nll, params, tokens)
+    return values | batch | {layers.DUE: due}
 
 
-def _norms_by_layer(static: Static, moves: Any, params: Any) -> dict[str, layers.Norms]:
-    """Norms of the update, and of the weights after it; {} if layers are not logged."""
+def _norms_by_layer(static: Static, moves: Any, params: Any, opt_state: Any, h: Hparams) -> dict[str, layers.Norms]:
+    """Norms of the update and of the weights after it, and shares under eps; {} if layers are not logged."""
     if not static.layers:
         return {}
-    return {"update_norm": layers.layer_norms(static, moves), "weight_norm": layers.layer_norms(static, params)}
-
-
-def _no_norms(static: Static, params: Any) -> dict[str, layers.Norms]:
-    return {name: layers.no_norms(static, params) for name in ("update_norm", "weight_norm") if static.layers}
+    norms = {"update_norm": layers.layer_norms(static, moves), "weight_norm": layers.layer_norms(static, params)}
+    return norms | {"eps_share": layers.eps_shares(static, h, opt_state)}
 
 
 def _stays_finite(

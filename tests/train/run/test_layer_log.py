@@ -17,6 +17,7 @@ SHORT = [
     f"--config.{key}"
     for key in ("train.steps=6", "train.steps_per_dispatch=3", "checkpoint.every_steps=4", "eval.every_steps=6")
 ]
+FAMILIES = {"token_loss", "worst", "embedding"}
 COMMAND = [
     "train",
     "--config=configs/tiny.py",
@@ -25,7 +26,16 @@ COMMAND = [
     "--config.log.layers_every=2",
     "--config.log.every_steps=3",
 ]
-LISTS = {"grad_norm", "update_norm", "weight_norm", "residual_rms", "attention_logit_max", "dead_units"}
+LISTS = {
+    "grad_norm",
+    "update_norm",
+    "weight_norm",
+    "residual_rms",
+    "attention_logit_max",
+    "dead_units",
+    "attention_entropy",
+    "eps_share",
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +51,13 @@ def test_a_line_every_so_many_steps_has_a_value_a_layer(run):
     for line in lines:
         assert {key for key, value in line.items() if isinstance(value, list)} == LISTS
         assert all(len(line[key]) == 2 and all(map(math.isfinite, line[key])) for key in LISTS)
-        assert {key.partition("/")[0] for key in line if "/" in key} == {"embed", "head", "final_norm", "logits"}
+        assert {key.partition("/")[0] for key in line if "/" in key} == {
+            "embed",
+            "head",
+            "final_norm",
+            "logits",
+            *FAMILIES,
+        }
     assert [line["step"] for line in records.read_metrics(run) if "train_loss" in line] == [3, 6]
     assert not any(LISTS & line.keys() - {"grad_norm", "update_norm"} for line in records.read_metrics(run))
 
@@ -73,7 +89,7 @@ def test_the_report_draws_maps_of_layer_and_step(run, capsys):
     assert main(["report", str(run)]) == 0
     words = texts_of(run / "report.html", "layers")
     titles = ("gradient norm", "update norm", "weight norm", "largest attention logit", "share of dead MLP units")
-    assert [words.count(title) for title in titles] == [1] * 5 and words.count("embed") == 3
+    assert [words.count(title) for title in titles] == [1] * 5 and words.count("embed") == 4
     rows = list(csv.DictReader((run / "figures" / "layers.csv").read_text().splitlines()))
     lines = records.read_layers(run)
     by_layer = [float(row["grad_norm"]) for row in rows if row["layer"] in "01"]

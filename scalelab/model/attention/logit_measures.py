@@ -1,6 +1,6 @@
-"""The largest attention logit, whatever the kernel: kernels don't return their logits.
+"""The largest attention logit and the softmax's entropy, whatever the kernel: kernels don't return their logits.
 
-Logits are computed once more, block by block, at half the cost of attention's forward; only steps that measure do it.
+Logits are computed once more, block by block, at some cost of attention's forward; only steps that measure do it.
 
 Shapes: B batch, S queries, T keys, N heads, K key/value heads, H d_head.
 """
@@ -13,7 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from scalelab.model.attention.blockwise import block_size, group_heads, largest, move_heads_first, visible_block_pairs
+from scalelab.model.attention.blockwise import (
+    block_size,
+    group_heads,
+    largest_and_entropy,
+    move_heads_first,
+    visible_block_pairs,
+)
 from scalelab.model.attention.mask import MaskInfo, attention_mask
 from scalelab.model.attention.relative import RelativeInputs, make_blocked_relative
 from scalelab.sharding import (
@@ -28,15 +34,18 @@ from scalelab.sharding import (
 )
 
 
-def largest_logit(
+def measure_logits(
     q_BSNH: jax.Array,
     k_BTKH: jax.Array,
     relative: RelativeInputs | None,
     mask_info: MaskInfo,
     scale: float,
     window: int,
-) -> jax.Array:
-    """The largest logit [] in fp32 over all pairs that are not masked; arguments as for `kernels.compute_attention`.
+) -> dict[str, jax.Array]:
+    """`attention_logit_max`, the largest logit [] over all pairs that are not masked, and `attention_entropy`.
+
+    The entropy of each query's weights in nats, summed over queries and heads []. Arguments as for
+    `kernels.compute_attention`, values in fp32.
 
     Where the mesh splits the sequence, each device gathers all keys, which are small compared to the logits.
     """
@@ -49,20 +58,26 @@ def largest_logit(
     }
     arrays = {name: pair for name, pair in optional.items() if pair[0] is not None}
 
-    def on_device(q: jax.Array, k: jax.Array, *more: jax.Array) -> jax.Array:
+    def on_device(q: jax.Array, k: jax.Array, *more: jax.Array) -> dict[str, jax.Array]:
         values = dict(zip(arrays, more, strict=True))
         distances = RelativeInputs(values["q"], vary_like(values["r"], q)) if relative is not None else None
         limits = MaskInfo(values.get("segment_BS"), values.get("is_global"))
-        most = _largest_on_device(q, k, distances, limits, scale, window)
-        return jax.lax.pmax(most, (*BATCH_AXES, CONTEXT_AXIS, TENSOR_AXIS)) if has_explicit_mesh() else most
+        most, entropy = _measure_on_device(q, k, distances, limits, scale, window)
+        if has_explicit_mesh():
+            axes = (*BATCH_AXES, CONTEXT_AXIS, TENSOR_AXIS)
+            most, entropy = jax.lax.pmax(most, axes), jax.lax.psum(entropy, axes)
+        return {"attention_logit_max": most, "attention_entropy": entropy}
 
     specs = (heads, heads, *(where for _, where in arrays.values()))
-    return per_device(on_device, specs, PartitionSpec())(q_BSNH, k_BTKH, *(value for value, _ in arrays.values()))
+    result: dict[str, jax.Array] = per_device(on_device, specs, PartitionSpec())(
+        q_BSNH, k_BTKH, *(value for value, _ in arrays.values())
+    )
+    return result
 
 
-def _largest_on_device(
+def _measure_on_device(
     q: jax.Array, k: jax.Array, relative: RelativeInputs | None, mask_info: MaskInfo, scale: float, window: int
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     length, split = q.shape[1], mesh_axis_size(CONTEXT_AXIS) > 1
     block = min(block_size(), length)
     key_segment, first = mask_info.segment_BS, jnp.int32(0)
@@ -85,7 +100,8 @@ def _largest_on_device(
         real = (i + index < length)[:, None]  # padding of the last block is not a query
         return mask & (real if mask.ndim == 2 else real[None])
 
-    return largest(group_heads(q * scale, k.shape[2]), move_heads_first(k), pairs, block, block_mask, distances)
+    heads = group_heads(q * scale, k.shape[2]), move_heads_first(k)
+    return largest_and_entropy(*heads, pairs, block, block_mask, distances)
 
 
 def _filled(segment_BS: jax.Array | None, block: int) -> Any:
