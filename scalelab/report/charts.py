@@ -45,6 +45,13 @@ def curve_chart(
     return {"axes": axes, "y": label, "logx": x != "step", "series": series, "top": top, "key": styles}
 
 
+def show_spikes(chart: Chart) -> None:
+    """Show a loss above the chart's cap whole, on a logarithmic axis: of a single run it is what one looks for."""
+    values = [value for line in chart["series"] for value in line["values"] if value is not None]
+    if chart["top"] is not None and max(filter(math.isfinite, values), default=0.0) > chart["top"]:
+        chart.update(top=None, logy=True)
+
+
 def add_key(chart: Chart, colours: Mapping[Any, str]) -> None:
     """Name the colours below a chart: all of few, some of many."""
     lines = colour_handles(dict(colours))

@@ -144,6 +144,7 @@ def run_loss_figure(page: ReportPage) -> str:
     events, floor = gather.read_event_rows([page.folder]), gather.entropy_rate([page.folder])
     colours = {page.folder.name: plots.RUN_COLOURS["train_loss"]}
     chart = charts.curve_chart(known, plots.LOSS_NAMES, colours, plots.BOTH_LOSSES)
+    charts.show_spikes(chart)
     chart["key"] = []
     for line in chart["series"]:
         line["colour"] = svg.css_colour(plots.RUN_COLOURS["val_loss" if line["dash"] else "train_loss"])

@@ -51,6 +51,9 @@ def test_a_page_fits_its_window_without_complaint(browser, pages, kind, width, d
     drawings = browser.run("[...document.querySelectorAll('figure')].map(f => [...f.querySelectorAll(':scope > svg, "
                            ".chart')].filter(e => e.getBoundingClientRect().height > 100).length)")  # fmt: skip
     assert drawings and all(count >= 1 for count in drawings), "every figure shows a drawing"
+    cut = browser.run("[...document.querySelectorAll('.chart')].filter(box => box.firstElementChild "
+                      "&& box.firstElementChild.offsetWidth > box.clientWidth).length")  # fmt: skip
+    assert cut == 0, "no chart is wider than its box, which would hide its end"
     assert not browser.run("document.getElementById('broken')")
 
 

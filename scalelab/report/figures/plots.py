@@ -37,6 +37,8 @@ EVENT_MARKS = {
     "note": ("o", "#2b8a3e", "note"),
     "stopped": ("D", "#555555", "stopped"),
     "stopped_early": ("D", "#b3541e", "stopped early"),
+    "guard": ("v", ACCENT, "alarm of the guard"),
+    "rewind": ("<", "#7b4ab5", "rewound"),
     "diverged": ("X", ACCENT, "diverged"),
 }
 MOST_DRAWN = 24_000  # points of all curves in one figure
@@ -120,6 +122,11 @@ def _limit(ax: Axes, groups: dict[str, list[dict]], y: str) -> None:
     ax.set_ylim(low - pad, high + pad)
 
 
+def _rises_above_start(groups: dict[str, list[dict]], y: str) -> bool:
+    values = [row[y] for lines in groups.values() for row in lines if math.isfinite(row[y])]
+    return bool(values) and max(values) > 1.1 * max(lines[0][y] for lines in groups.values())
+
+
 def _mark_events(ax: Axes, groups: dict[str, list[dict]], events: Sequence[dict], x: str, y: str) -> list[Line2D]:
     """Draw each event on its run's curve; returns a legend handle for each kind drawn."""
     low, high = ax.get_ylim()
@@ -158,7 +165,10 @@ def plot_run_losses(rows: Sequence[dict], events: Sequence[dict] = (), floor: fl
         _draw(ax, groups, dict.fromkeys([row.get("run") for row in rows], RUN_COLOURS[y]), "tokens", y, "run", None)
     set_log_axis(ax)
     y = next(iter(lines))
-    _limit(ax, lines[y], y)
+    if _rises_above_start(lines[y], y):  # of a single run a spike is what one looks for
+        set_log_axis(ax, "y")
+    else:
+        _limit(ax, lines[y], y)
     marks = _mark_events(ax, lines[y], events, "tokens", y) + _floor(ax, floor)
     names = [Line2D([], [], color=RUN_COLOURS[y], lw=2, label=LOSS_NAMES[y]) for y in lines]
     add_axes_legend(fig, ax, handles=[*names, *marks], loc="best")

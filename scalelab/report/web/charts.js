@@ -51,7 +51,7 @@
       const pad = 0.04 * (high - low) || Math.abs(high) * 0.05 || 1;
       return [low - pad, high + pad];
     };
-    const cap = (low, high) => (spec.top && high > spec.top && spec.top > low ? spec.top : high);
+    const cap = (low, high) => (spec.top && !model.uncapped && high > spec.top && spec.top > low ? spec.top : high);
     model.plot = new uPlot({
       width: holder.clientWidth, height: Math.max(230, Math.min(400, holder.clientWidth * 0.55)),
       legend: { show: false }, focus: { alpha: 0.25 },
@@ -125,7 +125,7 @@
       row.append(make("label", {}, "smooth ", slider));
     }
     const all = make("button", { type: "button", textContent: "see all" });
-    all.onclick = () => draw(model);
+    all.onclick = () => { model.uncapped = true; draw(model); };
     row.append(all);
     return row;
   };
@@ -140,14 +140,17 @@
       const model = { spec, holder, readout, axis: spec.axes[0], logx: spec.logx, logy: spec.logy ?? false, weight: 0 };
       asks.append(make("div", { className: "ask" }, make("b", { textContent: spec.y }), tools(model), holder, keyOf(spec),
         readout, ...runList(spec)));
-      draw(model);
       charts.push(model);
     }
   });
+  // A chart is drawn for the width of its box, which is known once all boxes stand; and again if that width changes.
+  const widths = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+    const model = charts.find(({ holder }) => holder === target);
+    if (target.clientWidth && model.plot?.width !== target.clientWidth) draw(model);
+  }));
+  charts.forEach((model) => { draw(model); widths.observe(model.holder); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     shades = new Map();
     charts.forEach(({ plot }) => plot.redraw());
   });
-  let waiting;
-  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => charts.forEach(draw), 150); });
 })();
