@@ -9,9 +9,10 @@
 Lines are appended with one write each, so a crash can only tear the last one; a torn last line is ignored.
 """
 
+import math
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalelab import set_by
@@ -52,8 +53,12 @@ DAMAGED_STATUS = "damaged"  # the status of a run whose files can't be read, amo
 STOPPED_EARLY_STATUS = "stopped early"  # of a trial that a rule of its sweep ended: it will have no result
 ROW_COLUMNS = (
     "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
-    "C_chinchilla", "val_loss", "bpb", "identity", "mixed", "spike_score", "rewinds",
+    "C_chinchilla", "val_loss", "bpb", "identity", "mixed", "spike_score", "rewinds", "clip_share",
 )  # fmt: skip
+# What layers.jsonl has by layer and the table of runs by run: the layer that is worst.
+LAYER_COLUMNS: dict[str, Callable[[list[float]], float]] = {
+    "attention_logit_max": max, "attention_entropy": min, "dead_units": max, "eps_share": max, "gradient_zeros": max,
+}  # fmt: skip
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
 RECORD_SCHEMA = {
     "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
@@ -65,7 +70,7 @@ RECORD_SCHEMA = {
     "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
     "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "set_by?": {"*": TEXT},
     "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
-    "spike_score?": NUMBER, "rewinds?": {"*": {}},
+    "spike_score?": NUMBER, "clip_share?": NUMBER, "rewinds?": {"*": {}},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
 }  # fmt: skip
 
@@ -76,8 +81,27 @@ def read_metrics(folder: Folder) -> list[dict]:
 
 
 def read_layers(folder: Folder) -> list[dict]:
-    """Read lines of `step` and measurements: a list has one value per layer, a number is a group's or the logits'."""
-    return read_json_lines(pathlib.Path(folder) / "layers.jsonl", LAYERS_SCHEMA)
+    """Read lines of `step` and measurements: a list has one value per layer, a number is a group's or the batch's.
+
+    Beside what is stored stands `update_ratio`, the update's norm over the weights'.
+    """
+    return [add_update_ratio(line) for line in read_json_lines(pathlib.Path(folder) / "layers.jsonl", LAYERS_SCHEMA)]
+
+
+def add_update_ratio(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of layers.jsonl with `update_ratio`, and `GROUP/update_ratio` of each group; absent where a norm is."""
+    line, kind = dict(line), "update_norm"
+    for key in [key for key in line if key == kind or key.endswith(f"/{kind}")]:
+        group, weights = key.removesuffix(kind), line.get(key.removesuffix(kind) + "weight_norm")
+        if weights is not None:
+            line[f"{group}update_ratio"] = _divide(line[key], weights)
+    return line
+
+
+def _divide(a: Any, b: Any) -> Any:
+    if isinstance(a, list):
+        return [_divide(x, y) for x, y in zip(a, b, strict=True)]
+    return a / b if b else math.nan
 
 
 def log_paths(folder: Folder) -> list[pathlib.Path]:
@@ -90,6 +114,19 @@ def last_metrics(folder: Folder) -> dict[str, float | None]:
     path = pathlib.Path(folder) / "metrics.jsonl"
     line = last_line(path, lambda row: "val_loss" not in row and not describe_mismatch(row, METRICS_SCHEMA)) or {}
     return {key: value for key, value in line.items() if key not in ("step", "tokens", "time")}
+
+
+def _last_layers(folder: pathlib.Path) -> dict[str, float]:
+    """Numbers of the last line of layers.jsonl: the worst layer's of LAYER_COLUMNS, and all of the batch's families."""
+    path = pathlib.Path(folder) / "layers.jsonl"
+    line = last_line(path, lambda row: not describe_mismatch(row, LAYERS_SCHEMA)) or {}
+    worst = {key: reduce(line[key]) for key, reduce in LAYER_COLUMNS.items() if isinstance(line.get(key), list)}
+    return worst | {key: line[key] for key in batch_keys(line)}
+
+
+def batch_keys(line: Mapping[str, Any]) -> list[str]:
+    """The keys `family/name` of a line of layers.jsonl that are not a group's value of what layers have too."""
+    return [key for key in line if "/" in key and key.partition("/")[2] not in line]
 
 
 def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
@@ -290,10 +327,11 @@ def read_run(folder: pathlib.Path) -> dict:
         "identity": record.get("identity"),
         "mixed": describe_config_changes(record),
         "spike_score": record.get("spike_score"),
+        "clip_share": record.get("clip_share"),
         "rewinds": len(record.get("rewinds", {})),
     }
     row |= record.get("by_source", {}) | {
         key: value for key, value in flatten_keys(config).items() if key != set_by.NOTES_KEY
     }
-    measured = last_metrics(folder) | _last_step_scores(folder, record.get("steps"))
+    measured = last_metrics(folder) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
     return row | {key: value for key, value in measured.items() if key not in row}

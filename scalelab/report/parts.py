@@ -177,8 +177,14 @@ def metrics_section(
     return page.draw("metrics", plot, rows, caption) + constants
 
 
+BATCH_CAPTION = (
+    "Measures of whole batches: the head's logits, quantiles of the tokens' losses, the worst sequences (their "
+    "rows are in the CSV), and norms of the embedding's rows by how often the batch has them."
+)
+
+
 def layers_section(page: ReportPage) -> str:
-    """Maps of layer and step from layers.jsonl, and the head's logits; "" if there are none."""
+    """Maps of layer and step from layers.jsonl, and curves of the batch's families; "" if there are none."""
     lines = records.read_layers(page.folder)
     if not lines:
         return ""
@@ -186,18 +192,16 @@ def layers_section(page: ReportPage) -> str:
         "What each layer did, at the steps that log.layers_every chose; names as in scalelab/train/step/layers.py."
     )
     figure = page.draw("layers", lambda: metricplots.layer_maps(lines), metricplots.layer_rows(lines), caption)
-    logits = [
-        {"run": page.folder.name} | {k: v for k, v in line.items() if k == "step" or k.startswith("logits/")}
+    rows = [
+        {"run": page.folder.name, "step": line["step"]} | {key: line[key] for key in records.batch_keys(line)}
         for line in lines
     ]
-    panels, _ = metricplots.split_constant(logits)
+    curves = [{key: value for key, value in row.items() if not key.startswith("worst/row")} for row in rows]
+    panels, _ = metricplots.split_constant(curves)
     if not panels:
         return figure
     return figure + page.draw(
-        "logits",
-        lambda: metricplots.metric_panels(logits, panels, {page.folder.name: ""}),
-        logits,
-        "The head's logits: their root mean square, and the mean of their logsumexp.",
+        "batch", lambda: metricplots.metric_panels(curves, panels, {page.folder.name: ""}), rows, BATCH_CAPTION
     )
 
 

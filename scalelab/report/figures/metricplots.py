@@ -39,9 +39,13 @@ MAPS = {
     "grad_norm": ("gradient norm", True),
     "update_norm": ("update norm", True),
     "weight_norm": ("weight norm", True),
+    "update_ratio": ("update norm / weight norm", True),
     "residual_rms": ("residual stream, RMS after the block", True),
     "attention_logit_max": ("largest attention logit", False),
+    "attention_entropy": ("attention entropy (nats)", False),
     "dead_units": ("share of dead MLP units", False),
+    "eps_share": ("share of numbers with sqrt(v) < eps", False),
+    "gradient_zeros": ("share of zeros in the gradient", False),
 }
 MOST_STEPS = 400  # columns of a map
 BELOW = ("embed", "positions")  # groups drawn below the first layer; the others stand above the last
@@ -159,7 +163,7 @@ def layer_rows(lines: Sequence[dict]) -> list[dict]:
             if isinstance(value, list):
                 for layer, each in enumerate(value):
                     places.setdefault(layer, {})[key] = each
-            elif key != "step":
+            elif key.partition("/")[2] in line:
                 group, _, quantity = key.partition("/")
                 places.setdefault(group, {})[quantity] = value
         rows += [{"step": line["step"], "layer": place} | values for place, values in places.items()]

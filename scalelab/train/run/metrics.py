@@ -82,6 +82,13 @@ def write_metric_lines(
     return "; ".join(filter(None, warnings))
 
 
+def clip_share(folder: pathlib.Path) -> dict[str, float]:
+    """`clip_share`: of the logged steps, those whose gradient was clipped; {} without any that was not skipped."""
+    ratios = [line.get("clip_ratio") for line in records.read_metrics(folder)]
+    known = [ratio for ratio in ratios if ratio is not None and ratio == ratio]  # NaN: skipped
+    return {"clip_share": sum(ratio < 1 for ratio in known) / len(known)} if known else {}
+
+
 def _rows(lines: Sequence[dict], layers: Sequence[dict]) -> list[tuple[int, dict[str, float]]]:
     """The scalars of both kinds of lines, in order of steps."""
     rows = [(line["step"], _scalars(line)) for line in lines] + [(line["step"], layer_scalars(line)) for line in layers]
@@ -95,7 +102,7 @@ def _scalars(line: dict) -> dict[str, float]:
 def layer_scalars(line: dict) -> dict[str, float]:
     """A line of layers.jsonl as `{"layers/NAME/LAYER": value}`; what is of no layer is `layers/NAME`."""
     scalars: dict[str, float] = {}
-    for key, value in line.items():
+    for key, value in records.add_update_ratio(line).items():
         if key not in NOT_SCALARS:
             of_layers = enumerate(value) if isinstance(value, Iterable) else ()
             scalars |= {f"layers/{key}/{i}": v for i, v in of_layers} or {f"layers/{key}": value}

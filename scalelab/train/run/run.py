@@ -29,7 +29,7 @@ from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import compatibility, determinism
 from scalelab.train.resume.facts import checkpoint_facts, package_versions
 from scalelab.train.run import sources
-from scalelab.train.run.metrics import check_trackers, open_sinks, write_metric_lines
+from scalelab.train.run.metrics import check_trackers, clip_share, open_sinks, write_metric_lines
 from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun
 from scalelab.train.spec import TrainSpec
 from scalelab.train.step import formats_found
@@ -169,6 +169,7 @@ class Run:
             self.record["bpb"] = bits_per_byte(self.val_loss, self.record["data"]["bytes_per_token"])
             self.record |= {"by_source": self.by_source} if self.by_source else {}
         if is_first_process():
+            self.record |= clip_share(self.folder)
             records.write_json(self.folder / "record.json", self.record)
 
 

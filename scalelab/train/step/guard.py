@@ -37,6 +37,7 @@ EARLY_STEPS, EARLY_RISE, LARGE_RATIO, LARGE_IN_A_ROW = 64, 1.0, 0.1, 8
 RECENT = 288  # losses kept whatever they are: what the host's test of a lasting rise needs
 BLOCK, BLOCKS = 20, 500  # flags are counted by blocks of steps: 10,000 steps make the spike score
 BUDGET_BLOCKS, BUDGET, MOST_IN_A_ROW = 10, 10, 16  # 5 % of the last 200 steps, or so many in a row: no accidents
+FORECAST_STEPS, FORECAST_LEAST = 64, 16  # losses that the running forecast of the next one rests on
 REWARMUP_STEPS = 150  # of LR after the moments are reset (SPAM)
 LR_JUMP, LR_JUMP_FROM = (
     1.2,
@@ -214,6 +215,24 @@ def _median_norm(rule: Guard, window: jax.Array, entered: jax.Array) -> jax.Arra
     n = jnp.minimum(entered, rule.window)
     middle = median(jnp.where(jnp.arange(rule.window) < n, window[1], jnp.inf), n)
     return jnp.exp(middle) if rule.detector == "log" else middle
+
+
+def loss_sigmas(memory: GuardState, step: jax.Array, loss: jax.Array) -> jax.Array:
+    """Standard deviations of ln loss above its running forecast; 0 before FORECAST_LEAST losses are known.
+
+    The forecast is the line of least squares through the last FORECAST_STEPS losses, flagged ones included, and the
+    standard deviation that of its residuals.
+    """
+    age = (step - 1 - jnp.arange(RECENT)) % RECENT
+    known = (age < jnp.minimum(step, FORECAST_STEPS)) & jnp.isfinite(memory.recent)
+    n, x = jnp.sum(known).astype(jnp.float32), -1.0 - age
+    mean = lambda values: jnp.sum(jnp.where(known, values, 0.0)) / jnp.maximum(n, 1.0)  # noqa: E731
+    x_mean, y_mean = mean(x), mean(memory.recent)
+    dx, dy = x - x_mean, jnp.where(known, memory.recent - y_mean, 0.0)
+    slope = mean(dx * dy) / jnp.maximum(mean(dx * dx), TINY)
+    std = jnp.sqrt(mean(jnp.square(dy - slope * dx)) * n / jnp.maximum(n - 2.0, 1.0))
+    above = jnp.log(jnp.maximum(loss, TINY)) - (y_mean - slope * x_mean)
+    return jnp.where(n >= FORECAST_LEAST, above / jnp.maximum(std, TINY), 0.0)
 
 
 def _is_recent_block(step: jax.Array) -> jax.Array:

@@ -79,7 +79,8 @@ def train_step(
     if decision is not None:
         past, uniform = (static.guard, state.guard, state.step, decision), math.log(static.model.vocab_size)
         memory, report = incident.remember(*past, loss, grad_norm, update_norm / param_norm, uniform)
-        new, metrics = new._replace(guard=memory), metrics | {guard.GUARD: report}
+        sigmas = guard.loss_sigmas(state.guard, state.step, loss)
+        new, metrics = new._replace(guard=memory), metrics | {guard.GUARD: report, "loss_sigmas": sigmas}
     if due is not None:
         metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer, new.params, tokens)}
     metrics |= {hooks.LOSS_TERM: sums.term / jnp.maximum(sums.tokens, 1.0)} if static.own_loss else {}

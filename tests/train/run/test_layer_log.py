@@ -35,6 +35,7 @@ LISTS = {
     "dead_units",
     "attention_entropy",
     "eps_share",
+    "update_ratio",
 }
 
 
@@ -89,7 +90,7 @@ def test_the_report_draws_maps_of_layer_and_step(run, capsys):
     assert main(["report", str(run)]) == 0
     words = texts_of(run / "report.html", "layers")
     titles = ("gradient norm", "update norm", "weight norm", "largest attention logit", "share of dead MLP units")
-    assert [words.count(title) for title in titles] == [1] * 5 and words.count("embed") == 4
+    assert [words.count(title) for title in titles] == [1] * 5 and words.count("embed") == 5
     rows = list(csv.DictReader((run / "figures" / "layers.csv").read_text().splitlines()))
     lines = records.read_layers(run)
     by_layer = [float(row["grad_norm"]) for row in rows if row["layer"] in "01"]
@@ -97,4 +98,15 @@ def test_the_report_draws_maps_of_layer_and_step(run, capsys):
     assert [float(row["weight_norm"]) for row in rows if row["layer"] == "head"] == [
         line["head/weight_norm"] for line in lines
     ]
-    assert "rms" in texts_of(run / "report.html", "logits") and not capsys.readouterr().err
+    for line in lines:
+        assert line["update_ratio"] == [u / w for u, w in zip(line["update_norm"], line["weight_norm"], strict=True)]
+        assert line["head/update_ratio"] == line["head/update_norm"] / line["head/weight_norm"]
+    row, last = records.read_run(run), lines[-1]
+    assert (
+        row["attention_entropy"] == min(last["attention_entropy"]) and row["token_loss/p99"] == last["token_loss/p99"]
+    )
+    clipped = [line["clip_ratio"] < 1 for line in records.read_metrics(run) if "train_loss" in line]
+    assert row["clip_share"] == sum(clipped) / len(clipped)
+    assert {"p99", "loss_1", "rare", "max"} <= set(texts_of(run / "report.html", "batch"))
+    assert "worst/row_1" in (run / "figures" / "batch.csv").read_text().splitlines()[0]
+    assert "rms" in texts_of(run / "report.html", "batch") and not capsys.readouterr().err
