@@ -109,3 +109,16 @@ def test_a_rule_that_is_none_is_refused_before_anything_is_written(tmp_path, cap
 def test_every_name_of_a_rule_may_be_used():
     for name in NAMES:
         assert check_rule(f"{name} > 0 and not {name} / 2 < -1")
+
+
+def test_a_sweep_that_is_stopped_and_resumed_leaves_the_ended_trial_alone(swept, tmp_path):
+    folder, arguments, content = swept
+    poor, good = (row["name"] for row in content["trials"])
+    configs = load_trials(arguments[0].removeprefix("--config="), {"checkpoint.every_steps": "9"})
+    looks = iter(range(60))
+    verdicts = run_sweep(tmp_path, configs, stop=lambda: next(looks) > 9, judge=StopJudge(RULE))
+    assert verdicts == {poor: "stopped early", good: "stopped"}
+    before = [path.read_bytes() for path in sorted((tmp_path / "runs" / poor).glob("*.json*"))]
+    assert run_sweep(tmp_path, configs, judge=StopJudge(RULE)) == {poor: "stopped early", good: "done"}
+    assert before == [path.read_bytes() for path in sorted((tmp_path / "runs" / poor).glob("*.json*"))]
+    assert untimed(tmp_path / "runs" / good) == untimed(folder / "runs" / good)

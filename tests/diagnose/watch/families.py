@@ -57,7 +57,7 @@ def write_member(
     records.append_json_lines(folder / "metrics.jsonl", lines)
     records.write_json(folder / "record.json", {
         "name": folder.name, "identity": configs.identity(config), "status": status or ("done" if done else "running"),
-        "params": {"total": n}, "steps": int(at[-1]) if len(at) else 0, "tokens": 512 * steps,
+        "params": {"total": n}, "steps": steps if done else int(at.max(initial=0)), "tokens": 512 * steps,
         "flops_per_token": {"exact": 6.0 * n}, "val_loss": final if done else None, "device": "cpu",
         "mesh": {"devices": 1},
         "data": {"source": "stdlib", "fingerprint": "f00d", "tokenizer": "bytes"},
