@@ -118,7 +118,9 @@ def hash_code(file: str) -> str:
 def run_cases(cases: Sequence[Case], jobs: int, folder: pathlib.Path) -> list[dict[str, Any]]:
     """Run every test of the cases once, file by file, and judge each case."""
     nodes = sorted({test for case in cases for test in case.tests})
-    files = sorted({node.partition("::")[0] for node in nodes})
+    files = sorted(
+        {node.partition("::")[0] for node in nodes}, key=lambda file: ("crash" in file, file)
+    )  # longest last
     if absent := [file for file in files if not (_ROOT / file).exists()]:
         raise BadInput(f"{absent[0]} is not in {_ROOT}: the fault table runs in a checkout, with its tests")
     outcomes: Outcomes = {}

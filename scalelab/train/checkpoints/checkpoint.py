@@ -26,7 +26,7 @@ from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import RETRY_WAITS_S, is_transient, retry_transient
 from scalelab.parallel.processes import broadcast_from_first
-from scalelab.train.checkpoints import health, manifest
+from scalelab.train.checkpoints import copies, health, manifest
 from scalelab.train.checkpoints import logs as log_lengths
 from scalelab.train.checkpoints.leaves import check_same_leaves, describe_leaves
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
@@ -92,6 +92,7 @@ class Checkpoints:
         self.orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self.commit: threading.Thread | None = None
         self.failure: tuple[int, BaseException] | None = None  # (step, error) of a save that failed
+        self.difference = ""  # between copies of one array on several devices, as of the last save
         self.lost = False  # whether the last save failed with a transient error
         self.shares: dict[str, float] = {}  # seconds of the last save: blocked, orbax, hash (for benchmarks)
 
@@ -120,6 +121,7 @@ class Checkpoints:
             draft,
             describe_leaves(states),
             health.inspect_states(states),
+            copies.inspect_copies(states),
             log_lengths.log_sizes(self.logs),
         )
         commit = threading.Thread(target=self._commit, args=arguments, name="commit")
@@ -147,8 +149,9 @@ class Checkpoints:
         retry_transient(draft.mkdir)
 
     def _commit(
-        self, step: int, draft: pathlib.Path, tree: dict[str, str], inspections: Any, sizes: Mapping[pathlib.Path, int]
-    ) -> None:
+        self, step: int, draft: pathlib.Path, tree: dict[str, str], inspections: Any,
+        copied: copies.Inspection, sizes: Mapping[pathlib.Path, int],
+    ) -> None:  # fmt: skip
         """Finish a save in the background: when it returns without a failure, the step is committed."""
         try:
             start = time.perf_counter()
@@ -156,9 +159,10 @@ class Checkpoints:
             self.shares["orbax"] = time.perf_counter() - start
             if jax.process_index() == 0:
                 start = time.perf_counter()
+                self.difference = copies.describe_difference(copied)
                 facts = {
                     "time": time.time(),
-                    "health": health.health_verdicts(inspections),
+                    "health": health.health_verdicts(inspections, self.difference),
                     "logs": log_lengths.hash_log_prefixes(self.folder, sizes),
                 }
                 manifest.write_manifest(draft, step, tree, self.facts, **facts)
@@ -182,6 +186,9 @@ class Checkpoints:
         if self.commit:
             self.commit.join()
         self.commit = None
+        if self.difference:
+            self.warn(f"{self.difference}: a bit flipped there, in memory or in arithmetic; stop, and leave it out")
+            self.difference = ""
 
     def _failed_transiently(self) -> bool:
         return self.failure is not None and is_transient(self.failure[1])

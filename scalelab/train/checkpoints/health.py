@@ -40,10 +40,13 @@ def _last_alarm(state: Any) -> jax.Array:
     return jnp.where(alarmed, counts.last_flag, -1)
 
 
-def health_verdicts(inspections: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
-    """`{trial: "healthy" or "suspect: REASON"}` from the result of `inspect_states`; waits for it."""
+def health_verdicts(inspections: Mapping[str, tuple[Any, Any]], difference: str = "") -> dict[str, str]:
+    """`{trial: "healthy" or "suspect: REASON"}` from the result of `inspect_states`; waits for it.
+
+    `difference`: what `copies.describe_difference` says, which makes every trial suspect.
+    """
     return {
-        name: _health_verdict(bool(finite), int(streak), int(flag))
+        name: f"suspect: {difference}" if difference else _health_verdict(bool(finite), int(streak), int(flag))
         for name, (finite, streak, flag) in jax.device_get(dict(inspections)).items()
     }
 

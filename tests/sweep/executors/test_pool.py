@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import socket
 
 import pytest
 
@@ -135,6 +136,22 @@ def test_sigterm_to_the_parent_alone_reaches_every_worker_and_the_sweep_goes_on_
     assert {row["status"] for row in rows} <= {"stopped", "done"} and "stopped" in {row["status"] for row in rows}
     rows = finish(command(*arguments, name="sweep"))["trials"]
     assert {row["status"] for row in rows} == {"done"} and {row["step"] for row in rows} == {400}
+
+
+@pytest.mark.slow
+def test_a_second_sweep_of_the_same_folder_is_refused_and_the_first_trains_each_trial_once(tmp_path, capsys):
+    process, arguments = started(tmp_path, {"train.steps": 400})
+    folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
+    wait_for(lambda: any(records.read_metrics(f) for f in folders), process)
+    process.send_signal(signal.SIGSTOP)  # so that it surely lives when the second comes; its workers go on
+    assert main(["sweep", *arguments]) == 2
+    assert f"is held by host {socket.gethostname()}, process {process.pid}" in capsys.readouterr().err
+    process.send_signal(signal.SIGCONT)
+    assert {row["status"] for row in finish(process)["trials"]} == {"done"}
+    for folder in folders:
+        assert [event["kind"] for event in records.read_events(folder)].count("start") == 1
+        steps = [line["step"] for line in records.read_metrics(folder) if "train_loss" in line]
+        assert steps == list(range(5, 401, 5))
 
 
 def test_trials_that_diverge_are_results_and_crashed_ones_are_not(tmp_path, capsys):
