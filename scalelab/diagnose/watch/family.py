@@ -15,7 +15,9 @@ Law = Callable[[float, float], float]  # (parameters, tokens) -> loss
 LEAST_SPARE = 4  # siblings beyond the regression's coefficients
 LEAST_FOR_LAW = 10  # siblings that a law of the family is fitted to, at least of three sizes and three lengths
 SAME_SCHEDULE = 0.05  # mean distance of LR / peak between two runs that count as under the same schedule
-WINDOW = 0.5  # of the steps so far: the part of the curve whose mean counts (chosen on the quickstart's seed 0)
+WINDOW = (
+    0.5  # of the steps so far: the part of the curve whose mean counts (least error of three, over six quickstarts)
+)
 LAST_SHARE = 0.1  # of a run: the part whose mean is its final training loss
 # Siblings lie on a law fitted to them, a new run off it: what widens the interval to 90 % of left-out runs of the
 # quickstart on seed 0 (experiments/watch.py).
