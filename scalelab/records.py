@@ -70,7 +70,7 @@ RECORD_SCHEMA = {
     "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
     "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "set_by?": {"*": TEXT},
     "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
-    "spike_score?": NUMBER, "clip_share?": NUMBER, "rewinds?": {"*": {}},
+    "spike_score?": NUMBER, "clip_share?": NUMBER, "rewinds?": {"*": {}}, "changes_by_hand?": {"*": {}},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
 }  # fmt: skip
 

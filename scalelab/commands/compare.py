@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     from scalelab.evaluate.compare import compare_runs
 
     comparison = compare_runs(options.a, options.b)
-    lines = [*_metrics(comparison), *_gap(comparison)]
+    lines = [*_rewinds(comparison), *_metrics(comparison), *_gap(comparison)]
     if options.html:
         from scalelab.report.several import write_comparison
 
@@ -69,6 +69,11 @@ def _sections(comparison: dict[str, Any]) -> list[str]:
             *([f"  and {len(differences) - MOST_LINES} more (--json)"] if len(differences) > MOST_LINES else []),
         ]
     return lines
+
+
+def _rewinds(comparison: dict[str, Any]) -> list[str]:
+    a, b = comparison["rewinds"]
+    return [f"guard: A went back {a} times, B {b} times, and skipped batches each time"] if a or b else []
 
 
 def _metrics(comparison: dict[str, Any]) -> list[str]:

@@ -17,6 +17,10 @@ stops all after the same step. If one is killed, the others end with exit code 1
 heartbeat of its host. If one hangs (train.stall_s), they end with the stacks of all threads in DIR/stacks-I.txt. The
 same commands resume.
 
+  --lr-factor=F --skip-batches=A..B --reset=moments
+change a run where it goes on, from its last checkpoint or as a branch; the record lists them, and the same command
+again makes no change twice. The guard does the same by itself under guard.policy=rewind.
+
 A run whose step can't fit the memory of the devices is refused before compilation, with a table of its memory by
 component; --force starts it.
 
@@ -25,8 +29,10 @@ Exit code: 0 done, 1 diverged or failed, 2 bad input, 75 stopped by a signal aft
     scalelab train --config=tiny --workdir=runs/mine --config.optim.peak_lr=3e-3
 """
 
+import math
 import os
 import pathlib
+import re
 import sys
 import traceback
 from typing import Any
@@ -78,7 +84,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--processes", type=int, metavar="N", help="how many processes train this run together")
     parser.add_argument("--process-id", type=int, metavar="I", help="the index of this process, from 0 on")
     add_take_over_option(parser)
+    add_change_options(parser)
     options = parser.parse_args(rest)
+    options.change = _change(options)
     device_memory.reserve_gpu_memory()
     if options.init_from:
         overrides["train.init_from"] = options.init_from
@@ -90,6 +98,32 @@ def main(argv: list[str]) -> int:
 
     place = processes.find_process_place(options.coordinator, options.processes, options.process_id)
     return _train(config, options) if place is None else _train_as_process(place, config, options)
+
+
+def add_change_options(parser: Parser) -> None:
+    """Options that change a run where it goes on."""
+    parser.add_argument("--lr-factor", type=float, metavar="F", help="go on with F times the LR, from here to the end")
+    parser.add_argument("--skip-batches", metavar="A..B", help="go on without the batches A to B (by their numbers)")
+    parser.add_argument(
+        "--reset", choices=["moments"], help="go on with the optimizer's state anew, and 150 steps of warm-up"
+    )
+
+
+def _change(options: Any) -> Any:
+    """What the options ask to change where the run goes on; None: nothing."""
+    if options.lr_factor is None and options.skip_batches is None and options.reset is None:
+        return None
+    factor = 1.0 if options.lr_factor is None else options.lr_factor
+    if not 0 < factor < math.inf:
+        raise BadInput(f"--lr-factor={factor:g} must be finite and above zero; nearest: 0.7")
+    batches = re.fullmatch(r"(\d+)\.\.(\d+)", options.skip_batches or "0..0")
+    if not batches:
+        raise BadInput(f"--skip-batches={options.skip_batches!r} is not A..B, two numbers of batches; e.g. 900..1100")
+    skip = (int(batches[1]), int(batches[2])) if options.skip_batches else None
+
+    from scalelab.train.run.single import ByHand
+
+    return ByHand(factor, skip, options.reset is not None)
 
 
 def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
@@ -118,7 +152,9 @@ def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> 
     with RunProgress(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
         progress = bar.update if first else lambda _: None
         code = git.code_state(options.config)
-        result = train_single(config, folder, progress, stop, options.allow_change, options.take_over, pulse, code)
+        result = train_single(
+            config, folder, progress, stop, options.allow_change, options.take_over, pulse, code, options.change
+        )
     if first:
         _report(result, options.json)
     return {"done": 0, "stopped": 75}.get(result["status"], 1)

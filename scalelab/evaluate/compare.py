@@ -36,6 +36,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
         "environment": _differences(
             *(records.flatten_keys({k: r.get(k) for k in ENVIRONMENT_KEYS}) for r in both_records)
         ),
+        "rewinds": [len(record.get("rewinds", {})) for record in both_records],
         "metrics": metrics,
         "weights": weights,
         "same_bits": bool(

@@ -11,6 +11,7 @@ from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.resume import branch, determinism
+from scalelab.train.resume.catch_up import catch_up, decide_all
 from scalelab.train.resume.start import (
     find_last_checkpoint,
     load_initial_weights,
@@ -78,17 +79,22 @@ def train_pack(
         facts_by_name = {name: run.facts for name, run in by_name.items()}
         logs = [path for run in runs for path in records.log_paths(run.folder)]
         warn = make_warner(runs, progress)
-        with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, facts_by_name, logs, warn) as checkpoints:
-            start = restore_runs(by_name, checkpoints, allow, progress, c.fallback, mode)
-            start = start or _resume_from_other_pack(runs, allow, progress, mode)
-            loop.report_resume(f"{len(runs)} trials" if len(runs) > 1 else names[0], start, config, progress)
-            if trunks:
-                start = (
-                    trunks[0].step,
-                    [branch.start_branch(*pair, progress) for pair in zip(runs, trunks, strict=True)],
+        keep = c.keep_last, c.keep_every, facts_by_name, logs, warn, config.guard.policy == "rewind"
+        while True:
+            with Checkpoints(place / "checkpoints", *keep) as checkpoints:
+                start = restore_runs(by_name, checkpoints, allow, progress, c.fallback, mode)
+                start = start or _resume_from_other_pack(runs, allow, progress, mode)
+                start = start and catch_up(by_name, checkpoints, start, data, progress)
+                loop.report_resume(f"{len(runs)} trials" if len(runs) > 1 else names[0], start, config, progress)
+                if trunks and not start:
+                    states = [branch.start_branch(*pair, progress) for pair in zip(runs, trunks, strict=True)]
+                    start = trunks[0].step, states
+                params = [start_from_weights(run, weights) for run in runs] if weights and not start else None
+                outcome = loop.train_runs(
+                    runs, data, checkpoints, names, mode, start, progress, stop, params, judge=judge
                 )
-            params = weights and [start_from_weights(run, weights) for run in runs]
-            loop.train_runs(runs, data, checkpoints, names, mode, start, progress, stop, params, judge=judge)
+            if not decide_all(by_name, outcome.calls, place / "checkpoints"):
+                break
         return {run.name: run.status for run in runs}
 
 

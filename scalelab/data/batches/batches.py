@@ -8,7 +8,7 @@ other). Windows cross document boundaries but not shards; the rest of a shard, l
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,8 +146,15 @@ class TrainBatches:
 
         Only `rows` are read.
         """
+        return self.numbered(range(step, step + k), rows)
+
+    def numbered(self, batches: Sequence[int], rows: RowIndex = ALL_ROWS) -> np.ndarray:
+        """The batches of these numbers, int32 [k, rows, seq_len + 1]: other numbers than steps where some are skipped.
+
+        Only `rows` are read.
+        """
         reader = self._reader(self._key(rows))
-        numbers = np.stack([reader[i] for i in range(step, step + k)])
+        numbers = np.stack([reader[i] for i in batches])
         # All at once: small batches over many shards, one by one, cost half as much again.
         return self.windows.read(numbers.ravel()).reshape(*numbers.shape, -1)
 

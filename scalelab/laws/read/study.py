@@ -87,6 +87,8 @@ def _exclusion_reason(row: Row, needed: Sequence[str], only_fit: bool) -> str:
         return str(row["status"])
     if row.get("mixed"):
         return f"mixed: {row['mixed']}"
+    if row.get("rewinds"):
+        return f"rewound {row['rewinds']} times by the guard, so it skipped batches"
     for key in needed:
         value = row.get(key)
         if value is None:

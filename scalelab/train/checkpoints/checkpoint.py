@@ -78,16 +78,17 @@ class Checkpoints:
     `facts`: {trial: identity, config, data, versions, …}, stored in every manifest. `logs`: files that a committed step
     relies on, because a resumed run doesn't write their lines again. Their content at the start of a save is on disk
     before its commit, and its hash is in the manifest. `warn` receives the problems that a save recovered from.
+    `rewinds`: keep what the guard may go back to.
     """
 
     def __init__(
         self, folder: pathlib.Path, keep_last: int = 2, keep_every: int = 0, facts: Mapping[str, Facts] | None = None,
-        logs: Sequence[pathlib.Path] = (), warn: Callable[[str], None] = lambda text: None,
+        logs: Sequence[pathlib.Path] = (), warn: Callable[[str], None] = lambda text: None, rewinds: bool = False,
     ) -> None:  # fmt: skip
         self.folder = folder.absolute()
         self.orbax_folder = plain_path(self.folder, self)
         self.keep_last, self.keep_every, self.facts = keep_last, keep_every, dict(facts or {})
-        self.logs, self.warn = logs, warn
+        self.logs, self.warn, self.rewinds = logs, warn, rewinds
         # Uncompressed: compression shrinks weights to 92 % only, and saves would take three times as long.
         self.orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self.commit: threading.Thread | None = None
@@ -172,7 +173,7 @@ class Checkpoints:
                 manifest.fsync(self.folder)
                 self.lost = False
                 self.shares["hash"] = time.perf_counter() - start
-                manifest.prune_steps(self.folder, self.keep_last, self.keep_every)
+                manifest.prune_steps(self.folder, self.keep_last, self.keep_every, self.rewinds)
         except BaseException as error:  # of any kind: the thread that saves next raises it
             self.failure = (step, error)
 

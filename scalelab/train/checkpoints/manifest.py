@@ -24,6 +24,7 @@ from scalelab.records import read_record
 
 MANIFEST_FORMAT = 1
 HEALTHY = "healthy"
+REWIND_STEPS = 100  # the guard goes back by so many steps at least
 MANIFEST_NAME = "manifest.json"
 # A numbered folder with one of these is a checkpoint: ours, or one written before manifests existed.
 STEP_MARKERS = (MANIFEST_NAME, "state", "default", "_CHECKPOINT_METADATA")
@@ -198,8 +199,10 @@ def _size(path: pathlib.Path) -> int | None:
         return None
 
 
-def prune_steps(folder: pathlib.Path, keep_last: int, keep_every: int) -> list[int]:
+def prune_steps(folder: pathlib.Path, keep_last: int, keep_every: int, rewinds: bool = False) -> list[int]:
     """Delete old steps: all but the newest `keep_last`, multiples of `keep_every` and each trial's newest healthy one.
+
+    With `rewinds` also the healthy one before, and the newest that is REWIND_STEPS older than the newest healthy one.
 
     Only steps that look intact are counted or deleted: if damaged steps counted among the newest, the last good one
     could be deleted. Returns the deleted steps.
@@ -207,7 +210,7 @@ def prune_steps(folder: pathlib.Path, keep_last: int, keep_every: int) -> list[i
     intact = [step for step in list_steps(folder) if not find_step_problems(folder / str(step), contents=False)]
     newest = intact[-keep_last:]
     rest = [step for step in intact if step not in newest and not (keep_every and step % keep_every == 0)]
-    surplus = sorted(set(rest) - (_newest_healthy(folder, intact) if rest else set()))
+    surplus = sorted(set(rest) - (_newest_healthy(folder, intact, rewinds) if rest else set()))
     for step in surplus:
         draft = folder / f"{step}.tmp"
         rename_with_retry(folder / str(step), draft)  # atomic: a crash while deleting leaves no half step
@@ -215,13 +218,16 @@ def prune_steps(folder: pathlib.Path, keep_last: int, keep_every: int) -> list[i
     return surplus
 
 
-def _newest_healthy(folder: pathlib.Path, steps: list[int]) -> set[int]:
-    newest: dict[str, int] = {}
+def _newest_healthy(folder: pathlib.Path, steps: list[int], rewinds: bool) -> set[int]:
+    healthy: dict[str, list[int]] = {}
     for step in steps:
         content = read_manifest(folder / str(step))
         health = content.get("health") or dict.fromkeys(content["facts"], HEALTHY)  # older manifests have no health
-        newest |= {trial: step for trial, verdict in health.items() if verdict == HEALTHY}
-    return set(newest.values())
+        for trial, verdict in health.items():
+            healthy.setdefault(trial, []).extend([step] if verdict == HEALTHY else [])
+    newest = {step for each in healthy.values() for step in each[-2 if rewinds else -1 :]}
+    older = [[step for step in each if step <= each[-1] - REWIND_STEPS] for each in healthy.values() if each]
+    return newest | {each[-1] for each in older if each and rewinds}
 
 
 def set_aside(path: pathlib.Path, suffix: str = "damaged") -> pathlib.Path:

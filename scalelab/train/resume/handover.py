@@ -109,12 +109,12 @@ def complete_state(
     """
     wanted = dataclasses.replace(wanted, layout=mesh.resolve_layout(wanted.layout, jax.device_count()))
     params = fields["params"] if "params" in fields else load_evaluation_params(checkpoints, checked, name, wanted)
-    whole = _placed_initial_state(wanted, h, params)._replace(**{"params": params, **fields})
+    whole = place_initial_state(wanted, h, params)._replace(**{"params": params, **fields})
     others = [field for field in whole._fields if field not in ("params", *fields)]
     return whole, [field for field in others if jax.tree.leaves(getattr(whole, field))]
 
 
-def _placed_initial_state(wanted: Static, h: Any, params: Any) -> TrainState:
+def place_initial_state(wanted: Static, h: Any, params: Any) -> TrainState:
     """The state of step 0 on these parameters, as `wanted` has them, each array where its program wants it."""
     form = POLICIES[wanted.precision].parameters
     begin = lambda params: state.state_from_params(wanted, h, state.upcast(params, form))  # noqa: E731

@@ -115,7 +115,9 @@ def _restored_state(
     note_environment_changes(run, loaded.step, saved, progress)
     if "tracker_id" in saved:  # and the record may have been lost
         run.record.setdefault("tracker_id", saved["tracker_id"])
-    run.facts |= {"alarms": saved["alarms"]} if "alarms" in saved else {}
+    for name_of_fact in ("alarms", "rewinds", "changes_by_hand"):
+        run.facts.pop(name_of_fact, None)
+        run.facts |= {name_of_fact: saved[name_of_fact]} if name_of_fact in saved else {}
     run.changed |= diff_facts(saved, run.facts)
     run.facts["mixed"] = mixed.merge_change_entries(loaded.step, saved, run.facts, run.config, fresh)
     if len(run.facts["mixed"]) > len(saved.get("mixed", {})):

@@ -11,7 +11,7 @@ resumed run raises the same alarms.
 
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,15 @@ CLIMB_STEPS, CLIMB_EVERY, CLIMB_FACTOR = 2000, 100, 2.0
 MOST_EVENTS = 20  # of one incident: the others are counted in spike_score
 UNITS = {"loss": "loss {:.4g} nats", "grad_norm": "gradient norm {:.4g}", "early": "loss {:.4g} nats",
          "large_updates": "update norm / weight norm {:.3g}"}  # fmt: skip
+
+
+class Call(NamedTuple):
+    """Why a run should go back: the step that showed it, and the first and last flagged steps (from 0)."""
+
+    step: int
+    why: str
+    first_flag: int
+    last_flag: int
 
 
 def rising_steps(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -60,16 +69,17 @@ def robust_slope(steps: np.ndarray, values: np.ndarray) -> float:
 
 
 class Alarms:
-    """The alarms of one run. `facts` go into its checkpoints; `call` is why the run should go back or end, or ""."""
+    """The alarms of one run. `facts` go into its checkpoints; `call` is why the run should go back, or None."""
 
     def __init__(self, run: Run, step: int, memory: Any) -> None:
-        self.run, self.call = run, ""
+        self.run = run
+        self.call: Call | None = None
         self.facts: dict[str, Any] = {"risen_since": None, "climbed": None} | run.facts.get("alarms", {})
         self.on = isinstance(memory, guard.GuardState)
         self.policy, self.events = run.spec.static.guard.policy, 0
         if self.on:
             counts = guard.Counts(*(int(x) for x in gather_to_host(memory.counts)))
-            self.first_flag, self.base_step = counts.first_flag, counts.base_step
+            self.base_step = counts.base_step
             self.recent = np.roll(gather_to_host(memory.recent), -(step % RECENT))  # oldest first
             self.logged = _logged_norms(run, step)
 
@@ -82,7 +92,7 @@ class Alarms:
         self._shapes(step, report)
         for i in np.flatnonzero(report.restarted):
             self.base_step = step + int(i)
-        self._risen(step, np.asarray(metrics["train_loss"])[:n])
+        self._risen(step, np.asarray(metrics["train_loss"])[:n], report)
         self._climbing(step, n, metrics)
         self.run.record["spike_score"] = float(report.score[-1])
         self.run.facts["alarms"] = self.facts
@@ -124,17 +134,21 @@ class Alarms:
             if shape in ("benign", "slow"):
                 self.events = 0
             else:
-                self._call(at, shape)
+                self._call(at, shape, report, int(i))
 
-    def _call(self, step: int, why: str) -> None:
+    def _call(self, step: int, why: str, report: incident.Report, i: int) -> None:
         """Remember the first reason to do more than skip; a run that skips and has diverged ends."""
-        self.call = self.call or why
+        if self.policy == "rewind" and self.call is None:
+            first, last = int(report.first_flag[i]), int(report.last_flag[i])
+            since = self.facts["risen_since"]
+            flagged = first >= 0 and (why != "diverged" or since is None or first < since)
+            self.call = Call(step, why, *((first, last) if flagged else ((since or step) - LAST, step - 1)))
         if self.policy == "skip" and why == "diverged":
             self.run.diverge(
                 step, "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
             )
 
-    def _risen(self, step: int, losses: np.ndarray) -> None:
+    def _risen(self, step: int, losses: np.ndarray, report: incident.Report) -> None:
         series = np.concatenate([self.recent, np.where(np.isfinite(losses), losses, np.inf)])
         self.recent = series[-RECENT:]
         judged = np.arange(step, step + len(losses)) + 1 - self.base_step >= RECENT
@@ -152,7 +166,7 @@ class Alarms:
                 self._event(at, "risen", text, value=float(medians[i]), threshold=float(thresholds[i]))
             elif at - since == RISEN_STEPS:
                 self._event(at, "diverged", f"the loss has risen for {RISEN_STEPS} steps")
-                self._call(at, "diverged")
+                self._call(at, "diverged", report, i)
 
     def _climbing(self, step: int, n: int, metrics: Mapping[str, Any]) -> None:
         every = self.run.config.log.every_steps

@@ -2,16 +2,37 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalelab.data.batches.batches import NO_WINDOW, val_batches
 from scalelab.data.batches.shards import check_still_there
 from scalelab.data.dataset import Dataset
+from scalelab.parallel.processes import gather_to_host
 from scalelab.train.run import sources
 from scalelab.train.run.run import Run, bits_per_byte
+from scalelab.train.step import guard
 from scalelab.train.step.hooks import EVAL_PREFIX
+
+
+class DataShift(NamedTuple):
+    """Which batch a step takes: number step + `by`, and `n` more from step `at` on for each (at, n) of `jumps`."""
+
+    by: int = 0
+    jumps: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, memory: Any) -> "DataShift":
+        """What a guard's memory says, as the step itself counts it; none without a guard."""
+        if not isinstance(memory, guard.GuardState):
+            return cls()
+        jumps = [(int(at), int(n)) for at, n in gather_to_host(memory.jumps) if at >= 0]
+        return cls(int(gather_to_host(memory.data_shift)), tuple(sorted(jumps)))
+
+    def number(self, step: int) -> int:
+        """The number of the batch of `step`."""
+        return step + self.by + sum(n for at, n in self.jumps if at <= step)
 
 
 class Feed:
@@ -29,20 +50,32 @@ class Feed:
         most = max(map(len, sets))  # of one shape, so that one program scores all
         self.val = [np.pad(s, ((0, most - len(s)), (0, 0), (0, 0)), constant_values=NO_WINDOW) for s in sets]
         self.batches = {run.config.train.seed: sources.make_train_batches(run.config, dataset) for run in runs}
-        self.ready: tuple[int, dict[int, np.ndarray]] = (-1, {})
+        self.shifts: list[DataShift] = [DataShift()] * len(runs)
+        self.ready: tuple[int, dict[Any, np.ndarray]] = (-1, {})
+
+    def follow(self, memories: Sequence[Any]) -> None:
+        """Take over which batches each run skips from its guard's memory."""
+        self.shifts = [DataShift.of(memory) for memory in memories]
+        self.ready = (-1, {})
 
     def prepare(self, step: int) -> None:
         """Fetch k batches from `step` on, even if fewer will be run: the program has shape k."""
         for part in self.dataset.parts:
             check_still_there(part.train)
-        self.ready = (step, {seed: batches.chunk(step, self.k, self.rows) for seed, batches in self.batches.items()})
+        wanted = dict.fromkeys(self._key(i) for i, run in enumerate(self.runs) if run.status == "running")
+        numbers = {shift: [shift.number(s) for s in range(step, step + self.k)] for _, shift in wanted}
+        self.ready = (step, {(s, d): self.batches[s].numbered(numbers[d], self.rows) for s, d in wanted})
+
+    def _key(self, i: int) -> tuple[int, "DataShift"]:
+        """What decides the batches of run `i`."""
+        return self.runs[i].config.train.seed, self.shifts[i]
 
     def take(self, step: int, n: int) -> list[np.ndarray | None]:
         """The batches that `prepare` fetched for this step, or fetch them now; None for a run that has ended."""
         assert n <= self.k
         if self.ready[0] != step:
             self.prepare(step)
-        return [self.ready[1][run.config.train.seed] if run.status == "running" else None for run in self.runs]
+        return [self.ready[1][self._key(i)] if run.status == "running" else None for i, run in enumerate(self.runs)]
 
     def scored(self, run: Run, step: int, sources_values: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The values of an evaluation, from those of the sources (`evaluation_values`): the overall ones first.

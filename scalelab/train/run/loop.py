@@ -18,9 +18,8 @@ from scalelab import records
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import make_agreed_flag
 from scalelab.parallel.pulse import Pulse
-from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run import early_stop
-from scalelab.train.run.alarms import Alarms
+from scalelab.train.run.alarms import Alarms, Call
 from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
@@ -36,18 +35,20 @@ from scalelab.train.step.step import STEP_METRICS
 # Values whose not being finite skips a step: name in the logbook -> metric.
 GUARDED_METRICS = {"loss": "train_loss", "gradient norm": "grad_norm", "LR": "lr"}
 Progress = Callable[[dict[str, Any]], None]
+Saver = Any  # `Checkpoints`, or what stands for them where nothing is to be saved
 StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
 
 @dataclasses.dataclass
 class TrainOutcome:
-    """The outcome of `train_runs`. `stopped`: whether a signal ended it after saving."""
+    """The outcome of `train_runs`. `stopped`: whether a signal ended it after saving; `calls`: see `Alarms`, by run."""
 
     final_step: int
     resumed_from: int | None
     tokens_per_s: float
     digests: list[str]
     stopped: bool
+    calls: list[Call | None]
 
 
 class _Reader:
@@ -154,7 +155,7 @@ def _stop_before(step: int, run: Run) -> int:
 def train_runs(
     runs: Sequence[Run],
     dataset: Dataset,
-    checkpoints: Checkpoints,
+    checkpoints: Saver,
     names: Sequence[str],
     mode: str = "turn",
     start: StartStates | None = None,
@@ -163,12 +164,15 @@ def train_runs(
     params: Sequence[Any] | None = None,
     pulse: Pulse | None = None,
     judge: Judge | None = None,
+    until: int | None = None,
 ) -> TrainOutcome:
     """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
 
     Without `start`, `params` replace the drawn initial parameters. `names` are the runs' keys in the checkpoints.
     Returns after the last save is on disk. The runs' records hold the verdicts; if a run diverges, the others go on. If
-    no step ends for longer than `train.stall_s`, the `pulse` ends the process. A `judge` may end runs early.
+    no step ends for longer than `train.stall_s`, the `pulse` ends the process. A `judge` may end runs early. With
+    `until` it ends, without verdicts, at that step. It also ends, without saving, where the guard calls for a run to go
+    back (`TrainOutcome.calls`).
     """
     pulse, folder = pulse or Pulse(), checkpoints.folder.parent
 
@@ -178,7 +182,9 @@ def train_runs(
 
     with pulse.watched(runs[0].config.train.stall_s, folder, note):
         try:
-            return _take_steps(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse, judge)
+            return _take_steps(
+                runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse, judge, until
+            )
         finally:
             for run in runs:
                 run.close_sinks()
@@ -187,7 +193,7 @@ def train_runs(
 def _take_steps(
     runs: Sequence[Run],
     dataset: Dataset,
-    checkpoints: Checkpoints,
+    checkpoints: Saver,
     names: Sequence[str],
     mode: str,
     start: StartStates | None,
@@ -196,6 +202,7 @@ def _take_steps(
     params: Sequence[Any] | None,
     pulse: Pulse,
     judge: Judge | None,
+    until: int | None,
 ) -> TrainOutcome:
     """Take the steps; the arguments are those of `train_runs`."""
     config = runs[0].config
@@ -210,15 +217,16 @@ def _take_steps(
     memories = (
         [state.guard for state in start[1]] if start else [guard.init_guard(run.spec.static.guard) for run in runs]
     )
+    feed.follow(memories)
     alarms = [Alarms(run, step, memory) for run, memory in zip(runs, memories, strict=True)]
     reader = _Reader(runs, feed, progress, pulse, alarms)
     if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its evaluation was lost
         reader.add("eval", step, 0, _evaluate(program, states, feed, pulse))
     if params and not start:  # the given weights are evaluated before the first step
         reader.add("eval", 0, 0, _evaluate(program, states, feed, pulse))
-    stopped = False
-    while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
-        n = pulse.steps_at_once = _stop_before(step, runs[0]) - step
+    stopped, end = False, until or config.train.steps
+    while step < end and any(run.status == "running" for run in runs) and not stopped:
+        n = pulse.steps_at_once = min(_stop_before(step, runs[0]), end) - step
         pulse.enter("train", step)
         batches = feed.take(step, n)
         pulse.enter(reader.waits_for(), step + n)
@@ -228,16 +236,20 @@ def _take_steps(
         with pulse.timed("data"):
             feed.prepare(step + n)
         reader.add("train", step, n, metrics)
-        step, last = step + n, step + n == config.train.steps
-        if last or step % config.eval.every_steps == 0:
+        step, last = step + n, step + n == end
+        if step == config.train.steps or step % config.eval.every_steps == 0:
             pulse.enter("eval", step)
             reader.add("eval", step, 0, _evaluate(program, states, feed, pulse))
         stopped = stop()
         if judge and not last and early_stop.is_look_due(step - n, step, config.train.steps):
             reader.read()
             early_stop.end_hopeless(runs, step, judge, progress)
-        if last or stopped or step % config.checkpoint.every_steps == 0:
+        due = last or stopped or step % config.checkpoint.every_steps == 0
+        if due:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
+        if any(each.call for each in alarms):
+            break
+        if due:
             pulse.enter("save", step)
             with pulse.timed("save"):
                 checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)), last or stopped)
@@ -245,15 +257,16 @@ def _take_steps(
     pulse.enter("save", step)
     checkpoints.close()
     stopped = stopped and step < config.train.steps
+    calls = [each.call for each in alarms]
     for run in alive:
-        if run.status == "running":
+        if run.status == "running" and not (until or any(calls)):
             _verdict(run, step, stopped)
         run.record["seconds"] = pulse.seconds | {"steps": step - (start[0] if start else 0)}
         if run.status != records.STOPPED_EARLY_STATUS:  # its record is of the step at which it ended
             run.keep_record(step)
     digests = [state_lib.params_digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
-    return TrainOutcome(step, start[0] if start else None, rate, digests, stopped)
+    return TrainOutcome(step, start[0] if start else None, rate, digests, stopped, calls)
 
 
 def report_resume(name: str, start: StartStates | None, config: ConfigDict, progress: Progress) -> None:

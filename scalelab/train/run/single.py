@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -16,11 +16,25 @@ from scalelab.hardware import device_memory
 from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.resume import branch, compatibility, determinism, extend
+from scalelab.train.resume import branch, compatibility, determinism, extend, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
 from scalelab.train.run.run import Run, open_run
 from scalelab.train.spec import make_train_spec
+
+
+class ByHand(NamedTuple):
+    """What `scalelab train` changes where a run goes on. `skip`: the first and the last batch left out."""
+
+    lr_factor: float = 1.0
+    skip: tuple[int, int] | None = None
+    reset: bool = False
+
+    def text(self) -> str:
+        """The change in words."""
+        parts = [f"lr_factor={self.lr_factor:g}"] if self.lr_factor != 1 else []
+        parts += [f"skip_batches={self.skip[0]}..{self.skip[1]}"] if self.skip else []
+        return ", ".join([*parts, *(["reset=moments"] if self.reset else [])])
 
 
 def load_run_dataset(config: ConfigDict) -> Dataset:
@@ -43,10 +57,12 @@ def train_single(
     take_over: bool = False,
     pulse: Pulse | None = None,
     code: Mapping[str, git.RepoState] | None = None,
+    change: ByHand | None = None,
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
-    `pulse` gets the progress; `code` is the `git.code_state` of the config's file (None: of the current folder).
+    `change` is made where the run goes on, and recorded. `pulse` gets the progress; `code` is the `git.code_state` of
+    the config's file (None: of the current folder).
     BadInput if another process holds the folder (see `lock.hold_folder` for `take_over`), or if it belongs to another
     config and `allow` doesn't name the keys that differ. WorkFailed if its last checkpoint is damaged, or a save fails.
     """
@@ -75,8 +91,26 @@ def train_single(
         c = config.checkpoint
         known, logs = {"run": run.facts}, records.log_paths(folder)
         warn = lineage.make_warner([run], progress)
-        with Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
-            outcome = loop.train_runs([run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse)
+        start = _change_by_hand(run, start, change, progress)
+        while True:
+            saves = (
+                folder / "checkpoints",
+                c.keep_last,
+                c.keep_every,
+                known,
+                logs,
+                warn,
+                config.guard.policy == "rewind",
+            )
+            with Checkpoints(*saves) as checkpoints:
+                outcome = loop.train_runs(
+                    [run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse
+                )
+            call = outcome.calls[0]
+            if call is None or not rewind.decide_rewind(run, call, checkpoints.folder, "run"):
+                break
+            start, params = _resume(run, allow, progress), None
+            progress({"warning": f"{run.name}: {call.why} at step {call.step}; back at step {start and start[0]}"})
     return {
         "name": run.name,
         "status": run.status,
@@ -108,8 +142,34 @@ def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection
 
 def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> loop.StartStates | None:
     """The states at the run's last checkpoint or its pack's, whichever is further; None: there is none."""
+    rewind.drop_abandoned_steps(run.folder)
     last = lineage.find_last_checkpoint(run.folder)
     if last is None:
         return None
     checkpoints, name = last
-    return lineage.restore_runs({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)
+    start = lineage.restore_runs({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)
+    if start and (decision := rewind.pending_decision(run)):
+        start = start[0], [rewind.follow_decision(run, decision, start[1][0])]
+    return start
+
+
+def _change_by_hand(
+    run: Run, start: loop.StartStates | None, asked: ByHand | None, progress: loop.Progress
+) -> loop.StartStates | None:
+    """`start`, changed as asked; a change that the run has made already is not made again. BadInput without a start."""
+    if asked is None:
+        return start
+    if start is None:
+        raise BadInput(f"{run.folder} has no checkpoint: only a run that goes on can be changed by hand")
+    step, (state,) = start
+    entries = run.facts.get("changes_by_hand", {})
+    for entry in entries.values():
+        if entry["change"] == asked.text():
+            progress({"note": f"{run.name}: {asked.text()} was made at step {entry['step']}; it is not made again"})
+            return start
+    jumps = (rewind.jump_over(state, *asked.skip),) if asked.skip else ()
+    state = rewind.apply_change(state, run.spec, rewind.Change(asked.lr_factor, 1.0, jumps, asked.reset))
+    entry = {"step": step, "change": asked.text()}
+    run.facts["changes_by_hand"] = run.record["changes_by_hand"] = entries | {str(len(entries) + 1): entry}
+    run.event("config_change", step, f"by hand: {asked.text()}")
+    return step, [state]

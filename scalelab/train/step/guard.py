@@ -43,6 +43,7 @@ LR_JUMP, LR_JUMP_FROM = (
     1.2,
     10,
 )  # an LR so many times the step before's is a restart; later than a warm-up's first steps
+MOST_JUMPS = 4  # of the data, ahead of a run at once
 ADAMS = ("adam", "adamw")
 
 
@@ -61,8 +62,6 @@ class Counts(NamedTuple):
     large: Any = 0  # large updates in a row
     high: Any = 0  # losses in a row above that of a uniform guess
     rewinds: Any = 0
-    jump_at: Any = -1  # from this step on data_shift is larger by jump_by
-    jump_by: Any = 0
     rewarm_from: Any = -1  # step from which the LR is warmed up again
 
 
@@ -85,6 +84,7 @@ class GuardState(NamedTuple):
     counts: jax.Array  # Counts, stacked
     marks: jax.Array  # Marks, stacked
     data_shift: jax.Array  # int32, batches
+    jumps: jax.Array  # int32 [MOST_JUMPS, 2]: (step, batches): from that step on data_shift is larger; -1: none
     lr_factor: jax.Array
     clip_factor: jax.Array
 
@@ -110,7 +110,7 @@ def init_guard(rule: Guard) -> Any:
     return GuardState(
         jnp.zeros((2, rule.window), jnp.float32), jnp.full(RECENT, jnp.inf, jnp.float32),
         jnp.zeros(BLOCKS, jnp.int32), jnp.array(Counts(), jnp.int32), jnp.array(Marks(), jnp.float32),
-        jnp.zeros((), jnp.int32), one, one,
+        jnp.zeros((), jnp.int32), jnp.full((MOST_JUMPS, 2), -1, jnp.int32), one, one,
     )  # fmt: skip
 
 

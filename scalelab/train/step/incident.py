@@ -48,6 +48,8 @@ class Report(NamedTuple):
     shape: Any  # of SHAPES
     score: Any  # share of flagged steps among the last 10,000
     restarted: Any  # whether a known change began a new window
+    first_flag: Any  # step (from 0) of the incident that is open, or was last
+    last_flag: Any
 
 
 def remember(
@@ -77,6 +79,7 @@ def remember(
     )
     counts, marks, shape = _follow_incident(rule, memory, counts, step, flagged == 1)
     marks = marks._replace(first_loss=jnp.where(jnp.isfinite(marks.first_loss), marks.first_loss, raw))
+    jumps = memory.jumps[:, 0] == step + 1
     block = jnp.arange(BLOCKS) == step // BLOCK % BLOCKS
     blocks = jnp.where(block & (step % BLOCK == 0), 0, memory.blocks) + jnp.where(block, flagged, 0)
     window, entered = _enter(rule, memory.window, counts.entered, d, loss, grad_norm)
@@ -85,7 +88,8 @@ def remember(
         blocks=blocks,
         counts=jnp.stack([jnp.asarray(x, jnp.int32) for x in counts._replace(entered=entered)]),
         marks=jnp.stack([jnp.asarray(x, jnp.float32) for x in marks]),
-        data_shift=memory.data_shift + jnp.where(step + 1 == counts.jump_at, counts.jump_by, 0),
+        data_shift=memory.data_shift + jnp.sum(jnp.where(jumps, memory.jumps[:, 1], 0)),
+        jumps=jnp.where(jumps[:, None], -1, memory.jumps),
     )
     report = Report(
         signal,
@@ -96,6 +100,8 @@ def remember(
         jnp.where(counts.high == HIGH_STEPS, DIVERGED, shape),
         jnp.sum(blocks) / jnp.minimum(step + 1, BLOCK * BLOCKS),
         d.restarted,
+        counts.first_flag,
+        counts.last_flag,
     )
     return state, jnp.stack([jnp.asarray(x, jnp.float32) for x in report])
 

@@ -97,7 +97,7 @@ def test_a_resumed_run_keeps_the_guards_memory_to_the_bit(whole, tmp_path):
     a, b = tmp_path / "a", folder
     assert guard_events(a) == guard_events(b) != []
     leaves = [jax.tree.leaves(restored(place)["run"]["guard"]) for place in (a, b)]
-    assert all((x == y).all() for x, y in zip(*leaves, strict=True)) and len(leaves[0]) == 8
+    assert all((x == y).all() for x, y in zip(*leaves, strict=True)) and len(leaves[0]) == 9
     assert resumed["params_digest"] == result["params_digest"]
     assert records.read_record(a)["spike_score"] == records.read_record(b)["spike_score"]
 

@@ -268,13 +268,15 @@ def test_an_overflow_of_fp16_is_not_an_alarm():
 
 
 def test_factors_shift_and_warm_up_of_the_memory():
-    counts = guard.Counts(jump_at=5, jump_by=300, rewarm_from=4)  # the trained state is at step 4
+    counts = guard.Counts(rewarm_from=4)  # the trained state is at step 4
+    jumps = jnp.array([[5, 300], [90, 2], [-1, -1], [-1, -1]], jnp.int32)
     memory = guard.init_guard(Guard("watch"))._replace(
-        counts=jnp.array(counts, jnp.int32), lr_factor=jnp.float32(0.7), clip_factor=jnp.float32(0.5)
+        counts=jnp.array(counts, jnp.int32), jumps=jumps, lr_factor=jnp.float32(0.7), clip_factor=jnp.float32(0.5)
     )
     plain, changed = stepped("watch"), stepped("watch", memory)
     np.testing.assert_allclose(changed[2]["lr"], plain[2]["lr"] * 0.7 * np.array([1, 2]) / 150, rtol=1e-6)
     assert changed[1].guard.data_shift == 300
+    np.testing.assert_array_equal(changed[1].guard.jumps, [[-1, -1], [90, 2], [-1, -1], [-1, -1]])
 
 
 def test_jumps_of_the_lr_the_batch_and_the_mixture_are_known_changes():

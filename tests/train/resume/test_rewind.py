@@ -1,0 +1,171 @@
+"""Going back after an alarm that lasts, against the run that never saw the bad batches; killed at every point of it."""
+
+import numpy as np
+import pytest
+
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.commands import train
+from scalelab.config import override
+from scalelab.configs import tiny
+from scalelab.data.batches.batches import TrainBatches
+from scalelab.errors import BadInput
+from scalelab.sweep.run import run_sweep
+from scalelab.train.checkpoints import manifest
+from scalelab.train.resume import rewind
+from scalelab.train.run.feed import Feed
+from scalelab.train.run.single import ByHand, train_single
+from scalelab.train.step import incident
+
+BAD, SKIPPED, BY = range(66, 96), range(61, 96), 35
+SMALL = {
+    "model.d_model": 16, "model.n_layers": 1, "model.seq_len": 32, "train.global_batch": 8, "train.steps": 120,
+    "eval.batches": 1, "eval.every_steps": 60, "checkpoint.every_steps": 10, "train.steps_per_dispatch": 5,
+    "log.every_steps": 1, "schedule.name": "constant", "schedule.warmup_steps": 5, "optim.peak_lr": 1e-2,
+    "guard.policy": "rewind", "guard.window": 32, "guard.minimum": 16,
+}  # fmt: skip
+READ = TrainBatches.numbered
+
+
+def config(**changes):
+    return config_lib.resolve(override(tiny.get_config(), SMALL | changes))
+
+
+def corrupted(self, numbers, rows=slice(None)):
+    """The batches, of which those in BAD are noise."""
+    batches = READ(self, numbers, rows).copy()
+    for i, number in enumerate(numbers):
+        if number in BAD:
+            batches[i] = np.random.default_rng(number).integers(0, 256, batches[i].shape)
+    return batches
+
+
+@pytest.fixture
+def bad_data(monkeypatch):
+    """Noise in BAD, and limits that suit a run of 120 steps."""
+    monkeypatch.setattr(TrainBatches, "numbered", corrupted)
+    monkeypatch.setattr(incident, "PERSISTENT_STEPS", 24)
+    for name, value in (("MARGIN", 5), ("LEAST", 20), ("MOST", 100)):
+        monkeypatch.setattr(rewind, name, value)
+
+
+@pytest.fixture(scope="module")
+def spared(tmp_path_factory):
+    """The run whose data never held the bad batches, without any guard."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainBatches, "numbered",
+                      lambda self, numbers, rows: READ(self, [n + BY * (n >= 61) for n in numbers], rows))  # fmt: skip
+        return train_single(config(**{"guard.policy": "off"}), tmp_path_factory.mktemp("spared") / "run")
+
+
+def lines(folder):
+    return [
+        {k: line[k] for k in ("step", "train_loss", "grad_norm") if k in line} for line in records.read_metrics(folder)
+    ]
+
+
+def test_a_rewound_run_equals_the_run_without_the_bad_batches(bad_data, spared, tmp_path):
+    folder = tmp_path / "run"
+    result = train_single(config(), folder)
+    assert result["status"] == "done" and result["params_digest"] == spared["params_digest"]
+    assert [line["step"] for line in lines(folder)] == sorted(line["step"] for line in lines(folder))
+    (event,) = [e for e in records.read_events(folder) if e["kind"] == "guard" and e["action"] == "rewind"]
+    assert event["batches"] == [SKIPPED[0], SKIPPED[-1]] and event["to"] == 60 and event["signal"] == "persistent"
+    record = records.read_record(folder)
+    assert record["rewinds"]["1"]["severity"] == 1 and records.read_run(folder)["rewinds"] == 1
+    assert all("rewinds" in manifest.read_manifest(folder / "checkpoints" / str(s))["facts"]["run"]
+               for s in manifest.list_steps(folder / "checkpoints") if s > 60)  # fmt: skip
+    again = train_single(config(), folder)  # nothing left to do, and nothing done twice
+    assert again["params_digest"] == spared["params_digest"]
+
+
+class Killed(BaseException):
+    """What ends the run at a chosen point."""
+
+
+def kill_once(monkeypatch, place, name, at=1, when=lambda *arguments: True):
+    calls, whole = [], getattr(place, name)
+
+    def killing(*arguments, **more):
+        if when(*arguments):
+            calls.append(1)
+            if len(calls) == at:
+                raise Killed
+        return whole(*arguments, **more)
+
+    monkeypatch.setattr(place, name, killing)
+    return calls
+
+
+POINTS = {
+    "before the decision": (rewind, "_plan_rewind", 1),
+    "after it": (rewind, "drop_abandoned_steps", 2),
+    "after restoring": (rewind, "follow_decision", 1),
+    "before the first save": (Feed, "take", 15),
+}
+
+
+@pytest.mark.parametrize("point", [*list(POINTS)[1:2], *[pytest.param(p, marks=pytest.mark.slow) for p in POINTS]])
+def test_a_run_killed_at_any_point_of_a_rewind_resumes_to_the_same_bits(point, bad_data, spared, tmp_path, monkeypatch):
+    place, name, at = POINTS[point]
+    later = (lambda *arguments: True) if name != "take" else (lambda feed, *_: feed.shifts[0].number(200) > 200)
+    calls = kill_once(monkeypatch, place, name, 1 if name == "take" else at, later)
+    with pytest.raises(Killed):
+        train_single(config(), tmp_path / "run")
+    result = train_single(config(), tmp_path / "run")
+    assert result["params_digest"] == spared["params_digest"] and calls
+    assert len(rewind.read_decisions(tmp_path / "run")) == 1
+
+
+def test_after_three_rewinds_the_run_ends_and_names_the_healthy_step(bad_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.BAD", range(66, 10_000))
+    folder = tmp_path / "run"
+    result = train_single(config(), folder)
+    assert result["status"] == "diverged"
+    decisions = rewind.read_decisions(folder)
+    assert [(d["severity"], d["lr_factor"], d["reset"]) for d in decisions.values()] == [
+        (1, 1.0, False), (2, 0.7, False), (3, 0.7, True)
+    ]  # fmt: skip
+    (end,) = [e["text"] for e in records.read_events(folder) if e["kind"] == "diverged"]
+    assert "after 3 rewinds" in end and "is healthy: scalelab train --init-from=" in end
+
+
+def test_a_trial_of_a_pack_goes_back_alone(bad_data, spared, tmp_path):
+    calm = {"optim.peak_lr": 1e-2, "guard.sigmas": 999.0}  # it never sees the bad batches as outliers
+    trials = {"calm": config(**calm), "watched": config()}
+    assert set(run_sweep(tmp_path / "pack", trials).values()) == {"done"}
+    alone = train_single(config(**calm), tmp_path / "alone")
+    runs = tmp_path / "pack" / "runs"
+    assert lines(runs / "watched")[-1]["step"] == 120
+    assert records.read_run(runs / "watched")["rewinds"] == 1 and records.read_run(runs / "calm")["rewinds"] == 0
+    assert lines(runs / "calm") == lines(tmp_path / "alone")
+    assert records.read_record(runs / "watched")["val_loss"] == spared["val_loss"]
+    assert records.read_record(runs / "calm")["val_loss"] == alone["val_loss"] != spared["val_loss"]
+
+
+def test_changes_by_hand(bad_data, spared, tmp_path, capsys):
+    watch = {"guard.policy": "watch"}
+    folder = tmp_path / "run"
+    train_single(config(**watch, **{"train.steps": 50}), folder)
+    with pytest.raises(BadInput, match=r"batch 50; nearest: 50\.\.60"):
+        train_single(config(**watch), folder, change=ByHand(skip=(10, 20)))
+    skip = ByHand(skip=(SKIPPED[0], SKIPPED[-1]))
+    result = train_single(config(**watch), folder, change=skip)
+    assert result["params_digest"] == spared["params_digest"]
+    assert records.read_record(folder)["changes_by_hand"]["1"] == {"step": 50, "change": "skip_batches=61..95"}
+    notes = []
+    longer = config(**watch, **{"train.steps": 130})
+    train_single(longer, folder, notes.append, change=skip)
+    assert any("is not made again" in fact.get("note", "") for fact in notes)
+    train_single(config(**watch, **{"train.steps": 140}), folder, change=ByHand(0.5, None, True))
+    rates = {line["step"]: line["lr"] for line in records.read_metrics(folder) if "lr" in line}
+    assert rates[130] == pytest.approx(1e-2) and rates[131] == pytest.approx(0.5e-2 / 150)
+    with pytest.raises(BadInput, match="only a run that goes on"):
+        train_single(config(**watch), tmp_path / "new", change=skip)
+    off = {"guard.policy": "off"}
+    train_single(config(**off, **{"train.steps": 10}), tmp_path / "off")
+    with pytest.raises(BadInput, match=r"guard\.policy='off'"):
+        train_single(config(**off), tmp_path / "off", change=ByHand(0.5))
+    for option, line in (("--lr-factor=0", "above zero"), ("--skip-batches=5", "is not A..B")):
+        with pytest.raises(BadInput, match=line):
+            train.main(["--config=configs/tiny.py", f"--workdir={folder}", option])
