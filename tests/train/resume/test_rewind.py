@@ -1,5 +1,11 @@
 """Going back after an alarm that lasts, against the run that never saw the bad batches; killed at every point of it."""
 
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -16,6 +22,7 @@ from scalelab.train.resume import rewind
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.single import ByHand, train_single
 from scalelab.train.step import incident
+from tests.train.runs import ROOT
 
 BAD, SKIPPED, BY = range(66, 96), range(61, 96), 35
 SMALL = {
@@ -40,13 +47,18 @@ def corrupted(self, numbers, rows=slice(None)):
     return batches
 
 
+def plant_bad_data(patch):
+    """Noise in BAD, and limits that suit a run of 120 steps."""
+    patch.setattr(TrainBatches, "numbered", corrupted)
+    patch.setattr(incident, "PERSISTENT_STEPS", 24)
+    for name, value in (("MARGIN", 5), ("LEAST", 20), ("MOST", 100)):
+        patch.setattr(rewind, name, value)
+
+
 @pytest.fixture
 def bad_data(monkeypatch):
-    """Noise in BAD, and limits that suit a run of 120 steps."""
-    monkeypatch.setattr(TrainBatches, "numbered", corrupted)
-    monkeypatch.setattr(incident, "PERSISTENT_STEPS", 24)
-    for name, value in (("MARGIN", 5), ("LEAST", 20), ("MOST", 100)):
-        monkeypatch.setattr(rewind, name, value)
+    """A run on bad data."""
+    plant_bad_data(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -79,44 +91,50 @@ def test_a_rewound_run_equals_the_run_without_the_bad_batches(bad_data, spared, 
     assert again["params_digest"] == spared["params_digest"]
 
 
-class Killed(BaseException):
-    """What ends the run at a chosen point."""
-
-
-def kill_once(monkeypatch, place, name, at=1, when=lambda *arguments: True):
+def kill_at_call(patch, place, name, at, counts):
+    """Let the process be killed at a call of `place.name`, the `at`-th that `counts`."""
     calls, whole = [], getattr(place, name)
 
     def killing(*arguments, **more):
-        if when(*arguments):
-            calls.append(1)
-            if len(calls) == at:
-                raise Killed
+        calls.extend([1] if counts(*arguments) else [])
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
         return whole(*arguments, **more)
 
-    monkeypatch.setattr(place, name, killing)
-    return calls
+    patch.setattr(place, name, killing)
 
 
+# Where a rewind is killed: (module or class, function, which call)
 POINTS = {
     "before the decision": (rewind, "_plan_rewind", 1),
     "after it": (rewind, "drop_abandoned_steps", 2),
     "after restoring": (rewind, "follow_decision", 1),
-    "before the first save": (Feed, "take", 15),
+    "before the first save": (Feed, "take", 1),
 }
 
 
-@pytest.mark.parametrize("point", [*list(POINTS)[1:2], *[pytest.param(p, marks=pytest.mark.slow) for p in POINTS]])
-def test_a_run_killed_at_any_point_of_a_rewind_resumes_to_the_same_bits(point, bad_data, spared, tmp_path, monkeypatch):
-    place, name, at = POINTS[point]
-    later = (lambda *arguments: True) if name != "take" else (lambda feed, *_: feed.shifts[0].number(200) > 200)
-    calls = kill_once(monkeypatch, place, name, 1 if name == "take" else at, later)
-    with pytest.raises(Killed):
-        train_single(config(), tmp_path / "run")
+def train_killed(point, folder):
+    """Train under bad data in this process until it is killed at `point`."""
+    with pytest.MonkeyPatch.context() as patch:
+        plant_bad_data(patch)
+        place, name, at = POINTS[point]
+        counts = (lambda feed, *_: feed.shifts[0].number(200) > 200) if place is Feed else (lambda *_: True)
+        kill_at_call(patch, place, name, at, counts)
+        train_single(config(), pathlib.Path(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_killed_at_any_point_of_a_rewind_resumes_to_the_same_bits(point, bad_data, spared, tmp_path):
+    code = f"from {__name__} import train_killed; train_killed({point!r}, {str(tmp_path / 'run')!r})"
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     result = train_single(config(), tmp_path / "run")
-    assert result["params_digest"] == spared["params_digest"] and calls
+    assert result["params_digest"] == spared["params_digest"]
     assert len(rewind.read_decisions(tmp_path / "run")) == 1
 
 
+@pytest.mark.slow
 def test_after_three_rewinds_the_run_ends_and_names_the_healthy_step(bad_data, tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.BAD", range(66, 10_000))
     folder = tmp_path / "run"
