@@ -22,7 +22,7 @@ from scalelab.cli.parser import Parser, emit_json, file_path, print_status, prin
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.report.tables import csv_text
 
-GUARD_COLUMNS = ("spike_score", "rewinds")  # shown where a run has any; see docs/stability.md
+GUARD_COLUMNS = ("spike_score", "rewinds")  # shown where a run has any
 RUN_COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss", "bpb")
 
 
