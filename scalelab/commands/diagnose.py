@@ -60,7 +60,8 @@ def main(argv: list[str]) -> int:
         diagnosis = diagnosis._replace(verdicts=rank([*diagnosis.verdicts, *verdicts]))
         more = {"against": comparison}
     if options.json != "-":
-        print("\n".join([*_verdict_lines(diagnosis.verdicts), *map(_gap_line, diagnosis.gaps)]))
+        score = evidence.record.get("spike_score")
+        print("\n".join([*_verdict_lines(diagnosis.verdicts, score), *map(_gap_line, diagnosis.gaps)]))
     emit_json({"run": options.run} | diagnosis.as_json() | more, options.json)
     return 1 if diagnosis.verdicts else 0
 
@@ -84,9 +85,10 @@ def _show_batch(evidence: "Evidence", options: Any) -> int:
     return 0
 
 
-def _verdict_lines(verdicts: "list[Verdict]") -> list[str]:
+def _verdict_lines(verdicts: "list[Verdict]", spike_score: float | None) -> list[str]:
     if not verdicts:
-        return ["healthy: no cause found in the signals that this run has"]
+        score = "" if spike_score is None else f"; spike score {spike_score:.2g}"
+        return [f"healthy: no cause found in the signals that this run has{score}"]
     lines = []
     for number, verdict in enumerate(verdicts, 1):
         steps = "" if verdict.steps is None else f", steps {verdict.steps[0]} to {verdict.steps[1]}"

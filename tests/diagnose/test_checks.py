@@ -12,6 +12,7 @@ from scalelab.diagnose.rank import diagnose
 from tests.diagnose.evidences import STEPS, causes, doctor, doctor_layers, healthy, with_record
 
 SKIPPED = [{"kind": "skip", "step": 7, "text": "not finite: gradient norm inf", "time": 0.0}]
+STALLED = {"kind": "stalled", "step": 200, "text": "no new step for 300 s", "time": 5.0}
 PLANTS = {
     "lr_too_high": lambda: healthy(optim__peak_lr=0.3),
     "warmup_too_short": lambda: healthy(schedule__warmup_steps=0, optim__peak_lr=0.02),
@@ -52,6 +53,7 @@ PLANTS = {
     "slow_clock": lambda: doctor(healthy(), "tokens_per_s", lambda s, r: 0.6 * r, 200),
     "pipeline_bubble": lambda: healthy(parallel__stage=4, parallel__microbatches=4),
     "damaged_checkpoint": lambda: dataclasses.replace(healthy(), damage=["checkpoints/100/state is missing"]),
+    "stalled": lambda: dataclasses.replace(healthy(), events=[STALLED]),
     "mask_leak": lambda: probed(future_leak=0.2),
     "label_shift": lambda: probed(target_shift=0.0),
     "missing_1_over_K": lambda: probed(accumulated_ratio=4.0, accumulate=4.0),
@@ -90,6 +92,10 @@ def with_seconds(data=1.0, save=1.0, eval=1.0, dispatch=1.0, **changed):
 
 def probed(precision__name="fp32", **values):
     return dataclasses.replace(healthy(precision__name=precision__name), probes={"step": STEPS} | values)
+
+
+def test_a_run_that_went_on_is_not_stalled():
+    assert causes(dataclasses.replace(healthy(), events=[STALLED, STALLED | {"kind": "resume", "time": 9.0}])) == []
 
 
 def test_a_cpu_computes_while_it_is_sent_to():

@@ -135,4 +135,21 @@ def check_files(evidence: Evidence) -> Findings:
     return []
 
 
-CHECKS = (check_restarts, check_bit_flip, check_files)
+def check_end(evidence: Evidence) -> Findings:
+    """A run that ended by a disk, a peer or a hang, said as such: it did not diverge."""
+    findings = []
+    for kind in ("stalled", "failed"):
+        for event in evidence.kinds(kind)[-1:]:
+            step = int(event.get("step") or 0)
+            after = [other for other in evidence.kinds("resume", "done") if (other.get("step") or 0) >= step]
+            if after and after[-1]["time"] >= event["time"]:
+                continue  # it went on
+            text = f"the run {kind} at step {step}: {event.get('text', '')}"
+            findings.append(
+                make_verdict(kind, "test", np.inf, text, "mend what is named; the same command goes on",
+                             f"scalelab checkpoint verify {evidence.folder}", (step, step))
+            )  # fmt: skip
+    return findings
+
+
+CHECKS = (check_restarts, check_bit_flip, check_files, check_end)

@@ -1,0 +1,65 @@
+"""The study of planted faults: its committed table, its plants, and (slow) plants of each kind trained again."""
+
+import pytest
+
+from scalelab import records
+from scalelab.experiments.diagnose import __main__ as study
+from scalelab.experiments.diagnose.functions import FAULTS, FAULTY, corpus
+from scalelab.experiments.diagnose.healthy import HEALTHY
+from scalelab.experiments.diagnose.plants import PLANTS
+from scalelab.experiments.diagnose.score import judge_healthy, judge_plant, stop_after
+from scalelab.experiments.shared import RESULTS
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return records.read_json(RESULTS / "diagnose.json")
+
+
+def test_the_committed_table_holds_every_plant_and_passes(committed):
+    assert {plant["name"] for plant in committed["plants"]} == set(PLANTS)
+    assert {(run["name"], run["seed"]) for run in committed["healthy"]} == {(n, s) for n in HEALTHY for s in (0, 1)}
+    assert study.passed(committed, whole=True) and committed["planted"] >= 40 and committed["healthy_runs"] >= 20
+    assert (RESULTS / "diagnose.md").read_text() == study.format_page(committed)
+
+
+def test_the_counts_are_those_of_the_rows(committed):
+    for plant in committed["plants"]:
+        causes = [verdict["cause"] for verdict in plant["verdicts"]]
+        assert plant["cause"] == PLANTS[plant["name"]].cause
+        assert plant["place"] == (causes.index(plant["cause"]) + 1 if plant["cause"] in causes else 0)
+    assert committed["first"] == sum(plant["place"] == 1 for plant in committed["plants"])
+    assert not any(run["verdicts"] for run in committed["healthy"])
+
+
+def test_too_few_first_or_one_healthy_verdict_fails():
+    good = {"planted": 40, "first": 36, "among_three": 40, "healthy_runs": 20, "healthy_with_a_verdict": 0}
+    assert study.passed(good, whole=True)
+    for worse in ({"first": 35}, {"among_three": 39}, {"healthy_with_a_verdict": 1}, {"healthy_runs": 19}):
+        assert not study.passed(good | worse, whole=True)
+
+
+def test_a_faulty_corpus_differs_in_its_fault_alone():
+    right = list(corpus("healthy"))
+    for kind in FAULTS.keys() - {"healthy", "shard_twice", "duplicates"}:
+        documents = list(corpus(kind))
+        changed = [i for i, (a, b) in enumerate(zip(right, documents, strict=True)) if a != b]
+        assert changed == list(range(FAULTY.start, FAULTY.stop)), kind
+    assert list(corpus("shard_twice"))[300:400] == right[FAULTY] and len(list(corpus("duplicates"))) == 800
+
+
+def test_a_stop_comes_after_its_step():
+    stop = stop_after(60)
+    assert [stop() for _ in range(4)] == [False, False, True, True] and not stop_after(0)()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["peak LR x 30", "resume without moments", "spike that grows", "mask off by one"])
+def test_a_plant_is_named_again(name, tmp_path):
+    assert judge_plant(name, 2, tmp_path / "run")["place"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw, cosine", "a mixture that changes", "resumed"])
+def test_a_healthy_run_has_no_verdict_again(name, tmp_path):
+    assert judge_healthy(name, 2, tmp_path / "run")["verdicts"] == []
