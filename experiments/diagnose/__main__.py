@@ -41,17 +41,23 @@ def main(argv: Sequence[str]) -> int:
 def _main(argv: Sequence[str]) -> int:
     parser = command_line("diagnose", __doc__)
     parser.add_argument("--only", default="", help="faults and healthy recipes by name, separated by commas")
+    parser.add_argument("--finished", action="store_true", help="run nothing: write the table of what is finished")
     parser.add_argument("--seed", type=int, default=0, help="seed of the plants; healthy runs take it and the next")
     parser.add_argument("--workdir", type=folder_path, default=pathlib.Path("runs/diagnose"), help="for the runs")
     options = parser.parse_args(argv)
     names = _chosen(options.only)
+    if options.finished:
+        names = {name for name in names if any(_place(options, name, seed).exists() for seed in _seeds(options, name))}
     plants = [_kept(options, name, judge_plant, options.seed) for name in PLANTS if name in names]
-    seeds = range(options.seed, options.seed + HEALTHY_SEEDS)
-    healthy = [_kept(options, name, judge_healthy, seed) for name in HEALTHY if name in names for seed in seeds]
+    healthy = [
+        _kept(options, name, judge_healthy, seed)
+        for name in HEALTHY if name in names
+        for seed in _seeds(options, name) if not options.finished or _place(options, name, seed).exists()
+    ]  # fmt: skip
     flags = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     result = result_header("diagnose", argv) | flags | _counts(plants, healthy) | {"plants": plants, "healthy": healthy}
     whole = names == {*PLANTS, *HEALTHY}
-    if whole:
+    if whole or options.finished:
         write_result(RESULTS, "diagnose", result, format_page(result))
     if options.json != "-":
         print(summary(result) if whole else format_page(result))
@@ -72,8 +78,8 @@ def _chosen(only: str) -> set[str]:
 
 def _kept(options: Any, name: str, judge: Any, seed: int) -> dict[str, Any]:
     """The result of one run, read if it was kept; its folder is deleted once it is judged."""
-    place = options.workdir / f"{'-'.join(name.split()).replace('/', '')}-{seed}"
-    kept = place.with_suffix(".json")
+    kept = _place(options, name, seed)
+    place = kept.with_name(kept.name.removesuffix(".json"))
     if kept.exists():
         return jsonfiles.read_json(kept)
     print(f"{name}, seed {seed}", file=sys.stderr, flush=True)
@@ -84,6 +90,15 @@ def _kept(options: Any, name: str, judge: Any, seed: int) -> dict[str, Any]:
     jsonfiles.write_json(kept, result)
     shutil.rmtree(place, ignore_errors=True)
     return result
+
+
+def _place(options: Any, name: str, seed: int) -> pathlib.Path:
+    """The file that keeps a result."""
+    return options.workdir / f"{'-'.join(name.split()).replace('/', '')}-{seed}.json"
+
+
+def _seeds(options: Any, name: str) -> range:
+    return range(options.seed, options.seed + (HEALTHY_SEEDS if name in HEALTHY else 1))
 
 
 def _counts(plants: Sequence[Mapping[str, Any]], healthy: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -115,8 +130,10 @@ def summary(result: Mapping[str, Any]) -> str:
 def format_page(result: Mapping[str, Any]) -> str:
     """The result in Markdown."""
     flags = f", XLA_FLAGS={result['XLA_FLAGS']}" if result["XLA_FLAGS"] else ""
+    missing = sorted({*PLANTS, *HEALTHY} - {row["name"] for row in (*result["plants"], *result["healthy"])})
     lines = ["# Planted faults and what diagnose says", ""]
     lines += [f"`{result['command']}`, {result['date']}: {result['machine']}{flags}", "", f"{summary(result)}.", ""]
+    lines += [f"Not run: {'; '.join(missing)}.", ""] if missing else []
     lines += [
         "Thresholds were chosen on runs of seeds 100 and 101. The rows are of the seeds named, which chose nothing."
     ]
