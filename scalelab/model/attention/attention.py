@@ -92,7 +92,7 @@ class Attention(nn.Module):
         if due is not None:
             measure = functools.partial(measure_logits, scale=scale, window=window)
             zero = measures.like(jnp.zeros(()), q_BSNH)
-            start = {"attention_logit_max": zero - jnp.inf, "attention_entropy": zero}
+            start = {"attention_logit_max": zero - jnp.inf, "attention_entropy": zero, "attention_queries": zero}
             measured = measures.when(due, measure, start, q_BSNH, k_BSKH, relative, mask_info)
             self.put_variable(measures.COLLECTION, "logits", measured)
 

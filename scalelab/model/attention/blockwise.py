@@ -28,6 +28,7 @@ from scalelab.sharding import target_platform, vary_like
 
 CPU_BLOCK = 128  # queries and keys at once; fastest of 128 to 1024 for 512 to 4k tokens (experiments/attention.py)
 DEFAULT_BLOCK = 512  # elsewhere: not measured
+ENTROPY_STRIDE = 8  # of all queries the entropy would cost a fifth of a small model's step
 MIN_EXPONENT = -104.0  # exp of less is zero in fp32
 
 
@@ -151,17 +152,21 @@ def accumulate_attention(
 def largest_and_entropy(
     q: jax.Array, k: jax.Array, pairs: np.ndarray, block: int, block_mask: Callable,
     distances: BlockedRelative | None = None,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """The largest logit [] of these pairs of blocks, and the softmax's entropy in nats, summed over queries and heads.
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """The largest logit [] of these pairs of blocks, the sum of the softmax's entropies in nats, and their number.
 
-    Arguments as for `accumulate_attention`, padded here. Queries without any key count as zero.
+    Arguments as for `accumulate_attention`, padded here. The entropy, whose exponentials cost most, is of every
+    ENTROPY_STRIDE-th query of a block and all heads if that divides the block, else of all queries.
     """
+    stride = ENTROPY_STRIDE if block % ENTROPY_STRIDE == 0 else 1
     q, k = _pad_to_blocks(q, block), _pad_to_blocks(k, block)
 
     def add_pair(sums: Any, pair: jax.Array) -> tuple[Any, None]:
-        i, j = pair[0] * block, pair[1] * block
-        most, total, shifted_sum = (_slice_axis(x, i, block, 3) for x in sums)
+        i, j, at = pair[0] * block, pair[1] * block, pair[0] * (block // stride)
+        largest, *sums = sums
+        most, total, shifted_sum = (_slice_axis(x, at, block // stride, 3) for x in sums)
         logits = _logits(_slice_axis(q, i, block, 3), _slice_axis(k, j, block, -2), block_mask(i, j), distances, i, j)
+        largest, logits = jnp.maximum(largest, jnp.max(logits)), logits[..., stride - 1 :: stride, :]
         new = jnp.maximum(most, jnp.max(logits, axis=-1))
         base = jnp.where(jnp.isfinite(new), new, 0.0)  # a query that has met no key yet
         shifted = logits - base[..., None]
@@ -170,14 +175,15 @@ def largest_and_entropy(
         # -inf times a weight of 0 is NaN
         shifted_sum = before * (shifted_sum + moved) + jnp.sum(weights * jnp.maximum(shifted, MIN_EXPONENT), axis=-1)
         pair_sums = new, total * before + jnp.sum(weights, axis=-1), shifted_sum
-        return tuple(_update_axis(x, part, i, 3) for x, part in zip(sums, pair_sums, strict=True)), None
+        return (largest, *(_update_axis(x, part, at, 3) for x, part in zip(sums, pair_sums, strict=True))), None
 
-    zeros = vary_like(jnp.zeros(q.shape[:-1]), q, k)
-    start = zeros - jnp.inf, zeros, zeros
-    most, total, shifted_sum = jax.lax.scan(add_pair, start, jnp.asarray(pairs))[0]
+    zeros = vary_like(jnp.zeros((*q.shape[:3], q.shape[3] // stride)), q, k)
+    start = vary_like(jnp.float32(-jnp.inf), q, k), zeros - jnp.inf, zeros, zeros
+    largest, _, total, shifted_sum = jax.lax.scan(add_pair, start, jnp.asarray(pairs))[0]
     has_keys = total > 0
     total = jnp.where(has_keys, total, 1.0)
-    return jnp.max(most), jnp.sum(jnp.where(has_keys, jnp.log(total) - shifted_sum / total, 0.0))
+    entropies = jnp.where(has_keys, jnp.log(total) - shifted_sum / total, 0.0)
+    return largest, jnp.sum(entropies), jnp.sum(has_keys, dtype=jnp.float32)
 
 
 def accumulate_gradients(

@@ -42,10 +42,10 @@ def measure_logits(
     scale: float,
     window: int,
 ) -> dict[str, jax.Array]:
-    """`attention_logit_max`, the largest logit [] over all pairs that are not masked, and `attention_entropy`.
+    """`attention_logit_max` [] over all pairs that are not masked, `attention_entropy` [] and `attention_queries` [].
 
-    The entropy of each query's weights in nats, summed over queries and heads []. Arguments as for
-    `kernels.compute_attention`, values in fp32.
+    The entropy of the weights in nats is summed over heads and every ENTROPY_STRIDE-th query, whose number is the last.
+    Arguments as for `kernels.compute_attention`, values in fp32.
 
     Where the mesh splits the sequence, each device gathers all keys, which are small compared to the logits.
     """
@@ -62,11 +62,11 @@ def measure_logits(
         values = dict(zip(arrays, more, strict=True))
         distances = RelativeInputs(values["q"], vary_like(values["r"], q)) if relative is not None else None
         limits = MaskInfo(values.get("segment_BS"), values.get("is_global"))
-        most, entropy = _measure_on_device(q, k, distances, limits, scale, window)
+        most, *sums = _measure_on_device(q, k, distances, limits, scale, window)
         if has_explicit_mesh():
             axes = (*BATCH_AXES, CONTEXT_AXIS, TENSOR_AXIS)
-            most, entropy = jax.lax.pmax(most, axes), jax.lax.psum(entropy, axes)
-        return {"attention_logit_max": most, "attention_entropy": entropy}
+            most, sums = jax.lax.pmax(most, axes), jax.lax.psum(sums, axes)
+        return {"attention_logit_max": most, "attention_entropy": sums[0], "attention_queries": sums[1]}
 
     specs = (heads, heads, *(where for _, where in arrays.values()))
     result: dict[str, jax.Array] = per_device(on_device, specs, PartitionSpec())(
@@ -77,7 +77,7 @@ def measure_logits(
 
 def _measure_on_device(
     q: jax.Array, k: jax.Array, relative: RelativeInputs | None, mask_info: MaskInfo, scale: float, window: int
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     length, split = q.shape[1], mesh_axis_size(CONTEXT_AXIS) > 1
     block = min(block_size(), length)
     key_segment, first = mask_info.segment_BS, jnp.int32(0)

@@ -36,7 +36,8 @@ class Measures(NamedTuple):
     positions: jax.Array  # [], positions that went through the blocks
     residual_squares: jax.Array  # [L], sum over the residual stream after each block
     mlp_squares: jax.Array  # [L], sum over the MLP's activations, which `down` multiplies
-    attention_entropy: jax.Array  # [L], sum over queries and heads of their weights' entropy, in nats
+    attention_entropy: jax.Array  # [L], sum over some queries and all heads of their weights' entropy, in nats
+    attention_queries: jax.Array  # [L], number of these queries times heads
     gradient_zeros: jax.Array  # [L], zeros in the gradient that comes back to each block's output (`count_zeros`)
     unit_max: jax.Array  # [L, F], largest |activation| of each MLP unit
     attention_logit_max: jax.Array  # [L], largest number that the softmax takes
@@ -53,7 +54,7 @@ def nothing(shape: ModelShape, head: Any, *layers: int) -> Measures:
     layers = layers or (shape.n_layers,)
     zeros_L = jnp.zeros(layers)
     unit_max = reshard_to(jnp.zeros((*layers, shape.d_ff)), *(None for _ in layers), "mlp")
-    return Measures(jnp.zeros(()), zeros_L, zeros_L, zeros_L, zeros_L, unit_max, zeros_L - jnp.inf, head)
+    return Measures(jnp.zeros(()), zeros_L, zeros_L, zeros_L, zeros_L, zeros_L, unit_max, zeros_L - jnp.inf, head)
 
 
 def nothing_of_head(rows: int, length: int) -> HeadMeasures:

@@ -44,7 +44,7 @@ MAPS = {
     "attention_logit_max": ("largest attention logit", False),
     "attention_entropy": ("attention entropy (nats)", False),
     "dead_units": ("share of dead MLP units", False),
-    "eps_share": ("share of numbers with sqrt(v) < eps", False),
+    "eps_share": ("share with sqrt(v) < eps", False),
     "gradient_zeros": ("share of zeros in the gradient", False),
 }
 MOST_STEPS = 400  # columns of a map

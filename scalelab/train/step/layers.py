@@ -8,7 +8,8 @@ Names and definitions (L layers; a group is a parameter outside the blocks: `emb
                                               optimizer keeps one (Wortsman et al. 2023, sec. 3.4); GROUP/eps_share
     residual_rms [L]                          root mean square of the residual stream after each block
     attention_logit_max [L]                   largest input of a softmax, over heads, queries and the keys they see
-    attention_entropy [L]                     entropy of attention weights in nats, mean over queries and heads
+    attention_entropy [L]                     entropy of attention weights in nats, mean over heads and
+                                              every 8th query (in lengths that 8 does not divide: all)
     dead_units [L]                            share of the MLP's units that are off at every position of the batch
     gradient_zeros [L]                        under fp16 and fp8: share of zeros in the gradient that comes back to the
                                               block's output, in the format of the backward's products
@@ -75,7 +76,7 @@ def eps_shares(static: Static, h: Hparams, opt_state: Any) -> Norms:
     small: dict[str, list[jax.Array]] = {}
     for part in second_moments(static, h, opt_state):
         for name, v in part.v.items():
-            small.setdefault(name.split(".")[0], []).append(jnp.sqrt(v / part.correction) < part.eps)
+            small.setdefault(name.split(".")[0], []).append(jnp.sqrt(v) < part.eps * jnp.sqrt(part.correction))
     shares = {group: _share(arrays, int(group == "blocks")) for group, arrays in small.items()}
     if "blocks" in shares:
         shares["blocks"] = pipeline.in_model_order(shares["blocks"], static.layout)
@@ -156,7 +157,7 @@ def describe_layers(static: Static, measures: Measures, tokens: jax.Array, **nor
     return values | {
         "residual_rms": jnp.sqrt(m.residual_squares / (m.positions * shape.d_model)),
         "attention_logit_max": m.attention_logit_max,
-        "attention_entropy": m.attention_entropy / (m.positions * shape.n_heads),
+        "attention_entropy": m.attention_entropy / jnp.maximum(m.attention_queries, 1.0),
         "dead_units": jnp.mean(m.unit_max <= off_L[:, None], axis=1, dtype=jnp.float32),
         "logits/rms": jnp.sqrt(m.head.logit_squares / (tokens * shape.vocab_size)),
         "logits/log_z": m.head.log_z / tokens,

@@ -91,7 +91,7 @@ def look_inside(shape, params, tokens, targets):
         off = OFF * np.sqrt((h * h).mean()) if shape.mlp == "swiglu" else 0
         expected["residual_rms"].append(np.sqrt((x * x).mean()))
         expected["attention_logit_max"].append(logits.max())
-        expected["attention_entropy"].append(-(weights * np.log(np.maximum(weights, 1e-300))).sum(-1).mean())
+        expected["attention_entropy"].append(-(weights * np.log(np.maximum(weights, 1e-300))).sum(-1)[..., 7::8].mean())
         expected["dead_units"].append((np.abs(h).max((0, 1)) <= off).mean())
     logits = normed(x, p["final_norm"]) @ (p["embed"]["w"].T if shape.tied_head else p["head"]["w"])
     most = logits.max(-1)
