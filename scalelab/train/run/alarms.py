@@ -193,7 +193,8 @@ class Alarms:
 
 def _logged_norms(run: Run, step: int) -> list[tuple[int, float, float]]:
     """(step, gradient norm, loss) of the lines before `step` that the test for climbing norms looks back on."""
-    lines = records.read_metrics(run.folder) if step and (run.folder / "metrics.jsonl").exists() else []
+    # Damaged lines are left out: a run that goes on has none, and an ended trial must not stop its pack.
+    lines = records.read_json_lines(run.folder / "metrics.jsonl", records.METRICS_SCHEMA, []) if step else []
     names = ("step", "grad_norm", "train_loss")
     return [
         (line["step"], float(line["grad_norm"]), float(line["train_loss"]))
