@@ -202,8 +202,9 @@ def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) ->
     small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (
         static.layout.data * static.layout.fsdp
     )
+    memory = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.guard))  # on every device
     return {
-        "argument_bytes": held - small,
+        "argument_bytes": held - small - memory,
         "argument_bytes_formula": adam_state_bytes(static),
         "collective_bytes": collective_bytes(compiled.as_text(), mesh),
     }

@@ -68,7 +68,7 @@ def open_source(config: DataConfig) -> Source:
 
 def stdlib_source(config: DataConfig) -> Source:
     """The running Python's `.py` files without tests and encodings, sorted by path: about 10 MB."""
-    files = source_files(config)
+    files = _stdlib_files()
     if not files:
         root = sysconfig.get_paths()["stdlib"]
         raise BadInput(f"data.source='stdlib' found no .py files under {root}; use data.source=text with data.path")
@@ -78,9 +78,19 @@ def stdlib_source(config: DataConfig) -> Source:
 def source_files(config: Any) -> list[pathlib.Path]:
     """The files that a `data` group reads, one document each, in order; [] for a source of another kind."""
     if config.source == "stdlib":
-        root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-        return sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
-    patterns = [p.strip() for p in config.path.split(",") if p.strip()] if config.source == "text" else []
+        return _stdlib_files()
+    return _text_files(config.path) if config.source == "text" else []
+
+
+def _stdlib_files() -> list[pathlib.Path]:
+    """The library's files, sorted by path."""
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    return sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
+
+
+def _text_files(text: str) -> list[pathlib.Path]:
+    """The files of globs that are separated by commas, sorted by path."""
+    patterns = [p.strip() for p in text.split(",") if p.strip()]
     return sorted({path for pattern in patterns for path in _expand(pattern)})
 
 
@@ -93,7 +103,7 @@ def _library_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def text_source(config: DataConfig) -> Source:
     """The files of `data.path`, one document each, sorted by path; a file named twice counts once."""
-    files = source_files(config)
+    files = _text_files(config.path)
     if not files:
         raise BadInput("data.source='text' needs data.path: files and globs, separated by commas")
     for path in files:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab import user_code
-from scalelab.config import LAYERS_NUMBERS, Layout, ModelShape, Optim, Static, hparam_keys
+from scalelab.config import LAYERS_NUMBERS, Guard, Layout, ModelShape, Optim, Static, hparam_keys
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip
 from scalelab.hardware.device_memory import usable_bytes
@@ -39,6 +39,7 @@ def answer_request() -> None:
         "model": ModelShape(**facts["model"]),
         "optim": Optim(**options),
         "layout": Layout(**facts["layout"]),
+        "guard": Guard(**facts["guard"] | {"stages": tuple(facts["guard"]["stages"])}),
         "batch_ramp": tuple(facts["batch_ramp"]),
     }
     static = Static(**facts | records)

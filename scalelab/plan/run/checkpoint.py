@@ -26,7 +26,7 @@ class SaveCost:
     `restore_s`: time to read it back, while the first process hashes all of it again.
     """
 
-    parts: dict[str, int]  # bytes of params, opt_state, ema, precision, over all devices
+    parts: dict[str, int]  # bytes of params, opt_state, ema, precision, guard, over all devices
     bytes: int  # their sum and a few counters
     device_bytes: int  # bytes written by the device that writes most
     seconds: float
@@ -46,7 +46,7 @@ def estimate_save(
     `asynchronous`: the step waits for the whole save, as in the models of Young and Daly.
     """
     state, specs = state_lib.state_shapes(static), state_lib.state_specs(static)
-    parts = {name: _tree_bytes(getattr(state, name)) for name in ("params", "opt_state", "ema", "precision")}
+    parts = {name: _tree_bytes(getattr(state, name)) for name in ("params", "opt_state", "ema", "precision", "guard")}
     parts = {name: size for name, size in parts.items() if size}
     total = _tree_bytes(state)
     written = jax.tree.map(lambda leaf, spec: _written_bytes(leaf, spec, static), state, specs)

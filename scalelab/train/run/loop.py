@@ -89,8 +89,8 @@ class _Reader:
         for run, metrics, alarms in zip(self.runs, values, self.alarms, strict=True):
             if metrics is not None and run.status == "running":
                 run.write(_train_lines(run, step, n, metrics, rate), _layer_lines(step, n, metrics))
-                _note_skips(run, step, n, metrics)
                 alarms.read(step, n, metrics)
+                _note_skips(run, step, n, metrics)
         losses = [None if m is None else float(m["train_loss"][n - 1]) for m in values]
         self.progress({"step": step + n, "tokens_per_s": rate} | self._shown("train_loss", losses))
 
