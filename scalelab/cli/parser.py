@@ -46,6 +46,9 @@ class Parser(argparse.ArgumentParser):
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
         }
         parsed, unknown = self.parse_known_args([bare.get(arg, self._new_name(arg)) for arg in args], namespace)
+        for option in (o for o in bare if o in args and unknown and args.index(o) + 1 < len(args)):
+            if args[args.index(option) + 1] == unknown[0]:  # the value of an option that takes it behind `=` only
+                raise BadInput(f"unknown argument {unknown[0]!r}; write {option}={unknown[0]}")
         if unknown:
             raise BadInput(f"unknown argument {unknown[0]!r}{self._nearest_option(unknown[0].split('=')[0])}")
         user_code.trust_names(*getattr(parsed, "trust", None) or ())

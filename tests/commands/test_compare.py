@@ -145,3 +145,8 @@ def test_a_comparison_has_a_page(studies, tmp_path, capsys):
     assert "optim.peak_lr" in html and "A: 0" in html and "B: 0" in html and "nats/token" in html
     assert (page.parent / "ab_figures" / "training_loss.csv").read_text().count("A: 0") == 4
     assert main(["compare", str(studies / "a/runs/0"), str(studies / "b/runs/0"), f"--html={tmp_path}"]) == 2
+
+
+def test_a_value_behind_a_blank_is_told_of_the_sign(capsys):
+    assert main(["compare", "a", "b", "--html", "page.html"]) == 2
+    assert capsys.readouterr().err == "scalelab: unknown argument 'page.html'; write --html=page.html\n"

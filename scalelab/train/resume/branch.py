@@ -83,7 +83,8 @@ def _find_trunk(source: str, workdir: pathlib.Path) -> tuple[str, int, ConfigDic
     step = max(saved, default=None) if asked is None else asked
     if step not in saved:
         raise BadInput(
-            f"--branch-from={source}: {folder} has no checkpoint of step {step}; it has {sorted(saved) or 'none'}"
+            f"--branch-from={source}: {folder} has no checkpoint of step {step}; it has {sorted(saved) or 'none'} "
+            "(checkpoint.keep_every keeps old ones)"
         )
     place, name = saved[step]
     return str(folder), step, extend.planned_config(manifest.read_manifest(place / str(step))["facts"][name])

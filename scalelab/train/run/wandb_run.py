@@ -34,7 +34,9 @@ def check_wandb(project: str) -> None:
     try:
         import wandb
     except ImportError:
-        raise BadInput(f"log.wandb={project!r} needs a package that is not installed: pip install wandb") from None
+        raise BadInput(
+            f"log.wandb={project!r} needs a package that is not installed: pip install wandb (docs/trackers.md)"
+        ) from None
     if "create_new" not in str(inspect.signature(wandb.init)):
         raise BadInput(
             f"log.wandb={project!r}: wandb {wandb.__version__} mixes trials that train in one process; "
