@@ -24,9 +24,10 @@ from scalelab.cli.parser import emit_json, folder_path
 from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
+from scalelab.laws.read import groups
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
-from scalelab.laws.trust import profile, uncertainty
+from scalelab.laws.trust import dependence, profile, uncertainty
 from scalelab.laws.use import chinchilla_optimum, decision
 from scalelab.testing.law import COLUMN_RANGES
 
@@ -47,6 +48,8 @@ class StudyArm:
     """A design and its noise: relative standard deviation of a loss, Gaussian or Laplace (heavier tails).
 
     `sizes`: number of sizes per budget; 0: `budgets` rows scattered over plausible values of the law's columns.
+    `groups`: how many runs of how many checkpoints (or, where `seeds`, settings of how many seeds) the rows are; each
+    group has an error of its own, of standard deviation `group_noise`.
     """
 
     name: str
@@ -55,6 +58,13 @@ class StudyArm:
     noise: float
     tails: str
     law: str = "chinchilla"
+    groups: tuple[int, int] | None = None
+    group_noise: float = 0.005
+    seeds: bool = False
+
+
+def _group_arm(name: str, groups: int, each: int, **others: Any) -> StudyArm:
+    return StudyArm(name, 0, 0, 0.001, "gaussian", groups=(groups, each), **others)
 
 
 STUDY_ARMS = (
@@ -64,7 +74,13 @@ STUDY_ARMS = (
     StudyArm("24 budgets, saturating", 24, 1, 0.005, "gaussian", "saturating"),
     StudyArm("48 rows, kaplan", 48, 0, 0.005, "gaussian", "kaplan"),
     StudyArm("48 rows, overtraining", 48, 0, 0.005, "gaussian", "overtraining"),
+    _group_arm("12 runs x 8 checkpoints", 12, 8),
+    _group_arm("20 runs x 10 checkpoints", 20, 10),
+    _group_arm("5 runs x 40 checkpoints", 5, 40),
+    _group_arm("16 settings x 4 seeds", 16, 4, seeds=True),
+    _group_arm("12 runs x 8 checkpoints, nothing shared", 12, 8, group_noise=0.0),
 )
+TOKENS_PER_PARAM = (20, 60, 10, 120, 40)  # at the ends of runs, by turns
 TRUTHS = {
     "chinchilla": CHINCHILLA_TRUTH,
     "saturating": {"E": 1.5, "A": 60.0, "alpha": 0.155},
@@ -78,6 +94,8 @@ def design_columns(arm: StudyArm) -> dict[str, np.ndarray]:
 
     A scattered design is a Sobol set over COLUMN_RANGES.
     """
+    if arm.groups:
+        return _grouped_columns(arm.seeds, *arm.groups)
     if not arm.sizes:
         columns = load_law(arm.law).columns
         unit = qmc.Sobol(len(columns), seed=2).random(64)[: arm.budgets]
@@ -90,18 +108,38 @@ def design_columns(arm: StudyArm) -> dict[str, np.ndarray]:
     return {"N": N, "D": C / (6 * N), "C": C}
 
 
+def _grouped_columns(seeds: bool, groups: int, each: int) -> dict[str, np.ndarray]:
+    """Columns of runs with evenly spaced checkpoints, or of a square grid of settings; `run` labels the groups."""
+    if seeds:
+        side = int(np.sqrt(groups))
+        N, D = (grid.ravel() for grid in np.meshgrid(np.geomspace(3e4, 1e6, side), np.geomspace(3e6, 1e8, side)))
+        N, D = np.repeat(N, each), np.repeat(D, each)
+    else:
+        sizes = np.geomspace(3e4, 2e6, groups)
+        ends = sizes * np.resize(TOKENS_PER_PARAM, groups)
+        N, D = np.repeat(sizes, each), np.outer(ends, np.linspace(1 / each, 1, each)).ravel()
+    own = {"seed": np.tile(np.arange(each), groups)} if seeds else {"run": np.repeat(np.arange(groups), each)}
+    return {"N": N, "D": D, "C": 6 * N * D, **own}
+
+
 def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
     """Simulate one study: {interval: whether it holds the truth}."""
     law, truth = load_law(arm.law), TRUTHS[arm.law]
-    columns = design_columns(arm)
+    table = design_columns(arm)
+    rows_by = groups.find_groups(table, law)
+    columns = {name: values for name, values in table.items() if name not in ("run", "seed")}
     errors = getattr(np.random.default_rng(seed), {"gaussian": "standard_normal", "laplace": "laplace"}[arm.tails])
     scale = arm.noise / (np.sqrt(2) if arm.tails == "laplace" else 1.0)
-    target = law(columns, truth) * np.exp(scale * errors(size=len(next(iter(columns.values())))))
+    error = scale * errors(size=len(next(iter(columns.values()))))
+    if arm.groups:
+        error += np.repeat(arm.group_noise * errors(size=arm.groups[0]), arm.groups[1])
+    target = law(columns, truth) * np.exp(error)
     posed = pose_problem(law, columns, target, huber_log())
     best = optimum.minimise_objective(posed)
-    boot = uncertainty.bootstrap_fit(posed, best, RESAMPLES, seed)
+    shared = dependence.estimate_dependence(posed, best, np.asarray(rows_by.labels)) if rows_by else None
+    boot = uncertainty.bootstrap_fit(posed, best, RESAMPLES, seed, shared)
     inside = {}
-    profiles = profile.profile_params(posed, best, LEVEL)
+    profiles = profile.profile_params(posed, best, LEVEL, dependence=shared)
     for name, intervals in uncertainty.param_intervals(boot, best.params, LEVEL).items():
         ends = {"percentile": intervals["percentile"], "bca": intervals["bca"], "profile": profiles[name].interval}
         for method, (low, high) in ends.items():
@@ -115,7 +153,8 @@ def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
         inside["D* decision"] = decided.D.low <= optimal.D <= decided.D.high
         run |= {"N": decided.N.value, "D": decided.D.value}
     prediction = uncertainty.predict_run(posed, best, boot, run, LEVEL)
-    measured = float(law(run, truth) * np.exp(scale * errors()))
+    error = scale * errors() + (arm.group_noise * errors() if arm.groups else 0.0)
+    measured = float(law(run, truth) * np.exp(error))
     inside["loss of one new run"] = prediction.low <= measured <= prediction.high
     inside["law at the new run"] = prediction.fit_low <= float(law(run, truth)) <= prediction.fit_high
     return {name: bool(holds) for name, holds in inside.items()}

@@ -154,7 +154,7 @@ def _refuse_too_large(packs: Sequence[tuple["ConfigDict", int]], force: bool) ->
 
 def fit(
     source: Any, law: Any = "chinchilla", *, columns: Mapping[str, str] | None = None, n: str | None = None,
-    where: Sequence[str] | str = (), drop_top_loss: int = 0, cluster: str | None = None, **options: Any,
+    where: Sequence[str] | str = (), drop_top_loss: int = 0, cluster: str = "auto", **options: Any,
 ) -> "Fitted":  # fmt: skip
     """Fit a scaling law (`scalelab fit`) to runs or a table, with intervals and what the data determine.
 

@@ -21,12 +21,14 @@ from scalelab.laws.law import objective as objective_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
+from scalelab.laws.read.groups import Groups, choose_groups
 from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.solve import likelihood, optimum
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust import design, profile, uncertainty
+from scalelab.laws.trust.dependence import Dependence, estimate_dependence
 from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.holdout import Holdout, hold_out
 from scalelab.laws.trust.profile import ParamProfile
@@ -41,6 +43,10 @@ INTERVAL_METHOD = (
     "BCa of refits to resampled runs (a, b: percentiles); for one new run, percentiles times the residuals of "
     "left-out runs"
 )
+DEPENDENT_METHOD = (
+    "percentiles of refits to simulated tables, whose rows share an error by group, corrected for bias (a, b: "
+    "percentiles); for one new run, percentiles times the error of a row of a new group"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +54,8 @@ class Fitted:
     """A fitted law. `kept` rows were fitted; `excluded` holds {"name", "reason"} of every other (if rows are known).
 
     `k` is that of C = k N D: the median of the fitted runs' own C / (N D), or 6 if their C is not known.
-    `design` holds the weak points of the runs themselves, `holdout` how well the small runs predict the largest.
+    `dependence`: what rows of one run share, None if rows are independent. `design` holds the weak points of the runs
+    themselves, `holdout` how well the small runs predict the largest.
     """
 
     problem: Problem
@@ -62,6 +69,7 @@ class Fitted:
     k: float
     level: float
     n_convention: str
+    dependence: Dependence | None = None
     kept: tuple[Mapping[str, Any], ...] = ()
     excluded: tuple[dict[str, str], ...] = ()
 
@@ -130,11 +138,12 @@ class Fitted:
             "residual_rms": float(np.sqrt(np.mean(residuals**2))),
             "certificate": self.best.certificate.to_json(),
             "interval_level": self.level,
-            "interval_method": INTERVAL_METHOD,
+            "interval_method": DEPENDENT_METHOD if self.dependence else INTERVAL_METHOD,
             "intervals": {name: list(each.get("bca", each["percentile"])) for name, each in intervals.items()},
             "intervals_percentile": {name: list(each["percentile"]) for name, each in intervals.items()},
             "standard_errors": {name: each["se"] for name, each in intervals.items()},
             "bootstrap": self.bootstrap.to_json() if self.bootstrap else None,
+            "dependence": self.dependence.to_json() if self.dependence else None,
             "identifiability": {name: p.to_json() for name, p in self.identifiability.items()},
             "allocation": {f"{d.C:g}": d.to_json() for d in self.decisions},
             "design": [finding.to_json() for finding in self.design],
@@ -167,17 +176,18 @@ def _optimal_exponents(
 
 def fit(
     table: Mapping[str, ArrayLike], law: str | Law = "chinchilla", *, objective: str = "huber_log",
-    delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: ArrayLike | None = None,
+    delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: str | Groups = "auto",
     target_flops: Sequence[float] = (), holdout: int = 0, level: float = INTERVAL_LEVEL, identify: bool = True,
     k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
     fixed: Mapping[str, float] | None = None,
 ) -> Fitted:  # fmt: skip
     """Fit `law` to a table of columns, each [P]: N, D, C, M, U, width, depth, … and loss in nats per token.
 
-    `cluster` [P] labels runs that are resampled together. `holdout`: so many of the largest rows are held out,
-    predicted and scored by a second fit. `held` fixes other columns for the decisions at `target_flops`; `fixed` fixes
-    parameters of the law (see `law.hold_params`). BadInput for a table or a design to which the law can't be fitted,
-    FitError if the optimum is not certain.
+    `cluster`: a column, rows of equal values in which share a part of their error, `Groups` of labels [P], "none", or
+    "auto": checkpoints of a run and seeds of a setting are found (`groups.find_groups`). `holdout`: so many of the
+    largest rows are held out, predicted and scored by a second fit. `held` fixes other columns for the decisions at
+    `target_flops`; `fixed` fixes parameters of the law (see `law.hold_params`). BadInput for a table or a design to
+    which the law can't be fitted, FitError if the optimum is not certain.
     """
     if not 0 < level < 1:
         raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
@@ -192,7 +202,13 @@ def fit(
     posed, best = likelihood.fit_scale(law, columns, target, chosen) if objective == "mle" else (None, None)
     posed = posed or pose_problem(law, columns, target, chosen)
     best = best or optimum.minimise_objective(posed)
-    boot = uncertainty.bootstrap_fit(posed, best, bootstrap, seed, cluster) if bootstrap else None
+    groups = (
+        choose_groups({name: np.asarray(values) for name, values in table.items()}, law, cluster)
+        if isinstance(cluster, str)
+        else cluster
+    )
+    dependence = estimate_dependence(posed, best, np.asarray(groups.labels), groups.column) if groups else None
+    boot = uncertainty.bootstrap_fit(posed, best, bootstrap, seed, dependence) if bootstrap else None
     measured_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
     k = float(k or measured_k or FLOPS_PER_PARAM_TOKEN)
     decisions = (
@@ -202,7 +218,7 @@ def fit(
         problem=posed,
         best=best,
         bootstrap=boot,
-        identifiability=profile.profile_params(posed, best, level, k) if identify else {},
+        identifiability=profile.profile_params(posed, best, level, k, dependence) if identify else {},
         decisions=tuple(decisions),
         design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held)),
         holdout=hold_out(law, columns, target, chosen, holdout, flops) if holdout else None,
@@ -210,6 +226,7 @@ def fit(
         k=k,
         level=level,
         n_convention=n_convention,
+        dependence=dependence,
     )
 
 

@@ -78,7 +78,12 @@ def _fit(add: Callable[..., Any]) -> None:
     add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
     add("--bootstrap", type=int, default=1000, metavar="COUNT", help="resamples; 0: no intervals (default: 1000)")
-    add("--cluster", metavar="COLUMN", help="resample rows with one value together, e.g. a run's checkpoints")
+    add(
+        "--cluster",
+        metavar="COLUMN",
+        help="rows with one value share a part of their error, e.g. a run's checkpoints; none: every row stands alone "
+        "(default: found by name or structure, and said)",
+    )
     add("--seed", type=int, default=0, help="seed of the resamples (default: 0)")
     add("--level", type=float, metavar="X", help="level of every interval (default: 0.9)")
     add(

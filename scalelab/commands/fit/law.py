@@ -26,7 +26,7 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     columns = parse_columns(options.columns, known_fields(law))
     table = read_sources(options.sources, law, columns, options.n_convention, options.where)
     fitted = fit_study(
-        table.rows, law, options.n_convention or "total", options.drop_top_loss, options.cluster,
+        table.rows, law, options.n_convention or "total", options.drop_top_loss, options.cluster or "auto",
         objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
         seed=options.seed, target_flops=() if law.columns == ("C",) else options.target_flops,
         holdout=options.holdout or 0, level=options.level or INTERVAL_LEVEL, held=options.target_values,

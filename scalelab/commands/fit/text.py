@@ -30,6 +30,8 @@ def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> lis
     block = fitted.to_json()
     lines = [*_heading(fitted, block, table), "", *_parameters(fitted, block), ""]
     lines += [_certificate(block["certificate"])]
+    if block["dependence"]:
+        lines.append(_dependence(block["dependence"]))
     if block["bootstrap"]:
         lines.append(_resamples(block["bootstrap"]))
         lines.append(_quotable(block, fitted.level))
@@ -155,6 +157,15 @@ def _certificate(certificate: Mapping[str, Any]) -> str:
         f"certificate: {certificate['agree']} of {certificate['starts']} starts agree "
         f"({certificate['starts_converged']} converged), {basin}, "
         f"gradient {certificate['grad_norm']:.1e}, Hessian condition {certificate['condition']:.1e}{bounds}"
+    )
+
+
+def _dependence(dependence: Mapping[str, Any]) -> str:
+    name, effect = max(dependence["design_effect"].items(), key=lambda item: item[1])
+    return (
+        f"groups: {dependence['groups']} values of {dependence['column']!r}, whose rows share an error of "
+        f"{dependence['group_sd']:.2%} (each row's own: {dependence['row_sd']:.2%}); {name} is {effect**0.5:.2g} times "
+        "as uncertain as with independent rows (--cluster=none)"
     )
 
 

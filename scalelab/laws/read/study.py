@@ -14,6 +14,7 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fit import Fitted, fit
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
+from scalelab.laws.read.groups import choose_groups
 from scalelab.laws.trust import design
 
 Row = Mapping[str, Any]
@@ -22,15 +23,15 @@ N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kapl
 
 def fit_study(
     rows: Sequence[Row], law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
-    cluster: str | None = None, **options: Any,
+    cluster: str = "auto", **options: Any,
 ) -> Fitted:  # fmt: skip
     """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
 
     A row has `val_loss` (nats per token), N in the convention's column (`N_COLUMNS`), the law's other columns and,
     where known, `name`, `status`, `role` and `mixed` (what changed during the run). Rows of role "fit" are fitted if
     there are any, else all rows. Rows that are not done, are mixed, have no finite loss, or are among the
-    `drop_top_loss` worst are never fitted. Rows with equal values in column `cluster` are resampled together. BadInput
-    where too few are left.
+    `drop_top_loss` worst are never fitted. Rows with equal values in column `cluster` share a part of their error
+    (`groups.choose_groups`). BadInput where too few are left.
     """
     if n_convention not in N_COLUMNS:
         raise BadInput(f"--n-convention={n_convention}: unknown convention{nearest_hint(n_convention, N_COLUMNS)}")
@@ -50,10 +51,9 @@ def fit_study(
             table[field] = table[column]
     if all(row.get("C") for row in selected):
         table["C"] = np.array([float(row["C"]) for row in selected])
-    if cluster and any(cluster not in row for row in selected):
-        raise BadInput(f"--cluster={cluster}: no such column{nearest_hint(cluster, selected[0])}")
-    groups = [str(row[cluster]) for row in selected] if cluster else None
-    fitted = fit(table, law, cluster=groups, n_convention=n_convention, **options)
+    every = {key: [row.get(key) for row in selected] for key in selected[0]} | table
+    groups = choose_groups(every, law, cluster)
+    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
     findings = (*fitted.design, *design.exclusion_findings(excluded))
     return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve.problem import Columns, Derivatives, Problem, coordinate_bounds
+from scalelab.laws.solve.problem import Columns, Derivatives, Moved, Problem, coordinate_bounds
 
 CHUNK = 32  # problems a call: batches are padded to it, so that each law compiles once for any number of problems
 
@@ -115,14 +115,15 @@ def build_autodiff_problem(
     rows = FitRows(given, np.asarray(target, float), centre, np.array([name in direct for name in law.params]))
     residual, slopes, curvature, terms, forward, inverse = _compiled(law, objective.log)
 
-    def value(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    def value(x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> np.ndarray:
         (r,) = _chunked(residual, rows, x)
         with np.errstate(invalid="ignore", over="ignore"):
-            total = np.sum(weights * objective.penalty(r), axis=1)
+            total = np.sum(weights * objective.penalty(r - moved), axis=1)
         return np.where(np.isfinite(total), total, np.inf)
 
-    def derivatives(x: np.ndarray, weights: np.ndarray) -> Derivatives:
+    def derivatives(x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> Derivatives:
         r, jac = _chunked(slopes, rows, x)  # [R, P], [R, P, K]
+        r = r - moved
         pull = weights * objective.slope(r)
         (second,) = _chunked(curvature, rows, x, pull)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve.problem import Columns, Derivatives, Problem, coordinate_bounds
+from scalelab.laws.solve.problem import Columns, Derivatives, Moved, Problem, coordinate_bounds
 
 
 def build_chinchilla_problem(
@@ -28,14 +28,14 @@ def build_chinchilla_problem(
         u, v = np.exp(-x[:, 3:4] * n), np.exp(-x[:, 4:5] * d)
         return x[:, 0:1] + x[:, 1:2] * u + x[:, 2:3] * v, u, v
 
-    def value(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    def value(x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):  # a law that is 0 everywhere gets value inf
-            total = np.sum(weights * objective.penalty(np.log(model(x)[0]) - y), axis=1)
+            total = np.sum(weights * objective.penalty(np.log(model(x)[0]) - y - moved), axis=1)
         return np.where(np.isfinite(total), total, np.inf)
 
-    def derivatives(x: np.ndarray, weights: np.ndarray) -> Derivatives:
+    def derivatives(x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> Derivatives:
         loss, u, v = model(x)
-        r = np.log(loss) - y
+        r = np.log(loss) - y - moved
         pull = weights * objective.slope(r)
         jac = np.stack([np.ones_like(u), u, v, -x[:, 1:2] * n * u, -x[:, 2:3] * d * v], axis=1) / loss[:, None]
         gradient = (jac @ pull[..., None])[..., 0]

@@ -85,29 +85,30 @@ def newton_step(
 
 def descend(
     problem: Problem, start: np.ndarray, weights: np.ndarray, lower: np.ndarray | None = None,
-    upper: np.ndarray | None = None, iterations: int = 1000,
+    upper: np.ndarray | None = None, moved: np.ndarray | None = None, iterations: int = 1000,
 ) -> Solutions:  # fmt: skip
     """Minimise the objective from start [R, K] with weights [R, P], by projected, damped Newton and IRLS steps.
 
     Each iteration proposes an IRLS-Levenberg-Marquardt step (a majoriser: safe far away) and an exact Newton step (fast
     at the end, where Huber's kinks make IRLS slow), each with its own damping, and takes the one with the lower
-    objective. Both obey the bounds (`lower`, `upper` [R, K], by default the problem's). Problems leave the batch as
-    they converge.
+    objective. Both obey the bounds (`lower`, `upper` [R, K], by default the problem's). `moved` [R, P] is added to the
+    targets, in the objective's terms. Problems leave the batch as they converge.
     """
     if not len(start):
         return Solutions(start, np.empty(0), np.empty(0, bool))
     lower = np.broadcast_to(problem.lower if lower is None else lower, start.shape)
     upper = np.broadcast_to(problem.upper if upper is None else upper, start.shape)
+    moved = np.zeros((len(start), 1)) if moved is None else moved
     x = np.clip(start, lower, upper)
-    value = problem.value(x, weights)
+    value = problem.value(x, weights, moved)
     done = ~np.isfinite(value)
     damping = np.full((2, len(x)), 1e-3)
     for _ in range(iterations):
         (active,) = np.nonzero(~done & (damping.min(axis=0) < 1e12))
         if not len(active):
             break
-        x_now, w_now, value_now = x[active], weights[active], value[active]
-        gradient, *curvatures = problem.derivatives(x_now, w_now)
+        x_now, w_now, value_now, moved_now = x[active], weights[active], value[active], moved[active]
+        gradient, *curvatures = problem.derivatives(x_now, w_now, moved_now)
         known = np.isfinite(gradient).all(axis=1) & np.isfinite(curvatures).all(axis=(0, 2, 3))
         if not known.all():  # the law is finite here, but not its derivative: give up this start
             value[active[~known]], done[active[~known]] = np.inf, True
@@ -121,7 +122,7 @@ def descend(
         promise = np.maximum(offers[0][1], offers[1][1])
         done[active] = promise <= TOLERANCE * value_now + ROUNDING * w_now.sum(axis=1)
         trials = np.clip(x_now + np.stack([step for step, _ in offers]), lower[active], upper[active])
-        values = np.stack([problem.value(trial, w_now) for trial in trials])
+        values = np.stack([problem.value(trial, w_now, moved_now) for trial in trials])
         lowered = values < value_now
         damping[:, active] = np.maximum(damping[:, active] * np.where(lowered, 0.2, 4.0), SINGULAR)
         best = values.argmin(axis=0), np.arange(len(active))

@@ -15,13 +15,15 @@ from scalelab.laws.law.objective import Objective
 
 Columns = Mapping[str, np.ndarray]
 Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
+Moved = np.ndarray | float
 
 
 class Problem(NamedTuple):
     """A fit as `newton.descend` and `newton.variable_projection` need it.
 
-    value(x, weights [R, P]) -> [R]; derivatives(x, weights) -> (gradient [R, K], IRLS majoriser [R, K, K], exact
-    Hessian [R, K, K]); basis(searched [G, K - L]) -> (terms [G, L, P] with each linear coordinate at 1, offset [G, P]);
+    value(x, weights [R, P], moved=0.0) -> [R]; derivatives(x, weights, moved=0.0) -> (gradient [R, K], IRLS majoriser
+    [R, K, K], exact Hessian [R, K, K]), where `moved` [R, P] is added to the targets, in the objective's terms;
+    basis(searched [G, K - L]) -> (terms [G, L, P] with each linear coordinate at 1, offset [G, P]);
     to_params(x) -> {name: [R]}; from_params is its inverse. `lower`, `upper` [K] bound x.
     """
 
@@ -31,8 +33,8 @@ class Problem(NamedTuple):
     target: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
-    value: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    derivatives: Callable[[np.ndarray, np.ndarray], Derivatives]
+    value: Callable[..., np.ndarray]
+    derivatives: Callable[..., Derivatives]
     basis: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
     to_params: Callable[[np.ndarray], dict[str, np.ndarray]]
     from_params: Callable[[Mapping[str, Any]], np.ndarray]

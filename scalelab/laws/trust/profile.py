@@ -18,6 +18,7 @@ from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
+from scalelab.laws.trust.dependence import Dependence
 
 STEPS = 14  # held values per side, from one per mille to the whole of the parameter's range
 MOST_INFLATION = 10.0
@@ -111,16 +112,23 @@ def interval_threshold(
 
 
 def profile_params(
-    fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN
-) -> dict[str, ParamProfile]:
-    """Profile every parameter of the law, with its interval at `level`; C = k N D."""
+    fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN,
+    dependence: Dependence | None = None,
+) -> dict[str, ParamProfile]:  # fmt: skip
+    """Profile every parameter of the law, with its interval at `level`; C = k N D.
+
+    Where rows depend, each parameter's curve ends its interval at a height of its own (`Dependence.objective_rise`).
+    """
     least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
     spare = fitted.points > len(best.params) and least > 0
     factor = likelihood_inflation(fitted.residuals(best.params), len(best.params), fitted.objective) if spare else 1.0
     end = interval_threshold(least, fitted.points, len(best.params), fitted.objective, level, factor)
     runs = information.most_informative_runs(fitted, best, k)
+    ends = dict.fromkeys(best.params, end)
+    if dependence:
+        ends = {name: least + dependence.objective_rise(name, fitted.objective, level) for name in best.params}
     return {
-        name: dataclasses.replace(_profile_param(fitted, best, name, least, end), tighten=runs.get(name))
+        name: dataclasses.replace(_profile_param(fitted, best, name, least, ends[name]), tighten=runs.get(name))
         for name in best.params
     }
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from scalelab.errors import BadInput
 from scalelab.laws.solve import newton, optimum
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
+from scalelab.laws.trust.dependence import Dependence, simulate_refits
 
 RESTARTS, RESTART_SPREAD = 5, 64  # grid and spread of each resample's own seeds, tried beside the fit
 FALL_STEPS = 4  # points on the way from that seed to the fit at which the objective is evaluated
@@ -32,7 +32,8 @@ class Bootstrap:
     """Refits to resampled runs: `params` holds one array [used] per parameter, `failed` counts the others by reason.
 
     `noise` [n] are left-out residuals: each run's log loss minus the law fitted without it; `jackknife` holds the
-    parameters [folds] of those laws, as BCa intervals need them.
+    parameters [folds] of those laws, as BCa intervals need them. Where rows depend, `noise` are quantiles of a new
+    group's error and `jackknife` is empty: then BCa intervals correct for bias alone.
     """
 
     params: dict[str, np.ndarray]
@@ -139,24 +140,14 @@ def unfit_reasons(weights: np.ndarray, columns: Columns, params: int) -> np.ndar
     return reasons
 
 
-def group_labels(groups: ArrayLike | None, points: int) -> np.ndarray:
-    """Group labels [P] as integers from 0; without `groups` each run is its own group. BadInput for another shape."""
-    if groups is None:
-        return np.arange(points)
-    groups = np.asarray(groups)
-    if groups.shape != (points,):
-        raise BadInput(f"{groups.size} group labels for {points} runs: one a run is needed")
-    return np.unique(groups, return_inverse=True)[1]
-
-
-def left_out_residuals(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(residuals [<= P] of each run against the law fitted without its group, parameters [folds] of those laws).
+def left_out_residuals(problem: Problem, best: Optimum) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(residuals [<= P] of each run against the law fitted without it, parameters [folds] of those laws).
 
     In-sample residuals are too small for a new run's noise, since each point pulls the law towards itself. Near
     delta -> 0 the law runs through as many points as it has parameters; there the usual leverage correction sqrt(1 - h)
     would leave zero. Refits without the point avoid both. Runs without which no law is determined give no residual.
     """
-    folds = labels % MAX_FOLDS
+    folds = np.arange(problem.points) % MAX_FOLDS
     weights = (np.arange(folds.max() + 1)[:, None] != folds).astype(float)
     weights = weights[unfit_reasons(weights, problem.columns, len(problem.law.params)) == ""]
     refits = refit_weighted(problem, weights, best.x)
@@ -179,37 +170,33 @@ def check_resample_count(count: int, points: int) -> None:
 
 
 def bootstrap_fit(
-    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, groups: ArrayLike | None = None
+    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, dependence: Dependence | None = None
 ) -> Bootstrap:
-    """Refit `count` resamples of the fitted runs, drawn with replacement.
+    """Refit `count` tables: resamples of the fitted runs, drawn with replacement, or simulated ones.
 
-    Runs that share a label in `groups` [P] (checkpoints of one run, say) are drawn together. A resample that determines
-    no law, or whose fit does not converge, gives no number: `failed` counts it under its reason.
-    FitError where no resample or no left-out run gives a fit. BadInput as in `check_resample_count`.
+    Tables are simulated where rows depend (`Dependence.simulate_errors`): a resample of a dozen groups would hold too
+    few of them. A table that determines no law, or whose fit does not converge, gives no number: `failed` counts it
+    under its reason. FitError where no table or no left-out run gives a fit. BadInput as in `check_resample_count`.
     """
     check_resample_count(count, problem.points)
-    labels = group_labels(groups, problem.points)
-    clusters = int(labels.max()) + 1
-    draws = np.random.default_rng(seed).multinomial(clusters, np.full(clusters, 1 / clusters), size=count)
-    return bootstrap_weighted(problem, best, draws[:, labels].astype(float), labels, seed)
-
-
-def bootstrap_weighted(
-    problem: Problem, best: Optimum, weights: np.ndarray, labels: np.ndarray, seed: int = 0
-) -> Bootstrap:
-    """Like `bootstrap_fit`, for given weights [R, P]: how often each resample holds each point."""
-    reasons = unfit_reasons(weights, problem.columns, len(problem.law.params))
-    usable = np.flatnonzero(reasons == "")
-    refits = refit_weighted(problem, weights[usable], best.x)
-    reasons[usable[~refits.converged]] = "not converged"
-    noise, jackknife = left_out_residuals(problem, best, labels)
+    if dependence:
+        reasons = np.full(count, "", dtype=object)
+        refits = simulate_refits(problem, best, dependence, count, seed)
+        noise, jackknife = dependence.new_run_errors(), dict[str, np.ndarray]()
+    else:
+        shares = np.full(problem.points, 1 / problem.points)
+        draws = np.random.default_rng(seed).multinomial(problem.points, shares, size=count).astype(float)
+        reasons = unfit_reasons(draws, problem.columns, len(problem.law.params))
+        refits = refit_weighted(problem, draws[reasons == ""], best.x)
+        noise, jackknife = left_out_residuals(problem, best)
+    reasons[np.flatnonzero(reasons == "")[~refits.converged]] = "not converged"
     x = refits.x[refits.converged]
     if not len(x) or not len(noise):
         raise FitError(f"no resample of {problem.points} runs determines the law: more runs are needed for intervals")
     bound = ((x <= problem.lower) | (x >= problem.upper)).sum(axis=0)
     return Bootstrap(
         params=problem.to_params(x),
-        requested=len(weights),
+        requested=count,
         failed=dict(collections.Counter(str(reason) for reason in reasons if reason)),
         at_bounds={name: int(count) for name, count in zip(problem.law.params, bound, strict=True) if count},
         noise=noise,
@@ -230,14 +217,15 @@ def central_interval(values: np.ndarray, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def bca_interval(values: np.ndarray, point: float, jackknife: np.ndarray, level: float) -> tuple[float, float]:
+def bca_interval(values: np.ndarray, point: float, jackknife: np.ndarray | None, level: float) -> tuple[float, float]:
     """Bias-corrected, accelerated interval from resampled `values` [R] and left-out ones (Efron 1987, eq. 3.8).
 
-    If every resample lies on one side of the point, the correction would be infinite: the extreme value is used.
+    Without left-out values it is not accelerated. If every resample lies on one side of the point, the correction
+    would be infinite: the extreme value is used.
     """
     below = (np.sum(values < point) + 0.5 * np.sum(values == point)) / len(values)
     bias = norm.ppf(np.clip(below, 0.5 / len(values), 1 - 0.5 / len(values)))
-    lean = np.mean(jackknife) - jackknife
+    lean = np.zeros(1) if jackknife is None else np.mean(jackknife) - jackknife
     spread = np.sum(lean**2) ** 1.5
     acceleration = np.sum(lean**3) / (6 * spread) if spread > 0 else 0.0
     ends = norm.ppf([(1 - level) / 2, (1 + level) / 2])
@@ -251,7 +239,7 @@ def param_intervals(boot: Bootstrap, point: Mapping[str, float], level: float = 
     return {
         name: {
             "percentile": central_interval(values, level),
-            "bca": bca_interval(values, point[name], boot.jackknife[name], level),
+            "bca": bca_interval(values, point[name], boot.jackknife.get(name), level),
             "se": float(np.std(values)),
         }
         for name, values in boot.params.items()

@@ -256,11 +256,29 @@ def test_sources_add_up_and_subsets_divide(capsys, table, study_folder):
     assert large["left_out_by_where"] == sum(not row["C"] > 2e11 for row in rows)
 
 
-def test_rows_of_one_cluster_are_resampled_together(capsys, study_folder):
-    alone = answer(capsys, study_folder, "--bootstrap=60")
-    together = answer(capsys, study_folder, "--bootstrap=60", "--cluster=C_6ND")
-    assert together["params"] == alone["params"] and together["intervals"] != alone["intervals"]
-    assert together["bootstrap"]["noise_rms"] > alone["bootstrap"]["noise_rms"]  # a whole budget is left out at once
+def test_checkpoints_of_a_run_are_found_and_said(capsys, tmp_path):
+    """Eight checkpoints each of ten runs whose errors are mostly the run's: alpha's interval is much wider."""
+    random, rows = np.random.default_rng(0), []
+    for run, N in enumerate(np.geomspace(1e5, 1e7, 10)):
+        error = 0.005 * random.standard_normal()
+        for D in N * (20, 60, 10, 120)[run % 4] * np.linspace(0.125, 1, 8):
+            loss = loss_at(QUICKSTART_LIKE, N, D) * np.exp(error + 0.0005 * random.standard_normal())
+            rows.append(f"r{run},{N},{D},{loss}\n")
+    (tmp_path / "t.csv").write_text("run,N,D,loss\n" + "".join(rows))
+    by_run = answer(capsys, tmp_path / "t.csv", "--bootstrap=200")
+    by_row = answer(capsys, tmp_path / "t.csv", "--bootstrap=200", "--cluster=none")
+    assert by_run["params"] == by_row["params"] and by_row["dependence"] is None
+    assert by_run["dependence"]["column"] == "run" and by_run["dependence"]["groups"] == 10
+    for intervals in (
+        lambda fit: fit["intervals"]["alpha"],
+        lambda fit: fit["identifiability"]["alpha"]["interval"],
+    ):
+        (low, high), (row_low, row_high) = intervals(by_run), intervals(by_row)
+        assert high - low > 1.5 * (row_high - row_low)
+    assert main(["fit", str(tmp_path / "t.csv"), "--bootstrap=20"]) == 0
+    assert "groups: 10 values of 'run', whose rows share an error of 0." in capsys.readouterr().out
+    assert main(["fit", str(tmp_path / "t.csv"), "--cluster=runn"]) == 2
+    assert "did you mean 'run'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

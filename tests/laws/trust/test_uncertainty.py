@@ -20,11 +20,11 @@ from scalelab.laws.use.decision import decide_allocation
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, hoffmann_points, posed, published, study
 
 
-def fitted(noise=0.005, seed=0, count=200, groups=None, **kwargs):
+def fitted(noise=0.005, seed=0, count=200, **kwargs):
     """(problem, its optimum, resamples) of a synthetic study."""
     points = posed(*study(QUICKSTART_LIKE, noise, seed, **kwargs))
     best = minimise_objective(points)
-    return points, best, bootstrap_fit(points, best, count, seed, groups)
+    return points, best, bootstrap_fit(points, best, count, seed)
 
 
 def params_of(boot):
@@ -147,26 +147,6 @@ def test_too_few_runs_for_any_interval():
         bootstrap_fit(points, minimise_objective(points), count=20)
 
 
-def test_groups_are_drawn_and_left_out_together():
-    """Five checkpoints a run are not five runs: drawn by run, the interval is as wide as that of the runs alone."""
-    N, D, loss = study(QUICKSTART_LIKE, 0.01, seed=2)
-    runs = np.arange(20)
-    alone, many = posed(N, D, loss), posed(*(np.repeat(column, 5) for column in (N, D, loss)))
-    widths = {}
-    for name, boot in {
-        "runs": bootstrap_fit(alone, minimise_objective(alone), count=300),
-        "grouped": bootstrap_fit(many, minimise_objective(many), count=300, groups=np.repeat(runs, 5)),
-        "ungrouped": bootstrap_fit(many, minimise_objective(many), count=300),
-    }.items():
-        low, high = central_interval(boot.params["E"], 0.9)
-        widths[name] = high - low
-        widths[name, "noise"] = np.sqrt(np.mean(boot.noise**2))
-    assert widths["grouped"] == pytest.approx(widths["runs"], rel=1e-3)
-    assert widths["grouped", "noise"] == pytest.approx(widths["runs", "noise"], rel=1e-3)
-    assert widths["ungrouped"] < 0.7 * widths["runs"]
-    assert widths["ungrouped", "noise"] < 0.9 * widths["runs", "noise"]
-
-
 def test_a_run_left_out_is_missed_by_more_than_one_that_was_fitted():
     points, best, boot = fitted(0.01)
     assert len(boot.noise) == 20
@@ -206,7 +186,6 @@ def test_quantiles_are_central():
     ("call", "message"),
     [
         (lambda p, f, b: bootstrap_fit(p, f, count=0), "count = 0"),
-        (lambda p, f, b: bootstrap_fit(p, f, count=5, groups=[1, 2]), "2 group labels for 20 runs"),
         (lambda p, f, b: predict_run(p, f, b, {"N": 1e5, "D": 1e7}, level=90), "level = 90"),
         (lambda p, f, b: decide_allocation(p, f, b, -1.0), "C = -1"),
     ],
