@@ -291,6 +291,8 @@ GUARD = {
         source="OLMo-core: 6"),
     "spike": key("skip", "skip, rewind: what happens to an outlier; clip: to the window's median gradient norm",
         choices="skip clip", resume=True),
+    "skip": key("step", "skip, rewind: what a loss or gradient that is not finite costs (train.accumulate > 1)",
+        choices="step micro_batch", resume=True),
 }  # fmt: skip
 
 SWEEP = {

@@ -101,9 +101,16 @@ def _check_guard(config: "ConfigDict") -> None:
             f"guard.window={guard.window} is shorter than guard.minimum={guard.minimum}, so no step would ever be "
             f"judged; nearest: guard.minimum={guard.window}"
         )
-    if guard.spike != "skip" and guard.policy in PASSIVE_GUARDS:
+    for key, default in (("spike", "skip"), ("skip", "step")):
+        if guard[key] != default and guard.policy in PASSIVE_GUARDS:
+            raise BadInput(
+                f"guard.{key}={guard[key]!r} has no effect with guard.policy={guard.policy!r}; "
+                "nearest: guard.policy=skip"
+            )
+    if guard.skip == "micro_batch" and config.train.accumulate == 1:
         raise BadInput(
-            f"guard.spike={guard.spike!r} has no effect with guard.policy={guard.policy!r}; nearest: guard.policy=skip"
+            "guard.skip='micro_batch': with train.accumulate=1 the only micro-batch is the step; "
+            "nearest: guard.skip=step"
         )
     if guard.policy == "rewind" and every >= steps:
         raise BadInput(

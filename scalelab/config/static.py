@@ -128,12 +128,18 @@ class Guard:
     detector: str = "log"
     window: int = 128
     spike: str = "skip"
+    skip: str = "step"
     stages: tuple[int, ...] = ()
 
     @property
     def acts(self) -> bool:
         """Whether an outlier's step is changed."""
         return self.policy in ("skip", "rewind")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a step may do without a micro-batch that is not finite."""
+        return self.acts and self.skip == "micro_batch"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The batch of a step, from (seed, step): its sequences ranked by gradient norm, with where each comes from."""
 
-import functools
-import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +8,12 @@ import numpy as np
 import optax
 
 from scalelab import records
+from scalelab.data.batches.origins import locate_window, make_excerpts
 from scalelab.data.batches.shards import Split
 from scalelab.data.dataset import Dataset
-from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.data.sources.sources import source_files
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes import Subject, load_subject
-from scalelab.diagnose.sample import DataSample
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
@@ -61,12 +58,16 @@ def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
     number = step - 1 + subject.shift
     windows = data.batches.window_numbers(number)
     losses, norms = _scores(subject, step, data.batches.batch(number))
-    files, decode = _files(evidence), _decoder(evidence)
-    rows = [
-        Sequence(row, int(window), float(losses[row]), float(norms[row]), *_place(data, int(window), files),
-                 decode(data.batches.windows[np.array([window])][0]))
-        for row, window in enumerate(windows) if window >= 0
-    ]  # fmt: skip
+    config = config_from_facts({"config": records.read_config(evidence.folder)})
+    files, excerpt = training_files(config, data.dataset), make_excerpts(config.data)
+    rows = []
+    for row, window in enumerate(windows.tolist()):
+        if window >= 0:
+            text = excerpt(data.batches.windows[np.array([window])][0], EXCERPT)
+            origin = locate_window(data.dataset, data.batches.windows.views[0].shape[1] - 1, window)
+            place = origin.source, origin.shard, origin.token, origin.document, origin.offset
+            file = dict(enumerate(files.get(origin.source, []))).get(origin.number, "")
+            rows.append(Sequence(row, window, float(losses[row]), float(norms[row]), *place, file, text))
     return subject.step, sorted(rows, key=lambda row: -row.grad_norm)
 
 
@@ -101,31 +102,6 @@ def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray
     return np.asarray(losses), np.asarray(norms)
 
 
-def _place(data: DataSample, window: int, files: dict[str, list[str]]) -> tuple[str, str, int, int, int, str]:
-    """(source, shard, token in it, document, tokens since its beginning, file) of a window's first token."""
-    seq_len = data.batches.windows.views[0].shape[1] - 1
-    for part in data.dataset.parts:
-        before = 0
-        for number, (tokens, offsets) in enumerate(zip(part.train.shards, part.train.offsets, strict=True)):
-            count = max(0, (len(tokens) - 1) // seq_len)
-            if window < count:
-                token = window * seq_len
-                document = int(np.searchsorted(offsets, token, side="right")) - 1
-                known = files.get(part.name, [])
-                file = known[before + document] if before + document < len(known) else ""
-                name = pathlib.Path(getattr(tokens, "filename", None) or f"shard {number}").name
-                return part.name, name, token, document, token - int(offsets[document]), file
-            window, before = window - count, before + len(offsets) - 1
-    raise AssertionError("the window is not in the data")
-
-
-def _files(evidence: Evidence) -> dict[str, list[str]]:
-    """{source: the file of each training document}, for sources that read files one document each."""
-    config = config_from_facts({"config": records.read_config(evidence.folder)})
-    assert evidence.data is not None
-    return training_files(config, evidence.data.dataset)
-
-
 def training_files(config: Any, dataset: Dataset) -> dict[str, list[str]]:
     """The file of each training document, by comparing lengths; {} where the source has no files."""
     files = source_files(config.data)
@@ -147,18 +123,3 @@ def training_files(config: Any, dataset: Dataset) -> dict[str, list[str]]:
 def _lengths(split: Split) -> list[int]:
     """Bytes of each document of a split of bytes, without the separator."""
     return [int(length) - 1 for offsets in split.offsets for length in np.diff(offsets)]
-
-
-def _decoder(evidence: Evidence) -> Any:
-    """A function from ids to an escaped excerpt."""
-    config = config_from_facts({"config": records.read_config(evidence.folder)})
-    try:
-        decode = load_run_tokenizer(config.data).decode
-    except BadInput:
-        return lambda ids: " ".join(map(str, ids[: EXCERPT // 4].tolist()))
-    return functools.partial(_excerpt, decode)
-
-
-def _excerpt(decode: Any, ids: np.ndarray) -> str:
-    text = decode(ids[: 4 * EXCERPT]).decode(errors="replace")
-    return text.encode("unicode_escape").decode()[:EXCERPT]

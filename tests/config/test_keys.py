@@ -139,6 +139,7 @@ WITH = BESIDE | {
     # Identity depends on a guard only where it acts.
     **{f"guard.{name}": {"guard.policy": "skip", "guard.window": 256} for name in ("detector", "minimum", "sigmas")},
     **{f"guard.{name}": {"guard.policy": "skip"} for name in ("window", "spike")},
+    "guard.skip": {"guard.policy": "skip", "train.accumulate": 2},
 }
 UNPAIRED = {"schedule.batch_start", "schedule.batch_warmup_tokens", "schedule.seq_start", "schedule.seq_warmup_tokens",
             "model.rope_factor", "model.rope_scaling", "model.logit_scale", "optim.own", "log.set_by"}  # fmt: skip

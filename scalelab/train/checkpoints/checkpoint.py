@@ -11,16 +11,13 @@ import dataclasses
 import logging
 import os
 import pathlib
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import SingleDeviceSharding
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
@@ -31,6 +28,7 @@ from scalelab.train.checkpoints import logs as log_lengths
 from scalelab.train.checkpoints.leaves import check_same_leaves, describe_leaves
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.checkpoints.plain_path import plain_path
+from scalelab.train.checkpoints.restore import hide_abandoned_reads, restore_arrays
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs every save; its errors reach us as exceptions
 
@@ -52,24 +50,6 @@ class LoadedStep:
     states: Any
     facts: dict[str, Any]
     tried: list[str]
-
-
-@contextlib.contextmanager
-def _hide_abandoned_reads() -> Iterator[None]:
-    """Keep reads that Orbax abandons from printing: where one of them fails, it closes the loop that awaits the others.
-
-    Each of those ends with a traceback on standard error, up to dozens, around the line that names the damaged file.
-    After a failure the hook stays, since they end at any time.
-    """
-    shown = sys.unraisablehook
-
-    def hook(event: Any) -> None:
-        if not (isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == "Event loop is closed"):
-            shown(event)
-
-    sys.unraisablehook = hook
-    yield
-    sys.unraisablehook = shown
 
 
 class Checkpoints:
@@ -271,7 +251,7 @@ class Checkpoints:
             check = pool.submit(manifest.find_step_problems, place) if jax.process_index() == 0 else None
             try:
                 target = like(manifest.read_manifest(place)) if callable(like) else like
-                with _hide_abandoned_reads():
+                with hide_abandoned_reads():
                     states = None if target is None else self.restore(step, target)
             except BadInput:
                 raise
@@ -289,12 +269,9 @@ class Checkpoints:
         on; others onto the first device. Names, shapes and dtypes must equal those saved, else BadInput with the
         differences. The bytes are not checked here but in `load`.
         """
-        saved = manifest.read_manifest(self.folder / str(step))["tree"]
-        check_same_leaves(f"{self.folder / str(step)}", saved, like)
-        target = jax.tree.map(_sharded_struct, dict(like))
-        arguments = ocp.checkpoint_utils.construct_restore_args(target)
-        restore = ocp.args.PyTreeRestore(item=target, restore_args=arguments, partial_restore=True)
-        return self.orbax.restore(self.orbax_folder / str(step) / "state", args=restore)
+        place = self.folder / str(step)
+        check_same_leaves(str(place), manifest.read_manifest(place)["tree"], like)
+        return restore_arrays(self.orbax, self.orbax_folder / str(step) / "state", like)
 
     def close(self) -> None:
         """Wait for a running save; a failed one raises SaveFailed here at the latest."""
@@ -320,8 +297,3 @@ class Checkpoints:
             if self.commit:
                 self.commit.join()
             self._abandon()
-
-
-def _sharded_struct(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding)

@@ -10,23 +10,27 @@ resumed run raises the same alarms.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalelab import records
-from scalelab.parallel.processes import gather_to_host
+from scalelab.parallel.processes import gather_to_host, is_first_process
 from scalelab.train.run.run import Run
 from scalelab.train.step import guard, incident
 from scalelab.train.step.guard import RECENT, SIGNALS
 from scalelab.train.step.incident import SHAPES
+from scalelab.train.step.layers import DUE, LAYERS, WORST
 
 LAST, BEFORE = 32, 64  # steps whose medians are compared
 RISEN_SIGMAS, RISEN_STEPS = 6.0, 500
 MEDIAN_ERROR = 1.2533  # standard error of a median, in standard deviations over sqrt(n)
 CLIMB_STEPS, CLIMB_EVERY, CLIMB_FACTOR = 2000, 100, 2.0
 MOST_EVENTS = 20  # of one incident: the others are counted in spike_score
+MOST_ROWS = 8  # sequences of a flagged batch that an event names
+DONE = {"skip": "skipped", "clip": "clipped to the window's median norm",
+        "skip_micro_batch": "the step is the mean of the others"}  # fmt: skip
 UNITS = {"loss": "loss {:.4g} nats", "grad_norm": "gradient norm {:.4g}", "early": "loss {:.4g} nats",
          "large_updates": "update norm / weight norm {:.3g}"}  # fmt: skip
 
@@ -69,10 +73,13 @@ def robust_slope(steps: np.ndarray, values: np.ndarray) -> float:
 
 
 class Alarms:
-    """The alarms of one run. `facts` go into its checkpoints; `call` is why the run should go back, or None."""
+    """The alarms of one run. `facts` go into its checkpoints; `call` is why the run should go back, or None.
 
-    def __init__(self, run: Run, step: int, memory: Any) -> None:
-        self.run = run
+    `describe_rows(step, rows, excerpts)` says where rows of a batch come from (`Feed.describe_rows`).
+    """
+
+    def __init__(self, run: Run, step: int, memory: Any, describe_rows: Callable[..., list[dict[str, Any]]]) -> None:
+        self.run, self.describe_rows = run, describe_rows
         self.call: Call | None = None
         self.facts: dict[str, Any] = {"risen_since": None, "climbed": None} | run.facts.get("alarms", {})
         self.on = isinstance(memory, guard.GuardState)
@@ -88,7 +95,7 @@ class Alarms:
         if not self.on:
             return
         report = incident.Report(*np.asarray(metrics[guard.GUARD])[:n].T)
-        self._flags(step, report)
+        self._flags(step, report, metrics)
         self._shapes(step, report)
         for i in np.flatnonzero(report.restarted):
             self.base_step = step + int(i)
@@ -99,32 +106,71 @@ class Alarms:
 
     def _event(self, step: int, signal: str, text: str, **fields: Any) -> None:
         """Write a line of the guard in the logbook."""
-        done = {"skip": "skipped", "clip": "clipped to the window's median norm"}.get(fields.get("action", ""), "")
+        done = DONE.get(fields.get("action", ""), "")
         done = done or ("nothing done: guard.policy=watch" if self.policy == "watch" else "nothing done")
         self.run.event("guard", step, f"{text}; {done}", **({"signal": signal, "action": "none"} | fields))
 
-    def _flags(self, step: int, report: incident.Report) -> None:
+    def _flags(self, step: int, report: incident.Report, metrics: Mapping[str, Any]) -> None:
         """One event for each stretch of steps with one signal and action."""
         codes = report.signal * len(guard.ACTIONS) + report.action
         edges = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
         for i, j in itertools.pairwise(edges):
-            signal = SIGNALS[int(report.signal[i])]
-            if signal in ("", "bad"):  # the loop notes a step that is not finite
+            signal, action = SIGNALS[int(report.signal[i])], guard.ACTIONS[int(report.action[i])]
+            if signal in ("", "bad") and action != "skip_micro_batch":  # the reader notes a step that is not finite
                 continue
-            at = i + int(np.argmax(report.sigmas[i:j]))
             self.events += 1
             if self.events > MOST_EVENTS:
                 continue
-            text = UNITS[signal].format(report.value[at]) + f" above {report.threshold[at]:.4g}"
-            sigmas = float(report.sigmas[at])
-            text += f", {sigmas:.3g} standard deviations above the window" if signal in ("loss", "grad_norm") else ""
-            first, last = step + int(i) + 1, step + int(j)
-            text += f" (steps {first} to {last})" if last > first else ""
-            text += "; further ones are counted in spike_score alone" if self.events == MOST_EVENTS else ""
-            self._event(
-                first, signal, text, value=float(report.value[at]), threshold=float(report.threshold[at]),
-                sigmas=sigmas, action=guard.ACTIONS[int(report.action[at])], **{"from": first, "to": last},
-            )  # fmt: skip
+            steps = {"from": step + int(i) + 1, "to": step + int(j)}
+            if action == "skip_micro_batch":
+                self._left_out(step, report, i, steps)
+            else:
+                self._outliers(step, report, metrics, i + int(np.argmax(report.sigmas[i:j])), signal, steps)
+
+    def _outliers(
+        self, step: int, report: incident.Report, metrics: Mapping[str, Any], at: int, signal: str, steps: Mapping
+    ) -> None:
+        """The event of a stretch of outliers, the farthest of them at the index `at`."""
+        text = UNITS[signal].format(report.value[at]) + f" above {report.threshold[at]:.4g}"
+        sigmas = float(report.sigmas[at])
+        text += f", {sigmas:.3g} standard deviations above the window" if signal in ("loss", "grad_norm") else ""
+        self._event(
+            steps["from"], signal, text + self._extent(steps), value=float(report.value[at]),
+            threshold=float(report.threshold[at]), sigmas=sigmas, action=guard.ACTIONS[int(report.action[at])], **steps,
+            documents=self.documents(step, at, metrics),
+        )  # fmt: skip
+
+    def _left_out(self, step: int, report: incident.Report, i: int, steps: Mapping) -> None:
+        """The event of a stretch of steps taken without a micro-batch."""
+        n, total, first = int(report.left_out[i]), self.run.spec.static.accumulate, int(report.first_left_out[i])
+        text = f"not finite: left out {n} of {total} micro-batches, the first of them number {first}"
+        rows = range(first, self.run.spec.static.global_batch, total)
+        documents = self._described(step + i, rows)
+        self._event(
+            steps["from"], "bad", text + self._extent(steps), action="skip_micro_batch", left_out=n, **steps,
+            documents=documents,
+        )  # fmt: skip
+
+    def _extent(self, steps: Mapping[str, int]) -> str:
+        text = f" (steps {steps['from']} to {steps['to']})" if steps["to"] > steps["from"] else ""
+        return text + ("; further ones are counted in spike_score alone" if self.events == MOST_EVENTS else "")
+
+    def documents(self, step: int, i: int, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Where the batch of the step at index `i` after `step` comes from: its worst sequences, if they were measured.
+
+        These have their losses, and the first its beginning. Else the first rows, in no order.
+        """
+        measured = metrics.get(LAYERS, {})
+        if not (measured and measured[DUE][i] and np.isfinite(metrics["train_loss"][i])):
+            return self._described(step + i, range(self.run.spec.static.global_batch))
+        ranks = [rank for rank in range(1, WORST + 1) if f"worst/row_{rank}" in measured]
+        rows = [int(measured[f"worst/row_{rank}"][i]) for rank in ranks]
+        losses = {row: float(measured[f"worst/loss_{rank}"][i]) for row, rank in zip(rows, ranks, strict=True)}
+        return [line | {"loss": losses[line["row"]]} for line in self._described(step + i, rows, 1)]
+
+    def _described(self, step: int, rows: Sequence[int], excerpts: int = 0) -> list[dict[str, Any]]:
+        """`describe_rows` of the first few, in the process that writes the logbook."""
+        return self.describe_rows(step, rows[:MOST_ROWS], excerpts) if is_first_process() else []
 
     def _shapes(self, step: int, report: incident.Report) -> None:
         """An event where an incident shows its shape; those that do not pass call for more than a skip."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.data.batches.batches import NO_WINDOW, val_batches
+from scalelab.data.batches.origins import locate_window, make_excerpts
 from scalelab.data.batches.shards import check_still_there
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import gather_to_host
@@ -14,6 +15,8 @@ from scalelab.train.run import sources
 from scalelab.train.run.run import Run, bits_per_byte
 from scalelab.train.step import guard
 from scalelab.train.step.hooks import EVAL_PREFIX
+
+EXCERPT = 80  # bytes of a sequence's text in the logbook
 
 
 class DataShift(NamedTuple):
@@ -76,6 +79,26 @@ class Feed:
         if self.ready[0] != step:
             self.prepare(step)
         return [self.ready[1][self._key(i)] if run.status == "running" else None for i, run in enumerate(self.runs)]
+
+    def describe_rows(self, i: int, step: int, rows: Iterable[int], excerpts: int = 0) -> list[dict[str, Any]]:
+        """Where `rows` of run `i`'s batch after `step` come from: windows, and the numbers of their documents.
+
+        The first `excerpts` of them have the beginning of their text, too.
+        """
+        config, batches = self.runs[i].config, self.batches[self.runs[i].config.train.seed]
+        windows = batches.window_numbers(self.shifts[i].number(step))
+        known = [(row, int(windows[row])) for row in rows if windows[row] != NO_WINDOW]
+        lines = []
+        for row, window in known:
+            origin = locate_window(self.dataset, config.model.seq_len, window)
+            documents = [origin.document, origin.last_document]
+            line = {"row": row, "window": window, "source": origin.source, "shard": origin.shard}
+            lines.append(line | {"documents": documents})
+        if excerpts and known:
+            excerpt = make_excerpts(config.data)
+            for line in lines[:excerpts]:
+                line["excerpt"] = excerpt(batches.windows[np.array([line["window"]])][0], EXCERPT)
+        return lines
 
     def scored(self, run: Run, step: int, sources_values: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The values of an evaluation, from those of the sources (`evaluation_values`): the overall ones first.

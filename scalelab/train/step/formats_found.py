@@ -24,9 +24,10 @@ def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
 
     Kernels without a jaxpr (flash attention on a GPU) are not counted. Parameters and moments are listed as stored.
     """
-    # Without batch warm-up, measured layers and the user's metrics: their loops have no length in the program, and the
-    # formats are the same.
-    plain = dataclasses.replace(static, batch_ramp=(), layers=False, own_metrics="", own_eval_metrics="")
+    # Without batch warm-up, measured layers, micro-batches run again and the user's metrics: their loops have no length
+    # in the program, and the formats are the same.
+    once = dataclasses.replace(static.guard, skip="step")
+    plain = dataclasses.replace(static, batch_ramp=(), layers=False, own_metrics="", own_eval_metrics="", guard=once)
     return _traced_step_formats(plain, tuple(sorted(h)))
 
 

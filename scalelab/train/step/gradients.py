@@ -1,11 +1,15 @@
-"""The loss of a batch and its gradient, summed over micro-batches; shared by the step, evaluation and the planner."""
+"""The loss of a batch and its gradient, summed over micro-batches; shared by the step, evaluation and the planner.
+
+Under `guard.skip=micro_batch` a step does without the micro-batches that are not finite (`leave_out_bad`).
+"""
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import reshard
 
 from scalelab.config import Static
@@ -22,6 +26,9 @@ from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 from scalelab.train.step import hooks
+
+Summed = tuple[LossSums, Any, Any]  # loss sums, gradient, amax: as `scaled_gradients` returns them
+NO_TOKEN = -1  # neither read nor predicted: what a step's rows hold that it does without
 
 
 def document_ends(static: Static, h: Hparams, step: jax.Array | None = None) -> DocumentEnds | None:
@@ -85,7 +92,7 @@ def scaled_gradients(
     n_micro_batches: jax.Array | None = None,
     ends: DocumentEnds | None = None,
     due: jax.Array | None = None,
-) -> tuple[LossSums, Any, Any]:
+) -> Summed:
     """Like `gradients`, with the loss scale taken from the policy's state; also returns amax for delayed scaling.
 
     `precision_state` is `TrainState.precision`. Under a loss scale the backward pass computes a gradient that many
@@ -141,24 +148,15 @@ def _gradients(
     n_micro_batches: jax.Array | None,
     ends: DocumentEnds | None,
     due: jax.Array | None,
-) -> tuple[LossSums, Any, Any]:
-    measured = due is not None
-    can_underflow = measured and measures.underflow_format(POLICIES[static.precision]) and static.layout.stage == 1
-    probes = jnp.zeros(static.model.n_layers) if can_underflow else None
+) -> Summed:
+    differentiate = functools.partial(differentiate_micro_batch, static, params, scales, z_weight, ends, due, counted)
+    if static.accumulate == 1:
+        return differentiate(tokens)
+    parts, measured = split_micro_batches(static, tokens), due is not None
 
-    def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
-        if static.layout.stage > 1:
-            return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
-        objective = functools.partial(micro_batch_objective, static)
-        differentiate = jax.value_and_grad(objective, argnums=(0, 1, 7), has_aux=True)
-        (_, sums), (grads, amax, zeros) = differentiate(params, scales, part, z_weight, counted, ends, due, probes)
-        if zeros is not None:
-            sums = sums._replace(measures=sums.measures._replace(gradient_zeros=zeros))
-        return sums, grads, amax
-
-    def micro(carry: tuple[LossSums, Any, Any], at: Any) -> tuple[tuple[LossSums, Any, Any], None]:
+    def micro(carry: Summed, at: Any) -> tuple[Summed, None]:
         part, index = at if measured else (at, None)
-        sums, grads, amax = of(part)
+        sums, grads, amax = differentiate(part)
         if measured:
             head = measures.place_rows(sums.measures.head, index, static.accumulate)
             sums = sums._replace(measures=sums.measures._replace(head=head))
@@ -166,10 +164,42 @@ def _gradients(
         total = add_sums(carry[0], sums)
         return (total, jax.tree.map(jnp.add, carry[1], grads), jax.tree.map(jnp.maximum, carry[2], amax)), None
 
-    if static.accumulate == 1:
-        return of(tokens)
-    rows = tokens.reshape(-1, static.accumulate, tokens.shape[-1])
-    parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
+    begin = _nothing_summed(static, params, scales, tokens, due)
+    if n_micro_batches is not None:
+        at = lambda i: (parts[i], i) if measured else parts[i]  # noqa: E731
+        return jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], begin)
+    return jax.lax.scan(micro, begin, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
+
+
+def split_micro_batches(static: Static, tokens: jax.Array) -> jax.Array:
+    """[accumulate, b, S+1]: every n-th row, so that each device's own rows make its part of each micro-batch."""
+    return tokens.reshape(-1, static.accumulate, tokens.shape[-1]).swapaxes(0, 1)
+
+
+def differentiate_micro_batch(
+    static: Static,
+    params: Any,
+    scales: Any,
+    z_weight: jax.Array,
+    ends: DocumentEnds | None,
+    due: jax.Array | None,
+    counted: jax.Array,
+    part: jax.Array,
+) -> Summed:
+    """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`."""
+    if static.layout.stage > 1:
+        return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
+    can_underflow = due is not None and measures.underflow_format(POLICIES[static.precision])
+    probes = jnp.zeros(static.model.n_layers) if can_underflow else None
+    objective = functools.partial(micro_batch_objective, static)
+    differentiate = jax.value_and_grad(objective, argnums=(0, 1, 7), has_aux=True)
+    (_, sums), (grads, amax, zeros) = differentiate(params, scales, part, z_weight, counted, ends, due, probes)
+    if zeros is not None:
+        sums = sums._replace(measures=sums.measures._replace(gradient_zeros=zeros))
+    return sums, grads, amax
+
+
+def _nothing_summed(static: Static, params: Any, scales: Any, tokens: jax.Array, due: jax.Array | None) -> Summed:
     zeros = reshard_as(static, rules.gradient_specs, jax.tree.map(jnp.zeros_like, params))
     nothing = LossSums(*[jnp.zeros(())] * 3)
     if static.own_loss:
@@ -177,11 +207,68 @@ def _gradients(
     if due is not None:
         head = measures.nothing_of_head(tokens.shape[0], tokens.shape[1] - 1)
         nothing = nothing._replace(measures=measures.nothing(static.model, head))
-    begin = (nothing, zeros, jax.tree.map(jnp.zeros_like, scales))
-    if n_micro_batches is not None:
-        at = lambda i: (parts[i], i) if measured else parts[i]  # noqa: E731
-        return jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], begin)
-    return jax.lax.scan(micro, begin, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
+    return nothing, zeros, jax.tree.map(jnp.zeros_like, scales)
+
+
+class LeftOut(NamedTuple):
+    """Which micro-batches a step does without: int32, how many, and the first (-1: none)."""
+
+    number: jax.Array
+    first: jax.Array
+
+
+def leave_out_bad(
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array,
+    precision_state: Any,
+    n_micro_batches: jax.Array | None,
+    ends: DocumentEnds | None,
+    due: jax.Array | None,
+    summed: Summed,
+    allowed: jax.Array,
+) -> tuple[Summed, LeftOut]:
+    """`summed` of the whole batch; where it is not finite and `allowed`, that of the micro-batches that are.
+
+    These are run twice more, first each by itself to see whether it is finite, then without the others, so that their
+    gradient is the mean over the tokens that remain. A step that is finite runs nothing of this. Where no micro-batch
+    is finite, `summed` stays as it is. An overflow that the loss scale may have made is left to the loss scale.
+
+    The other arguments are those of `scaled_gradients`.
+    """
+    policy, n = POLICIES[static.precision], static.accumulate
+    run = jnp.int32(n) if n_micro_batches is None else n_micro_batches
+    scale = precision_state.scale if policy.scaled_loss else jnp.float32(1.0)
+    scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
+    differentiate = functools.partial(differentiate_micro_batch, static, params, scales, z_weight, ends, None)
+    parts = split_micro_batches(static, tokens)
+
+    def look(i: jax.Array, kept: jax.Array) -> jax.Array:
+        counted = jnp.maximum(jnp.sum(documents.prediction_targets(parts[i], ends) >= 0), 1)
+        return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i]), scale))
+
+    def without(_: jax.Array, summed: Summed) -> Summed:
+        # The barrier ties the pass to the turn: else it may be run before the loop, turn or none.
+        rest, summed = jax.lax.optimization_barrier((remaining, summed))
+        return scaled_gradients(static, params, rest, z_weight, precision_state, n_micro_batches, ends, due)
+
+    with product_precision(policy):
+        looks = jnp.where(allowed & ~_is_usable(summed, scale), run, 0)
+        kept = jax.lax.fori_loop(0, looks, look, jnp.ones(n, bool))
+    out = (jnp.arange(n) < run) & ~kept
+    out &= jnp.any((jnp.arange(n) < run) & kept)
+    remaining = jnp.where(jnp.tile(out, len(tokens) // n)[:, None], NO_TOKEN, tokens)
+    summed = jax.lax.fori_loop(0, jnp.any(out).astype(jnp.int32), without, summed)
+    return summed, LeftOut(
+        jnp.sum(out, dtype=jnp.int32), jnp.where(jnp.any(out), jnp.argmax(out), -1).astype(jnp.int32)
+    )
+
+
+def _is_usable(summed: Summed, scale: jax.Array) -> jax.Array:
+    """Whether loss and gradient are finite, or the gradient alone is not and the loss scale may be why."""
+    finite = jnp.isfinite(summed[0].nll)
+    return finite & (jnp.isfinite(optax.tree.norm(summed[1])) | (scale > 1))
 
 
 def reshard_as(static: Static, rule: Callable, tree: Any) -> Any:

@@ -3,7 +3,8 @@
 So every host, every device of a mesh and every packed trial decides alike or alone, and a resumed run decides as if it
 had never stopped. Signals of a step:
 
-    bad            loss, gradient norm, LR, decay, beta1 or (of a user's optimizer) the update is not finite
+    bad            loss, gradient norm, LR, decay, beta1 or (of a user's optimizer) the update is not finite; or loss or
+                   gradient of a micro-batch that the step was then taken without
     loss, grad_norm   outliers: detector log: ln loss > mean + max(sigmas x std, 0.02), or ln norm > mean + sigmas x std
                    and norm > 3 x the window's largest; sigma: value > mean + sigmas x std (OLMo-core: loss or norm)
     early          before step 64: loss > first loss + 1
@@ -14,6 +15,7 @@ blind either for the length of the window, so it enters neither. An incident beg
 of 8 losses is back within one standard deviation of the window's median (incident.py).
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +28,7 @@ from scalelab.precision.policy import POLICIES
 
 GUARD = "guard"  # the metric that is an array, an `incident.Report`: for the logbook, not for metrics.jsonl
 SIGNALS = ("", "bad", "loss", "grad_norm", "early", "large_updates")
-ACTIONS = ("none", "skip", "clip")
+ACTIONS = ("none", "skip", "clip", "skip_micro_batch")
 BAD, LOSS, NORM, EARLY, LARGE_UPDATES = range(1, len(SIGNALS))
 OUTLIERS = (LOSS, NORM)  # the signals on which the guard acts; what is bad is skipped without one, too
 
@@ -100,6 +102,7 @@ class Decision(NamedTuple):
     threshold: jax.Array
     sigmas: jax.Array  # standard deviations above the window's mean
     restarted: jax.Array  # whether a known change begins a new window
+    left_out: jax.Array  # int32 [2]: how many micro-batches the step does without, and the first of them (-1: none)
 
 
 def init_guard(rule: Guard) -> Any:
@@ -133,12 +136,13 @@ def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:
 
 def decide(
     rule: Guard, memory: GuardState, step: jax.Array, loss: jax.Array, grad_norm: jax.Array, finite: jax.Array,
-    overflow: jax.Array | bool, restarted: jax.Array | bool, h: Hparams,
+    overflow: jax.Array | bool, restarted: jax.Array | bool, h: Hparams, left_out: Sequence[jax.Array | int] = (0, -1),
 ) -> Decision:  # fmt: skip
     """The decision on a step of this loss (nats a token) and gradient norm (before the clip), from scalars alone.
 
     `finite`: whether all that an update needs is; `overflow`: whether only the loss scale is to blame if not;
-    `restarted`: whether the run changes at this step in a known way, which begins a new window.
+    `restarted`: whether the run changes at this step in a known way, which begins a new window; `left_out`: how many
+    micro-batches are not in its loss and gradient, and the first of them.
     """
     counts, marks = Counts(*memory.counts), Marks(*memory.marks)
     entered = jnp.where(restarted, 0, counts.entered)
@@ -146,36 +150,50 @@ def decide(
     # OLMo-core counts the value at hand among those that it needs.
     judged = finite & (entered >= h["minimum"] - (rule.detector == "sigma"))
     early = finite & (step < EARLY_STEPS) & (loss > marks.first_loss + EARLY_RISE)
-    cases = (~finite & ~jnp.asarray(overflow), judged & outliers[0], judged & outliers[1], early)
-    signal = jnp.select(cases, (BAD, LOSS, NORM, EARLY), 0).astype(jnp.int32)
+    is_part = jnp.asarray(left_out[0]) > 0
+    cases = (~finite & ~jnp.asarray(overflow), judged & outliers[0], judged & outliers[1], early, is_part)
+    signal = jnp.select(cases, (BAD, LOSS, NORM, EARLY, BAD), 0).astype(jnp.int32)
     outlier = (signal == LOSS) | (signal == NORM)
-    recent_flags = jnp.sum(jnp.where(_is_recent_block(step), memory.blocks, 0))
-    spent = (counts.in_a_row >= MOST_IN_A_ROW) | (recent_flags > BUDGET)
     clips = outlier & (rule.acts and rule.spike == "clip")
-    skips = outlier & (rule.acts and rule.spike == "skip") & ~spent
-    action = jnp.select((skips | ~finite, clips), (1, 2), 0).astype(jnp.int32)
+    skips = outlier & (rule.acts and rule.spike == "skip") & ~_is_budget_spent(memory, step)
+    action = jnp.select((skips | ~finite, clips, is_part), (1, 2, 3), 0).astype(jnp.int32)
     norm = signal == NORM
     pick = lambda pair: jnp.where(norm, pair[1], pair[0])  # noqa: E731
     threshold = jnp.where(signal == EARLY, marks.first_loss + EARLY_RISE, pick(thresholds))
     clip = jnp.where(clips, _median_norm(rule, memory.window, entered), jnp.inf)
     return Decision(
-        finite & ~skips, clip, signal, action, pick(values), threshold, pick(sigmas), jnp.asarray(restarted)
-    )
+        finite & ~skips, clip, signal, action, pick(values), threshold, pick(sigmas), jnp.asarray(restarted),
+        jnp.stack([jnp.asarray(x, jnp.int32) for x in left_out]),
+    )  # fmt: skip
+
+
+def _is_budget_spent(memory: GuardState, step: jax.Array) -> jax.Array:
+    """Whether so many steps were flagged lately that it is no accident: what is left out next is not skipped."""
+    recent_flags = jnp.sum(jnp.where(_is_recent_block(step), memory.blocks, 0))
+    return (Counts(*memory.counts).in_a_row >= MOST_IN_A_ROW) | (recent_flags > BUDGET)
+
+
+def may_leave_out(memory: GuardState, step: jax.Array) -> jax.Array:
+    """Whether a micro-batch that is not finite may be left out; else the whole step is skipped, and counts as such."""
+    return ~_is_budget_spent(memory, step)
 
 
 def decide_step(
-    static: Static, state: Any, loss: jax.Array, grad_norm: jax.Array, finite: jax.Array, planned: Hparams, now: Hparams
-) -> tuple[Decision | None, Hparams]:
+    static: Static, state: Any, loss: jax.Array, grad_norm: jax.Array, finite: jax.Array, planned: Hparams,
+    now: Hparams, left_out: Sequence[jax.Array] | None = None,
+) -> tuple[Decision | None, Hparams]:  # fmt: skip
     """The decision on a step of a `TrainState`, and the numbers of its update under it; None: the guard is off.
 
-    `planned` are the schedules' numbers, `now` those after `adjust_rates`.
+    `planned` are the schedules' numbers, `now` those after `adjust_rates`; `left_out` as for `decide`.
     """
     rule, step = static.guard, state.step
     if rule.policy == "off":
         return None, now
     overflow = is_overflow(static, state.precision, loss, grad_norm)
     restarted = is_known_change(static, step, planned, planned["lr"])
-    decision = decide(rule, state.guard, step, loss, grad_norm, finite, overflow, restarted, planned)
+    decision = decide(
+        rule, state.guard, step, loss, grad_norm, finite, overflow, restarted, planned, left_out or (0, -1)
+    )
     if rule.acts and rule.spike == "clip":
         now = {**now, "clip_norm": jnp.minimum(now["clip_norm"], decision.clip)}
     return decision, now

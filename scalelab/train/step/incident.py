@@ -50,6 +50,8 @@ class Report(NamedTuple):
     restarted: Any  # whether a known change began a new window
     first_flag: Any  # step (from 0) of the incident that is open, or was last
     last_flag: Any
+    left_out: Any  # micro-batches that the step was taken without, and the first of them (-1: none)
+    first_left_out: Any
 
 
 def remember(
@@ -102,6 +104,7 @@ def remember(
         d.restarted,
         counts.first_flag,
         counts.last_flag,
+        *d.left_out,
     )
     return state, jnp.stack([jnp.asarray(x, jnp.float32) for x in report])
 

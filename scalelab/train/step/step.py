@@ -23,7 +23,7 @@ from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES, Policy
 from scalelab.train.step import curvature, ema, guard, hooks, incident, layers
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.gradients import document_ends, loss_sums, reshard_as, scaled_gradients
+from scalelab.train.step.gradients import document_ends, leave_out_bad, loss_sums, reshard_as, scaled_gradients
 from scalelab.train.step.metrics import refuse_unloggable
 from scalelab.train.step.state import TrainState, cast_for_storage, upcast
 
@@ -46,14 +46,15 @@ def train_step(
     """One optimizer step on `tokens` [global_batch, S+1].
 
     If loss, gradient norm, LR, weight decay or beta1 is not finite, the step changes only the counters; likewise if the
-    update of a user's own optimizer would make a parameter not finite, or if the guard skips an outlier. The decision
-    is part of the program, so all hosts agree and each packed trial decides for itself. `clip_ratio`: norm of the
-    gradient after the clip, over that before it (NaN if skipped). `update_norm` and `param_norm` are NaN on steps that
-    are not logged, since they read every parameter once more (3 % of a step with a large vocabulary).
+    update of a user's own optimizer would make a parameter not finite, or if the guard skips an outlier. Under
+    `guard.skip=micro_batch` the step is taken over the micro-batches that are finite. All decisions are part of the
+    program, so all hosts agree and each packed trial decides for itself. `clip_ratio`: norm of the gradient after the
+    clip, over that before it (NaN if skipped). `update_norm` and `param_norm` are NaN on steps that are not logged,
+    since they read every parameter once more (3 % of a step with a large vocabulary).
     """
     policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h, state.guard)
     params = upcast(state.params, policy.parameters)
-    sums, grads, amax = _loss_and_gradients(static, state, params, tokens, h, due)
+    sums, grads, amax, left_out = _loss_and_gradients(static, state, params, tokens, h, due)
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
     planned = {**h, **schedules.scheduled_values(static, state.step, h)}
@@ -64,7 +65,7 @@ def train_step(
     if ":" in static.optim.name:
         finite &= _stays_finite(static, state, grads, finite, extra, now)
     logged = _is_logged(state.step, h, due)
-    decision, now = guard.decide_step(static, state, loss, grad_norm, finite, planned, now)
+    decision, now = guard.decide_step(static, state, loss, grad_norm, finite, planned, now, left_out)
     accepted = finite if decision is None else decision.accepted
     measured = logged | guard.measures_updates(static, state.step)
     updated = _update_if(accepted, static, state, grads, extra, now, measured)
@@ -93,17 +94,19 @@ def train_step(
 
 def _loss_and_gradients(
     static: Static, state: TrainState, params: Any, tokens: jax.Array, h: Hparams, due: jax.Array | None
-) -> tuple[LossSums, Any, Any]:
-    """Loss sums, gradients sharded as the moments are, and the precision policy's amax."""
+) -> tuple[LossSums, Any, Any, Any]:
+    """Loss sums, gradients sharded as the moments are, the precision policy's amax, and what the guard left out."""
     n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
     ends = document_ends(static, h, state.step)
     # Behind a barrier: else the partitioner slices the parameters to update from the tables gathered for the loss,
     # which then stay in memory to the end (two tables of the vocabulary in fp32 on GPUs).
     forward_params = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
-    sums, grads, amax = scaled_gradients(
-        static, forward_params, tokens, h["z_loss"], state.precision, n_micro_batches, ends, due
-    )
-    return sums, checkpoint_name(reshard_as(static, rules.moment_specs, grads), "gradients"), amax
+    batch = static, forward_params, tokens, h["z_loss"], state.precision, n_micro_batches, ends, due
+    summed, left_out = scaled_gradients(*batch), None
+    if static.guard.leaves_out:
+        summed, left_out = leave_out_bad(*batch, summed, guard.may_leave_out(state.guard, state.step))
+    sums, grads, amax = summed
+    return sums, checkpoint_name(reshard_as(static, rules.moment_specs, grads), "gradients"), amax, left_out
 
 
 def _is_logged(step: jax.Array, h: Hparams, due: jax.Array | None) -> jax.Array:

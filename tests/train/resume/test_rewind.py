@@ -27,10 +27,11 @@ from tests.train.runs import ROOT
 BAD, SKIPPED, BY = range(66, 96), range(61, 96), 35
 SMALL = {
     "model.d_model": 16, "model.n_layers": 1, "model.seq_len": 32, "train.global_batch": 8, "train.steps": 120,
-    "eval.batches": 1, "eval.every_steps": 60, "checkpoint.every_steps": 10, "train.steps_per_dispatch": 5,
+    "eval.batches": 1, "eval.every_steps": 60, "checkpoint.every_steps": 20, "train.steps_per_dispatch": 5,
     "log.every_steps": 1, "schedule.name": "constant", "schedule.warmup_steps": 5, "optim.peak_lr": 1e-2,
     "guard.policy": "rewind", "guard.window": 32, "guard.minimum": 16,
 }  # fmt: skip
+OFF = {"guard.policy": "off", "checkpoint.every_steps": 120}
 READ = TrainBatches.numbered
 
 
@@ -45,6 +46,11 @@ def corrupted(self, numbers, rows=slice(None)):
         if number in BAD:
             batches[i] = np.random.default_rng(number).integers(0, 256, batches[i].shape)
     return batches
+
+
+def without_bad_data(self, numbers, rows=slice(None)):
+    """The batches of a run whose data never held those that a rewind skips."""
+    return READ(self, [n + BY * (n >= 61) for n in numbers], rows)
 
 
 def plant_bad_data(patch):
@@ -65,9 +71,8 @@ def bad_data(monkeypatch):
 def spared(tmp_path_factory):
     """The run whose data never held the bad batches, without any guard."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainBatches, "numbered",
-                      lambda self, numbers, rows: READ(self, [n + BY * (n >= 61) for n in numbers], rows))  # fmt: skip
-        return train_single(config(**{"guard.policy": "off"}), tmp_path_factory.mktemp("spared") / "run")
+        patch.setattr(TrainBatches, "numbered", without_bad_data)
+        return train_single(config(**OFF), tmp_path_factory.mktemp("spared") / "run")
 
 
 def lines(folder):
@@ -104,31 +109,40 @@ def kill_at_call(patch, place, name, at, counts):
     patch.setattr(place, name, killing)
 
 
-# Where a rewind is killed: (module or class, function, which call)
+# Where a rewind is killed: (module or class, function, which call, of those that count)
 POINTS = {
-    "before the decision": (rewind, "_plan_rewind", 1),
-    "after it": (rewind, "drop_abandoned_steps", 2),
-    "after restoring": (rewind, "follow_decision", 1),
-    "before the first save": (Feed, "take", 1),
+    "before the decision": (rewind, "_plan_rewind", 1, lambda *_: True),
+    "after it": (rewind, "drop_abandoned_steps", 2, lambda *_: True),
+    "after restoring": (rewind, "follow_decision", 1, lambda *_: True),
+    "before the first save": (Feed, "take", 1, lambda feed, *_: feed.shifts[0].number(200) > 200),
+    "while a trial catches up": (Feed, "take", 2, lambda feed, *_: len(feed.runs) == 1),
 }
 
 
-def train_killed(point, folder):
+def train_killed(point, folder, work=lambda folder: train_single(config(), folder)):
     """Train under bad data in this process until it is killed at `point`."""
     with pytest.MonkeyPatch.context() as patch:
         plant_bad_data(patch)
-        place, name, at = POINTS[point]
-        counts = (lambda feed, *_: feed.shifts[0].number(200) > 200) if place is Feed else (lambda *_: True)
-        kill_at_call(patch, place, name, at, counts)
-        train_single(config(), pathlib.Path(folder))
+        kill_at_call(patch, *POINTS[point])
+        work(pathlib.Path(folder))
+
+
+def train_pack_killed(point, folder):
+    """Like `train_killed`, for the pack of `trials`."""
+    train_killed(point, folder, lambda folder: run_sweep(folder, trials()))
+
+
+def killed(function, point, folder):
+    """Run one of the two above in a process of its own, which must end by the kill."""
+    code = f"from {__name__} import {function}; {function}({point!r}, {str(folder)!r})"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr[-2000:]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", list(POINTS)[:-1])
 def test_a_run_killed_at_any_point_of_a_rewind_resumes_to_the_same_bits(point, bad_data, spared, tmp_path):
-    code = f"from {__name__} import train_killed; train_killed({point!r}, {str(tmp_path / 'run')!r})"
-    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    killed("train_killed", point, tmp_path / "run")
     result = train_single(config(), tmp_path / "run")
     assert result["params_digest"] == spared["params_digest"]
     assert len(rewind.read_decisions(tmp_path / "run")) == 1
@@ -148,17 +162,60 @@ def test_after_three_rewinds_the_run_ends_and_names_the_healthy_step(bad_data, t
     assert "after 3 rewinds" in end and "is healthy: scalelab train --init-from=" in end
 
 
-def test_a_trial_of_a_pack_goes_back_alone(bad_data, spared, tmp_path):
-    calm = {"optim.peak_lr": 1e-2, "guard.sigmas": 999.0}  # it never sees the bad batches as outliers
-    trials = {"calm": config(**calm), "watched": config()}
-    assert set(run_sweep(tmp_path / "pack", trials).values()) == {"done"}
-    alone = train_single(config(**calm), tmp_path / "alone")
-    runs = tmp_path / "pack" / "runs"
+@pytest.mark.slow
+def test_bursts_that_grow_call_a_run_back_before_they_last(bad_data, tmp_path, monkeypatch):
+    def bursts(self, numbers, rows=slice(None)):
+        batches = READ(self, numbers, rows).copy()
+        for i, number in enumerate(numbers):
+            least = {11: 0, 12: 64, 13: 128}.get(number // 6)  # the more tokens that text never has, the higher
+            if least is not None and number % 6 < 4:  # batches 66 to 69, 72 to 75 and 78 to 81
+                batches[i] = np.random.default_rng(number).integers(least, 256, batches[i].shape)
+        return batches
+
+    monkeypatch.setattr(TrainBatches, "numbered", bursts)
+    result = train_single(config(), tmp_path)
+    assert result["status"] == "done"
+    (event,) = [e for e in records.read_events(tmp_path) if e["kind"] == "guard" and e["action"] == "rewind"]
+    assert event["signal"] == "growing" and (event["to"], event["batches"]) == (60, [61, 86])
+
+
+CALM = {"guard.sigmas": 999.0}  # the trial that never sees the bad batches as outliers
+
+
+def trials(**changes):
+    """The trials of a pack: one that the guard calls back, between two that it does not."""
+    return {"calm": config(**CALM, **changes), "watched": config(**changes)}
+
+
+def check_pack(folder, loss):
+    """The watched trial has gone back, once and alone, to this last loss; its neighbour's lines."""
+    runs = folder / "runs"
     assert lines(runs / "watched")[-1]["step"] == 120
     assert records.read_run(runs / "watched")["rewinds"] == 1 and records.read_run(runs / "calm")["rewinds"] == 0
-    assert lines(runs / "calm") == lines(tmp_path / "alone")
-    assert records.read_record(runs / "watched")["val_loss"] == spared["val_loss"]
-    assert records.read_record(runs / "calm")["val_loss"] == alone["val_loss"] != spared["val_loss"]
+    assert records.read_record(runs / "watched")["val_loss"] == loss
+    return lines(runs / "calm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_trial_of_a_pack_goes_back_alone_even_if_killed_while_it_catches_up(kill, bad_data, spared, tmp_path):
+    if kill:
+        killed("train_pack_killed", "while a trial catches up", tmp_path / "pack")
+    assert set(run_sweep(tmp_path / "pack", trials()).values()) == {"done"}
+    alone = train_single(config(**CALM), tmp_path / "alone")
+    assert check_pack(tmp_path / "pack", spared["val_loss"]) == lines(tmp_path / "alone")
+    assert records.read_record(tmp_path / "pack" / "runs" / "calm")["val_loss"] == alone["val_loss"]
+    assert alone["val_loss"] != spared["val_loss"]
+
+
+@pytest.mark.slow
+def test_a_trial_of_a_vmapped_pack_goes_back_alone(bad_data, spared, tmp_path):
+    vmapped = trials(**{"sweep.pack": "vmap"})
+    assert set(run_sweep(tmp_path / "pack", vmapped).values()) == {"done"}
+    calm = {"calm": vmapped["calm"], "watched": config(**CALM, **{"sweep.pack": "vmap"})}
+    run_sweep(tmp_path / "untouched", calm)  # of as many trials, so of the same program
+    loss = pytest.approx(spared["val_loss"], rel=1e-5)  # batched products add in another order
+    assert check_pack(tmp_path / "pack", loss) == lines(tmp_path / "untouched" / "runs" / "calm")
 
 
 def test_changes_by_hand(bad_data, spared, tmp_path, capsys):

@@ -1,25 +1,36 @@
 """The host's alarms: lasting rises and climbs on series, and a small run whose guard acts, killed and resumed."""
 
+import pathlib
+import shutil
+
 import jax
 import numpy as np
 import pytest
 
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config import override
+from scalelab.config import Guard, override
 from scalelab.configs import tiny
+from scalelab.data.batches.batches import TrainBatches
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run import alarms
-from scalelab.train.run.single import train_single
+from scalelab.train.run.alarms import Alarms, Call
+from scalelab.train.run.run import open_run
+from scalelab.train.run.single import load_run_dataset, train_single
+from scalelab.train.run.sources import make_train_batches
+from scalelab.train.spec import make_train_spec
+from scalelab.train.step import guard, incident
 from scalelab.train.step.guard import RECENT
+from tests.train.step.test_guard import N, decided, healthy_series
+from tests.train.step.test_micro_batches import NAN_TOKEN
 
 SMALL = {
     "model.d_model": 16, "model.n_layers": 1, "model.seq_len": 16, "train.global_batch": 2, "train.steps": 40,
     "eval.batches": 1, "eval.every_steps": 40, "checkpoint.every_steps": 20, "train.steps_per_dispatch": 5,
     "checkpoint.keep_last": 9, "log.every_steps": 1, "schedule.name": "constant", "schedule.warmup_steps": 2,
     # Alarms at every other step: the losses of such small batches differ by 10 % and more.
-    "guard.policy": "skip", "guard.window": 16, "guard.minimum": 6, "guard.sigmas": 0.5,
+    "guard.policy": "skip", "guard.window": 16, "guard.minimum": 6, "guard.sigmas": 0.5, "log.layers_every": 1,
 }  # fmt: skip
 
 
@@ -90,9 +101,62 @@ def test_every_alarm_is_an_event_and_the_record_and_the_table_have_the_score(who
     assert health.startswith("suspect")
 
 
-def test_a_resumed_run_keeps_the_guards_memory_to_the_bit(whole, tmp_path):
+def test_an_alarm_names_the_sequences_of_its_batch_by_their_losses_and_where_they_come_from(whole):
+    data = load_run_dataset(config())
+    batches, (part,) = make_train_batches(config(), data), data.parts
+    metrics = {line["step"]: line for line in records.read_metrics(whole[0]) if "train_loss" in line}
+    flags = [e for e in guard_events(whole[0]) if "documents" in e and e["from"] == e["to"]]
+    assert len(flags) > 3
+    for event in flags:
+        tokens, rows = batches.batch(event["step"] - 1), event["documents"]
+        assert sorted(row["row"] for row in rows) == [0, 1] and rows[0]["loss"] >= rows[1]["loss"]
+        assert np.mean([row["loss"] for row in rows]) == pytest.approx(metrics[event["step"]]["train_loss"], rel=1e-5)
+        for row in rows:
+            shards = {pathlib.Path(shard.filename).name: i for i, shard in enumerate(part.train.shards)}
+            i, (first, last) = shards[row["shard"]], row["documents"]
+            shard, offsets = part.train.shards[i], part.train.offsets[i]
+            text = np.concatenate([shard[offsets[first] : offsets[last + 1]], shard[offsets[last + 1] :][:1]])
+            views = np.lib.stride_tricks.sliding_window_view(text, tokens.shape[1])
+            assert (views == tokens[row["row"]]).all(axis=1).any() and row["source"] == part.name
+        text = bytes(tokens[rows[0]["row"]].tolist()).decode(errors="replace")
+        assert rows[0]["excerpt"] == text.encode("unicode_escape").decode()[:80]
+        assert "excerpt" not in rows[1]
+
+
+def test_a_micro_batch_left_out_is_an_event_with_its_documents(tmp_path, monkeypatch):
+    read = TrainBatches.numbered
+
+    def planted(self, numbers, rows=slice(None)):
+        batches = read(self, numbers, rows).copy()
+        for i, number in enumerate(numbers):
+            batches[i, 2, 3] = NAN_TOKEN if number in (6, 7) else 0  # row 2 of 4 is in micro-batch 0 of 2
+        return batches
+
+    monkeypatch.setattr(TrainBatches, "numbered", planted)
+    loss = "tests.train.step.test_micro_batches:flat_at_zero"
+    changes = {"guard.skip": "micro_batch", "train.accumulate": 2, "train.global_batch": 4, "train.steps": 10}
+    changes |= {"train.loss": loss, "log.layers_every": 0, "guard.minimum": 16}
+    result = train_single(config(**changes), tmp_path)
+    (event,) = guard_events(tmp_path)
+    assert (event["from"], event["to"], event["signal"], event["action"]) == (7, 8, "bad", "skip_micro_batch")
+    assert "left out 1 of 2 micro-batches, the first of them number 0 (steps 7 to 8)" in event["text"]
+    assert [row["row"] for row in event["documents"]] == [0, 2] and event["left_out"] == 1
+    lines = records.read_metrics(tmp_path)
+    assert all(np.isfinite(line["train_loss"]) and line["skipped"] == 0 for line in lines if "train_loss" in line)
+    assert result["status"] == "done" and records.read_run(tmp_path)["spike_score"] == pytest.approx(0.2)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """The first half of the run."""
+    folder = tmp_path_factory.mktemp("guard") / "half"
+    train_single(config(**{"train.steps": 20}), folder)
+    return folder
+
+
+def test_a_resumed_run_keeps_the_guards_memory_to_the_bit(whole, half, tmp_path):
     folder, result = whole
-    train_single(config(**{"train.steps": 20}), tmp_path / "a")
+    shutil.copytree(half, tmp_path / "a")
     resumed = train_single(config(), tmp_path / "a")
     a, b = tmp_path / "a", folder
     assert guard_events(a) == guard_events(b) != []
@@ -108,6 +172,82 @@ def restored(place):
     static = config_lib.static(config())
     (like,) = program.restore_targets(static, 1, "turn")
     return Checkpoints(place / "checkpoints").restore(40, {"run": {"guard": like.guard}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("optim.peak_lr", 2e-3), pytest.param("precision.name", "bf16", marks=pytest.mark.slow)]
+)
+def test_a_run_that_goes_on_under_another_config_learns_anew_what_is_normal(whole, half, key, value, tmp_path):
+    shutil.copytree(half, tmp_path / "a")
+    train_single(config(**{key: value}), tmp_path / "a", allow=[key] * (key == "precision.name"))
+    plain, changed = (guard.Counts(*restored(place)["run"]["guard"].counts) for place in (whole[0], tmp_path / "a"))
+    assert plain.base_step == 0 and changed.base_step == 20
+    assert changed.entered <= 20 < plain.entered
+
+
+def opened(folder, **changes):
+    """A run's folder, entered at step 0."""
+    resolved = config(**changes)
+    data = load_run_dataset(resolved)
+    run = open_run("run", folder, make_train_spec(resolved, data.hparams), data)
+    run.enter(0, "start")
+    return run
+
+
+def read_series(run, losses, norms, first=0, memory=None, reports=None):
+    """The run's alarms over the steps from `first` on, read and written as the loop does, 20 at a time."""
+    memory = guard.init_guard(run.spec.static.guard) if memory is None else memory
+    each = Alarms(run, first, memory, lambda step, rows, excerpts: [])
+    quiet = np.array(incident.Report(*[0.0] * 8, -1.0, -1.0, 0.0, -1.0), np.float32)
+    for at in range(0, len(losses), 20):
+        part = slice(at, at + 20)
+        metrics = {"train_loss": losses[part], "grad_norm": norms[part]}
+        metrics["guard"] = np.tile(quiet, (len(losses[part]), 1)) if reports is None else reports[part]
+        rows = zip(range(first + at + 1, first + at + 21), losses[part].tolist(), norms[part].tolist(), strict=False)
+        run.write([{"step": s, "train_loss": x, "grad_norm": g} for s, x, g in rows if s % 10 == 0])
+        each.read(first + at, len(losses[part]), metrics)
+    return each
+
+
+def test_a_climbing_gradient_norm_is_one_event_also_where_half_of_it_is_read_from_the_log(tmp_path):
+    n = 2400
+    noise = np.random.default_rng(0).standard_normal((2, n))
+    losses = 3.0 * np.exp(-1e-5 * np.arange(n) + 0.01 * noise[0])
+    norms = 1.001 ** np.arange(n) * np.exp(0.09 * noise[1])  # stability.md: climbing, e times over 1,000 steps
+    calm = {"guard.policy": "watch", "log.every_steps": 10, "train.steps": 5000, "guard.window": 128}
+    calm |= {"guard.minimum": 64, "guard.sigmas": 6.0, "log.layers_every": 0}
+    for name, series, expected in (
+        ("whole", (losses, norms), ["climbing"]),
+        ("healthy", (losses, np.exp(0.09 * noise[1])), []),
+        ("rising", (losses * 1.0001 ** np.arange(n), norms), []),  # a loss that rises has other names
+    ):
+        read_series(opened(tmp_path / name, **calm), *series)
+        assert [e["signal"] for e in guard_events(tmp_path / name)] == expected, name
+    run = opened(tmp_path / "resumed", **calm)
+    before = read_series(run, losses[:1500], norms[:1500])
+    recent = np.roll(before.recent, 1500 % RECENT)  # as the step keeps it
+    memory = guard.init_guard(run.spec.static.guard)._replace(recent=recent)
+    read_series(run, losses[1500:], norms[1500:], 1500, memory)
+    events = [guard_events(tmp_path / name) for name in ("whole", "resumed")]
+    assert events[0] == events[1] and events[0][0]["step"] == 2000
+    assert events[0][0]["value"] == pytest.approx(1.001**2000, rel=0.05) and events[0][0]["threshold"] == 2
+
+
+def test_an_incident_that_grows_calls_a_run_back_and_ends_in_nothing_where_the_guard_may_only_skip(tmp_path):
+    losses, norms = healthy_series()
+    for at, factor in ((300, 1.2), (306, 1.3), (312, 1.5)):
+        losses[at : at + 4] *= factor
+    options = {"guard.window": 128, "guard.minimum": 64, "guard.sigmas": 6.0, "train.steps": N, "log.layers_every": 0}
+    for policy, called in (("rewind", True), ("skip", False)):
+        rule = Guard(policy)
+        reports = np.stack(decided(rule, losses, norms)[2], axis=1)
+        run = opened(tmp_path / policy, **options, **{"guard.policy": policy})
+        call = read_series(run, losses, norms, reports=reports).call
+        shapes = [e["signal"] for e in guard_events(tmp_path / policy) if e["signal"] in incident.SHAPES]
+        assert shapes == ["growing", "benign"] and (call is not None) == called and run.status == "running"
+    call = read_series(opened(tmp_path / "call", **options, **{"guard.policy": "rewind"}), losses, norms,
+                       reports=reports).call  # fmt: skip
+    assert call == Call(317, "growing", 300, 315)
 
 
 def test_a_checkpoint_without_a_guard_goes_on_with_a_fresh_one_and_says_so(tmp_path):
