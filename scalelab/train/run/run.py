@@ -266,10 +266,9 @@ def _examine(
 def _device_memory() -> dict[str, Any]:
     """Bytes of device memory available to this program; on a GPU also the share that jax was given."""
     device = jax.local_devices()[0]
-    share = (
-        {"share": device_memory.gpu_memory_share(device_memory.JAX_DEFAULT_SHARE)} if device.platform == "gpu" else {}
-    )
-    return {"bytes": chips.capacity_bytes(device)} | share
+    facts = {"bytes": chips.capacity_bytes(device)}
+    on_gpu = device.platform == "gpu"
+    return facts | ({"share": device_memory.gpu_memory_share(device_memory.JAX_DEFAULT_SHARE)} if on_gpu else {})
 
 
 def _describe(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:

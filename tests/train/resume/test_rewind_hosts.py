@@ -12,10 +12,13 @@ from scalelab import records
 from scalelab.__main__ import main
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.train.resume import rewind
-from tests.train.resume.test_rewind import OFF, POINTS, SMALL, kill_at_call, plant_bad_data, without_bad_data
+from tests.train.resume.test_rewind import POINTS, SMALL, kill_at_call, plant_bad_data, without_bad_data
 from tests.train.runs import ROOT, ended, finish, free_port
 
 pytestmark = pytest.mark.slow
+
+
+OFF = {"guard.policy": "off", "checkpoint.every_steps": 120}
 
 
 def train_host(data, point, *arguments):

@@ -30,7 +30,7 @@ SMALL = {
     "eval.batches": 1, "eval.every_steps": 40, "checkpoint.every_steps": 20, "train.steps_per_dispatch": 5,
     "checkpoint.keep_last": 9, "log.every_steps": 1, "schedule.name": "constant", "schedule.warmup_steps": 2,
     # Alarms at every other step: the losses of such small batches differ by 10 % and more.
-    "guard.policy": "skip", "guard.window": 16, "guard.minimum": 6, "guard.sigmas": 0.5, "log.layers_every": 1,
+    "guard.policy": "skip", "guard.window": 16, "guard.minimum": 6, "guard.sigmas": 0.5,
 }  # fmt: skip
 
 
@@ -101,28 +101,47 @@ def test_every_alarm_is_an_event_and_the_record_and_the_table_have_the_score(who
     assert health.startswith("suspect")
 
 
-def test_an_alarm_names_the_sequences_of_its_batch_by_their_losses_and_where_they_come_from(whole):
-    data = load_run_dataset(config())
-    batches, (part,) = make_train_batches(config(), data), data.parts
-    metrics = {line["step"]: line for line in records.read_metrics(whole[0]) if "train_loss" in line}
-    flags = [e for e in guard_events(whole[0]) if "documents" in e and e["from"] == e["to"]]
+def check_documents(event, tokens, part):
+    """Each row named by an alarm is among the tokens of the documents named with it."""
+    shards = {pathlib.Path(shard.filename).name: i for i, shard in enumerate(part.train.shards)}
+    for row in event["documents"]:
+        i, (first, last) = shards[row["shard"]], row["documents"]
+        shard, offsets = part.train.shards[i], part.train.offsets[i]
+        text = np.concatenate([shard[offsets[first] : offsets[last + 1]], shard[offsets[last + 1] :][:1]])
+        views = np.lib.stride_tricks.sliding_window_view(text, tokens.shape[1])
+        assert (views == tokens[row["row"]]).all(axis=1).any() and row["source"] == part.name
+
+
+def flags_with_batches(folder, **changes):
+    """(event, tokens of its batch, the source) of each alarm of one step."""
+    data = load_run_dataset(config(**changes))
+    batches, (part,) = make_train_batches(config(**changes), data), data.parts
+    flags = [e for e in guard_events(folder) if "documents" in e and e["from"] == e["to"]]
     assert len(flags) > 3
-    for event in flags:
-        tokens, rows = batches.batch(event["step"] - 1), event["documents"]
+    return [(event, batches.batch(event["step"] - 1), part) for event in flags]
+
+
+def test_an_alarm_names_where_its_batch_comes_from(whole):
+    for event, tokens, part in flags_with_batches(whole[0]):
+        check_documents(event, tokens, part)
+        assert [row["row"] for row in event["documents"]] == [0, 1] and "loss" not in event["documents"][0]
+
+
+@pytest.mark.slow
+def test_where_layers_are_measured_the_worst_sequence_comes_first_with_its_beginning(tmp_path):
+    layers = {"log.layers_every": 1}
+    train_single(config(**layers), tmp_path)
+    metrics = {line["step"]: line for line in records.read_metrics(tmp_path) if "train_loss" in line}
+    for event, tokens, part in flags_with_batches(tmp_path, **layers):
+        check_documents(event, tokens, part)
+        rows = event["documents"]
         assert sorted(row["row"] for row in rows) == [0, 1] and rows[0]["loss"] >= rows[1]["loss"]
         assert np.mean([row["loss"] for row in rows]) == pytest.approx(metrics[event["step"]]["train_loss"], rel=1e-5)
-        for row in rows:
-            shards = {pathlib.Path(shard.filename).name: i for i, shard in enumerate(part.train.shards)}
-            i, (first, last) = shards[row["shard"]], row["documents"]
-            shard, offsets = part.train.shards[i], part.train.offsets[i]
-            text = np.concatenate([shard[offsets[first] : offsets[last + 1]], shard[offsets[last + 1] :][:1]])
-            views = np.lib.stride_tricks.sliding_window_view(text, tokens.shape[1])
-            assert (views == tokens[row["row"]]).all(axis=1).any() and row["source"] == part.name
         text = bytes(tokens[rows[0]["row"]].tolist()).decode(errors="replace")
-        assert rows[0]["excerpt"] == text.encode("unicode_escape").decode()[:80]
-        assert "excerpt" not in rows[1]
+        assert rows[0]["excerpt"] == text.encode("unicode_escape").decode()[:80] and "excerpt" not in rows[1]
 
 
+@pytest.mark.slow
 def test_a_micro_batch_left_out_is_an_event_with_its_documents(tmp_path, monkeypatch):
     read = TrainBatches.numbered
 
@@ -135,7 +154,7 @@ def test_a_micro_batch_left_out_is_an_event_with_its_documents(tmp_path, monkeyp
     monkeypatch.setattr(TrainBatches, "numbered", planted)
     loss = "tests.train.step.test_micro_batches:flat_at_zero"
     changes = {"guard.skip": "micro_batch", "train.accumulate": 2, "train.global_batch": 4, "train.steps": 10}
-    changes |= {"train.loss": loss, "log.layers_every": 0, "guard.minimum": 16}
+    changes |= {"train.loss": loss, "guard.minimum": 16}
     result = train_single(config(**changes), tmp_path)
     (event,) = guard_events(tmp_path)
     assert (event["from"], event["to"], event["signal"], event["action"]) == (7, 8, "bad", "skip_micro_batch")
@@ -215,7 +234,7 @@ def test_a_climbing_gradient_norm_is_one_event_also_where_half_of_it_is_read_fro
     losses = 3.0 * np.exp(-1e-5 * np.arange(n) + 0.01 * noise[0])
     norms = 1.001 ** np.arange(n) * np.exp(0.09 * noise[1])  # stability.md: climbing, e times over 1,000 steps
     calm = {"guard.policy": "watch", "log.every_steps": 10, "train.steps": 5000, "guard.window": 128}
-    calm |= {"guard.minimum": 64, "guard.sigmas": 6.0, "log.layers_every": 0}
+    calm |= {"guard.minimum": 64, "guard.sigmas": 6.0}
     for name, series, expected in (
         ("whole", (losses, norms), ["climbing"]),
         ("healthy", (losses, np.exp(0.09 * noise[1])), []),
@@ -233,11 +252,22 @@ def test_a_climbing_gradient_norm_is_one_event_also_where_half_of_it_is_read_fro
     assert events[0][0]["value"] == pytest.approx(1.001**2000, rel=0.05) and events[0][0]["threshold"] == 2
 
 
+def test_a_stretch_of_steps_without_a_micro_batch_is_one_event(tmp_path):
+    run = opened(tmp_path, **{"guard.skip": "micro_batch", "train.accumulate": 2, "train.steps": 20})
+    codes = guard.BAD, guard.ACTIONS.index("skip_micro_batch")
+    reports = np.tile(np.array(incident.Report(*[0.0] * 8, -1.0, -1.0, 0.0, -1.0), np.float32), (20, 1))
+    reports[6:8] = incident.Report(*codes, *[0.0] * 6, 6.0, 7.0, 1.0, 0.0)
+    read_series(run, np.ones(20), np.ones(20), reports=reports)
+    (event,) = guard_events(tmp_path)
+    assert (event["from"], event["to"], event["signal"], event["left_out"]) == (7, 8, "bad", 1)
+    assert "left out 1 of 2 micro-batches, the first of them number 0 (steps 7 to 8)" in event["text"]
+
+
 def test_an_incident_that_grows_calls_a_run_back_and_ends_in_nothing_where_the_guard_may_only_skip(tmp_path):
     losses, norms = healthy_series()
     for at, factor in ((300, 1.2), (306, 1.3), (312, 1.5)):
         losses[at : at + 4] *= factor
-    options = {"guard.window": 128, "guard.minimum": 64, "guard.sigmas": 6.0, "train.steps": N, "log.layers_every": 0}
+    options = {"guard.window": 128, "guard.minimum": 64, "guard.sigmas": 6.0, "train.steps": N}
     for policy, called in (("rewind", True), ("skip", False)):
         rule = Guard(policy)
         reports = np.stack(decided(rule, losses, norms)[2], axis=1)
@@ -250,6 +280,7 @@ def test_an_incident_that_grows_calls_a_run_back_and_ends_in_nothing_where_the_g
     assert call == Call(317, "growing", 300, 315)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_guard_goes_on_with_a_fresh_one_and_says_so(tmp_path):
     off = {"guard.policy": "off", "guard.window": 128, "guard.minimum": 64, "guard.sigmas": 6.0}
     train_single(config(**off, **{"train.steps": 20}), tmp_path / "a")

@@ -222,7 +222,8 @@ def stepped(policy, memory=None, **changes):
     static, h = setting(**{"guard.policy": policy, **changes})
     before = trained()[0]
     before = before._replace(guard=guard.init_guard(static.guard) if memory is None else memory)
-    return before, *steps(static, before, batches(2, seed=3), jnp.int32(2), h)
+    after, log = steps(static, before, batches(seed=3), jnp.int32(2), h)  # of as many batches as test_step's programs
+    return before, after, {name: values[:2] for name, values in log.items()}
 
 
 def outlier_memory(**more):
@@ -247,6 +248,7 @@ def test_a_guard_that_sees_nothing_changes_no_bit_and_a_skip_moves_none():
     assert after.step == before.step + 2 and guard.Counts(*after.guard.counts).entered == 128
 
 
+@pytest.mark.slow
 def test_a_skip_moves_no_average_and_no_history_of_the_precision_either():
     static, h = setting(**FP16)
     for memory, moves in ((guard.init_guard(static.guard), True), (outlier_memory(), False)):
@@ -258,6 +260,7 @@ def test_a_skip_moves_no_average_and_no_history_of_the_precision_either():
         assert log["skipped"][-1] == (0 if moves else 2)
 
 
+@pytest.mark.slow
 def test_an_overflow_of_fp16_is_not_an_alarm():
     static, h = setting(**FP16)
     start = init(static, h)
