@@ -76,12 +76,17 @@ def run_together(
             _start(place)
             yield
         except BaseException as error:  # of any kind: the peers are told why, and it is raised again
-            if isinstance(error, jax.errors.JaxRuntimeError):
+            if isinstance(error, jax.errors.JaxRuntimeError) or is_lost_collective(error):
                 time.sleep(VERDICT_S)
             watch.leave(2 if isinstance(error, BadInput) else 1, format_first_line(error))
             raise
         watch.part()
         jax.distributed.shutdown()
+
+
+def is_lost_collective(error: BaseException) -> bool:
+    """Whether a collective failed on CPU at its dispatch, as one does whose peer is gone: jax raises a ValueError."""
+    return isinstance(error, ValueError) and "Gloo" in str(error)
 
 
 def format_first_line(error: BaseException) -> str:

@@ -358,3 +358,9 @@ def test_places_by_hand_by_slurm_and_alone():
         patch.setenv("SLURM_NTASKS", "1")
         assert processes.find_process_place(None, None, None) is None
     assert processes.find_process_place(None, None, None, {}) is None
+
+
+def test_a_collective_that_lost_its_peer_at_dispatch_waits_for_the_verdict_too():
+    """As seen: jax raises a plain ValueError where a process was killed while another broadcast, outside the loop."""
+    lost = "UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error"
+    assert processes.is_lost_collective(ValueError(lost)) and not processes.is_lost_collective(ValueError("shapes"))
