@@ -1,4 +1,4 @@
-"""Derivatives of any law by autodiff, in float64 (`chinchilla_problem` has those of Chinchilla's law by hand).
+"""Derivatives of any law by autodiff, in float64 (other files have those of some laws by hand).
 
 Legend: R problems, K parameters, L linear ones, P points, G seeds.
 """
@@ -147,6 +147,11 @@ def build_autodiff_problem(
         (x,) = _chunked(inverse, rows, values.reshape(-1, len(law.params)))
         return x.reshape(values.shape)
 
+    def linearise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        r, jac = _chunked(slopes, rows, x)
+        return r, jac.transpose(0, 2, 1)
+
     return Problem(
-        law, objective, columns, target, *coordinate_bounds(law), value, derivatives, basis, to_params, from_params
-    )
+        law, objective, columns, target, *coordinate_bounds(law), value, derivatives, basis, to_params, from_params,
+        linearise,
+    )  # fmt: skip

@@ -1,12 +1,14 @@
-"""Poses a fit with derivatives by hand for Chinchilla's law, by autodiff for any other."""
+"""Poses a fit with derivatives by hand for laws that sum powers and for Farseer's, by autodiff for any other."""
 
 import numpy as np
 
 from scalelab.laws.law import forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve import autodiff_problem, chinchilla_problem
+from scalelab.laws.solve import autodiff_problem, farseer_problem, power_law_problem
 from scalelab.laws.solve.problem import Columns, Problem
+
+POWER_LAWS = (forms.chinchilla, forms.width_depth)  # E, coefficients and exponents in the order of the columns
 
 
 def pose_problem(
@@ -14,10 +16,11 @@ def pose_problem(
 ) -> Problem:
     """Pose the fit of `law` to `target` [P] at `columns` (each [P]) as a problem for the solver.
 
-    `direct` names linear coefficients that stand in x as they are, uncentred, so that one can be held at a value.
-    Chinchilla's law has derivatives by hand (numpy: fast for thousands of resamples); any other law's come from
-    autodiff.
+    `direct` names parameters that stand in x as they are, uncentred, so that one can be held at a value. Derivatives by
+    hand are in numpy: fast for thousands of resamples, with nothing to compile; any other law's come from autodiff.
     """
-    if law.function is forms.chinchilla and objective.log:
-        return chinchilla_problem.build_chinchilla_problem(law, columns, target, objective, direct)
+    if law.function in POWER_LAWS and objective.log:
+        return power_law_problem.build_power_law_problem(law, columns, target, objective, direct)
+    if law.function is forms.farseer:
+        return farseer_problem.build_farseer_problem(law, columns, target, objective, direct)
     return autodiff_problem.build_autodiff_problem(law, columns, target, objective, direct)

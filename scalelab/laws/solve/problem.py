@@ -24,7 +24,8 @@ class Problem(NamedTuple):
     value(x, weights [R, P], moved=0.0) -> [R]; derivatives(x, weights, moved=0.0) -> (gradient [R, K], IRLS majoriser
     [R, K, K], exact Hessian [R, K, K]), where `moved` [R, P] is added to the targets, in the objective's terms;
     basis(searched [G, K - L]) -> (terms [G, L, P] with each linear coordinate at 1, offset [G, P]);
-    to_params(x) -> {name: [R]}; from_params is its inverse. `lower`, `upper` [K] bound x.
+    to_params(x) -> {name: [R]}; from_params is its inverse. `lower`, `upper` [K] bound x. slopes(x) -> (residuals
+    [R, P], their derivatives [R, K, P]). `mixed`: parameters whose place in x holds another quantity, unless direct.
     """
 
     law: Law
@@ -38,6 +39,8 @@ class Problem(NamedTuple):
     basis: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
     to_params: Callable[[np.ndarray], dict[str, np.ndarray]]
     from_params: Callable[[Mapping[str, Any]], np.ndarray]
+    slopes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    mixed: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:

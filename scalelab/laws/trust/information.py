@@ -105,7 +105,7 @@ def most_informative_runs(
 
 def param_gradient(posed: Problem, best: Optimum, name: str, place: int) -> np.ndarray:
     """Gradient [K] by x of a parameter, or of its logarithm if that is searched."""
-    if posed.law.params[name].how != "linear":
+    if posed.law.params[name].how != "linear" and name not in posed.mixed:
         return np.eye(len(best.x))[place]
     return function_derivatives(posed, best, lambda params: params[name])[:, 0]
 

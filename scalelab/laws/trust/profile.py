@@ -13,17 +13,18 @@ from scipy.stats import f as f_distribution
 
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve import newton
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.trust import information
+from scalelab.laws.trust import information, profile_curve
 from scalelab.laws.trust.dependence import Dependence
 
 STEPS = 14  # held values per side, from one per mille to the whole of the parameter's range
 MOST_INFLATION = 10.0
 SMALL = 1e-3  # a term of this share of the target counts as small
-REFINE = 12  # bisections of each crossing
+FIRST = 0.3  # of the interval's half width: the first held value
+NEAR_STEPS = np.array([0.3, 0.7, 1.0, 1.4, 2.0, 3.0])  # half widths at which the coordinate is held, with many rows
+MANY_ROWS = 5000
 WIDE = {"linear": 1e3, "log": 1e2, "direct": 1e1}  # intervals with high / low beyond this determine no digit
 NEAR = 3.0  # an end within this factor of the best value still counts if the other side is open
 
@@ -135,19 +136,27 @@ def profile_params(
 
 def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> ParamProfile:
     law = fitted.law
-    direct = (name,) if law.params[name].how == "linear" else ()
+    direct = (name,) if law.params[name].how == "linear" or name in fitted.mixed else ()
     problem = pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
     place = list(law.params).index(name)
     x = problem.from_params(best.params)
-    least_size = SMALL * fitted.target.mean() / fitted.from_params({**best.params, name: 1.0})[place] if direct else 0.0
-    sides = [_profile_side(problem, x, place, end, up, least_size) for up in (False, True)]
-    (low, low_at, low_value), (high, high_at, high_value) = sides
-    values = np.concatenate([low_at[::-1], x[place : place + 1], high_at])
+    linear = law.params[name].how == "linear"
+    least_size = SMALL * fitted.target.mean() / fitted.from_params({**best.params, name: 1.0})[place] if linear else 0.0
+    held = profile_curve.hold_coordinate(problem, x, place, least, end)
+    sides: list[profile_curve.Side] = []
+    if fitted.points > MANY_ROWS and np.isfinite(held.width):  # many rows: intervals are narrow, and refits are dear
+        sides = profile_curve.follow_sides(held, _near_values(held, up=False), _near_values(held, up=True))
+    if not sides or any(side.crossing is None for side in sides):
+        how = law.params[name].how
+        values = [_held_values(held, how, up, least_size) for up in (False, True)]
+        sides = profile_curve.follow_sides(held, *values)
+    (low_at, low_value, low), (high_at, high_value, high) = sides
+    values_at = np.concatenate([low_at[::-1], x[place : place + 1], high_at])
     objective = np.concatenate([low_value[::-1], [least], high_value])
     to_param = np.exp if law.params[name].how == "log" else np.asarray
     interval = (None if low is None else float(to_param(low)), None if high is None else float(to_param(high)))
     return ParamProfile(
-        _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values), objective, end
+        _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values_at), objective, end
     )
 
 
@@ -161,56 +170,25 @@ def _verdict(how: str, value: float, interval: tuple[float | None, float | None]
     return "one-sided" if close else "not identified"
 
 
-def _profile_side(
-    problem: Problem, x: np.ndarray, place: int, end: float, up: bool, least_size: float
-) -> tuple[float | None, np.ndarray, np.ndarray]:
-    """One side of a profile: (where it crosses `end`, None if never; held values [R]; objectives [R])."""
-    how = list(problem.law.params.values())[place].how
-    held = _held_values(x[place], problem.lower[place], problem.upper[place], how, up, least_size)
-    refits = _refit_held(problem, np.broadcast_to(x, (len(held), len(x))), place, held)
-    # Refit each from its neighbour on the side of the best value: the first descent may have ended in another basin.
-    starts = np.concatenate([x[None], refits.x[:-1]])
-    neighbour_refits = _refit_held(problem, starts, place, held)
-    value = np.minimum(refits.objective, neighbour_refits.objective)
-    beyond = np.flatnonzero(value > end)
-    if not len(beyond):
-        return None, held, value
-    first = beyond[0]
-    inner, outer = (x[place] if first == 0 else held[first - 1]), held[first]
-    start = x
-    if first > 0:
-        lower = refits.objective[first - 1] <= neighbour_refits.objective[first - 1]
-        start = (refits if lower else neighbour_refits).x[first - 1]
-    return _bisect_crossing(problem, start, place, end, inner, outer), held, value
+def _held_values(held: profile_curve.Held, how: str, up: bool, least_size: float) -> np.ndarray:
+    """Values to hold, from near the fit to the bound: by factors for positive coordinates, by differences for others.
 
-
-def _bisect_crossing(problem: Problem, start: np.ndarray, place: int, end: float, inner: float, outer: float) -> float:
-    """Where the profile crosses `end`, between held values `inner` and `outer`; `start` [K] is the fit at `inner`."""
-    for _ in range(REFINE):
-        middle = 0.5 * (inner + outer)
-        solution = _refit_held(problem, start[None], place, np.array([middle]))
-        if solution.objective[0] > end:
-            outer = middle
-        else:
-            inner, start = middle, solution.x[0]
-    return 0.5 * (inner + outer)
-
-
-def _held_values(at: float, lower: float, upper: float, how: str, up: bool, least_size: float) -> np.ndarray:
-    """Values to hold, from near `at` to the bound: by factors for positive coordinates, by differences for the others.
-
-    `least_size`: the step's unit for a coefficient that is zero or nearly so.
+    The first lies well inside the interval, if a parabola tells its width. `least_size`: the step's unit for a
+    coefficient that is zero or nearly so.
     """
-    reach = np.geomspace(1e-3, 1.0, STEPS)
+    at, inside = held.x[held.place], FIRST * held.width
     if how == "linear":
         size = max(abs(at), least_size)
-        return at + size * np.geomspace(1e-3, 1e6, STEPS) if up else np.append(at * (1 - reach[:-1]), 0.0)
-    bound = upper if up else lower
-    return at + (bound - at) * reach
+        nearest = min(1e-3, inside / size) if size > 0 else 1e-3
+        if up:
+            return at + size * np.geomspace(nearest, 1e6, STEPS)
+        return np.append(at * (1 - np.geomspace(nearest, 1.0, STEPS)[:-1]), 0.0)
+    reach = (held.problem.upper if up else held.problem.lower)[held.place] - at
+    nearest = min(1e-3, inside / abs(reach)) if reach else 1e-3
+    return at + reach * np.geomspace(nearest, 1.0, STEPS)
 
 
-def _refit_held(problem: Problem, starts: np.ndarray, place: int, held: np.ndarray) -> newton.Solutions:
-    """Fit with coordinate `place` held at each value of `held` [R], from starts [R, K]."""
-    lower, upper = (np.tile(bound, (len(held), 1)) for bound in (problem.lower, problem.upper))
-    lower[:, place] = upper[:, place] = held
-    return newton.descend(problem, starts, np.ones((len(held), problem.points)), lower, upper)
+def _near_values(held: profile_curve.Held, up: bool) -> np.ndarray:
+    """Few values to hold about the parabola's crossing, within the bounds."""
+    away = held.width * NEAR_STEPS * (1 if up else -1)
+    return np.clip(held.x[held.place] + away, held.problem.lower[held.place], held.problem.upper[held.place])

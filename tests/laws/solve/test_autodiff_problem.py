@@ -7,12 +7,12 @@ from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.law.objective import OBJECTIVES, load_objective
 from scalelab.laws.solve import newton
 from scalelab.laws.solve.autodiff_problem import build_autodiff_problem
-from scalelab.laws.solve.chinchilla_problem import build_chinchilla_problem
 from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.power_law_problem import build_power_law_problem
 from tests.laws.examples import QUICKSTART_LIKE, study
 from tests.laws.truths import TRUTHS, columns_for
 
-BUILDERS = (build_chinchilla_problem, build_autodiff_problem)
+BUILDERS = (build_power_law_problem, build_autodiff_problem)
 
 
 def chinchilla(build, objective):
@@ -44,7 +44,7 @@ def test_chinchilla_in_logs_is_written_out_and_the_rest_is_not():
         assert points.value.__module__ == build.__module__
 
 
-LONG = ("data_constrained", "farseer")  # to compile; `make test-slow` takes them
+LONG = ("data_constrained",)  # to compile; `make test-slow` takes it
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,7 @@ LONG = ("data_constrained", "farseer")  # to compile; `make test-slow` takes the
         *(pytest.param(name, "huber_log", marks=[pytest.mark.slow] * (name in LONG)) for name in LAWS),
         ("saturating", "mse"),
         ("kaplan", "mse"),
+        ("farseer", "mse"),
     ],
 )
 def test_gradient_and_hessian_equal_finite_differences(name, kind):
@@ -76,7 +77,7 @@ def test_gradient_and_hessian_equal_finite_differences(name, kind):
 
 def test_the_majoriser_never_lies_below_the_gauss_newton_part():
     """What makes an IRLS step safe: IRLS weights are at least Huber's own curvature."""
-    points, x, weights = chinchilla(build_chinchilla_problem, load_objective("huber_log", 3e-3))
+    points, x, weights = chinchilla(build_power_law_problem, load_objective("huber_log", 3e-3))
     _, majoriser, hessian = points.derivatives(x, weights)
     assert (np.linalg.eigvalsh(majoriser) >= -1e-12).all()
     assert (np.einsum("rii->r", majoriser) > np.einsum("rii->r", hessian)).any()
