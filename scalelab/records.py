@@ -67,6 +67,7 @@ RECORD_SCHEMA = {
     "flops_per_token?": _NUMBERS_SCHEMA, "flops?": _NUMBERS_SCHEMA,
     "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
     "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "seconds?": _NUMBERS_SCHEMA,
+    "seconds_by_process?": {"*": _NUMBERS_SCHEMA},
     "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
     "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "set_by?": {"*": TEXT},
     "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},

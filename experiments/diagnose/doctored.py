@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scalelab import records
+from scalelab.train.checkpoints.copies import DIFFERS
 
 
 def _edit(folder: pathlib.Path, change: Callable[[dict], dict], name: str = "metrics.jsonl") -> None:
@@ -78,12 +79,17 @@ def lr_after_restart(folder: pathlib.Path) -> None:
     _edit(folder, lambda line: line | ({"lr": 3 * line["lr"]} if line["step"] > 160 else {}))
 
 
+def _last_step(folder: pathlib.Path) -> pathlib.Path:
+    """The folder of the last checkpoint."""
+    saved = (path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal())
+    return max(saved, key=lambda path: int(path.name))
+
+
 def cut_checkpoint(folder: pathlib.Path) -> None:
     """The largest file of the last checkpoint, cut in half."""
-    last = max(
-        (path for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()), key=lambda p: int(p.name)
+    largest = max(
+        (path for path in _last_step(folder).rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
     )
-    largest = max((path for path in last.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
 
 
@@ -102,6 +108,23 @@ def recompiling(folder: pathlib.Path) -> None:
 def falling_rate(folder: pathlib.Path) -> None:
     """A rate that falls to 60 % in the second half."""
     _edit(folder, lambda line: line | {"tokens_per_s": (6e4 if line["step"] > 150 else 1e5) + line["step"]})
+
+
+def straggler(folder: pathlib.Path) -> None:
+    """Timers of four processes, one of which reads slowly."""
+    seconds = {"compile": 4.0, "dispatch": 2.0, "device": 30.0, "data": 1.0, "eval": 0.5, "save": 0.5}
+    slow = seconds | {"device": 13.0, "data": 18.0}
+    by_process = {str(i): slow if i == 2 else seconds for i in range(4)}
+    _edit_record(folder, seconds=seconds | {"steps": 300}, seconds_by_process=by_process, device="NVIDIA H100")
+
+
+def copies_differ(folder: pathlib.Path) -> None:
+    """The last save's note that a device holds another copy of a weight."""
+    last = _last_step(folder)
+    content = records.read_json(last / "manifest.json")
+    verdict = f"suspect: the copy of params.head.w on cuda:3 of process 0 {DIFFERS}"
+    health = dict.fromkeys(content["health"], verdict)
+    records.write_json(last / "manifest.json", content | {"health": health})
 
 
 def bubble(folder: pathlib.Path) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -81,39 +81,39 @@ def unshuffled() -> Any:
 
 
 def batches_edited(edit: Callable[[int, np.ndarray], np.ndarray]) -> Any:
-    """`edit(step, batch)` of every batch that is read."""
-    right = TrainBatches.chunk
+    """`edit(number, batch)` of every batch that is read."""
+    right = TrainBatches.numbered
 
-    def chunk(self: TrainBatches, step: int, k: int, *rows: Any) -> np.ndarray:
-        return np.stack([edit(step + i, batch) for i, batch in enumerate(right(self, step, k, *rows))])
+    def numbered(self: TrainBatches, numbers: Sequence[int], *rows: Any) -> np.ndarray:
+        return np.stack([edit(n, batch) for n, batch in zip(numbers, right(self, numbers, *rows), strict=True)])
 
-    return replaced(TrainBatches, "chunk", chunk)
+    return replaced(TrainBatches, "numbered", numbered)
 
 
 def phrase_at(step: int) -> Any:
     """One batch is a single repeated n-gram."""
     return batches_edited(
-        lambda at, batch: np.resize([200, 3, 77, 150], batch.shape).astype(batch.dtype) if at == step else batch
+        lambda n, batch: np.resize([200, 3, 77, 150], batch.shape).astype(batch.dtype) if n == step else batch
     )
 
 
 def shuffled_between(first: int, last: int) -> Any:
     """Batches whose tokens stand in random order."""
 
-    def edit(step: int, batch: np.ndarray) -> np.ndarray:
-        return np.random.default_rng(step).permuted(batch, axis=1) if first <= step <= last else batch
+    def edit(number: int, batch: np.ndarray) -> np.ndarray:
+        return np.random.default_rng(number).permuted(batch, axis=1) if first <= number <= last else batch
 
     return batches_edited(edit)
 
 
 def cursor_back(by: int, since: int) -> Any:
     """From step `since` on, batches of earlier steps are read again."""
-    right = TrainBatches.chunk
+    right = TrainBatches.numbered
 
-    def chunk(self: TrainBatches, step: int, *rest: Any) -> np.ndarray:
-        return right(self, step - by if step >= since else step, *rest)
+    def numbered(self: TrainBatches, numbers: Sequence[int], *rows: Any) -> np.ndarray:
+        return right(self, [n - by if n >= since else n for n in numbers], *rows)
 
-    return replaced(TrainBatches, "chunk", chunk)
+    return replaced(TrainBatches, "numbered", numbered)
 
 
 @contextlib.contextmanager
@@ -177,10 +177,10 @@ def noisy_weights(state: Any) -> Any:
 
 def slow_reader(seconds: float) -> Any:
     """Each chunk of batches takes so many seconds to read."""
-    right = TrainBatches.chunk
+    right = TrainBatches.numbered
 
-    def chunk(self: TrainBatches, *arguments: Any) -> np.ndarray:
+    def numbered(self: TrainBatches, *arguments: Any) -> np.ndarray:
         time.sleep(seconds)
         return right(self, *arguments)
 
-    return replaced(TrainBatches, "chunk", chunk)
+    return replaced(TrainBatches, "numbered", numbered)

@@ -40,6 +40,12 @@ RATES = {
     "spike that passes": Plant("spike_benign", doctor=doctored.spike_that_passes),
     "spike that grows": Plant("spike_growing", doctor=doctored.spike_that_grows),
     "gradient norm x 1.001 a step": Plant("climbing", doctor=doctored.climb),
+    "a jump between two lines, seen by the guard": Plant(
+        "spike_benign", {"log.every_steps": 10}, fork=lambda: forks.tampered(180, forks.noisy_weights)
+    ),
+    "SGD beyond the edge of stability": Plant(
+        "edge_of_stability", {"optim.name": "sgd", "optim.peak_lr": 10.0, "optim.clip_norm": 0.3}, live=True
+    ),
 }
 SCALES = {
     "init_std x 30": Plant("init_wrong", {"model.init_std": 0.6}),
@@ -84,6 +90,12 @@ OPTIMIZER = {
 DATA = {
     "one batch of a repeated n-gram": Plant("data_outlier", fork=lambda: forks.phrase_at(180)),
     "shuffled batches 160 to 190": Plant("data_outlier", fork=lambda: forks.shuffled_between(160, 190)),
+    "a phrase between two lines": Plant(
+        "data_outlier", {"log.every_steps": 10}, fork=lambda: forks.phrase_at(183), live=True
+    ),
+    "shuffled batches, still in the data": Plant(
+        "data_outlier", fork=lambda: forks.shuffled_between(160, 190), live=True
+    ),
     "a shard twice": Plant("repeated_data", TEXT | {"data.path": "shard_twice"}),
     "60 epochs of 2,500 tokens": Plant("repeated_data", {"data.unique_tokens": "2500"}),
     "documents again here and there": Plant("duplicated_documents", TEXT | {"data.path": "duplicates"}),
@@ -121,6 +133,7 @@ RESUME = {
         live=True,
     ),
     "the weights of another state": Plant("bit_flip", fork=lambda: forks.tampered(160, forks.noisy_weights)),
+    "copies of a weight that differ": Plant("bit_flip", doctor=doctored.copies_differ),
     "a checkpoint's file cut": Plant("damaged_checkpoint", doctor=doctored.cut_checkpoint),
 }
 THROUGHPUT = {
@@ -132,6 +145,7 @@ THROUGHPUT = {
     "one step a dispatch": Plant("host_sync", {"train.steps_per_dispatch": 1}, doctor=doctored.dispatch_heavy),
     "a compilation every dispatch": Plant("recompiles", doctor=doctored.recompiling),
     "a clock that falls": Plant("slow_clock", doctor=doctored.falling_rate),
+    "one process reads slowly": Plant("straggler", doctor=doctored.straggler),
     "4 stages, 4 micro-batches": Plant("pipeline_bubble", doctor=doctored.bubble),
 }  # fmt: skip
 PLANTS = RATES | SCALES | PRECISION | OPTIMIZER | DATA | RESUME | THROUGHPUT

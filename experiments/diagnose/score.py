@@ -8,7 +8,7 @@ from typing import Any
 from scalelab.data.prepare.corpus import prepare_corpus
 from scalelab.data.prepare.request import Request
 from scalelab.diagnose.evidence import gather_evidence
-from scalelab.diagnose.probes import run_probes
+from scalelab.diagnose.probes.probes import run_probes
 from scalelab.diagnose.rank import diagnose
 from scalelab.experiments.diagnose.functions import corpus
 from scalelab.experiments.diagnose.healthy import HEALTHY, MIXED, MIXTURE, RESUMED

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     if options.batch is not None:
         return _show_batch(evidence, options)
     if options.live:
-        from scalelab.diagnose.probes import run_probes
+        from scalelab.diagnose.probes.probes import run_probes
 
         evidence = run_probes(evidence)
     diagnosis, more = diagnose(evidence), {}

@@ -1,6 +1,6 @@
 """Names the cause of what went wrong in a run, by evidence; it changes nothing in the run.
 
 Read `evidence.py` (what a run has), `verdict.py` (what a check returns) and `rank.py` (the door), then the families of
-causes in `checks/`; `probes.py` asks the model itself (`--live`), `batch.py` names the documents of a step, and
+causes in `checks/`; `probes/` asks the model itself (`--live`), `batch.py` names the documents of a step, and
 `replay/` trains a window again.
 """

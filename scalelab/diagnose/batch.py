@@ -13,7 +13,7 @@ from scalelab.data.batches.shards import Split
 from scalelab.data.dataset import Dataset
 from scalelab.data.sources.sources import source_files
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.probes import Subject, load_subject
+from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
@@ -55,7 +55,7 @@ def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
     if not 1 <= step <= evidence.steps:
         raise BadInput(f"--batch={step}: the run has steps 1 to {evidence.steps}")
     data, subject = evidence.data, _subject_before(evidence, step)
-    number = step - 1 + subject.shift
+    number = subject.shift.number(step - 1)
     windows = data.batches.window_numbers(number)
     losses, norms = _scores(subject, step, data.batches.batch(number))
     config = config_from_facts({"config": records.read_config(evidence.folder)})

@@ -45,7 +45,7 @@ class Evidence:
 
     `rows`: lines of training, `evaluations`: lines with `val_loss`, `layers`, `events`: their files. `manifests`: of
     the saved steps; `damage`: files that differ from them. `data`: a sample of the data, or None and why in `no_data`.
-    `probes`: measurements of `probes.py` by name, {} without --live.
+    `probes`: measurements of `probes/` by name, {} without --live.
     """
 
     folder: pathlib.Path

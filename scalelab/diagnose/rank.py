@@ -3,15 +3,27 @@
 import itertools
 from typing import Any, NamedTuple
 
-from scalelab.diagnose.checks import data, live, optimizer, precision, rates, resume, scales, spikes, throughput
+from scalelab.diagnose.checks import (
+    alarms,
+    data,
+    live,
+    optimizer,
+    precision,
+    rates,
+    resume,
+    scales,
+    spikes,
+    throughput,
+)  # fmt: skip
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Gap, Verdict
 
-FAMILIES = (rates, scales, optimizer, precision, spikes, resume, data, live, throughput)
+FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, live, throughput)
+SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
 # A cause explains symptoms of others: those are ranked after it. Cause -> causes that it brings about.
 BRINGS_ABOUT = {
-    "lr_too_high": ("attention_logits", "logit_drift", "spike"),
-    "no_bias_correction": ("lr_too_high", "warmup_too_short", "attention_logits", "spike"),
+    "lr_too_high": ("attention_logits", "logit_drift", "edge_of_stability", *SPIKES),
+    "no_bias_correction": ("lr_too_high", "warmup_too_short", "attention_logits", *SPIKES),
     "init_wrong": ("attention_logits", "logit_drift", "over_clipping"),
     "norm_missing": ("attention_logits", "logit_drift", "over_clipping", "lr_too_high"),
 }

@@ -176,6 +176,15 @@ def make_agreed_flag(flag: Callable[[], bool]) -> Callable[[], bool]:
     return ask
 
 
+def gather_numbers(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """{process: its numbers}, in every process; all must call this, with the same names. {} for a single one."""
+    if jax.process_count() == 1:
+        return {}
+    names = sorted(numbers)
+    rows = multihost_utils.process_allgather(np.array([numbers[name] for name in names], np.float32))
+    return {str(i): dict(zip(names, map(float, row), strict=True)) for i, row in enumerate(rows)}
+
+
 def gather_to_host(x: Any) -> np.ndarray:
     """The whole array on this host, wherever its parts are; every process must call this."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):

@@ -9,8 +9,10 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.diagnose import probes
 from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.probes.model import probe_mask, probe_targets
+from scalelab.diagnose.probes.probes import run_probes
+from scalelab.diagnose.probes.subject import load_subject
 from scalelab.experiments.diagnose import forks
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import config
@@ -97,17 +99,35 @@ def test_two_runs_part_where_their_config_says(trained, run, capsys):
     )
 
 
-def test_live_asks_the_model_and_its_forks(trained):
+def test_beside_a_run_in_one_batch_a_missing_division_by_k_shows(trained, tmp_path, capsys):
+    """SGD without clipping: the first gradient is K times as large, on the same weights and batch."""
+    sgd = {"data__source": "text", "data__path": f"{trained}/*.txt", "optim__name": "sgd", "optim__peak_lr": 0.1}
+    sgd |= {"train__steps": 2, "optim__clip_norm": 1e9}
+    train_single(config(**sgd, train__accumulate=1), tmp_path / "one")
+    with forks.no_division_by_k():
+        train_single(config(**sgd, train__accumulate=2), tmp_path / "planted")
+    assert main(["diagnose", str(tmp_path / "planted"), f"--against={tmp_path / 'one'}", "--json"]) == 1
+    verdicts = {verdict["cause"]: verdict for verdict in json.loads(capsys.readouterr().out)["verdicts"]}
+    assert verdicts["missing_1_over_K"]["steps"] == [1, 1]
+    assert "is 2 times the other run's, with train.accumulate=2" in verdicts["missing_1_over_K"]["evidence"]
+
+
+def test_live_asks_the_model(trained):
     evidence = gather_evidence(trained / "run")
-    measured = probes.run_probes(evidence).probes
+    measured = run_probes(evidence).probes
     assert measured["future_leak"] == 0 and measured["target_shift"] == 1 and measured["branch_scaling"] < 2
     assert measured["replay/4"] == 0 and 0.3 < measured["gradient_over_v"] < 3
     assert measured["update_rms/1"] == pytest.approx(measured["update_rms/5000"], rel=1e-3)
-    subject = probes.load_subject(evidence)
+    assert measured["sharpness_limit"] == pytest.approx(38, rel=1e-6) and measured["sharpness_lr"] > 0
+
+
+@pytest.mark.slow
+def test_live_sees_forks_of_the_model(trained):
+    subject = load_subject(gather_evidence(trained / "run"))
     with forks.shifted_targets(0):
-        assert probes.probe_targets(subject) == {"target_shift": 0.0}
+        assert probe_targets(subject) == {"target_shift": 0.0}
     with forks.sees_the_next_token():
-        assert probes.probe_mask(subject)["future_leak"] > 0.01
+        assert probe_mask(subject)["future_leak"] > 0.01
 
 
 def test_mistakes_are_one_line_and_2(run, tmp_path, capsys):

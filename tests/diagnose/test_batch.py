@@ -9,6 +9,7 @@ from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import config
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_row_has_the_loss_and_the_gradient_norm_of_its_step(tmp_path):
     folder = tmp_path / "run"
     train_single(config(train__global_batch=1, checkpoint__every_steps=2, train__steps=4), folder)

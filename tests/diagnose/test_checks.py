@@ -3,15 +3,18 @@
 import dataclasses
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from scalelab.diagnose.checks.optimizer import largest_update
+from scalelab.diagnose.probes.sharpness import largest_eigenvalue
 from scalelab.diagnose.rank import diagnose
+from scalelab.train.checkpoints import copies
 from tests.diagnose.evidences import STEPS, causes, doctor, doctor_layers, healthy, with_record
 
-SKIPPED = [{"kind": "skip", "step": 7, "text": "not finite: gradient norm inf", "time": 0.0}]
+SKIPPED = [{"kind": "skip", "step": 7, "text": "not finite: gradient norm inf", "signal": "bad", "time": 0.0}]
 STALLED = {"kind": "stalled", "step": 200, "text": "no new step for 300 s", "time": 5.0}
 PLANTS = {
     "lr_too_high": lambda: healthy(optim__peak_lr=0.3),
@@ -45,6 +48,9 @@ PLANTS = {
     "climbing": lambda: climbing(),
     "bad_resume": lambda: doctor(restarted(200), "update_norm", lambda s, u: 3.5 * u, 201, 208),
     "bit_flip": lambda: doctor(healthy(), "param_norm", lambda s, p: p + 40, 250),
+    "not_finite": lambda: dataclasses.replace(healthy(), events=SKIPPED * 3),
+    "edge_of_stability": lambda: probed(sharpness_lr=170.0, sharpness_limit=38.0, sharpness_step=200),
+    "straggler": lambda: with_processes([1.0, 1.2, 9.0, 1.1]),
     "data_bound": lambda: with_seconds(data=30.0),
     "checkpoint_stalls": lambda: with_seconds(save=30.0),
     "evaluation_stalls": lambda: with_seconds(eval=30.0),
@@ -85,9 +91,56 @@ def restarted(step):
     return dataclasses.replace(healthy(), events=[event])
 
 
-def with_seconds(data=1.0, save=1.0, eval=1.0, dispatch=1.0, **changed):
-    seconds = {"data": data, "save": save, "eval": eval, "dispatch": dispatch, "device": 10.0, "steps": STEPS}
+def with_seconds(data=1.0, save=1.0, eval=1.0, dispatch=1.0, device=10.0, **changed):
+    seconds = {"data": data, "save": save, "eval": eval, "dispatch": dispatch, "device": device, "steps": STEPS}
     return with_record(healthy(**changed), seconds=seconds)
+
+
+def with_processes(seconds, **changed):
+    """Seconds of reading in each process; all take 30 s of training."""
+    by_process = {str(i): {"data": own, "dispatch": 1.0, "device": 29.0 - own} for i, own in enumerate(seconds)}
+    run = with_record(with_seconds(device=28.0), seconds_by_process=by_process)
+    return with_record(run, mesh={"devices": len(seconds)}, **changed)
+
+
+def test_a_copy_that_differs_names_its_device_and_the_step_to_go_on_from():
+    words = f"suspect: the copy of params.head.w on TFRT_CPU_3 of process 1 {copies.DIFFERS}"
+    manifests = {100: {"health": {"run": "healthy"}}, 200: {"health": {"run": words}}}
+    (verdict,) = diagnose(dataclasses.replace(healthy(), manifests=manifests)).verdicts
+    assert (verdict.cause, verdict.kind, verdict.steps) == ("bit_flip", "test", (200, 200))
+    assert "TFRT_CPU_3 of process 1" in verdict.evidence and "step 100, the last healthy one" in verdict.knob
+    manifests[200] = {"health": {"run": "suspect: the last 2 batches were skipped"}}
+    assert causes(dataclasses.replace(healthy(), manifests=manifests)) == []
+
+
+def test_a_step_run_again_tells_a_transient_fault_from_a_persistent_one():
+    for twice, words in ((0.0, "transient"), (1e-2, "persistent")):
+        (verdict,) = diagnose(probed(**{"replay/220": 1e-2, "replay_twice/220": twice})).verdicts
+        assert verdict.cause == "bit_flip" and verdict.steps == (220, 220) and words in verdict.evidence
+
+
+def test_communication_on_a_mesh_is_not_guessed():
+    run = with_processes([1.0, 1.1])
+    (gap,) = [gap for gap in diagnose(run).gaps if gap.cause == "communication"]
+    assert "profile" in gap.how and causes(run) == []
+    assert causes(with_processes([1.0, 1.0, 9.0], device="cpu"))[0] == "straggler"
+
+
+def test_a_jump_where_the_mesh_changed_says_so():
+    run = restarted(200)
+    moved = run.events[0] | {"kind": "moved", "text": "mesh data=4 -> data=8"}
+    run = doctor(dataclasses.replace(run, events=[*run.events, moved]), "update_norm", lambda s, u: 3.5 * u, 201, 208)
+    (verdict,) = diagnose(run).verdicts
+    assert "mesh data=4 -> data=8" in verdict.evidence and "the mesh that it was saved on" in verdict.knob
+
+
+def test_lanczos_meets_the_largest_eigenvalue_of_a_known_spectrum():
+    """Against numpy's dense eigenvalues of a random symmetric matrix with two that stand apart, as a network's do."""
+    rng = np.random.default_rng(0)
+    q = np.linalg.qr(rng.normal(size=(200, 200)))[0]
+    matrix = (q * np.concatenate([[40.0, 25.0], rng.normal(size=198)])) @ q.T
+    largest = largest_eigenvalue(lambda v: jnp.asarray(matrix, jnp.float32) @ v, 200)
+    assert largest == pytest.approx(np.linalg.eigvalsh(matrix)[-1], rel=1e-4)
 
 
 def probed(precision__name="fp32", **values):

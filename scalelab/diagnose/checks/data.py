@@ -2,20 +2,22 @@
 
 import numpy as np
 
+from scalelab.diagnose.checks.bigrams import (
+    REPETITIVE,
+    count_pairs,
+    describe_windows,
+    far_from_median,
+    window_scores,
+)
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.sample import DataSample
-from scalelab.diagnose.statistics import MAD_TO_SIGMA, smooth
+from scalelab.diagnose.statistics import smooth
 from scalelab.diagnose.verdict import Findings, Gap, make_verdict
 
-BUCKETS = 4096  # ids are counted modulo this
-SMOOTHING = 4.0  # pseudo-counts of the unigram distribution in the bigram model
-OUTLIER = 8.0  # robust sigmas of a window's bigram score
 LEAST_SCORE = 0.5  # nats a token; smaller differences of a window are not corruption
 BLOCK = 8  # neighbouring windows of the sample that are also judged together, where each alone says too little
 LEAST_BLOCK_SCORE = 0.25  # nats a token, of a block's mean
-REPETITIVE = 0.25  # distinct pairs of a window / the median window's: below, it says the same again and again
 OUTLIERS = 0.01  # share of windows
-CONSTANT = 0.9  # share of a window that is one token
 DUPLICATES = 0.05  # share of documents equal to an earlier one
 REPEATED_RUN = 10  # documents that repeat others in the same order
 EPOCHS = 4.0  # beyond, repetition is worth less (Muennighoff et al. 2023, fig. 1)
@@ -75,62 +77,26 @@ def _duplicates(data: DataSample) -> Findings:
                          "compare the files named twice in data.path")]  # fmt: skip
 
 
-def window_scores(windows: np.ndarray) -> np.ndarray:
-    """Nats a token [n] of windows [n, S+1] under a smoothed bigram model of the other half of them."""
-    ids = windows % BUCKETS
-    scores = np.zeros(len(ids))
-    for half in (0, 1):
-        train, test = ids[half::2], ids[1 - half :: 2]
-        unigram = np.bincount(train.ravel(), minlength=BUCKETS) + 0.5
-        unigram = unigram / unigram.sum()
-        pairs, counts = np.unique(train[:, :-1].ravel() * BUCKETS + train[:, 1:].ravel(), return_counts=True)
-        before = np.bincount(train[:, :-1].ravel(), minlength=BUCKETS)
-        wanted = test[:, :-1] * BUCKETS + test[:, 1:]
-        at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
-        joint = np.where(pairs[at] == wanted, counts[at], 0)
-        p = (joint + SMOOTHING * unigram[test[:, 1:]]) / (before[test[:, :-1]] + SMOOTHING)
-        scores[1 - half :: 2] = -np.log(p).mean(axis=1)
-    return scores
-
-
 def _corrupted(data: DataSample) -> Findings:
     """Windows that look like nothing else in the corpus: constant, noise, or tokens in random order."""
     scores = window_scores(data.windows)
-    distinct = np.array([len(np.unique(row[:-1] * BUCKETS + row[1:])) for row in data.windows % BUCKETS])
-    odd = _far(scores, LEAST_SCORE) | (distinct < REPETITIVE * np.median(distinct))
+    distinct = count_pairs(data.windows)
+    odd = far_from_median(scores, LEAST_SCORE) | (distinct < REPETITIVE * np.median(distinct))
     if np.mean(odd) <= OUTLIERS and len(scores) >= 8 * BLOCK:
         blocks = np.arange(len(scores)) * (len(scores) // BLOCK) // len(scores)
         means = np.bincount(blocks, scores) / np.bincount(blocks)
-        odd = _far(means, LEAST_BLOCK_SCORE)[blocks]
+        odd = far_from_median(means, LEAST_BLOCK_SCORE)[blocks]
     share = float(np.mean(odd))
     if share <= OUTLIERS:
         return []
     numbers = data.numbers[odd]
     text = (
         f"{share:.1%} of {len(odd)} sampled windows, numbers {numbers[0]} to {numbers[-1]} of {data.n_windows}, are "
-        f"{_describe(data.windows[odd], data.windows[~odd], scores[odd].mean() > np.median(scores))} "
+        f"{describe_windows(data.windows[odd], data.windows[~odd], scores[odd].mean() > np.median(scores))} "
         f"({scores[odd].mean():.3g} nats a token under a bigram model, the others {np.median(scores):.3g})"
     )
     return [make_verdict("corrupt_shard", "test", share / OUTLIERS, text, "replace or leave out those documents",
                          "scalelab diagnose RUN --batch=STEP shows the text of a step")]  # fmt: skip
-
-
-def _far(scores: np.ndarray, least: float) -> np.ndarray:
-    """Scores more than OUTLIER robust sigmas, and `least`, from the median."""
-    away = np.abs(scores - np.median(scores))
-    return away > max(OUTLIER * MAD_TO_SIGMA * float(np.median(away)), least)
-
-
-def _describe(odd: np.ndarray, others: np.ndarray, unlikely: bool) -> str:
-    """What odd windows are, in a word."""
-    largest = np.mean([np.bincount(row % BUCKETS).max() / len(row) for row in odd])
-    if largest > CONSTANT:
-        return f"one token over and over ({largest:.0%} of a window)"
-    if not unlikely:
-        return "one phrase over and over"
-    here, there = (np.bincount(part.ravel() % BUCKETS, minlength=BUCKETS) / part.size for part in (odd, others))
-    distance = 0.5 * float(np.abs(here - there).sum())
-    return "usual tokens in random order" if distance < 0.25 else f"of other tokens (total variation {distance:.2g})"
 
 
 def _order(data: DataSample) -> Findings:

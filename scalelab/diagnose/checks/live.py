@@ -10,6 +10,7 @@ RATIO = 1.1  # gradient norm with micro-batches / of one batch; sums in another 
 SCALING = 3.0  # growth of a block's branches for 8 times the input; with norms: at most 1.1
 OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a settled optimizer
 GRADIENT_OVER_V = 30.0  # gradient RMS / sqrt(v); healthy: 0.5 to 2
+EDGE = 2.0  # sharpness x LR / where the optimizer becomes unstable; healthy runs: up to 1.4 (SGD), 0.3 (AdamW)
 EPS_SHARE = 0.5  # share of sqrt(v) below eps (stability.md 4)
 SAME = 1e-4  # relative difference of a replayed loss; the same program gives the same bits
 
@@ -64,6 +65,32 @@ def check_optimizer(evidence: Evidence) -> Findings:
     return findings
 
 
+def check_sharpness(evidence: Evidence) -> Findings:
+    """A loss too curved for the LR: training goes on at the edge of stability, or beyond it.
+
+    Sharpness settles at the edge in many runs that are healthy (Cohen et al. 2021), so the verdict begins above it.
+    """
+    p = evidence.probes
+    limit, product = p.get("sharpness_limit"), p.get("sharpness_lr", 0.0)
+    if limit is None or not product > EDGE * limit:
+        return []
+    step, lr = int(p["sharpness_step"]), float(evidence.values["optim.peak_lr"])
+    kind = "preconditioned as Adam does it, " if limit > 2 else ""
+    text = f"the largest eigenvalue of the Hessian at step {step}, {kind}times the LR is {product:.3g}; "
+    text += f"the optimizer is stable below {limit:.3g}"
+    return [
+        make_verdict(
+            "edge_of_stability",
+            "signature",
+            product / limit / EDGE,
+            text,
+            f"optim.peak_lr={lr / 3:.2g}",
+            f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}",
+            (step, step),
+        )
+    ]
+
+
 def check_replay(evidence: Evidence) -> Findings:
     """Steps run again from saved states: a line that differs is the run's, unless the replay differs by itself.
 
@@ -82,7 +109,11 @@ def check_replay(evidence: Evidence) -> Findings:
     resumed = restart is not None and not agreed_since
     text = f"step {first}, run again from the saved state before it, has another loss, by {replays[first]:.3g} of it"
     unsteady = p.get(f"replay_twice/{first}", 0.0) > SAME
-    text += "; two replays differ too: this machine does not repeat itself" if unsteady else "; two replays agree"
+    text += (
+        "; two replays differ too: this machine does not repeat itself, a persistent fault"
+        if unsteady
+        else ("; two replays agree: what happened in the run was transient")
+    )
     text += f"; the run was restarted at step {restart}: other batches, seed or LR since then" if resumed else ""
     cause = "bad_resume" if resumed and not unsteady else "bit_flip"
     knob = "restore weights, cursor, seed" if resumed else "drain the host; go on from the step before"
@@ -91,4 +122,4 @@ def check_replay(evidence: Evidence) -> Findings:
                          f"scalelab diagnose {evidence.folder} --live on another machine", (first, first))]  # fmt: skip
 
 
-CHECKS = (check_model, check_optimizer, check_replay)
+CHECKS = (check_model, check_optimizer, check_sharpness, check_replay)

@@ -6,6 +6,7 @@ from scalelab.config import schedule_steps
 from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, safe_log
 from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+from scalelab.train.checkpoints import copies, manifest
 
 RESTARTS = ("resume", "branch", "fallback", "moved")
 BEFORE, AFTER = 32, 10  # lines compared before and after a restart
@@ -31,11 +32,14 @@ def _judge_restart(evidence: Evidence, step: int) -> Verdict | None:
         return None
     over, _ = max(present.values())
     text = f"at the restart of step {step} " + "; ".join(f"{name} {words}" for name, (_, words) in present.items())
+    moved = [str(event.get("text", "")) for event in evidence.kinds("moved") if event.get("step") == step]
+    text += f"; it went on elsewhere: {'; '.join(moved)}" if moved else ""
     kind = "test" if {"the weight norm", "the data cursor"} & present.keys() else "signature"
     state = "the update's RMS over the LR" in present and "the weight norm" not in present
     knob = (
         "restore the optimizer's moments and count" if state else "restore weights, cursor and seed of the checkpoint"
     )
+    knob += "; first on the mesh that it was saved on" if moved else ""
     return make_verdict("bad_resume", kind, 1 + over, text, knob, f"scalelab checkpoint verify {evidence.folder}",
                         (step, step + AFTER))  # fmt: skip
 
@@ -135,6 +139,33 @@ def check_files(evidence: Evidence) -> Findings:
     return []
 
 
+def check_copies(evidence: Evidence) -> Findings:
+    """Copies of one array that differ between devices, as a save has seen: a bit flipped on the one named."""
+    seen = {
+        step: verdict.partition(": ")[2]
+        for step, content in sorted(evidence.manifests.items())
+        for verdict in content.get("health", {}).values() if copies.DIFFERS in verdict
+    }  # fmt: skip
+    warned = [event for event in evidence.kinds("warning") if copies.DIFFERS in event.get("text", "")]
+    for event in warned:  # the manifest may be gone: suspect steps are not kept for long
+        seen.setdefault(int(event.get("step") or 0), str(event["text"]).partition(": a bit")[0])
+    if not seen:
+        return []
+    first, last = min(seen), max(seen)
+    healthy = [
+        step for step, content in evidence.manifests.items()
+        if (not first or step < first) and set(content.get("health", {}).values()) <= {manifest.HEALTHY}
+    ]  # fmt: skip
+    text = f"{seen[first]}" + (f", as saved at step {first}" if first else "")
+    knob = "leave that device and its host out"
+    knob += (
+        f"; go on from step {max(healthy)}, the last healthy one before" if healthy else "; go on from a step before"
+    )
+    return [make_verdict("bit_flip", "test", np.inf, text, knob,
+                         f"scalelab diagnose {evidence.folder} --live runs steps again: it stays, or it passes",
+                         (first, last) if first else None)]  # fmt: skip
+
+
 def check_end(evidence: Evidence) -> Findings:
     """A run that ended by a disk, a peer or a hang, said as such: it did not diverge."""
     findings = []
@@ -152,4 +183,4 @@ def check_end(evidence: Evidence) -> Findings:
     return findings
 
 
-CHECKS = (check_restarts, check_bit_flip, check_files, check_end)
+CHECKS = (check_restarts, check_bit_flip, check_copies, check_files, check_end)

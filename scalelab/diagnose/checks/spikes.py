@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from scalelab.diagnose.checks import alarms, outliers
 from scalelab.diagnose.checks.rates import RESTARTING
 from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, flag_above, safe_log, slope, smooth, spans
@@ -9,8 +10,7 @@ from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
 
 RECOVERY = 32  # lines in which a benign spike is over (stability.md 2.9)
 ORDINARY_UPDATE = 2.0  # last update norm before a jump / its median: below, the weights did not cause the jump
-PLATEAU = 8  # flagged lines in a row that make a plateau rather than a spike
-SHARP = 0.5  # share of a plateau's height that its first and its last step have
+SHARP = 0.5  # share of a rise that comes in one step if a batch makes it, and of its fall
 CLIMB_STEPS, CLIMB_FACTOR = 2000, 2.0  # stability.md 2.5
 CLIMB_LINES = 100  # fewer give no slope
 BLOCK = 32  # lines whose median is compared (stability.md 2.3)
@@ -20,13 +20,34 @@ SETTLED = 0.1  # share of a run whose loss falls too fast to be compared with it
 
 
 def check_spikes(evidence: Evidence) -> Findings:
-    """Losses far above their past: at one batch, over a stretch of batches, or rising by themselves."""
+    """Losses far above their past, by the lines and by the guard's alarms between them: at one batch, over a stretch of
+    batches, or rising by themselves."""
     loss = evidence.series("train_loss").after(max(SETTLED * evidence.steps, evidence.values["schedule.warmup_steps"]))
-    if len(loss.steps) < RECOVERY:
-        return []
-    flags = flag_above(safe_log(loss.values))
-    verdicts = [_judge(evidence, loss, first, last, flags.over) for first, last in spans(flags.flagged)]
+    verdicts: list[Verdict] = []
+    if len(loss.steps) >= RECOVERY:
+        flags = flag_above(safe_log(loss.values))
+        stretches = _without_aftermath(spans(flags.flagged), flags.over)
+        verdicts = [_judge(evidence, loss, first, last, flags.over) for first, last in stretches]
+    if int(evidence.values["log.every_steps"]) > 1:
+        seen = [verdict.steps for verdict in verdicts if verdict.steps]
+        verdicts += [
+            _judge_incident(evidence, incident) for incident in alarms.incidents(evidence)
+            if not any(first <= incident.last and incident.first <= last for first, last in seen)
+        ]  # fmt: skip
     return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
+
+
+def _without_aftermath(stretches: list[tuple[int, int]], over: np.ndarray) -> list[tuple[int, int]]:
+    """Stretches of flagged lines but for those that follow a higher one within RECOVERY lines: it left them behind."""
+    left: list[tuple[int, int]] = []
+    end, height = -RECOVERY - 1, 0.0
+    for first, last in stretches:
+        own = float(over[first : last + 1].max())
+        if first - end > RECOVERY or own > height:
+            left.append((first, last))
+            height = own
+        end = last
+    return left
 
 
 def _judge(evidence: Evidence, loss: Series, first: int, last: int, over: np.ndarray) -> Verdict:
@@ -38,18 +59,33 @@ def _judge(evidence: Evidence, loss: Series, first: int, last: int, over: np.nda
         f"the loss is {peak:.3g} in steps {where[0]} to {where[1]}, after {before:.3g}: {height:.3g} thresholds above"
     )
     every = int(evidence.values["log.every_steps"])
-    cause = _caused_by_batch(evidence, loss, first, last, before) if every == 1 else ""
-    if cause:
-        return make_verdict(
-            "data_outlier", "signature", height, f"{text}; {cause}", "train --skip-batches, or filter",
-            f"scalelab diagnose {evidence.folder} --batch={where[0]}", where,
-        )  # fmt: skip
-    over_at_end = last >= len(loss.steps) - 3
-    slow = loss.steps[last] - loss.steps[first] > RECOVERY * every
-    growing = over_at_end or slow
+    if odd := outliers.describe_odd_batches(evidence, where[0] - every + 1, where[1]):
+        return _by_batches(evidence, "test", height, f"{text}; {odd}", where)
+    if every == 1 and (why := _caused_by_batch(evidence, loss, first, last, before)):
+        return _by_batches(evidence, "signature", height, f"{text}; {why}", where)
+    growing = last >= len(loss.steps) - 3 or loss.steps[last] - loss.steps[first] > RECOVERY * every
+    end = "it does not come back" if growing else f"back after {last - first + 1} lines"
+    return _by_weights(evidence, growing, height, f"{text}; {end}", where)
+
+
+def _judge_incident(evidence: Evidence, incident: alarms.Incident) -> Verdict:
+    """The verdict on an incident that the guard alone has seen."""
+    where = incident.first, incident.last
+    text = f"the guard flagged steps {where[0]} to {where[1]}, between logged lines: {incident.text}"
+    if odd := outliers.describe_odd_batches(evidence, *where):
+        return _by_batches(evidence, "test", incident.over, f"{text}; {odd}", where)
+    text += f"; the incident is {incident.shape}" if incident.shape else ""
+    return _by_weights(evidence, incident.shape in alarms.LASTING, incident.over, text, where)
+
+
+def _by_batches(evidence: Evidence, kind: str, height: float, text: str, where: tuple[int, int]) -> Verdict:
+    return make_verdict("data_outlier", kind, height, text, "train --skip-batches, or filter",
+                        f"scalelab diagnose {evidence.folder} --batch={where[0]}", where)  # fmt: skip
+
+
+def _by_weights(evidence: Evidence, growing: bool, height: float, text: str, where: tuple[int, int]) -> Verdict:
     return make_verdict(
-        "spike_growing" if growing else "spike_benign", "symptom", height,
-        f"{text}; {'it does not come back' if growing else f'back after {last - first + 1} lines'}",
+        "spike_growing" if growing else "spike_benign", "symptom", height, text,
         "a lower LR or optim.clip_norm, model.qk_norm" if growing else "none: watch whether the next ones are higher",
         f"scalelab diagnose {evidence.folder} --batch={where[0]}", where,
     )  # fmt: skip
@@ -58,8 +94,9 @@ def _judge(evidence: Evidence, loss: Series, first: int, last: int, over: np.nda
 def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, before: float) -> str:
     """Why the batches and not the weights made a jump; "" if they did not.
 
-    The loss of a step is that of the weights before its update. So a jump right after an update of ordinary size comes
-    from the batch; and losses that rise and fall in one step each follow what is read, not the weights.
+    The loss of a step is that of the weights before its update. So most of a rise in the one step after an update of
+    ordinary size comes from the batch; if it also falls in one step, the loss follows what is read. What is learnt from
+    many such batches has to be unlearnt, so a slow return says nothing.
     """
     updates = evidence.series("update_norm").finite()
     earlier = updates.until(loss.steps[first] - 1)
@@ -67,15 +104,15 @@ def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, be
         return ""
     usual = float(np.median(earlier.values[-RECOVERY:]))
     last_update = float(earlier.values[-1]) / max(usual, 1e-30)
-    inside = loss.values[first : last + 1]
-    after = loss.values[last + 1 : last + 6]
-    if last_update > ORDINARY_UPDATE or not len(after):
+    inside, after = loss.values[first : last + 1], loss.values[last + 1 : last + 6]
+    height = float(np.nanmax(inside)) - before
+    if last_update > ORDINARY_UPDATE or not inside[0] - before > SHARP * height:
         return ""
-    height = float(np.median(inside)) - before
-    sharp = inside[0] - before > SHARP * height and float(np.median(after)) - before < (1 - SHARP) * height
-    if not sharp or PLATEAU > len(inside) > 2:
-        return ""
-    return f"the update before it was ordinary ({last_update:.2g} of the median), and the loss is back in one step"
+    at_once = len(after) > 0 and float(inside[-1] - np.median(after)) > SHARP * height
+    end = "the loss is back in one step" if at_once else "the weights that learnt from them come back slowly"
+    text = f"the update before it was ordinary ({last_update:.2g} of the median)"
+    text += f", {(inside[0] - before) / height:.0%} of the rise came in one step, and {end}"
+    return text
 
 
 def check_risen(evidence: Evidence) -> Findings:

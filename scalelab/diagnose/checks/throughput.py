@@ -4,7 +4,7 @@ import numpy as np
 
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import smooth
-from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
 from scalelab.parallel.ticks import predicted_bubble
 
 LEAST_STEPS = 50  # of a process: in fewer the first steps decide
@@ -14,6 +14,8 @@ LEAST_S = 5.0  # seconds of training: shares of less are those of starting up
 SHARES = {"data": 0.5, "save": 0.5, "eval": 0.5, "dispatch": 0.4}
 PARTS = (*SHARES, "device")
 LONG_DISPATCH_S = 0.2  # a dispatch that takes as long traces or compiles; sending one takes 1 to 10 ms
+OWN_WORK = ("data", "dispatch")  # what a process does without waiting for others
+STRAGGLER = 0.2  # share of the time that the others wait for one process
 BUBBLE = 0.25  # share of a step that a pipeline waits; 1F1B with m >= 4 p: 0.19
 SLOWER = 0.8  # last rate / best one that lasted
 RATE_LINES = 40  # different rates: lines of one dispatch share one
@@ -56,6 +58,44 @@ def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict
     return make_verdict(cause, "signature", over, text, knob.format(better), confirm)
 
 
+def check_processes(evidence: Evidence) -> Findings:
+    """One process whose own work takes longer than the others', which wait for it at every step.
+
+    What a process does by itself is reading data and, to an accelerator, sending dispatches. The wait for devices is
+    the same for all, since they wait for each other: a slow device, and the share of communication, show in a profile.
+    """
+    by_process = evidence.record.get("seconds_by_process", {})
+    devices = int(evidence.record.get("mesh", {}).get("devices", 1))
+    gaps = [Gap("communication", f"timers of the host can't tell it from computing on {devices} devices",
+                "a profile with jax.profiler.trace around some steps")]  # fmt: skip
+    findings: list[Verdict | Gap] = [*gaps] if devices > 1 else []
+    if len(by_process) < 2 or int(evidence.record.get("seconds", {}).get("steps", 0)) < LEAST_STEPS:
+        return findings
+    parts = OWN_WORK[:1] if evidence.record.get("device") == "cpu" else OWN_WORK  # a CPU computes in its dispatches
+    own = {name: sum(s.get(part, 0.0) for part in parts) for name, s in by_process.items()}
+    total = float(np.median([sum(s.get(part, 0.0) for part in PARTS) for s in by_process.values()]))
+    slowest = max(own, key=lambda name: own[name])
+    others = float(np.median([value for name, value in own.items() if name != slowest]))
+    lag = own[slowest] - others
+    if total < LEAST_S or lag <= STRAGGLER * total or own[slowest] < 2 * others:
+        return findings
+    listed = ", ".join(f"{part} {by_process[slowest].get(part, 0.0):.3g} s" for part in parts)
+    text = f"process {slowest} of {len(own)} needed {own[slowest]:.3g} s for its own work ({listed}), the others "
+    text += f"{others:.3g} s (median): they waited for it for {lag / total:.0%} of {total:.3g} s"
+    confirm = f"scalelab doctor on the host of process {slowest}, and on another"
+    return [
+        *findings,
+        make_verdict(
+            "straggler",
+            "signature",
+            lag / total / STRAGGLER,
+            text,
+            f"the host of process {slowest}: its disk, its processors, other work there",
+            confirm,
+        ),
+    ]
+
+
 def check_pipeline(evidence: Evidence) -> Findings:
     """The time a pipeline's stages wait for each other, by the closed form."""
     stages, micro, rounds = (int(evidence.values[f"parallel.{key}"]) for key in ("stage", "microbatches", "rounds"))
@@ -94,4 +134,4 @@ def _steady(rates: np.ndarray) -> bool:
     return float(np.quantile(rates, 0.1)) > SLOWER * float(np.quantile(rates, 0.9))
 
 
-CHECKS = (check_shares, check_pipeline, check_clock)
+CHECKS = (check_shares, check_processes, check_pipeline, check_clock)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalelab.model.declare import named_leaves
 
+DIFFERS = "differs from that of the other devices"
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # bytes of an element -> the type that shows its bits
 Inspection = tuple[list["Copies"], Sequence[jax.Device], jax.Array] | None
 
@@ -88,7 +89,7 @@ def describe_difference(inspection: Inspection) -> str:
     name, numbers = next(iter(odd.items()))
     where = ", ".join(f"{devices[n]} of process {devices[n].process_index}" for n in numbers)
     more = f" and {len(odd) - 1} other arrays" if len(odd) > 1 else ""
-    return f"the copy of {name}{more} on {where} differs from that of the other devices"
+    return f"the copy of {name}{more} on {where} {DIFFERS}"
 
 
 def _odd_devices(parts: Sequence[str], sums: np.ndarray) -> list[int]:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from scalelab import records
 from scalelab.data.dataset import Dataset
-from scalelab.parallel.processes import make_agreed_flag
+from scalelab.parallel.processes import gather_numbers, make_agreed_flag
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call
@@ -29,6 +29,7 @@ from scalelab.train.step import guard
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS, Program
 
+TIMED = ("compile", "dispatch", "data", "device", "eval", "save")  # what `Pulse.seconds` counts here
 Saver = Any  # `Checkpoints`, or what stands for them where nothing is to be saved
 StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
@@ -194,10 +195,12 @@ def _finish(parts: _Parts, first: int | None, step: int, states: Any, stopped: b
     parts.checkpoints.close()
     stopped = stopped and step < config.train.steps
     calls = [each.call for each in parts.alarms]
+    by_process = gather_numbers({part: pulse.seconds.get(part, 0.0) for part in TIMED})
     for run in parts.alive:
         if run.status == "running" and not (until or any(calls)):
             _verdict(run, step, stopped)
         run.record["seconds"] = pulse.seconds | {"steps": step - (first or 0)}
+        run.record |= {"seconds_by_process": by_process} if by_process else {}
         if run.status != records.STOPPED_EARLY_STATUS:  # its record is of the step at which it ended
             run.keep_record(step)
     digests = [state_lib.params_digest(state.params) for state in parts.program.separate(states)]

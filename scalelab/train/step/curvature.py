@@ -58,10 +58,15 @@ def hutchinson_diagonal(
 
 
 def _hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: DocumentEnds | None) -> Any:
-    shape = dataclasses.replace(static.model, attention="plain")  # kernels have no second derivative
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     u = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
+    return jax.tree.map(jnp.multiply, u, hessian_product(static, params, u, tokens, ends))
+
+
+def hessian_product(static: Static, params: Any, u: Any, tokens: jax.Array, ends: DocumentEnds | None = None) -> Any:
+    """H u of the token mean on `tokens` [global_batch, S+1], trees like the parameters."""
+    shape = dataclasses.replace(static.model, attention="plain")  # kernels have no second derivative
 
     def along(
         params: Any, inputs: jax.Array, targets: jax.Array, packed: PackedDocuments | None, rows: jax.Array
@@ -71,7 +76,7 @@ def _hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, 
         products = jax.tree.map(lambda g, v: jnp.sum(g * v), gradient, u)
         return jax.tree.reduce(jnp.add, products)
 
-    return jax.tree.map(jnp.multiply, u, _mean_gradient(static, params, tokens, along, ends))
+    return _mean_gradient(static, params, tokens, along, ends)
 
 
 def gauss_newton_diagonal(

@@ -1,0 +1,119 @@
+"""The guard's alarms in the logbook: what it saw at every step, also between two logged lines.
+
+`incidents` are the stretches of flagged losses; `checks/spikes.py` names their cause. The other alarms are judged here.
+"""
+
+from typing import NamedTuple
+
+from scalelab.diagnose.checks.rates import SHORT_WARMUP
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.statistics import SIGMAS
+from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+from scalelab.precision.policy import POLICIES
+
+LASTING = ("persistent", "growing")  # shapes of an incident that did not pass (train/step/incident.py)
+PASSED = ("benign", "slow")
+BAD_STEPS = 3  # steps skipped because something was not finite; fewer are judged by what they did
+
+
+class Incident(NamedTuple):
+    """Steps `first` to `last` whose losses the guard flagged; `over`: the highest, in thresholds; `shape`: "" if open.
+
+    `text`: the guard's words on the highest.
+    """
+
+    first: int
+    last: int
+    over: float
+    shape: str
+    text: str
+
+
+def incidents(evidence: Evidence) -> list[Incident]:
+    """Stretches of steps whose loss was flagged, until the guard saw them pass; large gradients alone make none."""
+    closed: list[Incident] = []
+    current: Incident | None = None
+    for event in evidence.kinds("guard"):
+        signal, step = event.get("signal"), int(event.get("step") or 0)
+        if signal == "loss":
+            over, last = float(event.get("sigmas") or 0.0) / SIGMAS, int(event.get("to") or step)
+            text = str(event.get("text", "")).partition(";")[0]
+            if current is None:
+                current = Incident(step, last, max(over, 1.0), "", text)
+            else:
+                higher = over > current.over
+                current = current._replace(
+                    last=last, over=max(over, current.over), text=text if higher else current.text
+                )
+        elif signal in (*LASTING, *PASSED) and current is not None:
+            current = current._replace(shape=str(signal), last=max(current.last, step))
+            if signal in PASSED:
+                closed, current = [*closed, current], None
+    return [*closed, *([current] if current else [])]
+
+
+def check_start(evidence: Evidence) -> Findings:
+    """Updates or losses too large in the first steps: a missing warm-up, or an LR that is too high."""
+    findings: list[Verdict] = []
+    for event in _first_of_each(evidence, "large_updates", "early"):
+        step, short = int(event["step"]), float(evidence.values["schedule.warmup_steps"] or 0)
+        no_warmup = short < SHORT_WARMUP * evidence.steps
+        over = float(event.get("value") or 0.0) / max(float(event.get("threshold") or 0.0), 1e-30)
+        lr = float(evidence.values["optim.peak_lr"])
+        knob = "schedule.warmup_steps: 2 to 5 % of the run" if no_warmup else f"optim.peak_lr={lr / 3:.2g}"
+        findings.append(
+            make_verdict(
+                "warmup_too_short" if no_warmup else "lr_too_high",
+                "signature" if event["signal"] == "large_updates" else "symptom", over, _words(event), knob,
+                "scalelab train … with it, and compare the first steps", (step, int(event.get("to") or step)),
+            )
+        )  # fmt: skip
+    return findings
+
+
+def check_lasting(evidence: Evidence) -> Findings:
+    """A loss that rose for good, a gradient norm that climbs, and a run that the guard gave up."""
+    findings: list[Verdict] = []
+    causes = {
+        "risen": ("spike_growing", "symptom", "a lower LR or optim.clip_norm, model.qk_norm"),
+        "climbing": ("climbing", "signature", "a lower LR, more weight decay, model.qk_norm"),
+        "diverged": ("lr_too_high", "symptom", f"optim.peak_lr={float(evidence.values['optim.peak_lr']) / 3:.2g}"),
+    }
+    for event in _first_of_each(evidence, *causes):
+        cause, kind, knob = causes[event["signal"]]
+        over = float(event.get("value") or 2.0) / max(float(event.get("threshold") or 1.0), 1e-30)
+        step = int(event["step"])
+        confirm = f"scalelab replay {evidence.folder}@{max(step - 32, 1)}..{step} --what-if='lr*=.3,1'"
+        findings.append(make_verdict(cause, kind, over, _words(event), knob, confirm, (step, step)))
+    return findings
+
+
+def check_bad(evidence: Evidence) -> Findings:
+    """Steps that were skipped because a number was not finite, in a format that does not overflow by itself."""
+    policy = POLICIES[evidence.values["precision.name"]]
+    skipped = [event for event in evidence.kinds("skip", "guard") if event.get("signal") == "bad"]
+    if policy.scaled_loss or "float16" in (policy.compute, policy.backward) or len(skipped) < BAD_STEPS:
+        return []
+    first, last = int(skipped[0]["step"]), int(skipped[-1]["step"])
+    text = f"{len(skipped)} steps were skipped or lost a micro-batch, the first at step {first}: "
+    text += str(skipped[0].get("text", ""))
+    return [
+        make_verdict("not_finite", "symptom", len(skipped) / BAD_STEPS, text, "a lower LR; the loss's own term or data",
+                     f"scalelab diagnose {evidence.folder} --batch={first}", (first, last))
+    ]  # fmt: skip
+
+
+def _first_of_each(evidence: Evidence, *signals: str) -> list[dict]:
+    """The first event of each signal, with its words; a rewind has the signal that called for it and is left out."""
+    first: dict[str, dict] = {}
+    for event in evidence.kinds("guard"):
+        if event.get("signal") in signals and event.get("action") != "rewind":
+            first.setdefault(event["signal"], dict(event))
+    return list(first.values())
+
+
+def _words(event: dict) -> str:
+    return f"the guard at step {event['step']}: {str(event.get('text', '')).partition(';')[0]}"
+
+
+CHECKS = (check_start, check_lasting, check_bad)

@@ -1,0 +1,57 @@
+"""Windows that look like nothing else in a corpus, by a bigram model of the others: constant, noise, out of order."""
+
+import numpy as np
+
+from scalelab.diagnose.statistics import MAD_TO_SIGMA
+
+BUCKETS = 4096  # ids are counted modulo this
+SMOOTHING = 4.0  # pseudo-counts of the unigram distribution in the bigram model
+OUTLIER = 8.0  # robust sigmas of a window's bigram score
+CONSTANT = 0.9  # share of a window that is one token
+REPETITIVE = 0.25  # distinct pairs of a window / the median window's: below, it says the same again and again
+
+
+def window_scores(windows: np.ndarray) -> np.ndarray:
+    """Nats a token [n] of windows [n, S+1] under a smoothed bigram model of the other half of them."""
+    scores = np.zeros(len(windows))
+    for half in (0, 1):
+        scores[1 - half :: 2] = bigram_scores(windows[half::2], windows[1 - half :: 2])
+    return scores
+
+
+def bigram_scores(train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Nats a token [m] of windows `test` [m, S+1] under a smoothed bigram model of `train` [n, S+1]."""
+    train, test = train % BUCKETS, test % BUCKETS
+    unigram = np.bincount(train.ravel(), minlength=BUCKETS) + 0.5
+    unigram = unigram / unigram.sum()
+    pairs, counts = np.unique(train[:, :-1].ravel() * BUCKETS + train[:, 1:].ravel(), return_counts=True)
+    before = np.bincount(train[:, :-1].ravel(), minlength=BUCKETS)
+    wanted = test[:, :-1] * BUCKETS + test[:, 1:]
+    at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+    joint = np.where(pairs[at] == wanted, counts[at], 0)
+    p = (joint + SMOOTHING * unigram[test[:, 1:]]) / (before[test[:, :-1]] + SMOOTHING)
+    scores: np.ndarray = -np.log(p).mean(axis=1)
+    return scores
+
+
+def count_pairs(windows: np.ndarray) -> np.ndarray:
+    """Distinct pairs of neighbours [n] in windows [n, S+1]."""
+    return np.array([len(np.unique(row[:-1] * BUCKETS + row[1:])) for row in windows % BUCKETS])
+
+
+def far_from_median(scores: np.ndarray, least: float) -> np.ndarray:
+    """Scores more than OUTLIER robust sigmas, and `least`, from the median."""
+    away = np.abs(scores - np.median(scores))
+    return away > max(OUTLIER * MAD_TO_SIGMA * float(np.median(away)), least)
+
+
+def describe_windows(odd: np.ndarray, others: np.ndarray, unlikely: bool) -> str:
+    """What odd windows are, in a word."""
+    largest = np.mean([np.bincount(row % BUCKETS).max() / len(row) for row in odd])
+    if largest > CONSTANT:
+        return f"one token over and over ({largest:.0%} of a window)"
+    if not unlikely:
+        return "one phrase over and over"
+    here, there = (np.bincount(part.ravel() % BUCKETS, minlength=BUCKETS) / part.size for part in (odd, others))
+    distance = 0.5 * float(np.abs(here - there).sum())
+    return "usual tokens in random order" if distance < 0.25 else f"of other tokens (total variation {distance:.2g})"

@@ -1,0 +1,37 @@
+"""All probes over one run: from its last checkpoint, and for what needs it from others."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.probes.again import probe_replay
+from scalelab.diagnose.probes.model import probe_mask, probe_norms, probe_targets
+from scalelab.diagnose.probes.sharpness import probe_sharpness
+from scalelab.diagnose.probes.subject import Subject, load_subject
+from scalelab.diagnose.probes.training import probe_accumulation, probe_moments, probe_optimizer, probe_precision
+
+PROBES = (
+    probe_mask, probe_targets, probe_accumulation, probe_precision, probe_norms, probe_optimizer, probe_moments
+)  # fmt: skip
+
+
+def run_probes(evidence: Evidence) -> Evidence:
+    """The evidence with the measurements of all probes. BadInput if the run has no checkpoint or no data here."""
+    subject = load_subject(evidence)
+    measured: dict[str, Any] = {"step": subject.step}
+    for probe in PROBES:
+        measured |= probe(subject)
+    steep = _at_the_largest_lr(evidence, subject)
+    measured |= probe_sharpness(steep) | {"sharpness_step": steep.step}
+    return dataclasses.replace(evidence, probes=measured | probe_replay(evidence))
+
+
+def _at_the_largest_lr(evidence: Evidence, last: Subject) -> Subject:
+    """The run at the saved step with the largest LR: after a decay nothing is unstable any more."""
+    lr, saved = evidence.series("lr").finite(), sorted(evidence.manifests)
+    if not saved or not len(lr.steps):
+        return last
+    step = max(saved, key=lambda step: (float(np.interp(step, lr.steps, lr.values)), step))
+    return last if step == last.step else load_subject(evidence, step)

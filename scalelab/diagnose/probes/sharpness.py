@@ -1,0 +1,80 @@
+"""The largest eigenvalue of the Hessian, preconditioned as the optimizer does it, times the LR (`--live`).
+
+Gradient descent on a quadratic is stable while sharpness x LR < 2, Adam while the sharpness of P^-1/2 H P^-1/2, with
+P = sqrt(v_hat) + eps, times the LR is below (2 + 2 beta1) / (1 - beta1): 38 at beta1 .9 (Cohen et al. 2021, 2022).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from scalelab.diagnose.probes.subject import Subject, find_second_moments
+from scalelab.optim import schedules
+from scalelab.train.step.curvature import hessian_product
+from scalelab.train.step.gradients import document_ends
+
+LANCZOS_STEPS = 12  # products; the largest eigenvalue of a network's Hessian stands apart and is met within some ten
+BATCHES = 4  # batches whose mean loss is differentiated: one batch is sharper than the data
+PLAIN, ADAMS = ("sgd",), ("adam", "adamw")
+
+
+def probe_sharpness(subject: Subject) -> dict[str, float]:
+    """`sharpness` of the loss of BATCHES batches, preconditioned under Adam, `sharpness_lr` times the LR of that step,
+    and `sharpness_limit`, where the optimizer becomes unstable; {} for other optimizers, and on pipelines.
+    """
+    static, name = subject.static, subject.static.optim.name
+    second = find_second_moments(subject.state.opt_state)
+    if static.layout.stage > 1 or not (name in PLAIN or (name in ADAMS and second is not None)):
+        return {}
+    h = subject.h
+    roots = jax.tree.map(jnp.ones_like, subject.params)
+    limit = 2.0
+    if name in ADAMS:
+        beta1 = float(h["beta1"])
+        limit = (2 + 2 * beta1) / (1 - beta1)
+        correction = 1 - h["beta2"] ** jnp.maximum(second.count, 1)
+        roots = jax.tree.map(lambda v: (jnp.sqrt(v.astype(jnp.float32) / correction) + h["eps"]) ** -0.5, second.nu)
+    ends = document_ends(static, h)
+    batches = [subject.batch(subject.step + i) for i in range(BATCHES)]
+
+    @jax.jit
+    def product(u: Any, tokens: jax.Array) -> Any:
+        return hessian_product(static, subject.params, u, tokens, ends)
+
+    flat, restore = ravel_pytree(roots)
+
+    def multiply(vector: jax.Array) -> jax.Array:
+        u = restore(flat * vector)
+        return flat * sum(ravel_pytree(product(u, tokens))[0] for tokens in batches) / BATCHES
+
+    largest = largest_eigenvalue(multiply, flat.size)
+    if not np.isfinite(largest):  # of a model whose activations overflow: other checks name that
+        return {}
+    lr = float(schedules.scheduled_values(static, jnp.int32(subject.step), h)["lr"])
+    return {"sharpness": largest, "sharpness_lr": largest * lr, "sharpness_limit": limit}
+
+
+def largest_eigenvalue(multiply: Any, size: int, steps: int = LANCZOS_STEPS) -> float:
+    """The largest eigenvalue of a symmetric `multiply` on vectors [size], from below, by Lanczos with full
+    reorthogonalisation from a random vector."""
+    basis = [jax.random.normal(jax.random.key(0), (size,))]
+    basis[0] /= jnp.linalg.norm(basis[0])
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for _ in range(min(steps, size)):
+        w = multiply(basis[-1])
+        diagonal.append(float(jnp.vdot(basis[-1], w)))
+        for q in (*basis, *basis):  # twice: once leaves roundings of the large ones
+            w = w - jnp.vdot(q, w) * q
+        beside.append(float(jnp.linalg.norm(w)))
+        if not np.isfinite(diagonal[-1] + beside[-1]):
+            return float("nan")
+        if beside[-1] <= 1e-6 * max(map(abs, diagonal)):
+            break
+        basis.append(w / beside[-1])
+    n = len(diagonal)
+    tridiagonal = np.diag(diagonal) + np.diag(beside[: n - 1], 1) + np.diag(beside[: n - 1], -1)
+    return float(np.linalg.eigvalsh(tridiagonal)[-1])

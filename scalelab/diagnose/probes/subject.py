@@ -1,0 +1,79 @@
+"""A run at a saved step, on one device: what the probes ask."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.config import Layout, Static
+from scalelab.data.batches.batches import TrainBatches
+from scalelab.diagnose.evidence import Evidence
+from scalelab.errors import BadInput
+from scalelab.precision.policy import POLICIES
+from scalelab.train.resume import handover
+from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.resume.start import find_checkpoint
+from scalelab.train.run.feed import DataShift
+from scalelab.train.step import program, state
+from scalelab.train.step.gradients import compute_gradients, document_ends
+from scalelab.train.step.state import TrainState
+
+
+class Subject(NamedTuple):
+    """A run on one device at a saved step: its compiled half, traced numbers, state, and a batch of that step."""
+
+    static: Static
+    h: dict[str, Any]
+    step: int
+    state: TrainState
+    tokens: jax.Array
+    batches: TrainBatches
+    shift: DataShift = DataShift()  # which batches the guard has skipped
+
+    @property
+    def params(self) -> Any:
+        """The parameters in fp32."""
+        return state.upcast(self.state.params, POLICIES[self.static.precision].parameters)
+
+    def batch(self, step: int) -> jax.Array:
+        """The batch [B, S+1] that `step` (from 0) takes."""
+        return jnp.asarray(self.batches.batch(self.shift.number(step)))
+
+
+def load_subject(evidence: Evidence, step: int | None = None) -> Subject:
+    """The run at a saved step (None: its last). BadInput if nothing was saved, or the data can't be read."""
+    if evidence.data is None:
+        raise BadInput(f"--live needs the run's data: {evidence.no_data}")
+    source = str(evidence.folder) if step is None else f"{evidence.folder}@{step}"
+    _, _, checkpoints, name = find_checkpoint(source)
+    config = config_lib.resolve(config_from_facts({"config": records.read_config(evidence.folder)}), stored=True)
+    static = dataclasses.replace(config_lib.static(config), layout=Layout())
+    h: Any = program.traced_hparams(config_lib.hparams(config) | evidence.data.dataset.hparams)
+    (like,) = program.restore_targets(static, 1, "turn")
+    loaded = checkpoints.load(
+        lambda content: {name: handover.select_restorable_fields(content, name, like, config)}, at=step
+    )
+    assert loaded is not None
+    restored = loaded.states[name]
+    if not isinstance(restored, TrainState):
+        restored, _ = handover.complete_state(checkpoints, loaded, name, restored, static, h)
+    shift = DataShift.of(restored.guard)
+    tokens = jnp.asarray(evidence.data.batches.batch(shift.number(loaded.step)))
+    return Subject(static, h, loaded.step, restored, tokens, evidence.data.batches, shift)
+
+
+def batch_gradients(static: Static, subject: Subject, scale: Any = 1.0) -> Any:
+    """The gradient of the batch's mean loss."""
+    ends = document_ends(static, subject.h)
+    of = jax.jit(lambda params: compute_gradients(static, params, subject.tokens, subject.h["z_loss"], scale, ends)[1])
+    return of(subject.params)
+
+
+def find_second_moments(opt_state: Any) -> Any:
+    """The state of optax's Adam inside a chain's; None for another optimizer."""
+    is_adam = lambda x: isinstance(x, optax.ScaleByAdamState)  # noqa: E731
+    return next(filter(is_adam, jax.tree.leaves(opt_state, is_leaf=is_adam)), None)

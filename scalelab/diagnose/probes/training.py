@@ -1,0 +1,81 @@
+"""Direct tests on gradients and the optimizer: accumulation, number formats, updates, moments."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.diagnose.probes.subject import Subject, batch_gradients, find_second_moments
+from scalelab.model.declare import named_leaves
+from scalelab.optim.chain import build_optimizer_chain
+from scalelab.precision.policy import POLICIES
+
+OPTIMIZER_STEPS = (1, 2, 5, 10, 20, 5000)  # steps on constant gradients; the last stands for a settled optimizer
+
+
+def probe_accumulation(subject: Subject) -> dict[str, float]:
+    """`accumulated_ratio`: the gradient norm with the run's micro-batches over that of one big batch."""
+    static, k = subject.static, subject.static.accumulate
+    if k == 1:
+        return {}
+    norms = [
+        float(optax.tree.norm(batch_gradients(dataclasses.replace(static, accumulate=n, batch_ramp=()), subject)))
+        for n in (k, 1)
+    ]
+    return {"accumulated_ratio": norms[0] / max(norms[1], 1e-30), "accumulate": float(k)}
+
+
+def probe_precision(subject: Subject) -> dict[str, float]:
+    """`zeros/NAME`: share of a parameter's gradients that are zero under the run's policy and not in fp32.
+
+    `lost/NAME`: norm of the difference of both gradients over that in fp32. Measured under formats of fp16 only.
+    """
+    policy = POLICIES[subject.static.precision]
+    if "float16" not in (policy.compute, policy.backward):
+        return {}
+    scale = subject.state.precision.scale if policy.scaled_loss else 1.0
+    exact = named_leaves(batch_gradients(dataclasses.replace(subject.static, precision="fp32"), subject))
+    cast = named_leaves(batch_gradients(subject.static, subject, scale))
+    values = {}
+    for name, g in exact.items():
+        values[f"zeros/{name}"] = float(jnp.sum((cast[name] == 0) & (g != 0)) / jnp.maximum(jnp.sum(g != 0), 1))
+        values[f"lost/{name}"] = float(optax.tree.norm(cast[name] - g) / jnp.maximum(optax.tree.norm(g), 1e-30))
+    return values
+
+
+def probe_optimizer(subject: Subject) -> dict[str, float]:
+    """`update_rms/STEP`: RMS of the optimizer's updates on constant gradients, without decay, at a LR of 1."""
+    h = subject.h | {"weight_decay": jnp.float32(0.0), "clip_norm": jnp.float32(1e30)}
+    params = jax.tree.map(jnp.zeros_like, subject.params)
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-2), params)
+    chain = build_optimizer_chain(subject.static, h, jnp.float32(1.0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    @jax.jit
+    def run(n: jax.Array) -> jax.Array:
+        def step(_: jax.Array, carry: Any) -> Any:
+            return chain.update(grads, carry[1], params)
+
+        return optax.tree.norm(jax.lax.fori_loop(0, n, step, (params, chain.init(params)))[0]) / size**0.5
+
+    return {f"update_rms/{n}": float(run(jnp.int32(n))) for n in OPTIMIZER_STEPS}
+
+
+def probe_moments(subject: Subject) -> dict[str, float]:
+    """`gradient_over_v`: RMS of the gradient over the RMS of sqrt(v); `eps_share`: share of sqrt(v_hat) below eps."""
+    second = find_second_moments(subject.state.opt_state)
+    if second is None:
+        return {}
+    grads, v = jax.tree.leaves(batch_gradients(subject.static, subject)), jax.tree.leaves(second.nu)
+    clip = jnp.minimum(1.0, subject.h["clip_norm"] / optax.tree.norm(grads))
+    total = sum(leaf.size for leaf in v)
+    rms_g = clip * optax.tree.norm(grads) / total**0.5
+    rms_v = jnp.sqrt(sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in v) / total)
+    correction = 1 - subject.h["beta2"] ** jnp.maximum(second.count, 1)
+    used = sum(jnp.sum(leaf > 0) for leaf in v)  # rows of tokens that never occur have no gradient, whatever eps is
+    small = lambda leaf: (leaf > 0) & (jnp.sqrt(leaf.astype(jnp.float32) / correction) < subject.h["eps"])  # noqa: E731
+    below = sum(jnp.sum(small(leaf)) for leaf in v)
+    ratio = float(rms_g / jnp.maximum(rms_v / jnp.sqrt(correction), 1e-30))
+    return {"gradient_over_v": ratio, "eps_share": float(below / jnp.maximum(used, 1))}
