@@ -9,28 +9,29 @@ import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.law import Law
+from scalelab.laws.read.columns import ALIASES
 from scalelab.laws.read.study import N_COLUMNS
-from scalelab.laws.read.table import ALIASES, Table, read_table
+from scalelab.laws.read.table import Table, read_table
 from scalelab.laws.read.where import filter_rows
 from scalelab.records import read_runs
 
 
 def read_sources(
     sources: Sequence[str], law: Law, columns: Mapping[str, str] | None = None, n_convention: str | None = None,
-    where: Sequence[str] = (), with_target: bool = True,
+    where: Sequence[str] = (), with_target: bool = True, option: str = "--columns",
 ) -> Table:  # fmt: skip
     """Read the rows of every folder and table in `sources` with the columns that `law` needs, for `study.fit_study`.
 
     `n_convention`: the N to read from run folders (`study.N_COLUMNS`; None: total). `columns`: {field: column} of a
-    table or of the runs. `with_target`: False for runs that are only planned and have no loss yet. With several
-    sources, a row's name starts with its file or folder. BadInput if a source, a column or the convention is unknown,
-    or if `where` leaves no row.
+    table or of the runs, given by `option`. `with_target`: False for runs that are only planned and have no loss yet.
+    With several sources, a row's name starts with its file or folder. BadInput if a source, a column or the convention
+    is unknown, or if `where` leaves no row.
     """
     columns, needed = dict(columns or {}), (*law.columns, *([law.target] if with_target else []))
     if n_convention not in (None, *N_COLUMNS):
         raise BadInput(f"--n-convention={n_convention}: unknown convention{nearest_hint(str(n_convention), N_COLUMNS)}")
     if n_convention and "N" in columns:
-        raise BadInput(f"--n-convention={n_convention} and --columns=N={columns['N']} both say what N is: give one")
+        raise BadInput(f"--n-convention={n_convention} and {option}=N={columns['N']} both say what N is: give one")
     for source in sources:
         if not os.path.exists(source):
             raise BadInput(f"no file or folder {source!r}")
@@ -43,7 +44,7 @@ def read_sources(
         known = sorted({key for source in sources for run in read_runs(source) for key in run})
         for name in (name for field, name in columns.items() if field != "N" and name not in known):
             raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest_hint(name, known)}")
-    tables = [_read(source, needed, columns, n_convention or "total", where) for source in sources]
+    tables = [_read(source, needed, columns, n_convention or "total", where, option) for source in sources]
     if not any(table.rows for table in tables):
         rows = sum(table.left_out for table in tables)
         raise BadInput(f"--where={' and '.join(where)} leaves none of {rows} rows")
@@ -58,16 +59,18 @@ def read_sources(
         n_convention or "; ".join(dict.fromkeys(table.n_convention for table in tables)),
         "; ".join(dict.fromkeys(table.derived for table in tables if table.derived)),
         sum(table.left_out for table in tables),
+        {field: name for table in reversed(tables) for field, name in table.columns.items()},
+        tuple(note for table in tables for note in table.notes),
     )
 
 
 def _read(
-    source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str, where: Sequence[str]
+    source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str, where: Sequence[str], option: str
 ) -> Table:
     """Read one source. Table rows get N in the convention's column too, so that both kinds can be fitted together."""
     column = N_COLUMNS[n_convention]
     if not pathlib.Path(source).is_dir():
-        table = read_table(source, columns, needed, where)
+        table = read_table(source, columns, needed, where, option)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
     runs = [_add_mapped_fields(_rename_columns(run, column), columns) for run in read_runs(source)]
     filtered = filter_rows(runs, where)

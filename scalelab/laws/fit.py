@@ -21,6 +21,7 @@ from scalelab.laws.law import objective as objective_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
+from scalelab.laws.read import units
 from scalelab.laws.read.groups import Groups, choose_groups
 from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.solve import likelihood, optimum
@@ -198,7 +199,7 @@ def fit(
         uncertainty.check_resample_count(bootstrap, len(target))
     chosen = objective_lib.load_objective(objective, delta)
     flops = np.asarray(table["C"], float) if _knows_k(table, columns) else None
-    findings = design.row_findings(law, columns, target, flops, chosen.log)
+    findings = _question_rows(law, columns, target, flops, chosen)
     posed, best = likelihood.fit_scale(law, columns, target, chosen) if objective == "mle" else (None, None)
     posed = posed or pose_problem(law, columns, target, chosen)
     best = best or optimum.minimise_objective(posed)
@@ -228,6 +229,17 @@ def fit(
         n_convention=n_convention,
         dependence=dependence,
     )
+
+
+def _question_rows(
+    law: Law, columns: Columns, target: np.ndarray, flops: np.ndarray | None, chosen: objective_lib.Objective
+) -> list[Finding]:
+    """Findings about units and about the rows; a refusal of the rows names odd units, which may be its cause."""
+    questions = units.question_values(columns, target, law.target, flops)
+    try:
+        return [*questions, *design.row_findings(law, columns, target, flops, chosen.log)]
+    except BadInput as refusal:
+        raise BadInput("; ".join([str(refusal), *(question.text for question in questions)])) from None
 
 
 def _knows_k(table: Mapping[str, ArrayLike], columns: Columns) -> bool:

@@ -11,8 +11,10 @@ from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
 from scalelab.errors import BadInput
 from scalelab.laws.law.names import LAWS
+from scalelab.laws.read import units
+from scalelab.laws.read.columns import known_fields, parse_columns
 from scalelab.laws.read.study import N_COLUMNS, Row, select_rows
-from scalelab.laws.read.table import Table, known_fields, parse_columns
+from scalelab.laws.read.table import Table
 from scalelab.laws.trust import design
 from scalelab.laws.use.envelope import Envelope, fit_envelope, training_curves
 from scalelab.laws.use.isoflop import IsoFlop, SeedNoise, fit_isoflop
@@ -32,9 +34,9 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     k = float(np.median([row["C"] / (row[size] * row["D"]) for row in rows]))
     allocations = [_allocate(fit, C, k) for C in options.target_flops]
     head = f"approach {options.approach}: {len(rows)} rows, N: {table.n_convention}"
-    lines = [head + (f"; {table.derived}" if table.derived else ""), *fit_lines]
+    lines = [*table.notes, head + (f"; {table.derived}" if table.derived else ""), *fit_lines]
     lines += [text.describe_exclusions(excluded)] if excluded else []
-    design_findings = _findings(options, rows, size)
+    design_findings = [*units.question_labels(table.columns), *_findings(options, rows, size)]
     lines += [f"design: {finding.text}" for finding in design_findings]
     if allocations:
         lines += ["", f"best use of the FLOPs where C = {k:.4g} N D:", *align_columns(_rows(allocations))]
@@ -44,11 +46,12 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
 
 
 def _findings(options: Any, rows: Sequence[Row], size: str) -> list[design.Finding]:
-    """Weaknesses of an IsoFLOP grid (approach 2 only)."""
-    if options.approach == 1:
-        return []
+    """Questions about units, and weaknesses of an IsoFLOP grid (approach 2 only)."""
     N, D, C, loss = (np.array([row[name] for row in rows], float) for name in (size, "D", "C", "val_loss"))
-    return design.row_findings(LAWS["chinchilla"], {"N": N, "D": D}, loss, C)
+    questions = units.question_values({"N": N, "D": D}, loss, "loss", C)
+    if options.approach == 1:
+        return questions
+    return [*questions, *design.row_findings(LAWS["chinchilla"], {"N": N, "D": D}, loss, C)]
 
 
 def _first(options: Any, rows: Sequence[Row], size: str) -> tuple[Envelope, list[str]]:
@@ -122,5 +125,6 @@ def _block(
     options: Any, fit: Envelope | IsoFlop, table: Table, allocations: Sequence[dict[str, float]]
 ) -> dict[str, Any]:
     facts = {"sources": options.sources, "approach": options.approach, "derived": table.derived}
+    facts |= {"columns": dict(table.columns), "read_as": list(table.notes)}
     by_budget = {f"{allocation['C']:g}": allocation for allocation in allocations}
     return facts | fit.to_json() | {"n_convention": table.n_convention, "allocation": by_budget}

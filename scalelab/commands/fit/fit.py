@@ -1,10 +1,12 @@
 """`scalelab fit SOURCE…`: fit a scaling law and report how far to trust it.
 
-A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .jsonl or .parquet table:
+A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .tsv, .jsonl (or .gz) or .parquet table:
   scalelab fit runs/quickstart --target-flops=4e12
   scalelab fit points.csv --columns='N=Model Size,C=Training FLOP,loss=loss' --drop-top-loss=5 --figures=figures
   scalelab fit runs.csv --law=data_constrained --columns=N=params,D=tokens,U=unique --where="unique > 1e8"
-A table needs two of N, D and C: C = 6ND gives the third. Runs that diverged or didn't finish are never fitted.
+A table needs two of N, D and C: C = 6ND gives the third. Usual names (params, tokens, flops, final_loss, …) and numbers
+as people write them (50M, 1,234,567, 1.3B) are read, and a line says so. Runs that diverged or didn't finish are never
+fitted.
 scalelab/laws/README.md explains the output. Exit codes: 0 done, 1 no trustworthy optimum was found, 2 bad input.
 
     scalelab fit runs/quickstart --target-flops=3.2e12 --figures=figures
@@ -47,7 +49,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("fit", f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}", RENAMED)
-    what = "a folder of runs, or a .csv, .jsonl or .parquet table"
+    what = "a folder of runs, or a .csv, .tsv, .jsonl (or .gz) or .parquet table"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=what)
     _rows(parser.add_argument_group("which rows").add_argument)
     _fit(parser.add_argument_group("the fit").add_argument)
@@ -59,7 +61,8 @@ def _rows(add: Callable[..., Any]) -> None:
     add(
         "--columns",
         metavar="N=A,D=B,…",
-        help="which columns of a table hold N, D, C, loss and the law's other fields (of runs: any but N)",
+        help="which columns of a table hold N, D, C, loss and the law's other fields (of runs: any but N); "
+        "conversions: N=A*1e6, N=exp(A), N=10**A, loss=log(A) (default: by usual names, printed)",
     )
     add("--n-convention", metavar="KIND", help="N of runs: total (default), non_embedding, kaplan, chinchilla")
     add(
@@ -129,6 +132,11 @@ def _uses(add: Callable[..., Any]) -> None:
         metavar="FILE",
         help="a config with sweep(h) (proposals become config files), or a table of candidates",
     )
+    add(
+        "--grid-columns",
+        metavar="N=A,D=B,…",
+        help="columns of a --grid table (default: those of --columns that it has, then usual names)",
+    )
     add("--budget-flops", type=float, metavar="C", help="FLOPs that all proposed runs together may cost")
     add(
         "--determine",
@@ -177,3 +185,5 @@ def _refuse_idle(options: Any) -> None:
     for name in IDLE_OPTIONS[options.approach]:
         if getattr(options, name):
             raise BadInput(f"--{name.replace('_', '-')} has no effect with --approach={options.approach}: leave it out")
+    if options.grid_columns and not options.grid:
+        raise BadInput("--grid-columns names the columns of --grid=FILE: give that table, with --next-runs=K")

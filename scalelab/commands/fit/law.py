@@ -9,8 +9,10 @@ from scalelab.errors import BadInput
 from scalelab.laws.fit import INTERVAL_LEVEL, Fitted
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import LAWS, load_law
+from scalelab.laws.read import units
+from scalelab.laws.read.columns import known_fields, parse_columns
 from scalelab.laws.read.study import fit_study
-from scalelab.laws.read.table import Table, known_fields, parse_columns
+from scalelab.laws.read.table import Table
 from scalelab.laws.trust.uncertainty import predict_run
 
 HOLDOUT_DIVISOR = 5  # a tournament without --holdout holds out a fifth of the rows
@@ -31,9 +33,11 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         seed=options.seed, target_flops=() if law.columns == ("C",) else options.target_flops,
         holdout=options.holdout or 0, level=options.level or INTERVAL_LEVEL, held=options.target_values,
     )  # fmt: skip
-    fitted = dataclasses.replace(fitted, n_convention=table.n_convention)
+    findings = (*units.question_labels(table.columns), *fitted.design)
+    fitted = dataclasses.replace(fitted, n_convention=table.n_convention, design=findings)
     lines = text.describe_fit(fitted, table, options.where)
     facts = {"sources": options.sources, "derived": table.derived, "left_out_by_where": table.left_out}
+    facts |= {"columns": dict(table.columns), "read_as": list(table.notes)}
     # The `rows` of design and holdout are indices into these names.
     names = {"row_names": [str(row.get("name", "")) for row in fitted.kept]}
     result = facts | fitted.to_json() | names

@@ -28,7 +28,7 @@ OBJECTIVE_LABELS = {
 def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> list[str]:
     """Format everything that a fit reports, verdicts before the numbers that depend on them."""
     block = fitted.to_json()
-    lines = [*_heading(fitted, block, table), "", *_parameters(fitted, block), ""]
+    lines = [*table.notes, *_heading(fitted, block, table), "", *_parameters(fitted, block), ""]
     lines += [_certificate(block["certificate"])]
     if block["dependence"]:
         lines.append(_dependence(block["dependence"]))

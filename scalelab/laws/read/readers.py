@@ -1,11 +1,15 @@
-"""File formats of a table of runs: .csv, .jsonl, .parquet. Anything else is refused before it is read.
+"""File formats of a table of runs: .csv, .tsv, .jsonl, each also as .gz, and .parquet. Anything else is refused unread.
 
 Parquet is written here too, so that one place knows its types.
 """
 
 import csv
+import gzip
+import io
 import json
+import os
 import pathlib
+import zlib
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -17,9 +21,11 @@ Line = dict[str, Any]
 
 def read_raw_rows(path: pathlib.Path) -> list[Line]:
     """Read a file's rows, {column: value} as stored there. BadInput for a file that can't be a table of runs."""
-    if path.suffix not in READERS:
+    kind = _kind_of(path)
+    if kind not in READERS or (kind == ".parquet" and path.suffix == ".gz"):
         raise BadInput(
-            f"{str(path)!r}: a table is a .csv, .jsonl or .parquet file; anything else must be a folder of runs"
+            f"{str(path)!r}: a table is a .csv, .tsv or .jsonl file (each may be .gz), or a .parquet file; "
+            "anything else must be a folder of runs"
         )
     size = path.stat().st_size
     if size > LARGEST_BYTES:
@@ -29,14 +35,19 @@ def read_raw_rows(path: pathlib.Path) -> list[Line]:
     if not size:
         raise BadInput(f"{str(path)!r} is empty")
     try:
-        lines = READERS[path.suffix](path)
+        lines = READERS[kind](path)
     except UnicodeDecodeError:
-        raise BadInput(f"{str(path)!r} is not text (UTF-8): it doesn't look like a {path.suffix} table") from None
-    except OSError as error:
-        raise BadInput(f"{str(path)!r} can't be read: {error.strerror or error}") from None
+        raise BadInput(f"{str(path)!r} is not text (UTF-8): it doesn't look like a {kind} table") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{str(path)!r} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if not lines:
         raise BadInput(f"{path} holds no rows")
     return lines
+
+
+def column_names(path: str | os.PathLike[str]) -> list[str]:
+    """The names of a table's columns, in order. BadInput as in `read_raw_rows`."""
+    return list(dict.fromkeys(key for line in read_raw_rows(pathlib.Path(path)) for key in line))
 
 
 def shorten_text(value: Any) -> str:
@@ -45,25 +56,62 @@ def shorten_text(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
+def _kind_of(path: pathlib.Path) -> str:
+    """The suffix that tells the format: `.csv` of runs.csv and of runs.csv.gz."""
+    return pathlib.Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
 def _open_text(path: pathlib.Path) -> TextIO:
-    with path.open("rb") as file:
-        if b"\0" in file.read(4096):
-            raise BadInput(f"{str(path)!r} is a binary file: it doesn't look like a {path.suffix} table")
+    """The file's text, unpacked if it is .gz; BadInput for a binary file, and for one that unpacks to too much."""
+    if path.suffix == ".gz":
+        with gzip.open(path, "rb") as packed:
+            content = packed.read(LARGEST_BYTES + 1)
+        if len(content) > LARGEST_BYTES:
+            raise BadInput(f"{str(path)!r} unpacks to more than 0.5 GiB: is it another file?")
+        start = content[:4096]
+    else:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    if b"\0" in start:
+        raise BadInput(f"{str(path)!r} is a binary file: it doesn't look like a {_kind_of(path)} table")
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(io.BytesIO(content), newline="", encoding="utf-8-sig")
     return path.open(newline="", encoding="utf-8-sig")
 
 
 def _read_csv(path: pathlib.Path) -> list[Line]:
     with _open_text(path) as file:
-        try:
-            header, *rows = [row for row in csv.reader(file) if row] or [[]]
-        except csv.Error as error:
-            raise BadInput(f"{str(path)!r} is not CSV: {error}") from None
+        text = file.read()
+    header, *rows = _split_cells(text, path) or [[]]
     if double := next((name for name in header if header.count(name) > 1), None):
         raise BadInput(f"{path.name} has two columns {shorten_text(double)!r}: which one counts?")
     for number, row in enumerate(rows, 1):
         if len(row) > len(header):
             raise BadInput(f"{path.name}, row {number} has {len(row)} cells, the header {len(header)}")
     return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def _split_cells(text: str, path: pathlib.Path) -> list[list[str]]:
+    """The cells, without blanks around them. A .tsv has tabs; of a .csv without commas in its header semicolons or tabs
+    are tried, and semicolons also where commas would give rows of unequal lengths."""
+    if _kind_of(path) == ".tsv":
+        return _cells(text, "\t", path)
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    if "," not in first:
+        return _cells(text, next((mark for mark in ";\t" if mark in first), ","), path)
+    rows = _cells(text, ",", path)
+    if ";" in first and len(set(map(len, rows))) > 1:
+        other = _cells(text, ";", path)
+        return other if len(set(map(len, other))) == 1 else rows
+    return rows
+
+
+def _cells(text: str, delimiter: str, path: pathlib.Path) -> list[list[str]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    try:
+        return [[cell.strip() for cell in row] for row in reader if any(row) or len(row) > 1]
+    except csv.Error as error:
+        raise BadInput(f"{str(path)!r} is not CSV: {error}") from None
 
 
 def _read_jsonl(path: pathlib.Path) -> list[Line]:
@@ -135,4 +183,4 @@ def _arrow_column(values: list[Any]) -> Any:
     return pyarrow.array(values, wanted)
 
 
-READERS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+READERS = {".csv": _read_csv, ".tsv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -8,19 +8,12 @@ from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
-from scalelab.laws.law.law import Law
-from scalelab.laws.law.names import LAWS
+from scalelab.laws.read.columns import describe_choice, describe_missing, fitting_columns, refuse_two, split_conversion
+from scalelab.laws.read.numbers import ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
 from scalelab.laws.read.readers import read_raw_rows, shorten_text
 from scalelab.laws.read.where import filter_rows
 
-BASE_FIELDS = ("N", "D", "C", "M", "loss")
 CHINCHILLA_FIELDS = ("N", "D", "loss")
-# Other names of a field, as `scalelab runs --csv` writes them now or did once; the first one in the table counts.
-ALIASES = {
-    "loss": ("val_loss",), "width": ("model.d_model", "d_model"), "depth": ("model.n_layers", "n_layers"),
-    "lr": ("optim.peak_lr", "peak_lr"), "U": ("data.unique_tokens", "unique_tokens"),
-}  # fmt: skip
-EXAMPLES = {"N": "params", "D": "tokens", "C": "flops"} | {field: names[-1] for field, names in ALIASES.items()}
 ROW = "(row)"  # key of the place in the file: a name that no expression can contain
 K = FLOPS_PER_PARAM_TOKEN
 Rule = tuple[str, tuple[str, str], str, Callable[[float, float], float]]
@@ -37,95 +30,133 @@ class Table(NamedTuple):
     """Rows for `study.fit_study`.
 
     `n_convention`: where N comes from; `derived`: the rules of derived columns ("" if all were read); `left_out`: how
-    many rows `where` left out.
+    many rows `where` left out; `columns`: {field: column} as read; `notes`: lines about what was chosen or read as
+    something else.
     """
 
     rows: list[dict[str, Any]]
     n_convention: str
     derived: str
     left_out: int = 0
-
-
-def known_fields(law: Law) -> tuple[str, ...]:
-    """Fields that --columns may name: the base fields, the law's columns and target, the columns of built-in laws."""
-    others = (column for each in LAWS.values() for column in each.columns)
-    return tuple(dict.fromkeys((*BASE_FIELDS, *law.columns, law.target, *others)))
-
-
-def parse_columns(text: str | None, known: Iterable[str] = BASE_FIELDS) -> dict[str, str]:
-    """Parse `N=params,loss=val` into {field: column}: {"N": "params", "loss": "val"}. BadInput for anything else."""
-    columns: dict[str, str] = {}
-    for part in text.split(",") if text else []:
-        field, equals, column = part.partition("=")
-        if not equals or not column or field not in known:
-            hint = nearest_hint(field, known) if len(field) > 1 else f"; fields: {', '.join(dict.fromkeys(known))}"
-            raise BadInput(f"--columns: {part!r} is not FIELD=COLUMN{hint}")
-        if field in columns:
-            raise BadInput(f"--columns names {field} twice: {columns[field]!r} and {column!r}")
-        columns[field] = column
-    return columns
+    columns: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
 
 
 def read_table(
     path: str | os.PathLike[str], columns: Mapping[str, str] | None = None, needed: Sequence[str] = CHINCHILLA_FIELDS,
-    where: Iterable[str] = (),
+    where: Iterable[str] = (), option: str = "--columns",
 ) -> Table:  # fmt: skip
     """Read rows with name, val_loss, the `needed` fields of a law, and all of the table's own columns.
 
-    `columns` maps fields (N, D, C, M, U, width, loss, …) to the table's names; by default the field's own name or one
-    of `ALIASES`. Any two of N, D, C suffice: the third follows from C = 6 N D, and M = D / N. `where` holds expressions
-    (`where.filter_rows`) over fields and the table's own columns. An empty cell is None: the run is listed as not
-    fitted. BadInput, with the row, for a cell that is not a number, and in a finished run for one that is not finite
-    and positive.
+    `columns` maps fields (N, D, C, M, U, width, loss, …) to the table's names, which may be converted
+    (`columns.split_conversion`); by default a column's name tells (`columns.fitting_columns`). Any two of N, D, C
+    suffice: the third follows from C = 6 N D, and M = D / N. `where` holds expressions (`where.filter_rows`) over
+    fields and the table's own columns. An empty cell is None: the run is listed as not fitted. BadInput, with the row,
+    for a cell that is not a number (`numbers`), and in a finished run for one that is not finite and positive;
+    `option` gave the columns.
     """
     path = pathlib.Path(path)
     lines = read_raw_rows(path)
     header = list(dict.fromkeys(key for line in lines for key in line))
-    names = _resolve_columns(columns or {}, needed, header, path)
+    numeric = [name for name in header if looks_numeric(next((x[name] for x in lines if x.get(name)), ""))]
+    names = _resolve_columns(columns or {}, needed, header, numeric, path.name, option)
     rules = _derivation_rules(names)
-    rows = [_make_row(line, names, rules, f"row {number}", path.name) for number, line in enumerate(lines, 1)]
+    cells = _NumberCells(names, header, lines, path.name)
+    rows = [_make_row(line, cells, rules, f"row {number}") for number, line in enumerate(lines, 1)]
     selected = filter_rows(rows, where)
     for row in selected:
         _check_possible(row, names, path.name)
     used = [text for field, _, text, _ in rules if field in needed or (field == "C" and {"N", "D"} <= set(needed))]
     convention = f"column {names['N']!r}" if "N" in names else next((t for f, _, t, _ in rules if f == "N"), "not used")
-    return Table([_finish_row(row) for row in selected], convention, ", ".join(used), len(rows) - len(selected))
+    choice = describe_choice(names, columns or {}, header, path.name)
+    notes = (*([choice] if choice else []), *cells.notes())
+    left_out = len(rows) - len(selected)
+    return Table([_finish_row(row) for row in selected], convention, ", ".join(used), left_out, names, notes)
 
 
 def _resolve_columns(
-    columns: Mapping[str, str], needed: Sequence[str], header: list[str], path: pathlib.Path
+    columns: Mapping[str, str], needed: Sequence[str], header: list[str], numeric: list[str], table: str, option: str
 ) -> dict[str, str]:
-    """{field: column of this table}; BadInput where a named column is absent or too few are known."""
+    """{field: column of this table}; BadInput where a named column is absent, two fit, or too few are known."""
     for column in columns.values():
-        if column not in header:
-            raise BadInput(
-                f"--columns: {path.name} has no column {column!r}{nearest_hint(column, map(shorten_text, header))}"
-            )
+        name, _ = split_conversion(column, header)
+        if name not in header:
+            hint = nearest_hint(name, map(shorten_text, header))
+            raise BadInput(f"{option}: {table} has no column {name!r}{hint}")
+
+    fitting = {
+        field: fitting_columns(field, header, numeric)
+        for field in dict.fromkeys((*needed, *"NDCM"))
+        if field not in columns
+    }
 
     def default_columns(fields: Iterable[str]) -> dict[str, str]:
-        names = {field: [name for name in (field, *ALIASES.get(field, ())) if name in header] for field in fields}
-        return {field: known[0] for field, known in names.items() if field not in columns and known}
+        return {field: fitting[field][0] for field in fields if len(fitting.get(field, ())) == 1}
 
     names = {**columns, **default_columns(needed)}
     if not set(needed) <= set(names):  # then from the others, if they are there
         names |= default_columns("NDCM")
-    if {"N", "D"} <= set(needed):
-        names |= default_columns("C")  # the runs' own count of FLOPs, if the table has it
+    # The runs' own count of FLOPs, if the table has it: by a usual name only if it is not --columns that chose N and D.
+    if {"N", "D"} <= set(needed) and ("C" in header or not {"N", "D"} & set(columns)):
+        names |= default_columns("C")
     if missing := [field for field in needed if field not in {*names, *(rule[0] for rule in _derivation_rules(names))}]:
-        raise BadInput(_describe_missing(missing, needed, header, path))
+        if two := next((field for field in (*missing, *"NDC") if len(fitting.get(field, ())) > 1), None):
+            raise refuse_two(two, fitting[two], table, option)
+        raise BadInput(describe_missing(missing, needed, header, table, option))
+    if two := next((field for field in needed if field not in names and len(fitting.get(field, ())) > 1), None):
+        raise refuse_two(two, fitting[two], table, option)
     return names
 
 
-def _describe_missing(missing: Sequence[str], needed: Sequence[str], header: list[str], path: pathlib.Path) -> str:
-    third = " (two of N, D, C give the third)" if {"N", "D"} & set(missing) else ""
-    example = ",".join(f"{field}={EXAMPLES.get(field, field.lower())}" for field in needed)
-    shown = ", ".join(map(shorten_text, header[:20])) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
-    close = next((name for name in header for field in missing if shorten_text(name).lower() == field.lower()), "")
-    hint = f"; did you mean {close!r}?" if close else ""
-    return (
-        f"{path.name} has no {', '.join(missing)}{third} among its columns {shown}{hint}; "
-        f"name them: --columns={example}"
-    )
+class _NumberCells:
+    """Reads the numbers of a table's fields, and counts cells that are not written as Python writes them."""
+
+    def __init__(self, names: Mapping[str, str], header: Sequence[str], lines: Sequence[Mapping[str, Any]], table: str):
+        self.columns = {field: split_conversion(text, header) for field, text in names.items()}
+        self.table, self.unusual = table, dict[str, ReadAs]()
+        cells = ((field, line.get(name)) for line in lines for field, (name, _) in self.columns.items())
+        self.mark = find_decimal_mark((field, cell) for field, cell in cells if isinstance(cell, str))
+
+    def read_line(self, line: Mapping[str, Any], row: str) -> dict[str, float | None]:
+        """The numbers of the fields; a column that held text stands under its own name as a number, too."""
+        numbers: dict[str, float | None] = {}
+        for field, (name, convert) in self.columns.items():
+            value = self._number(line.get(name), field, f"{self.table}, {row}, {shorten_text(name)!r}")
+            if isinstance(line.get(name), str) and name not in self.columns:
+                numbers[name] = value
+            numbers[field] = value if value is None or convert is None else _converted(convert, value)
+        return numbers
+
+    def notes(self) -> list[str]:
+        """One line for each column with unusual cells."""
+        return [
+            f"{shorten_text(each.text)!r} read as {each.value:.10g} in column "
+            f"{shorten_text(self.columns[field][0])!r}: {each.cells} cell{'s' * (each.cells > 1)}"
+            for field, each in self.unusual.items()
+        ]
+
+    def _number(self, entry: Any, field: str, where: str) -> float | None:
+        """The number in a cell; None if empty; BadInput for anything else."""
+        if entry is None or entry == "" or (isinstance(entry, str) and not entry.strip()):
+            return None
+        if not isinstance(entry, str):
+            return _check_number(entry, where)
+        try:
+            value = parse_number(entry, field, self.mark)
+        except ValueError as error:
+            raise BadInput(f"{where}: {shorten_text(entry)!r} {error}") from None
+        if not is_plain(entry, value):
+            first = self.unusual.get(field, ReadAs(entry.strip(), value, 0))
+            self.unusual[field] = first._replace(cells=first.cells + 1)
+        return value
+
+
+def _converted(convert: Callable[[float], float], value: float) -> float:
+    """The converted number; nan where it has none, for `_check_possible` to refuse."""
+    try:
+        return convert(value)
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _derivation_rules(names: Mapping[str, str]) -> list[Rule]:
@@ -139,14 +170,8 @@ def _derivation_rules(names: Mapping[str, str]) -> list[Rule]:
     return used
 
 
-def _make_row(
-    line: Mapping[str, Any], names: Mapping[str, str], rules: Sequence[Rule], name: str, table: str
-) -> dict[str, Any]:
-    row = {key: _parse_cell(value) for key, value in line.items()}
-    row |= {
-        field: _parse_number(line.get(column), f"{table}, {name}, {shorten_text(column)!r}")
-        for field, column in names.items()
-    }
+def _make_row(line: Mapping[str, Any], cells: _NumberCells, rules: Sequence[Rule], name: str) -> dict[str, Any]:
+    row = {key: _parse_cell(value) for key, value in line.items()} | cells.read_line(line, name)
     for field, sources, _, rule in rules:
         values = [row[source] for source in sources]
         possible = all(value is not None and value > 0 for value in values)
@@ -186,10 +211,8 @@ def _parse_cell(entry: Any) -> Any:
     return entry
 
 
-def _parse_number(entry: Any, where: str) -> float | None:
-    """The number in a cell; None if empty; BadInput for anything else."""
-    if entry is None or entry == "":
-        return None
+def _check_number(entry: Any, where: str) -> float:
+    """A cell that is not text as a number; BadInput for anything else."""
     try:
         if isinstance(entry, bool):
             raise TypeError

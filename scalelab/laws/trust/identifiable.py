@@ -82,6 +82,8 @@ def undetermined_params(
     merged = {name: np.where(rows, merge_near_values(column, rows), column) for name, column in columns.items()}
     posed = pose_problem(law, merged, target, Objective("least squares", np.inf, log=log))
     x = _plausible_params(posed, weights)
+    if not len(x):
+        raise BadInput(_describe_undefined(posed))
     info = posed.derivatives(x, np.broadcast_to(weights, (len(x), len(weights))))[1]
     info = info[np.isfinite(info).all(axis=(1, 2))]
     if not len(info):
@@ -96,12 +98,28 @@ def undetermined_params(
 
 def _plausible_params(posed: Problem, weights: np.ndarray) -> np.ndarray:
     """The best seeds of variable projection [<= TRIED, K], each linear term at least LEAST_SHARE of the target."""
-    x = newton.variable_projection(posed, weights[None], optimum.start_points(posed))[0]
+    seeds = newton.variable_projection(posed, weights[None], optimum.start_points(posed))[0]
     linear = posed.places(posed.law.linear)
-    x[:, linear] = np.maximum(x[:, linear], LEAST_SHARE * posed.target.mean())
-    values = posed.value(x, np.broadcast_to(weights, (len(x), len(weights))))
-    order = np.argsort(values, kind="stable")[:TRIED]
+    for share in (LEAST_SHARE, LEAST_SHARE / 10, LEAST_SHARE / 100):  # a large subtracted term makes a law negative
+        x = seeds.copy()
+        x[:, linear] = np.maximum(x[:, linear], share * posed.target.mean())
+        values = posed.value(x, np.broadcast_to(weights, (len(x), len(weights))))
+        order = np.argsort(values, kind="stable")[:TRIED]
+        if np.isfinite(values[order]).any():
+            break
     return x[order[np.isfinite(values[order])]]
+
+
+def _describe_undefined(posed: Problem) -> str:
+    """The error line for a law without a finite penalty at any seed: the rows where it never is a number."""
+    law, seeds = posed.law, optimum.start_points(posed)
+    params = {name: np.ones(len(seeds)) for name in law.linear}
+    for name, values in zip(law.searched, seeds.T, strict=True):
+        params[name] = np.exp(values) if law.params[name].how == "log" else values
+    losses = law(posed.columns, {name: values[:, None] for name, values in params.items()})
+    never = ~np.isfinite(np.broadcast_to(losses, (len(seeds), posed.points))).any(axis=0)
+    where = f"is not a finite number at {never.sum()} of {posed.points} rows" if never.any() else "is not positive"
+    return f"law {law.name!r} {where}, whatever its parameters: look at its logs, roots, powers and signs"
 
 
 def _coordinate_reach(posed: Problem) -> np.ndarray:

@@ -130,7 +130,6 @@ def test_besiroglus_law_from_the_command_line(capsys):
     ("argv", "message"),
     [
         (["no/such/thing"], "no file or folder 'no/such/thing'"),
-        (["{table}"], "--columns=N=params,D=tokens,loss=val_loss"),
         (["{table}", "--columns=N=params,C=flops,loss=nll", "--n-convention=kaplan"], "both say what N is"),
         (["{table}", "--columns=C=flops,loss=nll", "--n-convention=kaplan"], "no column 'N_kaplan'"),
         (
@@ -180,7 +179,7 @@ def test_mistakes_end_with_2_and_one_line(capsys, table, study_folder, argv, mes
         ("t.csv", "N,D,loss\n1e6,1e8,0\n", "row 1, 'loss': loss is 0"),
         ("t.csv", "N,D,loss\n1e6,1e8,NaN\n", "row 1, 'loss': loss is nan"),
         ("t.csv", "N,D,loss\n1e6,many,3\n", "row 1, 'D': 'many' is not a number"),
-        ("t.csv", "params,D,loss\n1e6,1e8,3\n", "has no N"),
+        ("t.csv", "size,D,loss\n1e6,1e8,3\n", "has no N"),
         ("t.csv", "N,D,loss\n1e6,1e8,3\n", "1 run"),
         ("t.csv", "", "is empty"),
         ("t.csv", b"\x89PNG\r\n\x1a\n\0\0\0", "binary file"),

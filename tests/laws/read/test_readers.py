@@ -1,6 +1,7 @@
 """Files of runs: three formats that say the same, and whatever else may be given by mistake."""
 
 import csv
+import gzip
 import json
 import os
 
@@ -82,7 +83,14 @@ def test_a_byte_order_mark_and_empty_lines_are_no_cells(tmp_path):
         ("t.jsonl", "[" * 100_000 + "\n", "line 1 is not JSON"),
         ("t.jsonl", '{"N": ' + "9" * 5000 + "}\n", "line 1 is not JSON: a number too long"),
         ("t.parquet", "N,D\n1,2\n", "not a parquet file"),
-        ("t.txt", "N,D\n1,2\n", "a table is a .csv, .jsonl or .parquet file"),
+        ("t.tsv", "N\tN\n1\t2\n", "two columns 'N'"),
+        ("t.csv.gz", "N,D\n1,2\n", "can't be read: Not a gzipped file"),
+        ("t.csv.gz", gzip.compress(b"N,D\n1,2\n" * 99)[:-9], "can't be read: Compressed file ended"),
+        ("t.csv", gzip.compress(b"N,D\n1,2\n" * 99), "binary file|not text"),
+        ("t.csv.gz", gzip.compress(b"\0" * 99), "binary file: it doesn't look like a .csv table"),
+        ("t.parquet.gz", b"x", "a table is a .csv, .tsv or .jsonl file"),
+        ("t.gz", b"x", "a table is a .csv, .tsv or .jsonl file"),
+        ("t.txt", "N,D\n1,2\n", "a table is a .csv, .tsv or .jsonl file"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path, name, content, message):

@@ -11,7 +11,8 @@ from pyarrow import parquet
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.names import LAWS
-from scalelab.laws.read.table import known_fields, parse_columns, read_table
+from scalelab.laws.read.columns import known_fields, parse_columns
+from scalelab.laws.read.table import read_table
 
 QUIET = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -61,9 +62,9 @@ def test_a_table_of_our_own_is_read_as_it_is(tmp_path):
     ("text", "columns", "message"),
     [
         ("N,D,loss\n", "", "holds no rows"),
-        ("params,D,loss\n1,2,3\n", "", "--columns=N=params,D=tokens,loss=val_loss"),
+        ("size,D,loss\n1,2,3\n", "", "--columns=N=params,D=tokens,loss=val_loss"),
         ("N,D\n1,2\n", "", "has no loss among its columns N, D; name them: --columns=N=params,D=tokens,loss=val_loss"),
-        ("N,D,Loss\n1,2,3\n", "", "did you mean 'Loss'"),
+        ("N,d,loss\n1,2,3\n", "", "did you mean 'd'"),
         ("N,loss\n1,2\n", "", r"has no D \(two of N, D, C give the third\)"),
         ("params,D,loss\n1,2,3\n", "N=parms", "did you mean 'params'"),
         ("N,D,loss\n1,2,3\n", "X=N", "not FIELD=COLUMN; fields: N, D, C, M, loss"),

@@ -1,0 +1,102 @@
+"""Questions about the units of a table: each a finding of kind "units" with the likely cause and what would mend it.
+
+The values alone are judged, by medians, so that one odd run is not taken for a unit. Nothing is refused.
+"""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.solve.problem import Columns
+from scalelab.laws.trust.design import Finding
+
+SMALLEST = 1e3  # a model of fewer parameters, or a run of fewer tokens, is no language model
+LOGS = (2.0, 60.0)  # logarithms of N and D, natural or decimal, lie here
+HIGHEST_DECIMAL = 16.0  # higher ones are natural logarithms
+LOG_SPAN = 4.0  # ... and span less than this factor, while N itself spans decades
+FEWEST_TOKENS = 0.01  # tokens a parameter
+FLOPS_OFF = 20.0  # from 6ND: embeddings, attention and mixtures of experts stay well within
+WORST_LOSS = 12.0  # nats: above log V of a vocabulary of 160,000
+FLOP_UNITS = {"TFLOPs": 1e12, "PFLOPs": 1e15, "EFLOPs": 1e18, "PFLOP/s-days": 8.64e19, "ZFLOPs": 1e21}
+# Names of losses in other units: (pattern, what it is, what makes nats of it).
+LABELS = (
+    (r"(?<![a-z])(bits?|bp[tc])(?![a-z])", "bits, not nats", "loss={}*0.693147"),
+    (r"(?<![a-z])(bpb|bits[ _-]per[ _-]byte)(?![a-z])", "bits per byte, not nats per token", ""),
+    (r"(?<![a-z])(ppl|perplexity)(?![a-z])", "a perplexity", "loss=log({})"),
+    (r"(?<![a-z])(acc|accuracy)(?![a-z])", "an accuracy", ""),
+)
+
+
+def question_values(columns: Columns, target: ArrayLike, target_name: str, flops: ArrayLike | None) -> list[Finding]:
+    """Question the values of the fitted rows: columns and target each [P], `flops` [P] if the table has them."""
+    texts = [text for name in ("N", "D") if name in columns and (text := _question_count(name, columns[name]))]
+    known = {"N", "D"} <= set(columns)
+    if known and not texts:
+        ratio = float(np.median(columns["D"] / columns["N"]))
+        if ratio < FEWEST_TOKENS:
+            texts.append(
+                f"D is {ratio:.2g} tokens a parameter at the median: are D's units millions or billions of tokens, or "
+                "steps? If so, --columns='D=COLUMN*1e6', *1e9 or *(tokens a step)"
+            )
+    if known and flops is not None:
+        texts += _question_flops(columns, np.asarray(flops, float))
+    if target_name == "loss":
+        texts += _question_loss(np.asarray(target, float))
+    return [Finding("units", text) for text in texts]
+
+
+def question_labels(columns: Mapping[str, str]) -> list[Finding]:
+    """Question a loss by its column's name: `columns` is {field: column}, as --columns writes it."""
+    name = columns.get("loss", "")
+    if "*" in name or name.startswith(("log(", "exp(")):
+        return []
+    for pattern, meaning, mend in reversed(LABELS):  # the more exact label of two is the later one
+        if re.search(pattern, name.lower().replace("_", " ")):
+            how = f": --columns='{mend.format(name)}'" if mend else "; laws of loss are in nats per token"
+            return [Finding("units", f"the loss is column {name!r}, by its name {meaning}{how}")]
+    return []
+
+
+def _question_count(name: str, values: np.ndarray) -> str:
+    """What is odd about the sizes of N or D; "" if nothing is."""
+    low, high, middle = float(values.min()), float(values.max()), float(np.median(values))
+    if LOGS[0] <= low and high <= LOGS[1] and high < LOG_SPAN * low:
+        natural, decimal = f"'{name}=exp(COLUMN)'", f"'{name}=10**COLUMN'"
+        mend = natural if high > HIGHEST_DECIMAL else f"{decimal} (decimal) or {natural} (natural)"
+        return (
+            f"{name} is {low:.3g} to {high:.3g}, as logarithms are: if so, --columns={mend}; if these are "
+            f"billions, '{name}=COLUMN*1e9'"
+        )
+    if middle >= SMALLEST:
+        return ""
+    cause = "millions or billions" if name == "N" else "millions or billions, or steps"
+    return (
+        f"{name} has a median of {middle:.3g}: in {cause}? If so, --columns='{name}=COLUMN*1e6' or '{name}=COLUMN*1e9'"
+    )
+
+
+def _question_flops(columns: Columns, flops: np.ndarray) -> list[str]:
+    ratio = float(np.median(flops / (FLOPS_PER_PARAM_TOKEN * columns["N"] * columns["D"])))
+    if 1 / FLOPS_OFF <= ratio <= FLOPS_OFF:
+        return []
+    unit, size = min(FLOP_UNITS.items(), key=lambda each: abs(np.log(ratio * each[1])))
+    near = 1 / FLOPS_OFF <= ratio * size <= FLOPS_OFF
+    cause = f"is C in {unit}? If so, --columns='C=COLUMN*{size:g}'" if near else "look at the units of C, N and D"
+    return [f"C is {ratio:.2g} times 6ND at the median: {cause}"]
+
+
+def _question_loss(loss: np.ndarray) -> list[str]:
+    if np.median(loss) > WORST_LOSS:
+        return [
+            f"the loss has a median of {np.median(loss):.3g}, above log V of any usual vocabulary: a perplexity? "
+            "If so, --columns='loss=log(COLUMN)'"
+        ]
+    if loss.max() < 1:
+        return [
+            f"the loss is {loss.min():.3g} to {loss.max():.3g}, below 1 in all rows: bits per byte, or an accuracy? "
+            "Laws of loss are in nats per token (bits of a token: --columns='loss=COLUMN*0.693147')"
+        ]
+    return []
