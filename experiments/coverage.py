@@ -4,7 +4,7 @@
 
 200 studies of each design. Every study is fitted as by `scalelab fit` (huber_log, delta 1e-3), and each interval either
 holds the truth or not. Writes `results/coverage.json` and `.md` beside this file; --quick runs 40 studies and writes
-into the workdir instead. About twenty minutes on one core. Run it again to resume: each study is stored when it ends.
+into the workdir instead. About half an hour on one core. Run it again to resume: each study is stored when it ends.
 
     scalelab study coverage --quick
 """
@@ -13,7 +13,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ from scalelab.laws.law.objective import huber_log
 from scalelab.laws.read import groups
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
-from scalelab.laws.trust import dependence, profile, uncertainty
+from scalelab.laws.solve.problem import Problem
+from scalelab.laws.trust import dependence, misfit, profile, uncertainty
 from scalelab.laws.use import chinchilla_optimum, decision
 from scalelab.testing.law import COLUMN_RANGES
 
@@ -49,7 +50,8 @@ class StudyArm:
 
     `sizes`: number of sizes per budget; 0: `budgets` rows scattered over plausible values of the law's columns.
     `groups`: how many runs of how many checkpoints (or, where `seeds`, settings of how many seeds) the rows are; each
-    group has an error of its own, of standard deviation `group_noise`.
+    group has an error of its own, of standard deviation `group_noise`. `truth`: the law that made the data, where it is
+    not the one that is fitted; then only the new run is scored.
     """
 
     name: str
@@ -61,6 +63,7 @@ class StudyArm:
     groups: tuple[int, int] | None = None
     group_noise: float = 0.005
     seeds: bool = False
+    truth: str = ""
 
 
 def _group_arm(name: str, groups: int, each: int, **others: Any) -> StudyArm:
@@ -79,10 +82,12 @@ STUDY_ARMS = (
     _group_arm("5 runs x 40 checkpoints", 5, 40),
     _group_arm("16 settings x 4 seeds", 16, 4, seeds=True),
     _group_arm("12 runs x 8 checkpoints, nothing shared", 12, 8, group_noise=0.0),
+    StudyArm("8 budgets x 9 sizes, a wrong law", 8, 9, 0.002, "gaussian", truth="chinchilla_gamma"),
 )
 TOKENS_PER_PARAM = (20, 60, 10, 120, 40)  # at the ends of runs, by turns
 TRUTHS = {
     "chinchilla": CHINCHILLA_TRUTH,
+    "chinchilla_gamma": {"E": 0.9, "A": 8.0, "B": 90.0, "alpha": 0.25, "beta": 0.36, "gamma": 2.0},
     "saturating": {"E": 1.5, "A": 60.0, "alpha": 0.155},
     "kaplan": {"N_c": 6.4e13, "D_c": 1.8e13, "alpha_N": 0.076, "alpha_D": 0.103},  # Kaplan et al. 2020, Table 2
     "overtraining": {"E": 1.51, "a": 141.3, "b": 189.5, "eta": 0.1212},  # Gadre et al. 2024, C4
@@ -124,40 +129,68 @@ def _grouped_columns(seeds: bool, groups: int, each: int) -> dict[str, np.ndarra
 
 def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
     """Simulate one study: {interval: whether it holds the truth}."""
-    law, truth = load_law(arm.law), TRUTHS[arm.law]
-    table = design_columns(arm)
+    law, true_law, truth = load_law(arm.law), load_law(arm.truth or arm.law), TRUTHS[arm.truth or arm.law]
+    table, random = design_columns(arm), np.random.default_rng(seed)
     rows_by = groups.find_groups(table, law)
     columns = {name: values for name, values in table.items() if name not in ("run", "seed")}
-    errors = getattr(np.random.default_rng(seed), {"gaussian": "standard_normal", "laplace": "laplace"}[arm.tails])
-    scale = arm.noise / (np.sqrt(2) if arm.tails == "laplace" else 1.0)
-    error = scale * errors(size=len(next(iter(columns.values()))))
-    if arm.groups:
-        error += np.repeat(arm.group_noise * errors(size=arm.groups[0]), arm.groups[1])
-    target = law(columns, truth) * np.exp(error)
-    posed = pose_problem(law, columns, target, huber_log())
+    posed = pose_problem(law, columns, true_law(columns, truth) * np.exp(_errors(arm, random, columns)), huber_log())
     best = optimum.minimise_objective(posed)
     shared = dependence.estimate_dependence(posed, best, np.asarray(rows_by.labels)) if rows_by else None
-    boot = uncertainty.bootstrap_fit(posed, best, RESAMPLES, seed, shared)
+    boot, tested = misfit.resample_fit(posed, best, RESAMPLES, seed, shared, LEVEL)
+    assert boot  # RESAMPLES is not 0
+    inside = {} if arm.truth else _score_params(posed, best, boot, shared, truth)
+    run = {name: TARGET_FACTOR * values.max() for name, values in columns.items()}
+    if arm.law == "chinchilla":
+        decided = decision.decide_allocation(posed, best, boot, run["C"], level=LEVEL)
+        run |= {"N": decided.N.value, "D": decided.D.value}
+        if not arm.truth:
+            optimal = chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**truth), run["C"])
+            inside["N* decision"] = decided.N.low <= optimal.N <= decided.N.high
+            inside["D* decision"] = decided.D.low <= optimal.D <= decided.D.high
+    true_loss = float(true_law(run, truth))
+    measured = true_loss * float(np.exp(_new_error(arm, random)))
+    prediction = uncertainty.predict_run(posed, best, boot, run, LEVEL)
+    inside["loss of one new run"] = prediction.low <= measured <= prediction.high
+    inside["law at the new run"] = prediction.fit_low <= true_loss <= prediction.fit_high
+    inside["the form passes its test"] = not (tested and tested.fails)
+    alone = uncertainty.predict_run(posed, best, dataclasses.replace(boot, misfit=None), run, LEVEL)
+    inside["loss of one new run, without misfit"] = alone.low <= measured <= alone.high
+    return {name: bool(holds) for name, holds in inside.items()}
+
+
+def _errors(arm: StudyArm, random: np.random.Generator, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Relative errors of the rows, those of groups included."""
+    rows = len(next(iter(columns.values())))
+    error = arm.noise * _draw(arm, random, rows)
+    return (
+        error + np.repeat(arm.group_noise * _draw(arm, random, arm.groups[0]), arm.groups[1]) if arm.groups else error
+    )
+
+
+def _new_error(arm: StudyArm, random: np.random.Generator) -> np.ndarray:
+    """The relative error of one new run."""
+    error = arm.noise * _draw(arm, random)
+    return error + arm.group_noise * _draw(arm, random) if arm.groups else error
+
+
+def _draw(arm: StudyArm, random: np.random.Generator, size: int | None = None) -> np.ndarray:
+    if arm.tails == "laplace":
+        return np.asarray(random.laplace(size=size)) / np.sqrt(2)
+    return np.asarray(random.standard_normal(size))
+
+
+def _score_params(
+    posed: Problem, best: optimum.Optimum, boot: uncertainty.Bootstrap, shared: dependence.Dependence | None,
+    truth: Mapping[str, float],
+) -> dict[str, bool]:  # fmt: skip
+    """Whether the intervals of each parameter hold it, by method."""
     inside = {}
     profiles = profile.profile_params(posed, best, LEVEL, dependence=shared)
     for name, intervals in uncertainty.param_intervals(boot, best.params, LEVEL).items():
         ends = {"percentile": intervals["percentile"], "bca": intervals["bca"], "profile": profiles[name].interval}
         for method, (low, high) in ends.items():
             inside[f"{name} {method}"] = (low is None or low <= truth[name]) and (high is None or truth[name] <= high)
-    run = {name: TARGET_FACTOR * values.max() for name, values in columns.items()}
-    C = run.get("C", 0.0)
-    if arm.law == "chinchilla":
-        decided = decision.decide_allocation(posed, best, boot, C, level=LEVEL)
-        optimal = chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**truth), C)
-        inside["N* decision"] = decided.N.low <= optimal.N <= decided.N.high
-        inside["D* decision"] = decided.D.low <= optimal.D <= decided.D.high
-        run |= {"N": decided.N.value, "D": decided.D.value}
-    prediction = uncertainty.predict_run(posed, best, boot, run, LEVEL)
-    error = scale * errors() + (arm.group_noise * errors() if arm.groups else 0.0)
-    measured = float(law(run, truth) * np.exp(error))
-    inside["loss of one new run"] = prediction.low <= measured <= prediction.high
-    inside["law at the new run"] = prediction.fit_low <= float(law(run, truth)) <= prediction.fit_high
-    return {name: bool(holds) for name, holds in inside.items()}
+    return inside
 
 
 def interval_coverage(arm: StudyArm, studies: int, folder: pathlib.Path) -> dict[str, float]:
@@ -191,8 +224,10 @@ def format_page(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}`, {result['date']}, {result['machine']}.",
         "",
-        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise "
-        f"{STUDY_ARMS[0].noise:.1%} of the loss. An interval covers where {COVERAGE_BAND[0]:.0%} to "
+        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each. Noise is "
+        f"{STUDY_ARMS[0].noise:.1%} of the loss; of runs with checkpoints (settings with seeds) so much a run, and "
+        "0.1% a checkpoint; 0.2% where the law is wrong (made by chinchilla_gamma, fitted by chinchilla). An interval "
+        f"covers where {COVERAGE_BAND[0]:.0%} to "
         f"{COVERAGE_BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % interval lie between "
         f"{low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). `law at the new run` "
         "is the parameters' part alone: it is not an interval for a run.",

@@ -12,7 +12,7 @@ from scalelab.errors import BadInput
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from scalelab.laws.fit import Fitted
+    from scalelab.laws.fitted import Fitted
     from scalelab.plan.whole import Plan
     from scalelab.sweep.answer.ranking import SweepAnswer
 

@@ -4,7 +4,8 @@ Read in this order: `fit` (the entry point), `law`, `read`, `solve`, `trust`, `u
 trainer.
 """
 
-from scalelab.laws.fit import Fitted, fit
+from scalelab.laws.fit import fit
+from scalelab.laws.fitted import Fitted
 from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
 from scalelab.laws.solve.optimum import FitError
 

@@ -7,7 +7,8 @@ import pytest
 
 from scalelab import laws
 from scalelab.errors import BadInput
-from scalelab.laws.fit import fit_chinchilla, law_columns
+from scalelab.laws.fit import fit_chinchilla
+from scalelab.laws.read.points import law_columns
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 GOOD = dict(zip(("N", "D", "loss"), study(QUICKSTART_LIKE), strict=True))

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from scalelab.api.fit_rows import numeric_columns, read_sources
-from scalelab.commands.fit import next_runs, text
+from scalelab.commands.fit import next_runs, text, trust_text
 from scalelab.errors import BadInput
-from scalelab.laws.fit import INTERVAL_LEVEL, Fitted
+from scalelab.laws.fitted import INTERVAL_LEVEL, Fitted
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.read import units
@@ -78,6 +78,7 @@ def _predictions(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
 
 
 def _tournament(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
+    from scalelab.laws.trust.holdout import SCORE_RESAMPLES
     from scalelab.laws.trust.tournament import run_tournament
 
     table = numeric_columns(fitted.kept, options.n_convention or "total")
@@ -85,5 +86,8 @@ def _tournament(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     laws = [law for law in LAWS.values() if law.target == fitted.law.target and set(law.columns) <= columns]
     laws += [fitted.law] if fitted.law not in laws else []
     count = options.holdout or max(1, len(fitted.kept) // HOLDOUT_DIVISOR)
-    entries = run_tournament(table, laws, count, options.objective or "huber_log", options.delta)
-    return text.describe_tournament(entries, count), [entry.to_json() for entry in entries]
+    entries = run_tournament(
+        table, laws, count, options.objective or "huber_log", options.delta,
+        fitted.dependence.labels if fitted.dependence else None, min(options.bootstrap, SCORE_RESAMPLES), fitted.level,
+    )  # fmt: skip
+    return trust_text.describe_tournament(entries, count), [entry.to_json() for entry in entries]

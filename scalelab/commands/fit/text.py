@@ -5,12 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scalelab.cli.parser import align_columns
-from scalelab.laws.fit import Fitted
+from scalelab.commands.fit import trust_text
+from scalelab.laws.fitted import Fitted
 from scalelab.laws.read.table import Table
 from scalelab.laws.trust.design import Finding
-from scalelab.laws.trust.holdout import Holdout
 from scalelab.laws.trust.profile import ParamProfile
-from scalelab.laws.trust.tournament import TournamentEntry
 from scalelab.laws.trust.uncertainty import Prediction
 from scalelab.laws.use.decision import Decision
 
@@ -29,11 +28,8 @@ def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> lis
     """Format everything that a fit reports, verdicts before the numbers that depend on them."""
     block = fitted.to_json()
     lines = [*table.notes, *_heading(fitted, block, table), "", *_parameters(fitted, block), ""]
-    lines += [_certificate(block["certificate"])]
-    if block["dependence"]:
-        lines.append(_dependence(block["dependence"]))
+    lines += trust_text.describe_trust(fitted, block)
     if block["bootstrap"]:
-        lines.append(_resamples(block["bootstrap"]))
         lines.append(_quotable(block, fitted.level))
     if fitted.excluded:
         lines.append(describe_exclusions(fitted.excluded))
@@ -47,7 +43,7 @@ def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> lis
     lines += [f"WARNING: {text}" for text in block["warnings"]]
     for decision in fitted.decisions:
         lines += _decision(decision, fitted)
-    return lines + (_holdout(fitted.holdout, fitted) if fitted.holdout else [])
+    return lines + (trust_text.describe_holdout(fitted.holdout, fitted) if fitted.holdout else [])
 
 
 def format_span(ends: Iterable[float | None] | None, digits: int = 4) -> str:
@@ -111,7 +107,7 @@ def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
     ]
     for name, value in fitted.params.items():
         profile = fitted.identifiability.get(name)
-        identified = profile is None or profile.verdict == "identified"
+        identified = _is_identified(fitted, name)
         digits = 4 if identified else 1
         rows.append(
             [
@@ -123,10 +119,20 @@ def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
                 _tighten(profile),
             ]
         )
+    unsure = [name for name in ("alpha", "beta") if not _is_identified(fitted, name)]
     for name, value in block["exponents"].items():
         meaning = {"a": "N_opt ~ C^a", "b": "D_opt ~ C^b"}[name]
-        rows.append([name, f"{value:.4g}", format_span(block["intervals"].get(name)), "", meaning, ""])
+        if unsure:
+            meaning += f"; not identified, as {' and '.join(unsure)}"
+            rows.append([name, "-", format_span(block["intervals"].get(name), 1), "", meaning, ""])
+        else:
+            rows.append([name, f"{value:.4g}", format_span(block["intervals"].get(name)), "", meaning, ""])
     return align_columns(rows if block["intervals"] else [[*row[:2], *row[4:]] for row in rows])
+
+
+def _is_identified(fitted: Fitted, name: str) -> bool:
+    profile = fitted.identifiability.get(name)
+    return profile is None or profile.verdict == "identified"
 
 
 def _digits(value: float, profile: ParamProfile | None) -> int:
@@ -149,38 +155,11 @@ def _tighten(profile: ParamProfile | None) -> str:
     return f"N {run['N']:.2g}, D {run['D']:.2g}" if run else ""
 
 
-def _certificate(certificate: Mapping[str, Any]) -> str:
-    gap = certificate["next_basin_gap"]
-    basin = "no other optimum seen" if gap is None else f"next optimum {gap:.2%} higher"
-    bounds = f", at bounds: {', '.join(certificate['at_bounds'])}" if certificate["at_bounds"] else ""
-    return (
-        f"certificate: {certificate['agree']} of {certificate['starts']} starts agree "
-        f"({certificate['starts_converged']} converged), {basin}, "
-        f"gradient {certificate['grad_norm']:.1e}, Hessian condition {certificate['condition']:.1e}{bounds}"
-    )
-
-
-def _dependence(dependence: Mapping[str, Any]) -> str:
-    name, effect = max(dependence["design_effect"].items(), key=lambda item: item[1])
-    return (
-        f"groups: {dependence['groups']} values of {dependence['column']!r}, whose rows share an error of "
-        f"{dependence['group_sd']:.2%} (each row's own: {dependence['row_sd']:.2%}); {name} is {effect**0.5:.2g} times "
-        "as uncertain as with independent rows (--cluster=none)"
-    )
-
-
-def _resamples(bootstrap: Mapping[str, Any]) -> str:
-    failed = "".join(f"; {number} failed: {reason}" for reason, number in bootstrap["failed"].items())
-    return (
-        f"intervals: {bootstrap['used']} of {bootstrap['requested']} resamples (seed {bootstrap['seed']}){failed}; "
-        f"a row left out is missed by {bootstrap['noise_rms']:.2%} rms"
-    )
-
-
 def _quotable(block: Mapping[str, Any], level: float) -> str:
     """Which interval to quote, in one line: BCa of what is identified, percentiles of exponents; as many digits as
     their widths support."""
     unsure = [name for name, each in block["identifiability"].items() if each["verdict"] != "identified"]
+    unsure += list(block["exponents"]) if {"alpha", "beta"} & set(unsure) else []
     parts = []
     for name, value in {**block["params"], **block["exponents"]}.items():
         ends = block["intervals"].get(name)
@@ -218,36 +197,8 @@ def _decision(decision: Decision, fitted: Fitted) -> list[str]:
     return ["", f"best use of {decision.C:.4g} FLOPs where C = k N D, k = {source}:", *align_columns(rows)]
 
 
-def _holdout(holdout: Holdout, fitted: Fitted) -> list[str]:
-    names = [str(fitted.kept[row].get("name", f"row {row + 1}")) for row in holdout.rows] if fitted.kept else []
-    rows = [["", "measured", "predicted", "error"]]
-    for i in range(min(len(holdout.rows), MOST_NAMES_SHOWN)):
-        name = names[i] if names else f"row {holdout.rows[i] + 1}"
-        rows.append([name, f"{holdout.measured[i]:.4f}", f"{holdout.predicted[i]:.4f}", f"{holdout.errors[i]:+.2%}"])
-    rest = [f"and {len(holdout.rows) - MOST_NAMES_SHOWN} more"] if len(holdout.rows) > MOST_NAMES_SHOWN else []
-    head = (
-        f"held out, the {len(holdout.rows)} largest rows: mean absolute error {holdout.mape:.2%} "
-        f"(of the fitted rows {holdout.in_sample_mape:.2%})"
-    )
-    return ["", head, *align_columns(rows), *rest]
-
-
 def describe_predictions(predictions: Mapping[str, Prediction], fitted: Fitted) -> list[str]:
     """Format what one run of each budget is predicted to reach."""
     rows = [["C", fitted.law.target, f"{fitted.level:.0%}, one run"]]
     rows += [[C, f"{p.loss:.4g}", format_span((p.low, p.high))] for C, p in predictions.items()]
     return ["", *align_columns(rows)]
-
-
-def describe_tournament(entries: Sequence[TournamentEntry], count: int) -> list[str]:
-    """Format the laws in order of their error on the held-out rows."""
-    rows = [["law", "parameters", "held-out error", "in-sample error", ""]]
-    for entry in entries:
-        holdout = entry.result
-        errors = [f"{holdout.mape:.2%}", f"{holdout.in_sample_mape:.2%}"] if holdout else ["-", "-"]
-        rows.append([entry.law.name, str(len(entry.law.params)), *errors, entry.why])
-    return [
-        "",
-        f"tournament: mean absolute error on the {count} largest rows, predicted from the others",
-        *align_columns(rows),
-    ]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.published.verdict import PaperReport
 
-PAPERS = ("chinchilla", "besiroglu", "porian", "gadre", "muennighoff", "gemstones", "kaplan")
+PAPERS = ("chinchilla", "besiroglu", "porian", "gadre", "muennighoff", "gemstones", "kaplan", "marin")
 
 
 def reproduce_paper(paper: str, data: pathlib.Path, tell: Callable[[str], None] = lambda _: None) -> PaperReport:

@@ -54,6 +54,8 @@ DOWNLOADABLE_FILES = {
 _PORIAN = "github.com/formll/resolving-scaling-law-discrepancies, data/summary_df*.pickle.xz: pickled pandas frames"
 _DATABLATIONS = "github.com/huggingface/datablations: the logs and notebooks of the runs"
 MANUAL_SOURCES = {
+    "marin/moe_frontier.csv": "github.com/marin-community/marin, issues 4447 and 4697: C, loss, note (fitted, or "
+    "measured later)",
     "chinchilla/table_A9.csv": "Hoffmann et al. 2022 (arXiv 2203.15556), table A9: params_M, d_model, ffw_size, "
     "kv_size, n_heads, n_layers",
     "porian/isoflop_points.csv": f"{_PORIAN}; one row an IsoFLOP point",

@@ -23,7 +23,7 @@ SAME_OPTIMUM = 1e-4  # objectives closer than this share belong to one minimum, 
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One published number beside ours; `interval` is the published one, if any."""
+    """One published number beside ours; `interval` is the published one, if any (of a forecast: ours)."""
 
     name: str
     ours: float
@@ -77,6 +77,13 @@ def judge_minimum(ours: float, published: float, tolerance: float, interval: Int
     if ours > published:
         return "mismatch"
     return "lower_objective" if published - ours < SAME_OPTIMUM * published else "published_not_global"
+
+
+def judge_forecast(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """Judge as match, within_interval where our own interval holds what was measured, else mismatch."""
+    if abs(ours - published) <= tolerance * (1 + 1e-9):
+        return "match"
+    return "within_interval" if interval and interval[0] <= published <= interval[1] else "mismatch"
 
 
 def judge_superseded(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.fit import Fitted, fit
+from scalelab.laws.fit import fit
+from scalelab.laws.fitted import Fitted
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.read.groups import choose_groups

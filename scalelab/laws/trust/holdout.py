@@ -4,22 +4,26 @@ In-sample error hardly separates laws; held-out error does. Legend: P points.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import binom
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.solve import optimum
+from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
-from scalelab.laws.solve.problem import Columns
+from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust import identifiable
-from scalelab.laws.trust.information import sizes_and_tokens
+from scalelab.laws.trust.dependence import estimate_dependence
+from scalelab.laws.trust.information import run_sizes
+from scalelab.laws.trust.misfit import resample_fit
+from scalelab.laws.trust.uncertainty import predict_run
 
-LEADING = ("C", "D", "N", "width")  # columns that measure how large a run is, the best first
+SCORE_RESAMPLES = 200  # for the intervals of held-out rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,7 +31,8 @@ class Holdout:
     """The held-out `rows` (indices in the table, the largest first), their measured and their predicted targets.
 
     `params` are fitted without these rows; errors are predicted / measured - 1, `mape` is their mean size, and
-    `in_sample_mape` the mean size of the errors of the fitted rows.
+    `in_sample_mape` the mean size of the errors of the fitted rows. `low`, `high`: the interval of each row at `level`,
+    as for one new run; None if none was asked for.
     """
 
     rows: np.ndarray
@@ -36,6 +41,32 @@ class Holdout:
     predicted: np.ndarray
     params: dict[str, float]
     in_sample_mape: float
+    level: float
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+    @property
+    def inside(self) -> int:
+        """How many measured targets lie inside their intervals."""
+        return int(np.sum((self.low <= self.measured) & (self.measured <= self.high))) if self.low is not None else 0
+
+    @property
+    def inside_by_chance(self) -> tuple[int, int]:
+        """How many lie inside in nine of ten cases, were errors independent and the intervals right."""
+        low, high = binom.interval(0.9, len(self.rows), self.level)
+        return int(low), int(high)
+
+    @property
+    def interval_score(self) -> float | None:
+        """Mean interval score of log targets (Gneiting & Raftery 2007, eq. 43): width, and a penalty where one misses.
+
+        Less is better: too wide, too narrow and beside the mark all cost.
+        """
+        if self.low is None or self.high is None:
+            return None
+        low, high, measured = np.log(self.low), np.log(self.high), np.log(self.measured)
+        missed = np.maximum(low - measured, 0.0) + np.maximum(measured - high, 0.0)
+        return float(np.mean(high - low + 2.0 / (1.0 - self.level) * missed))
 
     @property
     def errors(self) -> np.ndarray:
@@ -51,7 +82,13 @@ class Holdout:
         """As plain JSON values."""
         fields = {"row": self.rows, "scale": self.scale, "measured": self.measured, "predicted": self.predicted,
                   "error": self.errors}  # fmt: skip
+        if self.low is not None and self.high is not None:
+            fields |= {"low": self.low, "high": self.high}
         return {
+            "inside": self.inside if self.low is not None else None,
+            "inside_by_chance": list(self.inside_by_chance),
+            "level": self.level,
+            "interval_score": self.interval_score,
             "rows": self.rows.tolist(),
             "mape": self.mape,
             "in_sample_mape": self.in_sample_mape,
@@ -61,12 +98,13 @@ class Holdout:
 
 
 def hold_out(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, count: int, scale: ArrayLike | None = None
-) -> Holdout:
-    """Fit the law without the `count` largest rows and predict these.
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, count: int, scale: ArrayLike | None = None, *,
+    labels: np.ndarray | None = None, resamples: int = SCORE_RESAMPLES, level: float = 0.9,
+) -> Holdout:  # fmt: skip
+    """Fit the law without the `count` largest rows and predict these, with intervals from `resamples` if that is not 0.
 
-    Rows are ordered by `scale` [P] (default: `run_sizes`). Weights of 0 and 1 leave rows out of the fit. BadInput where
-    the rest determines no law, FitError where its fit doesn't converge.
+    Rows are ordered by `scale` [P] (default: `run_sizes`). Weights of 0 and 1 leave rows out of the fit. `labels` [P]:
+    groups of dependent rows. BadInput where the rest determines no law, FitError where its fit doesn't converge.
     """
     if not 1 <= count < len(target):
         raise BadInput(f"holdout = {count}: between 1 and {len(target) - 1} of {len(target)} rows can be held out")
@@ -81,15 +119,34 @@ def hold_out(
     best = optimum.minimise_objective(pose_problem(law, columns, target, objective), weights)
     predicted = law(columns, best.params)
     error = np.abs(predicted / target - 1.0)
-    return Holdout(rows, scale[rows], target[rows], predicted[rows], best.params, float(error[weights > 0].mean()))
+    low, high = None, None
+    if resamples:
+        rest = np.sort(np.setdiff1d(np.arange(len(target)), rows))
+        small = pose_problem(law, {name: column[rest] for name, column in columns.items()}, target[rest], objective)
+        groups = labels[rest] if labels is not None and len(set(labels[rest])) > 1 else None
+        fitted = dataclasses.replace(best, x=small.from_params(best.params))
+        low, high = _predict_rows(small, fitted, columns, rows, groups, resamples, level)
+    return Holdout(
+        rows,
+        scale[rows],
+        target[rows],
+        predicted[rows],
+        best.params,
+        float(error[weights > 0].mean()),
+        level,
+        low,
+        high,
+    )
 
 
-def run_sizes(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A measure of each run's size [P], for ordering: C, else N D, else the first of D, N, width; else 1 / loss."""
-    if "C" in columns:
-        return columns["C"]
-    N, D = sizes_and_tokens(columns)
-    if len(N):
-        return N * D
-    leading = next((name for name in LEADING if name in columns), None)
-    return columns[leading] if leading else 1.0 / next(iter(columns.values()))
+def _predict_rows(
+    problem: Problem, best: Optimum, columns: Columns, rows: np.ndarray, labels: np.ndarray | None, resamples: int,
+    level: float,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Intervals (low, high), each [rows], of new runs at these rows."""
+    dependence = None if labels is None else estimate_dependence(problem, best, labels)
+    boot, _ = resample_fit(problem, best, resamples, 0, dependence, level)
+    assert boot  # resamples is not 0
+    points = [{name: float(column[row]) for name, column in columns.items()} for row in rows]
+    predictions = [predict_run(problem, best, boot, point, level) for point in points]
+    return np.array([each.low for each in predictions]), np.array([each.high for each in predictions])

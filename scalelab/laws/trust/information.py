@@ -16,6 +16,7 @@ from scalelab.laws.solve.problem import Columns, Problem
 STEP = 1e-4  # of central differences: relative to a term's size, absolute for exponents and logs
 LEAST_NOISE = 1e-9  # for exact data, where only the order of the runs counts
 GRID = 15  # sizes, and token counts, that `most_informative_runs` tries
+LEADING = ("C", "D", "N", "width")  # columns that measure how large a run is, the best first
 WIDEN = 4.0  # ... up to this factor beyond the largest fitted ones
 
 Params = dict[str, np.ndarray]
@@ -118,3 +119,14 @@ def sizes_and_tokens(columns: Columns, k: float = FLOPS_PER_PARAM_TOKEN) -> tupl
         N = np.sqrt(columns["C"] / (k * columns["M"]))
         return N, N * columns["M"]
     return np.empty(0), np.empty(0)
+
+
+def run_sizes(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A measure of each run's size [P], for ordering: C, else N D, else the first of D, N, width; else 1 / loss."""
+    if "C" in columns:
+        return columns["C"]
+    N, D = sizes_and_tokens(columns)
+    if len(N):
+        return N * D
+    leading = next((name for name in LEADING if name in columns), None)
+    return columns[leading] if leading else 1.0 / next(iter(columns.values()))

@@ -25,7 +25,7 @@ SMALL = 1e-3  # a term of this share of the target counts as small
 FIRST = 0.3  # of the interval's half width: the first held value
 NEAR_STEPS = np.array([0.3, 0.7, 1.0, 1.4, 2.0, 3.0])  # half widths at which the coordinate is held, with many rows
 MANY_ROWS = 5000
-WIDE = {"linear": 1e3, "log": 1e2, "direct": 1e1}  # intervals with high / low beyond this determine no digit
+WIDE = {"linear": 1e1, "log": 1e2, "direct": 1e1}  # intervals with high / low beyond this determine no digit
 NEAR = 3.0  # an end within this factor of the best value still counts if the other side is open
 
 
@@ -112,6 +112,19 @@ def interval_threshold(
     return float(value * np.exp(brentq(excess, 0.0, high)))
 
 
+def profile_end(fitted: Problem, best: Optimum, level: float) -> float:
+    """Find the objective's height at the ends of a profile's interval, where rows are independent."""
+    least = least_value(fitted, best)
+    spare = fitted.points > len(best.params) and least > 0
+    factor = likelihood_inflation(fitted.residuals(best.params), len(best.params), fitted.objective) if spare else 1.0
+    return interval_threshold(least, fitted.points, len(best.params), fitted.objective, level, factor)
+
+
+def least_value(fitted: Problem, best: Optimum) -> float:
+    """Evaluate the objective at the fit: `best.value` may be a log likelihood."""
+    return float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])
+
+
 def profile_params(
     fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN,
     dependence: Dependence | None = None,
@@ -120,10 +133,7 @@ def profile_params(
 
     Where rows depend, each parameter's curve ends its interval at a height of its own (`Dependence.objective_rise`).
     """
-    least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
-    spare = fitted.points > len(best.params) and least > 0
-    factor = likelihood_inflation(fitted.residuals(best.params), len(best.params), fitted.objective) if spare else 1.0
-    end = interval_threshold(least, fitted.points, len(best.params), fitted.objective, level, factor)
+    least, end = least_value(fitted, best), profile_end(fitted, best, level)
     runs = information.most_informative_runs(fitted, best, k)
     ends = dict.fromkeys(best.params, end)
     if dependence:
@@ -163,8 +173,9 @@ def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end:
 def _verdict(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
     low, high = interval
     if low is not None and high is not None:
-        narrow = low <= 0 or high / low <= WIDE[how]
-        return "identified" if narrow else "not identified"
+        near, far = sorted((abs(low), abs(high)))
+        same_sign = low * high > 0  # an interval that reaches or holds zero leaves even the sign open
+        return "identified" if same_sign and far / near <= WIDE[how] else "not identified"
     end = high if low is None else low
     close = end is not None and (value == 0 or max(end / value, value / end if end else np.inf) <= NEAR)
     return "one-sided" if close else "not identified"

@@ -1,4 +1,4 @@
-"""All laws on one table, ranked by how well each predicts the largest runs from the others."""
+"""All laws on one table, ranked by how well each predicts the largest runs from the others, interval and all."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.trust.holdout import Holdout, hold_out
+from scalelab.laws.trust.holdout import SCORE_RESAMPLES, Holdout, hold_out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,10 +34,13 @@ class TournamentEntry:
 
 def run_tournament(
     table: Mapping[str, ArrayLike], laws: Sequence[str | Law] | None = None, count: int = 1,
-    objective: str = "huber_log", delta: float | None = None,
+    objective: str = "huber_log", delta: float | None = None, labels: np.ndarray | None = None,
+    resamples: int = SCORE_RESAMPLES, level: float = 0.9,
 ) -> tuple[TournamentEntry, ...]:  # fmt: skip
-    """Hold out the `count` largest rows (by C, else N D) and let each law predict them: entries, the least error first.
+    """Hold out the `count` largest rows (by C, else N D) and let each law predict them: entries, the best first.
 
+    The best has the least interval score (`Holdout.interval_score`), without resamples the least error. Options as of
+    `hold_out`.
     `laws`: by default all of `names.LAWS` whose columns and target the table has. Every law is scored on the same rows.
     A law that can't be fitted comes last with its reason. BadInput if the table has the columns of no law.
     """
@@ -51,8 +54,16 @@ def run_tournament(
             f"the table has {', '.join(sorted(known)) or 'no numbers'}: no law of the table has its columns there"
         )
     scale = row_scales(table)
-    entries = [_enter_law(table, law, chosen, count, scale) for law in able]
-    return tuple(sorted(entries, key=lambda entry: entry.result.mape if entry.result else float("inf")))
+    options = {"labels": labels, "resamples": resamples, "level": level}
+    entries = [_enter_law(table, law, chosen, count, scale, options) for law in able]
+    return tuple(sorted(entries, key=_rank))
+
+
+def _rank(entry: TournamentEntry) -> float:
+    if not entry.result:
+        return float("inf")
+    score = entry.result.interval_score
+    return entry.result.mape if score is None else score
 
 
 def row_scales(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
@@ -65,10 +76,11 @@ def row_scales(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
 
 
 def _enter_law(
-    table: Mapping[str, ArrayLike], law: Law, chosen: Objective, count: int, scale: np.ndarray | None
-) -> TournamentEntry:
+    table: Mapping[str, ArrayLike], law: Law, chosen: Objective, count: int, scale: np.ndarray | None,
+    options: Mapping[str, Any],
+) -> TournamentEntry:  # fmt: skip
     try:
         columns, target = law_columns(table, law)
-        return TournamentEntry(law, hold_out(law, columns, target, chosen, count, scale))
+        return TournamentEntry(law, hold_out(law, columns, target, chosen, count, scale, **options))
     except (BadInput, FitError) as why:
         return TournamentEntry(law, None, str(why))

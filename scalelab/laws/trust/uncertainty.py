@@ -16,6 +16,7 @@ from scalelab.laws.solve import newton, optimum
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust.dependence import Dependence, simulate_refits
+from scalelab.laws.trust.form import Misfit
 
 RESTARTS, RESTART_SPREAD = 5, 64  # grid and spread of each resample's own seeds, tried beside the fit
 FALL_STEPS = 4  # points on the way from that seed to the fit at which the objective is evaluated
@@ -33,7 +34,8 @@ class Bootstrap:
 
     `noise` [n] are left-out residuals: each run's log loss minus the law fitted without it; `jackknife` holds the
     parameters [folds] of those laws, as BCa intervals need them. Where rows depend, `noise` are quantiles of a new
-    group's error and `jackknife` is empty: then BCa intervals correct for bias alone.
+    group's error and `jackknife` is empty: then BCa intervals correct for bias alone. `misfit`: what predictions add
+    where the law's form fails its test.
     """
 
     params: dict[str, np.ndarray]
@@ -44,6 +46,7 @@ class Bootstrap:
     jackknife: dict[str, np.ndarray]
     seed: int
     objective: np.ndarray
+    misfit: Misfit | None = None
 
     @property
     def used(self) -> int:
@@ -265,11 +268,23 @@ def predict_run(
 
     The interval joins the uncertainty of the parameters and the noise of one run: it is the central part of all pairs
     of a resampled law's value and a left-out residual (beyond 200 residuals, their 200 quantiles), so nothing is drawn.
-    It assumes the law's form: it knows nothing of a break beyond the data.
+    Where the law's form failed its test, `boot.misfit` adds its half-width, as independent errors add. Beyond that the
+    interval assumes the law's form: it knows nothing of a break beyond the data.
     """
     values = problem.law(columns, boot.params)
     noise = boot.noise if len(boot.noise) <= 200 else np.quantile(boot.noise, (np.arange(200) + 0.5) / 200)
     pairs = np.outer(values, np.exp(noise)) if problem.objective.log else np.add.outer(values, noise)
     low, high = central_interval(pairs.ravel(), level)
     fit_low, fit_high = central_interval(values, level)
-    return Prediction(float(problem.law(columns, best.params)), low, high, fit_low, fit_high, level)
+    loss = float(problem.law(columns, best.params))
+    if boot.misfit:
+        low, high = _widen(problem, loss, low, high, boot.misfit.half_width(problem.law, columns))
+    return Prediction(loss, low, high, fit_low, fit_high, level)
+
+
+def _widen(problem: Problem, value: float, low: float, high: float, half_width: float) -> tuple[float, float]:
+    """Ends further away from the value by `half_width`, in quadrature, in the objective's terms."""
+    centre, ends = problem.objective.target(np.array(value)), problem.objective.target(np.array([low, high]))
+    moved = centre + np.sign(ends - centre) * np.hypot(ends - centre, half_width)
+    low, high = np.exp(moved) if problem.objective.log else moved
+    return float(low), float(high)

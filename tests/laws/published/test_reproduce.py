@@ -211,3 +211,13 @@ def test_verdicts():
         make_comparison_row("x", 1.004, "1.00", "how").verdict == "match"
         and make_comparison_row("x", 1.006, "1.00", "how").verdict == "mismatch"
     )
+
+
+def test_marin():
+    """The frontier's forecast: both runs measured later are inside, nearer than the authors' own forecast."""
+    rows = reproduced("marin").rows
+    assert [row.verdict for row in rows] == ["within_interval", "within_interval"]
+    assert rows[0].ours == pytest.approx(2.600, abs=5e-4) and rows[1].ours == pytest.approx(2.226, abs=5e-4)
+    for row, theirs in zip(rows, (2.606, 2.252), strict=True):
+        assert row.interval[0] <= row.published <= row.interval[1] < theirs + 0.01
+        assert abs(row.ours - row.published) < abs(theirs - row.published)

@@ -9,7 +9,8 @@ from scalelab.errors import BadInput
 from scalelab.laws.fit import fit
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.trust.holdout import hold_out, run_sizes
+from scalelab.laws.trust.holdout import Holdout, hold_out
+from scalelab.laws.trust.information import run_sizes
 from scalelab.laws.trust.tournament import run_tournament
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, study
@@ -131,7 +132,7 @@ def gemstones():
 @pytest.mark.parametrize(("points", "count"), [(hoffmann_points, 24), (gemstones, 70)])
 def test_ranks_are_by_extrapolation_not_by_fit(points, count):
     """Gadre's law (Chinchilla's with one exponent) fits both published tables worse but predicts the largest better."""
-    entries = run_tournament(table(*points()), ["chinchilla", "overtraining"], count)
+    entries = run_tournament(table(*points()), ["chinchilla", "overtraining"], count, resamples=0)
     assert [entry.law.name for entry in entries] == ["overtraining", "chinchilla"]
     first, second = (entry.result for entry in entries)
     assert first.mape < second.mape < 0.012 and first.in_sample_mape > second.in_sample_mape
@@ -145,3 +146,27 @@ def test_laws_without_their_columns_do_not_take_part():
     tokens = {"D": rows["D"], "batch_tokens": 0.58 * rows["D"] ** 0.571}
     (entry,) = run_tournament(tokens, count=3)
     assert entry.law.name == "step_law_batch" and entry.result.mape < 1e-8
+
+
+def test_intervals_of_held_out_rows_are_those_of_a_fit_to_the_rest():
+    rows = grid(0.004)
+    fitted = fit(rows, bootstrap=300, identify=False, holdout=7)
+    result = fitted.holdout
+    rest = np.setdiff1d(np.arange(42), result.rows)
+    alone = fit({name: values[rest] for name, values in rows.items()}, bootstrap=200, identify=False)
+    for i, row in enumerate(result.rows):
+        prediction = alone.predict(rows["N"][row], rows["D"][row])
+        assert (result.low[i], result.high[i]) == pytest.approx((prediction.low, prediction.high), rel=1e-3)
+    inside = np.sum((result.low <= result.measured) & (result.measured <= result.high))
+    assert result.inside == inside and result.inside_by_chance == (5, 7)  # binomial of 7 at 90 %
+    block = json.loads(json.dumps(fitted.to_json()["holdout"]))
+    assert block["inside"] == inside and block["per_row"][0]["low"] == result.low[0]
+
+
+def test_the_interval_score_is_width_and_penalty():
+    """Of three rows one is inside, one above by 0.1 and one below by 0.2 in logs: 0.4 + 20 x 0.3 / 3."""
+    measured = np.exp([1.0, 1.3, 0.6])
+    result = Holdout(
+        np.arange(3), np.ones(3), measured, np.exp(np.ones(3)), {}, 0.0, 0.9, np.exp([0.8] * 3), np.exp([1.2] * 3)
+    )
+    assert result.interval_score == pytest.approx(0.4 + 20 * 0.3 / 3) and result.inside == 1

@@ -99,6 +99,12 @@ def test_data_that_never_vary_leave_their_term_open():
         ("log", 15.0, (2.0, 190.0), "identified"),
         ("log", 15.0, (1.0, 190.0), "not identified"),  # both ends known, two orders of magnitude apart
         ("direct", 0.3, (0.05, 0.6), "not identified"),
+        ("direct", -0.3, (-0.5, -0.2), "identified"),
+        ("direct", 0.3, (-0.1, 0.6), "not identified"),  # straddles zero
+        ("direct", 0.3, (0.0, 0.6), "not identified"),
+        ("direct", 1.0, (-9999.0, 9999.0), "not identified"),
+        ("linear", 300.0, (100.0, 900.0), "identified"),
+        ("linear", 300.0, (20.0, 900.0), "not identified"),
         ("linear", 0.0, (None, 0.4), "one-sided"),
         ("linear", 0.5, (None, 0.9), "one-sided"),
         ("log", 15.0, (6.0, None), "one-sided"),

@@ -1,0 +1,123 @@
+"""How far to trust a fit, as lines for a person: certificate, groups, form, resamples, held-out rows, tournament."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelab.cli.parser import align_columns
+from scalelab.laws.fitted import Fitted
+from scalelab.laws.trust.holdout import Holdout
+from scalelab.laws.trust.tournament import TournamentEntry
+
+MOST_ROWS_SHOWN = 12  # held-out rows
+
+
+def describe_trust(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
+    """Format the certificate, what rows share, the test of the form, and the resamples."""
+    lines = [_certificate(block["certificate"]), *_form(fitted, block)]
+    if block["dependence"]:
+        lines.append(_dependence(block["dependence"]))
+    if block["bootstrap"]:
+        lines.append(_resamples(block["bootstrap"]))
+    return lines
+
+
+def _certificate(certificate: Mapping[str, Any]) -> str:
+    gap = certificate["next_basin_gap"]
+    basin = "no other optimum seen" if gap is None else f"next optimum {gap:.2%} higher"
+    bounds = f", at bounds: {', '.join(certificate['at_bounds'])}" if certificate["at_bounds"] else ""
+    return (
+        f"certificate: {certificate['agree']} of {certificate['starts']} starts agree "
+        f"({certificate['starts_converged']} converged), {basin}, "
+        f"gradient {certificate['grad_norm']:.1e}, Hessian condition {certificate['condition']:.1e}{bounds}"
+    )
+
+
+def _form(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
+    """The test of the form, and where it fails what predictions add and which law fits better."""
+    tested = fitted.form
+    if tested is None:
+        return [f"form: {block['n_rows']} rows are too few to test it"] if fitted.best.value > 0 else []
+    low, high = tested.by_chance
+    columns = " and ".join(fitted.law.columns)
+    head = f"form: {columns} explain {tested.share:.0%} of the residuals' variance (by chance {low:.0%} to {high:.0%})"
+    if not tested.fails:
+        return [f"{head}: nothing speaks against the law"]
+    lines = [f"{head}: the law misses a pattern; its intervals do not hold beyond the data"]
+    misfit = block["misfit"]
+    if misfit:
+        lines.append(
+            f"      a new run's interval is widened for that, by {misfit['rate']:.2%} an e-fold of size: the worst of "
+            f"{misfit['forecasts']} forecasts of the larger rows from the smaller"
+        )
+    if fitted.wider:
+        lines.append(
+            f"      --law={fitted.wider.name} fits better: {fitted.wider.param} {fitted.wider.value:.3g}, objective "
+            f"{fitted.wider.lower_by:.0%} lower"
+        )
+    return lines
+
+
+def _dependence(dependence: Mapping[str, Any]) -> str:
+    name, effect = max(dependence["design_effect"].items(), key=lambda item: item[1])
+    return (
+        f"groups: {dependence['groups']} values of {dependence['column']!r}, whose rows share an error of "
+        f"{dependence['group_sd']:.2%} (each row's own: {dependence['row_sd']:.2%}); {name} is {effect**0.5:.2g} times "
+        "as uncertain as with independent rows (--cluster=none)"
+    )
+
+
+def _resamples(bootstrap: Mapping[str, Any]) -> str:
+    failed = "".join(f"; {number} failed: {reason}" for reason, number in bootstrap["failed"].items())
+    return (
+        f"intervals: {bootstrap['used']} of {bootstrap['requested']} resamples (seed {bootstrap['seed']}){failed}; "
+        f"a row left out is missed by {bootstrap['noise_rms']:.2%} rms"
+    )
+
+
+def describe_holdout(holdout: Holdout, fitted: Fitted) -> list[str]:
+    """List the held-out rows with their predictions, and how many lie inside their intervals."""
+    names = [str(fitted.kept[row].get("name", f"row {row + 1}")) for row in holdout.rows] if fitted.kept else []
+    level = f"{holdout.level:.0%}"
+    rows = [
+        ["", "measured", "predicted", level, "error"]
+        if holdout.low is not None
+        else ["", "measured", "predicted", "error"]
+    ]
+    for i in range(min(len(holdout.rows), MOST_ROWS_SHOWN)):
+        name = names[i] if names else f"row {holdout.rows[i] + 1}"
+        numbers = [f"{holdout.measured[i]:.4f}", f"{holdout.predicted[i]:.4f}"]
+        if holdout.low is not None and holdout.high is not None:
+            numbers.append(f"{holdout.low[i]:.4f} to {holdout.high[i]:.4f}")
+        rows.append([name, *numbers, f"{holdout.errors[i]:+.2%}"])
+    rest = [f"and {len(holdout.rows) - MOST_ROWS_SHOWN} more"] if len(holdout.rows) > MOST_ROWS_SHOWN else []
+    head = (
+        f"held out, the {len(holdout.rows)} largest rows: mean absolute error {holdout.mape:.2%} "
+        f"(of the fitted rows {holdout.in_sample_mape:.2%})"
+    )
+    if holdout.low is not None:
+        low, high = holdout.inside_by_chance
+        head += f"; {holdout.inside} of {len(holdout.rows)} inside their {level} intervals (by chance {low} to {high})"
+    return ["", head, *align_columns(rows), *rest]
+
+
+def describe_tournament(entries: Sequence[TournamentEntry], count: int) -> list[str]:
+    """Format the laws in order of their score on the held-out rows."""
+    rows = [["law", "parameters", "held-out error", "inside", "interval score", "in-sample error", ""]]
+    for entry in entries:
+        holdout, cells = entry.result, ["-"] * 4
+        if holdout:
+            score = holdout.interval_score
+            inside = "-" if score is None else f"{holdout.inside} of {len(holdout.rows)}"
+            cells = [
+                f"{holdout.mape:.2%}",
+                inside,
+                "-" if score is None else f"{score:.2%}",
+                f"{holdout.in_sample_mape:.2%}",
+            ]
+        rows.append([entry.law.name, str(len(entry.law.params)), *cells, entry.why])
+    return [
+        "",
+        f"tournament: the {count} largest rows, predicted from the others; ranked by interval score: the width, and a "
+        "penalty for a miss",
+        *align_columns(rows),
+    ]

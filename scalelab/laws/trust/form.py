@@ -1,0 +1,140 @@
+"""Whether a law has the right form: what of its residuals is systematic, against what chance would give.
+
+A wrong form leaves a smooth pattern. Two statistics see it: the share of the residuals' variance that a polynomial in
+the logs of the law's columns explains, and along each column the number of runs of residuals of one sign. Their null
+distributions are computed from residuals in random order, or, where rows depend, from simulated errors.
+Legend: P points, K parameters, R random orders.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from scalelab.laws.law.law import Law
+from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.solve.problem import Problem
+from scalelab.laws.trust import information
+from scalelab.laws.trust.dependence import Dependence
+from scalelab.laws.trust.information import run_sizes
+
+ORDERS = 999
+CHUNK = 4_000_000  # orders x rows at once
+OWN_DISTANCE = np.log(2.0)  # distance of a run that is no larger than the fitted ones: the law misses there, too
+REJECT = 0.01  # of the smallest p-value, corrected for the number of statistics: one right law in a hundred is accused
+DEGREES = (3, 2)  # of the polynomial: the first that leaves SPARE rows for each of its terms
+SPARE = 2.0
+FLAT = 1e-6  # a direction of this length, after the others are taken out, adds nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class FormTest:
+    """The share of the residuals' variance that is smooth, `by_chance` its 5 % to 95 % range under the right law.
+
+    `p_values`: of the share ("surface") and of the signs along each column. `fails`: the least of them, times their
+    number, is below REJECT.
+    """
+
+    share: float
+    by_chance: tuple[float, float]
+    p_values: dict[str, float]
+
+    @property
+    def fails(self) -> bool:
+        """Whether the residuals are too systematic for a law of the right form."""
+        return min(self.p_values.values()) * len(self.p_values) < REJECT
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return dataclasses.asdict(self) | {"by_chance": list(self.by_chance), "fails": self.fails}
+
+
+@dataclasses.dataclass(frozen=True)
+class Misfit:
+    """Half-width of an interval by misfit: `rate` for each e-fold of size beyond `largest`, and OWN_DISTANCE more.
+
+    `forecasts`: how many forecasts the rate is the worst of. In the objective's terms, mostly of log loss.
+    """
+
+    rate: float
+    largest: float
+    forecasts: int
+
+    def half_width(self, law: Law, columns: Mapping[str, Any]) -> float:
+        """Half-width for a new run at `columns`."""
+        size = run_sizes({name: np.atleast_1d(np.asarray(columns[name], float)) for name in law.columns})[0]
+        return self.rate * float(max(np.log(size / self.largest), 0.0) + OWN_DISTANCE)
+
+
+def judge_form(problem: Problem, best: Optimum, dependence: Dependence | None = None, seed: int = 0) -> FormTest | None:
+    """Test the form of a fitted law on its own residuals; None where too few rows are left to tell."""
+    tangent = _orthonormal(information.law_sensitivity(problem, best, problem.columns, 1.0))
+    logs = {name: np.log(column) for name, column in problem.columns.items()}
+    basis = _smooth_basis(list(logs.values()), tangent)
+    if basis is None:
+        return None
+    residuals = problem.residuals(best.params)
+    orders = [np.lexsort([*(logs[other] for other in logs if other != name), logs[name]]) for name in logs]
+    parts = [_statistics(errors, tangent, basis, orders) for errors in _random_errors(residuals, dependence, seed)]
+    statistics = np.concatenate(parts, axis=1)
+    if not np.isfinite(statistics[0, 0]):
+        return None
+    low, high = np.quantile(statistics[0, 1:], [0.05, 0.95])
+    p_values = {name: _tail(each) for name, each in zip(("surface", *logs), statistics, strict=True)}
+    return FormTest(float(statistics[0, 0]), (float(low), float(high)), p_values)
+
+
+def _random_errors(residuals: np.ndarray, dependence: Dependence | None, seed: int) -> Iterator[np.ndarray]:
+    """The residuals [1, P], then ORDERS errors as they would be under the right law, in chunks [R, P]."""
+    yield residuals[None]
+    rows = max(1, CHUNK // len(residuals))
+    random = np.random.default_rng(seed)
+    for first in range(0, ORDERS, rows):
+        count = min(rows, ORDERS - first)
+        if dependence:
+            yield dependence.simulate_errors(count, int(random.integers(2**31)))
+        else:
+            yield random.permuted(np.tile(residuals, (count, 1)), axis=1)
+
+
+def _statistics(errors: np.ndarray, tangent: np.ndarray, basis: np.ndarray, orders: list[np.ndarray]) -> np.ndarray:
+    """[1 + columns, R]: the smooth share of each row of errors [R, P], and minus its runs of signs along each order."""
+    errors = errors - (errors @ tangent) @ tangent.T
+    with np.errstate(invalid="ignore"):  # a law without error has no share
+        shares = np.sum((errors @ basis) ** 2, axis=1) / np.sum(errors**2, axis=1)
+    runs = [-np.sum(np.diff(errors[:, order] > 0, axis=1), axis=1) for order in orders]
+    return np.stack([shares, *runs])
+
+
+def _tail(statistic: np.ndarray) -> float:
+    """Share of statistics [1 + R] that are at least the first."""
+    return float(np.mean(statistic >= statistic[0]))
+
+
+def _smooth_basis(logs: list[np.ndarray], tangent: np.ndarray) -> np.ndarray | None:
+    """Orthonormal basis [P, B] of the polynomials in standardised logs that the law's tangent doesn't hold."""
+    rows = len(tangent)
+    standard = [(log - log.mean()) / max(log.std(), 1e-12) for log in logs if log.std() > FLAT]
+    for degree in DEGREES:
+        powers = itertools.product(range(degree + 1), repeat=len(standard))
+        terms = [
+            np.prod([log**power for log, power in zip(standard, each, strict=True)], axis=0)
+            for each in powers
+            if 0 < sum(each) <= degree
+        ]
+        if not terms or rows - tangent.shape[1] < SPARE * (len(terms) + 1):
+            continue
+        polynomials = _orthonormal(np.column_stack([np.ones(rows), *terms]))
+        vectors, values, _ = np.linalg.svd(polynomials - tangent @ (tangent.T @ polynomials), full_matrices=False)
+        basis = vectors[:, values > FLAT]
+        return basis if basis.shape[1] else None
+    return None
+
+
+def _orthonormal(columns: np.ndarray) -> np.ndarray:
+    """Orthonormal basis of the span of columns [P, n]."""
+    sizes = np.linalg.norm(columns, axis=0)
+    vectors, values, _ = np.linalg.svd(columns[:, sizes > 0] / sizes[sizes > 0], full_matrices=False)
+    return vectors[:, values > FLAT * values[:1]] if len(values) else vectors
