@@ -50,10 +50,10 @@ test: .venv/dev  ## what CI runs, at most 12 minutes on 2 cores: lint, types, al
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --dist worksteal
 
 test-slow: .venv/dev  ## the slow tests: more kills, packs and meshes
-	.venv/bin/python -m pytest -n 2 -m slow
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
 
 test-crash: .venv/dev  ## a quarter of an hour: kill runs at every moment; writes experiments/results/crash.*
 	SCALELAB_CRASH_RESULT=experiments/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'

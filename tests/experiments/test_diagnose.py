@@ -39,6 +39,7 @@ def test_too_few_first_or_one_healthy_verdict_fails():
         assert not study.passed(good | worse, whole=True)
 
 
+@pytest.mark.slow
 def test_a_faulty_corpus_differs_in_its_fault_alone():
     right = list(corpus("healthy"))
     for kind in FAULTS.keys() - {"healthy", "shard_twice", "duplicates"}:
