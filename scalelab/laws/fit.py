@@ -29,6 +29,7 @@ from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust import design, misfit, profile, uncertainty
 from scalelab.laws.trust.dependence import Dependence, estimate_dependence
+from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.holdout import SCORE_RESAMPLES, hold_out
 from scalelab.laws.use import chinchilla_optimum, decision
 
