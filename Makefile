@@ -67,7 +67,7 @@ confirm: .venv/base  ## a quarter of an hour: the quickstart on fresh seeds and 
 coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth, in 200 simulated studies of each design; writes experiments/results/
 	.venv/bin/python -m experiments.coverage
 
-test-diagnose: .venv/dev  ## ten minutes of CPU: 60 planted faults and 30 healthy runs through scalelab diagnose; writes experiments/results/
+test-diagnose: .venv/dev  ## twenty minutes of CPU: 69 planted faults and 30 healthy runs through scalelab diagnose; writes experiments/results/
 	.venv/bin/python -m experiments.diagnose
 
 test-faults: .venv/dev  ## half an hour: each case of the fault table, from kills to forged files; again: what is missing; writes experiments/results/

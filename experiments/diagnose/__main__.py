@@ -5,7 +5,7 @@
 A plant counts as first if the planted cause is the first verdict, as third if it is among the first three. Thresholds
 were chosen on runs of seeds 100 and 101; the table is of other seeds. Each result is kept in --workdir; the same
 command goes on with what is missing. Writes diagnose.json and diagnose.md into `results/` beside this folder, unless
---only leaves something out. About ten minutes of CPU. Exit 1 where fewer than 36 plants come first, one is not among
+--only leaves something out. About twenty minutes of CPU. Exit 1 where fewer than 36 plants come first, one is not among
 three, or a healthy run has a verdict.
 
     scalelab study diagnose --only="peak LR x 30"

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from scalelab import records
-from scalelab.train.checkpoints.copies import DIFFERS
 
 
 def _edit(folder: pathlib.Path, change: Callable[[dict], dict], name: str = "metrics.jsonl") -> None:
@@ -116,15 +115,6 @@ def straggler(folder: pathlib.Path) -> None:
     slow = seconds | {"device": 13.0, "data": 18.0}
     by_process = {str(i): slow if i == 2 else seconds for i in range(4)}
     _edit_record(folder, seconds=seconds | {"steps": 300}, seconds_by_process=by_process, device="NVIDIA H100")
-
-
-def copies_differ(folder: pathlib.Path) -> None:
-    """The last save's note that a device holds another copy of a weight."""
-    last = _last_step(folder)
-    content = records.read_json(last / "manifest.json")
-    verdict = f"suspect: the copy of params.head.w on cuda:3 of process 0 {DIFFERS}"
-    health = dict.fromkeys(content["health"], verdict)
-    records.write_json(last / "manifest.json", content | {"health": health})
 
 
 def bubble(folder: pathlib.Path) -> None:

@@ -16,6 +16,7 @@ import optax
 from scalelab.data.batches import mixture
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.model.attention import documents, kernels
+from scalelab.train.checkpoints import copies
 from scalelab.train.run import loop
 from scalelab.train.step import gradients, program
 
@@ -173,6 +174,12 @@ def noisy_weights(state: Any) -> Any:
     keys = iter(jax.random.split(jax.random.key(1), 100))
     move = lambda x: x + 0.3 * jnp.sqrt(jnp.mean(x**2)) * jax.random.normal(next(keys), x.shape)  # noqa: E731
     return state._replace(params=jax.tree.map(move, state.params))
+
+
+def copies_differ() -> Any:
+    """Each save sees that a device holds another copy of a weight."""
+    words = f"the copy of params.head.w on cuda:3 of process 0 {copies.DIFFERS}"
+    return replaced(copies, "describe_difference", lambda inspection: words)
 
 
 def slow_reader(seconds: float) -> Any:

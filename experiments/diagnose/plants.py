@@ -40,9 +40,7 @@ RATES = {
     "spike that passes": Plant("spike_benign", doctor=doctored.spike_that_passes),
     "spike that grows": Plant("spike_growing", doctor=doctored.spike_that_grows),
     "gradient norm x 1.001 a step": Plant("climbing", doctor=doctored.climb),
-    "a jump between two lines, seen by the guard": Plant(
-        "spike_benign", {"log.every_steps": 10}, fork=lambda: forks.tampered(180, forks.noisy_weights)
-    ),
+    "a jump between two lines": Plant("spike_benign", {"log.every_steps": 10}, fork=lambda: forks.phrase_at(183)),
     "SGD beyond the edge of stability": Plant(
         "edge_of_stability", {"optim.name": "sgd", "optim.peak_lr": 10.0, "optim.clip_norm": 0.3}, live=True
     ),
@@ -133,7 +131,7 @@ RESUME = {
         live=True,
     ),
     "the weights of another state": Plant("bit_flip", fork=lambda: forks.tampered(160, forks.noisy_weights)),
-    "copies of a weight that differ": Plant("bit_flip", doctor=doctored.copies_differ),
+    "copies of a weight that differ": Plant("bit_flip", fork=forks.copies_differ),
     "a checkpoint's file cut": Plant("damaged_checkpoint", doctor=doctored.cut_checkpoint),
 }
 THROUGHPUT = {

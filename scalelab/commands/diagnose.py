@@ -6,7 +6,8 @@ signal is missing, the last lines say which config key writes it.
 
 --live asks the model itself, from the last checkpoint: does a logit depend on later tokens or other documents, are the
 targets shifted by one, does a norm stand before each branch, is the gradient the same in one batch as in micro-batches,
-what does the optimizer make of constant gradients, and do steps that are run again give the logged bits.
+what does the optimizer make of constant gradients, is the loss too curved for the LR, and do steps that are run again
+give the logged bits.
 --against compares with another run: which values differ, and from which step on. --batch shows what the step read: its
 sequences by gradient norm and loss on the weights saved before, with source, file, place and text.
 

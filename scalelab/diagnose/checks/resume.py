@@ -147,7 +147,7 @@ def check_copies(evidence: Evidence) -> Findings:
         for verdict in content.get("health", {}).values() if copies.DIFFERS in verdict
     }  # fmt: skip
     warned = [event for event in evidence.kinds("warning") if copies.DIFFERS in event.get("text", "")]
-    for event in warned:  # the manifest may be gone: suspect steps are not kept for long
+    for event in warned if not seen else ():  # the manifests may be gone: suspect steps are not kept for long
         seen.setdefault(int(event.get("step") or 0), str(event["text"]).partition(": a bit")[0])
     if not seen:
         return []
