@@ -111,6 +111,7 @@ def test_every_name_of_a_rule_may_be_used():
         assert check_rule(f"{name} > 0 and not {name} / 2 < -1")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_and_resumed_leaves_the_ended_trial_alone(swept, tmp_path):
     folder, arguments, content = swept
     poor, good = (row["name"] for row in content["trials"])
