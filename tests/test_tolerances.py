@@ -60,6 +60,7 @@ def test_runs_are_cores_with_or_without_an_instruction_set(capsys):
     assert "CORE or CORE:ISA" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch, capfd):
     command = [
         "--runs=Haswell",

@@ -115,7 +115,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(command, whole, se
     kill_until_done(command, command / f"killed-{seed}", expected, [lambda _, s, end=end: s >= end for end in ends])
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_signal_stops_it_with_75_and_it_goes_on(command, whole, workers):
     expected, _ = whole
     out = command / f"stopped-{workers}"

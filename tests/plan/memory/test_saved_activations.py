@@ -26,6 +26,7 @@ def test_exact_on_one_device(remat, precision):
 MESHES = ("fsdp=2,context=2,tensor=2,sequence=1", "data=8", "fsdp=4,tensor=2", "data=2,fsdp=4,zero=1")
 
 
+@pytest.mark.slow
 def test_exact_on_eight_devices():
     """Per device; arguments too, of a program that takes a state as XLA compiles it."""
     for layout, counts in on_eight(MESHES, *REMAT).items():
