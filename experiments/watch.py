@@ -203,8 +203,8 @@ def format_page(result: dict[str, Any]) -> str:
              for name, each in result["studies"].items()],
         ), "",
         "The runs of a study share text and recipe, and seven shares of one run are not independent: the counts are "
-        "worth less than their number. No run diverged, so the chance of divergence is not scored "
-        "here. The loss after a stop or a decay now is scored in [choices.md](choices.md).", "",
+        "worth less than their number. No run diverged: the chance of divergence is scored in [danger.md](danger.md), "
+        "the loss after a stop or a decay now in [choices.md](choices.md).", "",
     ]  # fmt: skip
     return "\n".join(lines)
 

@@ -1,7 +1,8 @@
 """The chance that a run diverges before its end, from the signals that announce it.
 
-Each sign has a weight; the chance is that of independent causes, 1 - (1 - w1)(1 - w2)…. The weights are ours: none of
-the runs they could be fitted to is large. The thresholds are those of the guard (OLMo-core's and PaLM's among them).
+Its log odds are a sum: an intercept, and a weight for each sign that is seen. The weights are those of a logistic
+regression on the 88 choosing runs of `experiments.danger`; `experiments/results/danger.md` scores them on 88 others.
+The signs' thresholds are those of the guard (OLMo-core's and PaLM's among them).
 """
 
 import math
@@ -14,9 +15,13 @@ from scalelab.diagnose.watch.curve import Curve
 
 RECENT_LINES = 32  # beside the 64 before
 RECENT_SHARE = 0.1  # of the steps so far, in which events count
-BASE_RATE = 0.01  # of a whole run without any sign
 MAD_TO_SIGMA = 1.4826
-NO_BETTER, RISING, CLIMBING, LARGE_UPDATES, SKIPS, ALARMS = 0.9, 0.4, 0.15, 0.3, 0.3, 0.2  # weights of the signs
+INTERCEPT = -3.34  # log odds without a sign: 3.4 % where a quarter of all runs diverge
+WEIGHTS = {  # 0: too rare there to weigh, but still shown
+    "blown_up": 7.35, "no_better": 1.01, "rising": 0.00, "climbing": 0.00,
+    "large_updates": 0.29, "skips": 0.43, "alarms": 0.56,
+}  # fmt: skip
+BLOWN_UP = 100  # times ln V: no choosing run above it came back; one at 52 did
 UPDATE_SHARE = 0.1  # of the weights' norm in one step: far beyond the 1e-3 to 1e-2 of healthy runs
 
 
@@ -33,22 +38,34 @@ def judge_danger(run: Curve) -> Danger:
         return Danger(1.0, ("diverged",))
     if run.val_loss is not None:
         return Danger(0.0, ())
-    signs = [sign for sign in (_loss_sign(run), *_norm_signs(run), *_event_signs(run)) if sign]
-    safe = (1 - BASE_RATE * (1 - run.progress)) * math.prod(1 - weight for weight, _ in signs)
-    return Danger(1 - safe, tuple(text for _, text in signs))
+    signs = find_signs(run)
+    odds = math.exp(INTERCEPT + sum(WEIGHTS[name] for name, _ in signs))
+    return Danger(odds / (1 + odds), tuple(text for _, text in signs))
 
 
-def _loss_sign(run: Curve) -> tuple[float, str] | None:
+def find_signs(run: Curve) -> list[tuple[str, str]]:
+    """The signs of divergence that the run shows, each (a key of WEIGHTS, what is seen)."""
+    return [sign for sign in (_peak_sign(run), _loss_sign(run), *_norm_signs(run), *_event_signs(run)) if sign]
+
+
+def _peak_sign(run: Curve) -> tuple[str, str] | None:
+    peak = float(np.max(run.losses, initial=0.0, where=~np.isnan(run.losses)))
+    if peak > BLOWN_UP * run.ceiling:
+        return "blown_up", f"loss has been {peak / run.ceiling:.0f} times that of a uniform guess"
+    return None
+
+
+def _loss_sign(run: Curve) -> tuple[str, str] | None:
     late = run.losses[run.steps > run.warmup]
     recent, before = late[-RECENT_LINES:], late[-3 * RECENT_LINES : -RECENT_LINES]
     if len(recent) >= 8 and not np.nanmedian(recent) < run.ceiling:
         loss = float(np.nanmedian(recent))
-        return NO_BETTER, f"loss {loss:.3g} is no better than a uniform guess, ln V = {run.ceiling:.3g}"
+        return "no_better", f"loss {loss:.3g} is no better than a uniform guess, ln V = {run.ceiling:.3g}"
     if len(before) < RECENT_LINES:
         return None
     rise, noise = _rise(np.log(np.maximum(recent, 1e-9)), np.log(np.maximum(before, 1e-9)))
     if rise > 6 * noise and rise > 0.02:
-        return RISING, f"loss rose by {math.expm1(rise):.1%} over the last {3 * RECENT_LINES} lines"
+        return "rising", f"loss rose by {math.expm1(rise):.1%} over the last {3 * RECENT_LINES} lines"
     return None
 
 
@@ -60,23 +77,24 @@ def _rise(recent: np.ndarray, before: np.ndarray) -> tuple[float, float]:
     return float(np.nanmedian(recent)) - middle, max(error, 1e-6)
 
 
-def _norm_signs(run: Curve) -> list[tuple[float, str]]:
+def _norm_signs(run: Curve) -> list[tuple[str, str]]:
     late = run.steps > run.warmup
     signs = []
     grad = run.signals["grad_norm"][late]
     if len(grad) >= 2 * RECENT_LINES:
-        factor = float(np.nanmedian(grad[-RECENT_LINES:]) / np.nanmedian(grad[-3 * RECENT_LINES : -RECENT_LINES]))
+        before = float(np.nanmedian(grad[-3 * RECENT_LINES : -RECENT_LINES]))
+        factor = float(np.nanmedian(grad[-RECENT_LINES:])) / before if before > 0 else 1.0  # 0: a dead network
         if factor > 2:
-            signs.append((CLIMBING, f"gradient norm x {factor:.1f} over the last {3 * RECENT_LINES} lines"))
+            signs.append(("climbing", f"gradient norm x {factor:.1f} over the last {3 * RECENT_LINES} lines"))
     shares = (run.signals["update_norm"] / run.signals["param_norm"])[late][-8:]
-    if len(shares) == 8 and np.nanmedian(shares) > UPDATE_SHARE:
-        signs.append((LARGE_UPDATES, f"updates of {float(np.nanmedian(shares)):.0%} of the weights in one step"))
+    if len(shares) == 8 and np.isfinite(shares).any() and np.nanmedian(shares) > UPDATE_SHARE:
+        signs.append(("large_updates", f"updates of {float(np.nanmedian(shares)):.0%} of the weights in one step"))
     return signs
 
 
-def _event_signs(run: Curve) -> list[tuple[float, str]]:
+def _event_signs(run: Curve) -> list[tuple[str, str]]:
     since = (1 - RECENT_SHARE) * run.step
     kinds: Sequence[str] = [e["kind"] for e in run.events if e["step"] is not None and since < e["step"] <= run.step]
     skips, alarms = kinds.count("skip"), kinds.count("guard")
-    signs = [(SKIPS, f"{skips} steps skipped since step {since:.0f}")] if skips else []
-    return signs + ([(ALARMS, f"{alarms} alarms of the guard since step {since:.0f}")] if alarms else [])
+    signs = [("skips", f"{skips} steps skipped since step {since:.0f}")] if skips else []
+    return signs + ([("alarms", f"{alarms} alarms of the guard since step {since:.0f}")] if alarms else [])
