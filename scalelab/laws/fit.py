@@ -39,14 +39,15 @@ def fit(
     delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: str | Groups = "auto",
     target_flops: Sequence[float] = (), holdout: int = 0, level: float = INTERVAL_LEVEL, identify: bool = True,
     k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
-    fixed: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float] | None = None, progress: uncertainty.Progress | None = None,
 ) -> Fitted:  # fmt: skip
     """Fit `law` to a table of columns, each [P]: N, D, C, M, U, width, depth, … and loss in nats per token.
 
     `cluster`: a column, rows of equal values in which share a part of their error, `Groups` of labels [P], "none", or
     "auto": checkpoints of a run and seeds of a setting are found (`groups.find_groups`). `holdout`: so many of the
     largest rows are held out, predicted and scored by a second fit. `held` fixes other columns for the decisions at
-    `target_flops`; `fixed` fixes parameters of the law (see `law.hold_params`). BadInput for a table or a design to
+    `target_flops`; `fixed` fixes parameters of the law (see `law.hold_params`).
+    `progress(what, done, of)` is called as resamples of a large table are done. BadInput for a table or a design to
     which the law can't be fitted, FitError if the optimum is not certain.
     """
     if not 0 < level < 1:
@@ -61,7 +62,7 @@ def fit(
     findings = _question_rows(law, columns, target, flops, chosen)
     posed, best = _solve(law, columns, target, chosen)
     dependence = _find_dependence(posed, best, table, cluster)
-    boot, tested = misfit.resample_fit(posed, best, bootstrap, seed, dependence, level)
+    boot, tested = misfit.resample_fit(posed, best, bootstrap, seed, dependence, level, progress)
     measured_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
     k = float(k or measured_k or FLOPS_PER_PARAM_TOKEN)
     decisions = [decision.decide_allocation(posed, best, boot, C, k, level, held or {}) for C in target_flops if boot]

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from scalelab.api.fit_rows import numeric_columns, read_sources
+from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import next_runs, text, trust_text
 from scalelab.errors import BadInput
 from scalelab.laws.fitted import INTERVAL_LEVEL, Fitted
@@ -27,12 +28,14 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     law = law_lib.hold_params(load_law(options.law or "chinchilla"), **(options.hold or {}))
     columns = parse_columns(options.columns, known_fields(law))
     table = read_sources(options.sources, law, columns, options.n_convention, options.where)
-    fitted = fit_study(
-        table.rows, law, options.n_convention or "total", options.drop_top_loss, options.cluster or "auto",
-        objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
-        seed=options.seed, target_flops=() if law.columns == ("C",) else options.target_flops,
-        holdout=options.holdout or 0, level=options.level or INTERVAL_LEVEL, held=options.target_values,
-    )  # fmt: skip
+    with WorkProgress() as bars:
+        fitted = fit_study(
+            table.rows, law, options.n_convention or "total", options.drop_top_loss, options.cluster or "auto",
+            objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
+            seed=options.seed, target_flops=() if law.columns == ("C",) else options.target_flops,
+            holdout=options.holdout or 0, level=options.level or INTERVAL_LEVEL, held=options.target_values,
+            progress=bars.update,
+        )  # fmt: skip
     findings = (*units.question_labels(table.columns), *fitted.design)
     fitted = dataclasses.replace(fitted, n_convention=table.n_convention, design=findings)
     lines = text.describe_fit(fitted, table, options.where)

@@ -25,9 +25,10 @@ def _certificate(certificate: Mapping[str, Any]) -> str:
     gap = certificate["next_basin_gap"]
     basin = "no other optimum seen" if gap is None else f"next optimum {gap:.2%} higher"
     bounds = f", at bounds: {', '.join(certificate['at_bounds'])}" if certificate["at_bounds"] else ""
+    open_ = certificate["starts"] - certificate["starts_converged"]
+    unfinished = f", {open_} did not converge" if open_ else ""
     return (
-        f"certificate: {certificate['agree']} of {certificate['starts']} starts agree "
-        f"({certificate['starts_converged']} converged), {basin}, "
+        f"certificate: {certificate['agree']} of {certificate['starts']} starts agree{unfinished}, {basin}, "
         f"gradient {certificate['grad_norm']:.1e}, Hessian condition {certificate['condition']:.1e}{bounds}"
     )
 

@@ -15,6 +15,9 @@ AGREE = 1e-6  # two starts reached one optimum if their objectives differ by les
 GRID = 8  # values per axis if at most two parameters are searched
 SPREAD = 512  # quasi-random seeds if more are
 POLISHED = 24  # so many of the best seeds are polished to a stationary point
+FIRST_ITERATIONS = 300  # of every start; those that have not converged by then go on where few agree
+ENOUGH = 3  # starts that agree; with fewer, and others not converged, more effort is spent
+FURTHER = 2  # further sets of seeds at most
 HARD = 7  # laws with this many searched parameters (Farseer has nine) get eight times the seeds, twice the polished
 
 
@@ -56,15 +59,15 @@ class Optimum:
     x: np.ndarray
 
 
-def start_points(problem: Problem, per_axis: int = GRID, spread: int = SPREAD) -> np.ndarray:
-    """Seeds [G, K - L] of the searched parameters: a grid for one or two, a Sobol set for more."""
+def start_points(problem: Problem, per_axis: int = GRID, spread: int = SPREAD, seed: int = 0) -> np.ndarray:
+    """Seeds [G, K - L] of the searched parameters: a grid for one or two, a Sobol set (of this seed) for more."""
     kinds = [problem.law.params[name] for name in problem.law.searched]
     if not kinds:  # a linear law: variable projection alone solves it
         return np.zeros((1, 0))
     if len(kinds) <= 2:
         axes = [scale_to_range(kind, np.linspace(0.0, 1.0, per_axis)) for kind in kinds]
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(kinds))
-    unit = qmc.Sobol(len(kinds), seed=0).random(spread)
+    unit = qmc.Sobol(len(kinds), seed=seed).random(spread)
     return np.stack([scale_to_range(kind, unit[:, i]) for i, kind in enumerate(kinds)], axis=-1)
 
 
@@ -82,13 +85,15 @@ def minimise_objective(
     """Find the global minimum of the objective with weights [P] (1.0 each by default): seeds, then exact polish.
 
     `also`: parameters of one more start, say a published optimum. FitError if the best start is not at a stationary
-    point.
+    point, or if no other start agrees and most did not converge, even with more effort.
     """
     weights = np.ones((1, problem.points)) if weights is None else np.asarray(weights, float)[None]
     starts = _best_seeds(problem, weights)
     if also is not None:
         starts = np.concatenate([starts, problem.from_params(also)[None]])
-    solutions = newton.descend(problem, starts, np.broadcast_to(weights, (len(starts), problem.points)))
+    solutions = _polish(problem, starts, weights, FIRST_ITERATIONS)
+    solutions = _spend_effort(problem, weights, solutions)
+    starts = solutions.x
     best = int(solutions.objective.argmin())
     value, x = float(solutions.objective[best]), solutions.x[best]
     if not solutions.converged[best]:
@@ -96,20 +101,60 @@ def minimise_objective(
             f"the fit did not converge: the best of {len(starts)} starts (objective {value:.6g}, "
             f"{int(solutions.converged.sum())} others converged) is not at a stationary point"
         )
+    if _count_agreeing(solutions, weights) < 2 and 2 * solutions.converged.sum() < len(starts):
+        raise FitError(
+            f"the fit is not certain: 1 of {len(starts)} starts reached the best objective, {value:.6g}, and "
+            f"{int((~solutions.converged).sum())} did not converge: a law of fewer parameters, or more runs"
+        )
     params = {name: float(param) for name, param in problem.to_params(x).items()}
     return Optimum(params, value, certify_optimum(problem, solutions, best, weights), x)
 
 
-def _best_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
+def _best_seeds(problem: Problem, weights: np.ndarray, seed: int = 0) -> np.ndarray:
     """The seeds [<= POLISHED, K] of the lowest objective, twice as many for hard laws."""
     hard = len(problem.law.searched) >= HARD
-    seeds = start_points(problem, spread=8 * SPREAD if hard else SPREAD)
+    seeds = start_points(problem, spread=8 * SPREAD if hard else SPREAD, seed=seed)
     (starts,) = newton.variable_projection(problem, weights, seeds)
     polished = 2 * POLISHED if hard else POLISHED
     if len(starts) <= polished:
         return starts
     values = problem.value(starts, np.broadcast_to(weights, (len(starts), problem.points)))
     return starts[np.argsort(values, kind="stable")[:polished]]
+
+
+def _polish(problem: Problem, starts: np.ndarray, weights: np.ndarray, iterations: int) -> newton.Solutions:
+    rows = np.broadcast_to(weights, (len(starts), problem.points))
+    return newton.descend(problem, starts, rows, iterations=iterations)
+
+
+def _count_agreeing(solutions: newton.Solutions, weights: np.ndarray) -> int:
+    """Number of starts within AGREE of the best objective."""
+    least = solutions.objective.min()
+    return int((solutions.objective - least <= AGREE * least + newton.ROUNDING * weights.sum()).sum())
+
+
+def _spend_effort(problem: Problem, weights: np.ndarray, solutions: newton.Solutions) -> newton.Solutions:
+    """Go on from where starts stopped, then from further seeds, as long as few agree and others haven't converged.
+
+    Bounded by a number of steps, not by time: equal tables give equal numbers.
+    """
+    for seed in range(FURTHER + 1):
+        (unfinished,) = np.nonzero(~solutions.converged & np.isfinite(solutions.objective))
+        if _count_agreeing(solutions, weights) >= ENOUGH or not len(unfinished):
+            break
+        if seed == 0:
+            more = _polish(problem, solutions.x[unfinished], weights, 1000 - FIRST_ITERATIONS)
+            for target, source in zip(_fields(solutions), _fields(more), strict=True):
+                target[unfinished] = source
+        elif len(problem.law.searched) > 2:
+            more = _polish(problem, _best_seeds(problem, weights, seed), weights, FIRST_ITERATIONS)
+            both = zip(_fields(solutions), _fields(more), strict=True)
+            solutions = newton.Solutions(*(np.concatenate(parts) for parts in both))
+    return solutions
+
+
+def _fields(solutions: newton.Solutions) -> tuple[np.ndarray, ...]:
+    return solutions.x, solutions.objective, solutions.converged
 
 
 def certify_optimum(problem: Problem, solutions: newton.Solutions, best: int, weights: np.ndarray) -> Certificate:

@@ -7,6 +7,7 @@ Legend: P points, G groups, K parameters, R simulated tables.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from scipy.stats import t as student
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve import newton
+from scalelab.laws.solve import near_fit, newton
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
@@ -27,6 +28,7 @@ DENSE = 2000  # groups, up to which the law's projection is exact; of more it ta
 NODES = 400  # quantiles of each Gaussian in a mean over errors
 LEAST_DOF = 1.0  # below, Student's t has no width that helps anybody
 SURE = 1e6  # degrees of freedom beyond which Student's t is the normal distribution
+HELD_AT_ONCE = 4_000_000  # errors of simulated large tables in memory at once
 LEAST_VARIANCE = 1e-24  # of losses without error
 
 
@@ -97,11 +99,17 @@ class Dependence:
         The effects of the groups follow Student's t of `dof` degrees of freedom, one scale a table: so an interval from
         such tables also carries the uncertainty of their standard deviation.
         """
+        (errors,) = self.simulate_batches(count, seed, count)
+        return errors
+
+    def simulate_batches(self, count: int, seed: int, size: int) -> Iterator[np.ndarray]:
+        """Errors of `simulate_errors`, `size` tables at a time."""
         random = np.random.default_rng(seed)
         dof = max(self.dof, LEAST_DOF)
         scale = self.group_sd * np.sqrt(dof / random.chisquare(dof, count))
         effects = scale[:, None] * random.standard_normal((count, self.groups))
-        return effects[:, self.labels] + self.row_sd * random.standard_normal((count, len(self.labels)))
+        for part in np.split(effects, range(size, count, size)):
+            yield part[:, self.labels] + self.row_sd * random.standard_normal((len(part), len(self.labels)))
 
     def new_run_errors(self, count: int = 200) -> np.ndarray:
         """Evenly spaced quantiles [count] of the error of a row in a new group."""
@@ -152,8 +160,18 @@ def estimate_dependence(problem: Problem, best: Optimum, labels: np.ndarray, col
 
 def simulate_refits(problem: Problem, best: Optimum, dependence: Dependence, count: int, seed: int) -> newton.Solutions:
     """Refit the law to `count` simulated tables: the fitted law's values and `Dependence.simulate_errors`."""
-    moved = dependence.simulate_errors(count, seed) - problem.residuals(best.params)
-    return newton.descend(problem, np.tile(best.x, (count, 1)), np.ones_like(moved), moved=moved)
+    residuals, many = problem.residuals(best.params), problem.points > near_fit.MANY_ROWS
+    parts = []
+    for errors in dependence.simulate_batches(count, seed, max(1, HELD_AT_ONCE // problem.points) if many else count):
+        weights, moved = np.ones_like(errors), errors - residuals
+        starts = np.tile(best.x, (len(errors), 1))
+        parts.append(
+            near_fit.refit_near(problem, weights, best.x, moved)
+            if many
+            else newton.descend(problem, starts, weights, moved=moved)
+        )
+    fields = ("x", "objective", "converged")
+    return newton.Solutions(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))
 
 
 def _error_weights(problem: Problem, best: Optimum, slopes: np.ndarray) -> dict[str, np.ndarray]:

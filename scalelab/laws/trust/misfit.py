@@ -22,7 +22,7 @@ from scalelab.laws.trust import form, identifiable, profile
 from scalelab.laws.trust.dependence import Dependence, estimate_dependence
 from scalelab.laws.trust.form import OWN_DISTANCE, FormTest, Misfit
 from scalelab.laws.trust.information import run_sizes
-from scalelab.laws.trust.uncertainty import Bootstrap, bootstrap_fit
+from scalelab.laws.trust.uncertainty import Bootstrap, Progress, bootstrap_fit
 
 LEFT_OUT = (0.15, 0.25, 0.35, 0.45, 0.55)  # shares of the rows, the largest, that the law forecast
 FEWEST_ROWS = 10
@@ -43,10 +43,11 @@ class WiderLaw(NamedTuple):
 
 
 def resample_fit(
-    problem: Problem, best: Optimum, count: int, seed: int, dependence: Dependence | None, level: float
-) -> tuple[Bootstrap | None, FormTest | None]:
+    problem: Problem, best: Optimum, count: int, seed: int, dependence: Dependence | None, level: float,
+    progress: Progress | None = None,
+) -> tuple[Bootstrap | None, FormTest | None]:  # fmt: skip
     """Resample a fit (not if `count` is 0) and test its form; where that fails, predictions carry the misfit."""
-    boot = bootstrap_fit(problem, best, count, seed, dependence) if count else None
+    boot = bootstrap_fit(problem, best, count, seed, dependence, progress) if count else None
     tested = form.judge_form(problem, best, dependence, seed)
     if boot is None or tested is None or not tested.fails:
         return boot, tested

@@ -13,6 +13,7 @@ from scipy.stats import f as f_distribution
 
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.objective import Objective
+from scalelab.laws.solve import near_fit
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
@@ -24,7 +25,6 @@ MOST_INFLATION = 10.0
 SMALL = 1e-3  # a term of this share of the target counts as small
 FIRST = 0.3  # of the interval's half width: the first held value
 NEAR_STEPS = np.array([0.3, 0.7, 1.0, 1.4, 2.0, 3.0])  # half widths at which the coordinate is held, with many rows
-MANY_ROWS = 5000
 WIDE = {"linear": 1e1, "log": 1e2, "direct": 1e1}  # intervals with high / low beyond this determine no digit
 NEAR = 3.0  # an end within this factor of the best value still counts if the other side is open
 
@@ -154,7 +154,9 @@ def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end:
     least_size = SMALL * fitted.target.mean() / fitted.from_params({**best.params, name: 1.0})[place] if linear else 0.0
     held = profile_curve.hold_coordinate(problem, x, place, least, end)
     sides: list[profile_curve.Side] = []
-    if fitted.points > MANY_ROWS and np.isfinite(held.width):  # many rows: intervals are narrow, and refits are dear
+    if fitted.points > near_fit.MANY_ROWS and np.isfinite(
+        held.width
+    ):  # many rows: intervals are narrow, and refits are dear
         sides = profile_curve.follow_sides(held, _near_values(held, up=False), _near_values(held, up=True))
     if not sides or any(side.crossing is None for side in sides):
         how = law.params[name].how

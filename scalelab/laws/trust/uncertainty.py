@@ -5,24 +5,28 @@ Legend: R resamples, P points, K parameters.
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.stats import norm
 
 from scalelab.errors import BadInput
-from scalelab.laws.solve import newton, optimum
+from scalelab.laws.solve import near_fit, newton, optimum
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust.dependence import Dependence, simulate_refits
 from scalelab.laws.trust.form import Misfit
 
+Progress = Callable[[str, int, int], None]  # (what, pieces done, of how many)
+
 RESTARTS, RESTART_SPREAD = 5, 64  # grid and spread of each resample's own seeds, tried beside the fit
 FALL_STEPS = 4  # points on the way from that seed to the fit at which the objective is evaluated
 BATCH = 60_000  # resamples x runs fitted at once: what a processor's cache holds
 MAX_FOLDS = 200  # left-out refits at most: more runs share a fold
-MOST_POINTS = 30_000_000  # resamples x runs: some minutes and 1 GiB; 1e8 would take half an hour without any output
+MOST_POINTS = 2_000_000_000  # resamples x runs: above, many minutes; memory doesn't depend on it
+HELD_AT_ONCE = 4_000_000  # of these, weights in memory at once, of large tables
+SEEDED = 4  # resamples of a large table that are also fitted from seeds of their own
 FEW = 0.05  # a larger share of failed resamples, or of those at a bound, gives a warning
 HANDED_ON = 200  # resamples that a fit's JSON holds for later decisions
 MIN_SIZES = {"N": 3, "D": 3, "C": 3}  # a power law with an offset needs three values; of any other column, two
@@ -82,13 +86,31 @@ def refit_weighted(problem: Problem, weights: np.ndarray, warm: np.ndarray) -> n
 
     If no seed of the first batch leads lower than `warm`, later ones are skipped where the objective falls all the way
     on the straight line from the seed to the solution from `warm`: the seed lies in that solution's basin.
+    Resamples of a large table (`near_fit.MANY_ROWS`) resemble each other, and few are tried from seeds.
     """
+    if problem.points > near_fit.MANY_ROWS:
+        return _refit_many_rows(problem, weights, warm)
     rows = max(1, BATCH // weights.shape[1])
     first_batch, n_lower = _refit_batch(problem, weights[:rows], warm, every=True)
     batches = [first_batch]
     for i in range(rows, len(weights), rows):
         batches.append(_refit_batch(problem, weights[i : i + rows], warm, every=n_lower > 0)[0])
-    return newton.Solutions(*(np.concatenate(parts) for parts in zip(*map(_solution_fields, batches), strict=True)))
+    return _join_solutions(batches)
+
+
+def _refit_many_rows(problem: Problem, weights: np.ndarray, warm: np.ndarray) -> newton.Solutions:
+    """Fit rows of a large table: if no seed of the first SEEDED leads lower, none of the others is tried."""
+    seeded = [_refit_batch(problem, weights[i : i + 1], warm, every=True) for i in range(min(SEEDED, len(weights)))]
+    parts, rest = [solutions for solutions, _ in seeded], weights[SEEDED:]
+    if any(n_lower for _, n_lower in seeded):
+        parts += [_refit_batch(problem, rest[i : i + 1], warm, every=True)[0] for i in range(len(rest))]
+    elif len(rest):
+        parts.append(near_fit.refit_near(problem, rest, warm))
+    return _join_solutions(parts)
+
+
+def _join_solutions(parts: Sequence[newton.Solutions]) -> newton.Solutions:
+    return newton.Solutions(*(np.concatenate(fields) for fields in zip(*map(_solution_fields, parts), strict=True)))
 
 
 def _solution_fields(solutions: newton.Solutions) -> tuple[np.ndarray, ...]:
@@ -151,9 +173,25 @@ def left_out_residuals(problem: Problem, best: Optimum) -> tuple[np.ndarray, dic
     would leave zero. Refits without the point avoid both. Runs without which no law is determined give no residual.
     """
     folds = np.arange(problem.points) % MAX_FOLDS
-    weights = (np.arange(folds.max() + 1)[:, None] != folds).astype(float)
+    parts = [_left_out(problem, best, folds, each) for each in _batches(int(folds.max()) + 1, problem.points)]
+    residuals, params = zip(*parts, strict=True)
+    return np.concatenate(residuals), {name: np.concatenate([part[name] for part in params]) for name in params[0]}
+
+
+def _batches(count: int, points: int) -> list[np.ndarray]:
+    """Indices 0 to count - 1, in parts whose weights [R, P] fit in memory."""
+    size = count if points <= near_fit.MANY_ROWS else max(SEEDED + 1, HELD_AT_ONCE // points)
+    return np.split(np.arange(count), range(size, count, size))
+
+
+def _left_out(
+    problem: Problem, best: Optimum, folds: np.ndarray, chosen: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """`left_out_residuals` of the chosen folds alone."""
+    weights = (chosen[:, None] != folds).astype(float)
     weights = weights[unfit_reasons(weights, problem.columns, len(problem.law.params)) == ""]
-    refits = refit_weighted(problem, weights, best.x)
+    refit = near_fit.refit_near if problem.points > near_fit.MANY_ROWS else refit_weighted
+    refits = refit(problem, weights, best.x)
     params = {name: values[refits.converged] for name, values in problem.to_params(refits.x).items()}
     out = weights[refits.converged] == 0
     law = {name: values[:, None] for name, values in params.items()}
@@ -173,8 +211,9 @@ def check_resample_count(count: int, points: int) -> None:
 
 
 def bootstrap_fit(
-    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, dependence: Dependence | None = None
-) -> Bootstrap:
+    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, dependence: Dependence | None = None,
+    progress: Progress | None = None,
+) -> Bootstrap:  # fmt: skip
     """Refit `count` tables: resamples of the fitted runs, drawn with replacement, or simulated ones.
 
     Tables are simulated where rows depend (`Dependence.simulate_errors`): a resample of a dozen groups would hold too
@@ -187,10 +226,7 @@ def bootstrap_fit(
         refits = simulate_refits(problem, best, dependence, count, seed)
         noise, jackknife = dependence.new_run_errors(), dict[str, np.ndarray]()
     else:
-        shares = np.full(problem.points, 1 / problem.points)
-        draws = np.random.default_rng(seed).multinomial(problem.points, shares, size=count).astype(float)
-        reasons = unfit_reasons(draws, problem.columns, len(problem.law.params))
-        refits = refit_weighted(problem, draws[reasons == ""], best.x)
+        reasons, refits = _refit_resamples(problem, best, count, seed, progress)
         noise, jackknife = left_out_residuals(problem, best)
     reasons[np.flatnonzero(reasons == "")[~refits.converged]] = "not converged"
     x = refits.x[refits.converged]
@@ -207,6 +243,23 @@ def bootstrap_fit(
         seed=seed,
         objective=refits.objective[refits.converged],
     )
+
+
+def _refit_resamples(
+    problem: Problem, best: Optimum, count: int, seed: int, progress: Progress | None
+) -> tuple[np.ndarray, newton.Solutions]:
+    """(why each of `count` resamples has no fit [count], fits of the others); of large tables a part at a time."""
+    random, shares = np.random.default_rng(seed), np.full(problem.points, 1 / problem.points)
+    reasons, parts = [], list[newton.Solutions]()
+    for chosen in _batches(count, problem.points):
+        draws = random.multinomial(problem.points, shares, size=len(chosen)).astype(float)
+        reasons.append(unfit_reasons(draws, problem.columns, len(problem.law.params)))
+        usable = draws[reasons[-1] == ""]
+        near = bool(parts) and problem.points > near_fit.MANY_ROWS
+        parts.append((near_fit.refit_near if near else refit_weighted)(problem, usable, best.x))
+        if progress:
+            progress("resamples", int(chosen[-1]) + 1, count)
+    return np.concatenate(reasons), _join_solutions(parts)
 
 
 def central_interval(values: np.ndarray, level: float) -> tuple[float, float]:

@@ -207,9 +207,9 @@ def test_more_rows_than_can_be_resampled_end_in_one_line(tmp_path, capsys):
     """1e5 rows ended in numpy's refusal of 74.5 GiB, after a minute."""
     rows = "".join(f"{1e7 + i},1e9,{3 - 1e-6 * i}\n" for i in range(30_001))
     (tmp_path / "large.csv").write_text(f"N,D,loss\n{rows}")
-    assert main(["fit", str(tmp_path / "large.csv")]) == 2
+    assert main(["fit", str(tmp_path / "large.csv"), "--bootstrap=100000"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "bootstrap=1000 of 30,001 rows: over 30,000,000" in line and "nearest: bootstrap=999, or 0" in line
+    assert "bootstrap=100000 of 30,001 rows: over 2,000,000,000" in line and "nearest: bootstrap=66664, or 0" in line
 
 
 def test_help_and_page_list_every_law_and_help_imports_none():
@@ -436,3 +436,13 @@ def test_one_line_says_what_to_quote_with_the_digits_that_its_width_supports(cap
 )
 def test_the_width_decides_about_digits(value, ends, said):
     assert text._round_to_width(value, ends) == said
+
+
+def test_the_certificates_line_counts_starts_that_did_not_converge():
+    from scalelab.commands.fit.text import _certificate
+    from scalelab.laws.solve.optimum import Certificate
+
+    block = Certificate(True, 48, 6, 6, None, 1e-9, 1e6, ()).to_json()
+    assert "6 of 48 starts agree, 42 did not converge, no other optimum" in _certificate(block)
+    whole = Certificate(True, 48, 48, 48, None, 1e-9, 1e6, ()).to_json()
+    assert "48 of 48 starts agree, no other optimum" in _certificate(whole)

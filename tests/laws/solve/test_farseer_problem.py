@@ -1,11 +1,12 @@
 """Farseer's law in the solver's coordinates: a start that must cross gamma = 0 arrives, and parameters round-trip."""
 
 import numpy as np
+import pytest
 
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.solve import farseer_problem, newton
-from scalelab.laws.solve.optimum import minimise_objective
+from scalelab.laws.solve import farseer_problem, newton, optimum
+from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.trust import profile
 from tests.laws.truths import TRUTHS
@@ -64,3 +65,30 @@ def test_an_exponents_profile_ends_where_the_law_with_it_held_reaches_the_thresh
         lower[place] = upper[place] = held
         value = newton.descend(posed, best.x[None], np.ones((1, 120)), lower, upper).objective[0]
         assert 0.999 < (value - least) / (end - least) < 1.001
+
+
+def test_starts_that_stop_early_go_on_until_some_agree(monkeypatch):
+    """Stopped after three steps none has converged; without more effort that was a FitError."""
+    columns, loss = farseer_study(60)
+    posed = pose_problem(LAW, columns, loss, huber_log())
+    whole = minimise_objective(posed)
+    monkeypatch.setattr(optimum, "FIRST_ITERATIONS", 3)
+    best = minimise_objective(posed)
+    assert best.value <= whole.value * (1 + 1e-8) and best.certificate.agree >= optimum.ENOUGH
+
+
+def test_one_start_that_no_other_confirms_is_not_certain(monkeypatch):
+    columns, loss = farseer_study(60)
+    posed = pose_problem(LAW, columns, loss, huber_log())
+    best = minimise_objective(posed).x
+
+    def only_one_arrives(problem, starts, weights, iterations):
+        stopped = newton.descend(problem, starts, np.broadcast_to(weights, (len(starts), 60)), iterations=1)
+        stopped.x[0], stopped.objective[0] = best, problem.value(best[None], weights)[0]
+        stopped.converged[:] = np.arange(len(starts)) == 0
+        return stopped
+
+    monkeypatch.setattr(optimum, "_polish", only_one_arrives)
+    monkeypatch.setattr(optimum, "FURTHER", -1)
+    with pytest.raises(FitError, match=r"1 of 48 starts reached the best objective.*47 did not converge"):
+        minimise_objective(posed)

@@ -152,7 +152,7 @@ def test_condition_and_gradient_are_those_of_log_terms():
 
 def test_an_optimum_that_was_not_reached_gives_no_numbers(monkeypatch):
     cut = newton.descend
-    monkeypatch.setattr(newton, "descend", lambda *args: cut(*args, iterations=2))
+    monkeypatch.setattr(newton, "descend", lambda *args, **_: cut(*args, iterations=2))
     with pytest.raises(FitError, match="did not converge"):
         fit_chinchilla(*study(QUICKSTART_LIKE, 0.01))
 
