@@ -439,7 +439,7 @@ def test_the_width_decides_about_digits(value, ends, said):
 
 
 def test_the_certificates_line_counts_starts_that_did_not_converge():
-    from scalelab.commands.fit.text import _certificate
+    from scalelab.commands.fit.trust_text import _certificate
     from scalelab.laws.solve.optimum import Certificate
 
     block = Certificate(True, 48, 6, 6, None, 1e-9, 1e6, ()).to_json()
