@@ -3,9 +3,9 @@
     python -m experiments.faults [--cases=1,22,81] [--jobs=2]
 
 `faults.toml` beside this file lists the cases with their tests, the slow ones included. Each test file is run once;
-after an interruption the same command goes on with the files that are missing, as long as scalelab, configs and the
-tests' helpers have not changed. A case is survived if all its tests pass, wrong if one fails, and not tried if it has
-no test or all are skipped here. Writes `results/faults.json` and `.md`, or into --workdir; with --cases it only
+after an interruption the same command goes on with the files that are missing or failed, as long as scalelab, configs
+and the tests' helpers have not changed. A case is survived if all its tests pass, wrong if one fails, and not tried if
+it has no test or all are skipped here. Writes `results/faults.json` and `.md`, or into --workdir; with --cases it only
 prints. About half an hour on 2 cores. Exit 1 where a case is wrong.
 
     scalelab study faults --cases=31
