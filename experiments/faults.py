@@ -91,11 +91,12 @@ def _read_outcomes(path: pathlib.Path) -> Outcomes:
 
 
 def run_or_read(file: str, tests: Sequence[str], jobs: int, folder: pathlib.Path) -> Outcomes:
-    """The outcomes of `run_file`, stored in `folder`: read from there if the same code ran the same tests before."""
+    """The outcomes of `run_file`, stored in `folder`: read from there if the same code passed the same tests before."""
     path = folder / f"{file.removesuffix('.py').replace('/', '.')}.json"
     request = {"code": hash_code(file), "tests": list(tests)}
     part = jsonfiles.read_json(path) if path.exists() else {}
-    if part.get("request") == request:
+    failed = any(counts.get("failed") for counts in part.get("outcomes", {}).values())
+    if part.get("request") == request and part["outcomes"] and not failed:  # a run that was killed has failures too
         print(f"{file}: read from {path}", file=sys.stderr, flush=True)
     else:
         print(f"{file}: {len(tests)} tests", file=sys.stderr, flush=True)

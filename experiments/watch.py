@@ -7,7 +7,7 @@ on seed 0, split 0, on which the width of the interval was chosen; what is missi
 forecast from its curve up to 10 to 90 % of its steps, with the other 30 as finished siblings (leave one run out: the
 law is fitted again without it). Then the grid of each study is replayed trial after trial under
 --stop-if="p_worse_than_best > 0.95", with the recorded curves: only trials before it that ran to their end are known.
-Writes `results/watch.json` and `.md` beside this file; --quick trains two grids of 15 very small runs instead, in three
+Writes `results/watch.json` and `.md` beside this file; --quick trains two grids of 12 very small runs instead, in three
 minutes on 2 cores, and writes beside the runs. Run it again to resume: each study's forecasts are kept beside its runs.
 
     scalelab study watch --workdir=runs/confirm --quick
@@ -57,18 +57,18 @@ LOOKS = [i / 20 for i in range(2, 20)]  # shares at which the rule is asked: eve
 RESULT_FILE = "watch.json"  # of a study, beside its runs
 ROOT = pathlib.Path(__file__).parent.parent
 # Of --quick: widths, steps of each, and the rate that has no chance, once a width; other seeds are other studies.
-QUICK_WIDTHS, QUICK_STEPS, QUICK_LR, QUICK_HOPELESS, QUICK_SEEDS = (16, 24, 32), (40, 80, 160, 240), 1e-2, 1e-4, (0, 4)
+QUICK_WIDTHS, QUICK_STEPS, QUICK_LR, QUICK_HOPELESS, QUICK_SEEDS = (16, 24, 32), (60, 120, 240), 1e-2, 1e-4, (0, 4)
 
 
 def make_quick_trials(seed: int) -> dict[str, ConfigDict]:
     """{name: config} of a study of --quick: a grid of widths and lengths, and a hopeless twin of each longest run."""
-    base = config_lib.load(ROOT / "configs" / "quickstart.py", {"train.steps_per_dispatch": "20", "eval.batches": "16"})
     cells = [(width, steps, QUICK_LR) for width in QUICK_WIDTHS for steps in QUICK_STEPS]
     cells += [(width, QUICK_STEPS[-1], QUICK_HOPELESS) for width in QUICK_WIDTHS]
     return {
-        f"fit-d{width}-s{steps}-lr{lr:g}": config_lib.resolve(config_lib.override(base, {
-            "model.d_model": width, "train.steps": steps, "optim.peak_lr": lr, "train.seed": seed,
-            "eval.every_steps": steps, "checkpoint.every_steps": steps, "log.every_steps": max(1, steps // 80),
+        f"fit-d{width}-s{steps}-lr{lr:g}": config_lib.resolve(config_lib.load(ROOT / "configs" / "quickstart.py", {
+            "model.d_model": str(width), "train.steps": str(steps), "optim.peak_lr": str(lr), "train.seed": str(seed),
+            "eval.every_steps": str(steps), "checkpoint.every_steps": str(steps), "eval.batches": "16",
+            "log.every_steps": str(max(1, steps // 80)), "train.steps_per_dispatch": "20",
         })) for width, steps, lr in cells
     }  # fmt: skip
 
@@ -177,7 +177,7 @@ def format_page(result: dict[str, Any]) -> str:
     lines = [
         "# Forecasts of the final loss, scored", "",
         f"`{result['command']}`, {result['date']}, {result['machine']}. Runs trained by {result['trained_by']}.", "",
-        f"{len(result['studies']) - 1} studies of {'15 very small' if result['quick'] else '31'} runs. The width of "
+        f"{len(result['studies']) - 1} studies of {'12 very small' if result['quick'] else '31'} runs. The width of "
         f"the interval was chosen on {result['chosen_on']} alone, where the factor that holds 90 % is "
         f"{result['inflation_there']:.2f} (used: {result['inflation']:.2f}). The form of the "
         "regression and its window were compared by their errors on all "
@@ -234,7 +234,7 @@ def main(argv: Sequence[str]) -> int:
 def _main(argv: Sequence[str]) -> int:
     parser = command_line("watch", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the studies are, or go")
-    parser.add_argument("--quick", action="store_true", help="two grids of 15 very small runs, as a test: 3 minutes")
+    parser.add_argument("--quick", action="store_true", help="two grids of 12 very small runs, as a test: 3 minutes")
     options = parser.parse_args(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the studies are, or go")

@@ -62,7 +62,8 @@ def test_finished_files_are_not_run_again(tmp_path, monkeypatch, capfd):
     assert "2 passed, 1 skipped" in error and "1 failed" in error
     assert faults.main([f"--workdir={tmp_path / 'out'}"]) == 1
     output = capfd.readouterr()
-    assert "passed" not in output.err and "1 failed" in output.err and output.err.count("read from") == 1
+    assert " passed" not in output.err and "1 failed" in output.err
+    assert output.err.count("read from") == 1 and f"{file}: read from" in output.err
     assert output.out.endswith("3 cases: 2 tried, 1 survived, 1 wrong, 1 not tried\n")
     rows = json.loads((tmp_path / "out" / "faults.json").read_text())["cases"]
     assert [row["verdict"] for row in rows] == ["survived", "wrong", "not tried"]

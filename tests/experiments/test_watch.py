@@ -45,3 +45,10 @@ def test_rows_hold_every_share_and_way(tmp_path):
     assert {row["way"] for row in rows} == {"family, val", "family, train", "own curve, val"}
     assert [row["share"] for row in rows if row["way"] == "family, val"] == list(watch.SHARES)
     assert all(row["z"] is not None and abs(row["z"]) < 3 for row in rows)
+
+
+def test_quick_has_enough_siblings_for_a_law_and_few_programs():
+    runs = watch.plan(["--quick"]).runs
+    assert len(runs) == 2 * 12  # 11 finished siblings each: a law needs 10
+    shapes = {(run.model.d_model, run.train.steps, run.schedule.decay_steps) for run in runs.values()}
+    assert len(shapes) == 9 and all(decay == round(0.3 * steps) for _, steps, decay in shapes)
