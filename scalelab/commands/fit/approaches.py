@@ -10,14 +10,17 @@ from scalelab.api.fit_rows import numeric_columns, read_sources
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
 from scalelab.errors import BadInput
+from scalelab.laws.fitted import INTERVAL_LEVEL
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read import units
 from scalelab.laws.read.columns import known_fields, parse_columns
+from scalelab.laws.read.groups import SEED_NAMES
 from scalelab.laws.read.study import N_COLUMNS, Row, select_rows
 from scalelab.laws.read.table import Table
 from scalelab.laws.trust import design
 from scalelab.laws.use.envelope import Envelope, fit_envelope, training_curves
-from scalelab.laws.use.isoflop import IsoFlop, SeedNoise, fit_isoflop
+from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
+from scalelab.laws.use.seed_noise import MeasuredNoise, measure_noise
 from scalelab.records import read_metrics
 
 
@@ -84,9 +87,9 @@ def _first(options: Any, rows: Sequence[Row], size: str) -> tuple[Envelope, list
 def _second(options: Any, rows: Sequence[Row], size: str) -> tuple[IsoFlop, list[str]]:
     """Fit IsoFLOP profiles: the best N at each budget, and a power law through these minima."""
     C, N, loss = (np.array([row[name] for row in rows], float) for name in ("C", size, "val_loss"))
-    noise = SeedNoise() if options.seed_noise else None
-    resamples = {"resamples": options.bootstrap} if noise else {}
-    isoflop = fit_isoflop(C, N, loss, options.method or "akima", noise, seed=options.seed, **resamples)
+    noise = _seed_noise(options, rows, C, N, loss)
+    extra = {"resamples": options.bootstrap, "level": options.level or INTERVAL_LEVEL} if noise else {}
+    isoflop = fit_isoflop(C, N, loss, options.method or "akima", noise, seed=options.seed, **extra)
     cells = [["budget", "sizes", "best N", "loss", ""]]
     for profile in isoflop.profiles:
         edge = "" if profile.interior else "not used: the minimum is at the edge of the sizes tried"
@@ -100,8 +103,33 @@ def _second(options: Any, rows: Sequence[Row], size: str) -> tuple[IsoFlop, list
         *align_columns(cells),
         "",
         law_line,
+        *_describe_noise(noise),
         *(_draw(options, isoflop, C, N, loss) if options.figures else []),
     ]
+
+
+def _seed_noise(
+    options: Any, rows: Sequence[Row], C: np.ndarray, N: np.ndarray, loss: np.ndarray
+) -> MeasuredNoise | None:
+    """The noise of one run, measured in the table, where it is asked for."""
+    if not options.seed_noise:
+        return None
+    if options.bootstrap < 1:
+        raise BadInput("--seed-noise draws noisy copies, and --bootstrap=0 gives none: ask for copies; 1000 is usual")
+    name = next((name for name in SEED_NAMES if all(name in row for row in rows)), None)
+    return measure_noise(group_budgets(C), N, loss, [str(row[name]) for row in rows] if name else None)
+
+
+def _describe_noise(noise: MeasuredNoise | None) -> list[str]:
+    """Where the seed noise comes from, in one line."""
+    if noise is None:
+        return []
+    source = {
+        "repeats": f"{noise.count} settings with repeated runs",
+        "residuals": f"{noise.count} runs beside parabolas through three neighbouring sizes; no setting was repeated "
+        "often enough",
+    }[noise.source]
+    return [f"seed noise: {noise.share:.2%} of the loss, from {source} ({noise.dof:.3g} degrees of freedom)"]
 
 
 def _draw(options: Any, isoflop: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[str]:

@@ -22,11 +22,15 @@ from typing import Any
 from scalelab.cli.parser import Parser, emit_json, folder_path
 from scalelab.errors import BadInput
 
-LAW_OPTIONS = ("law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_values", "level")
+LAW_OPTIONS = ("law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_values")
 RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out",
     "--n": "--n-convention", "--plot": "--figures", "--target": "--determine",
 }  # fmt: skip
-IDLE_OPTIONS = {1: (*LAW_OPTIONS, "seed_noise", "figures"), 2: (*LAW_OPTIONS, "cluster"), 3: ("method", "seed_noise")}
+IDLE_OPTIONS = {
+    1: (*LAW_OPTIONS, "level", "seed_noise", "figures"),
+    2: (*LAW_OPTIONS, "cluster"),
+    3: ("method", "seed_noise"),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -100,7 +104,8 @@ def _fit(add: Callable[..., Any]) -> None:
     add(
         "--seed-noise",
         action="store_true",
-        help="approach 2: weight budgets by the noise of seeds, and give an interval",
+        help="approach 2: weight budgets by the noise of seeds, measured in the table (repeated runs, else residuals), "
+        "and give an interval",
     )
 
 
@@ -185,5 +190,7 @@ def _refuse_idle(options: Any) -> None:
     for name in IDLE_OPTIONS[options.approach]:
         if getattr(options, name):
             raise BadInput(f"--{name.replace('_', '-')} has no effect with --approach={options.approach}: leave it out")
+    if options.approach == 2 and options.level and not options.seed_noise:
+        raise BadInput("--level has no effect with --approach=2 without --seed-noise, which gives its interval: add it")
     if options.grid_columns and not options.grid:
         raise BadInput("--grid-columns names the columns of --grid=FILE: give that table, with --next-runs=K")

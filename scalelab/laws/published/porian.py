@@ -17,7 +17,8 @@ from scalelab.laws.published.tables import Line
 from scalelab.laws.published.verdict import ComparisonRow, PaperReport, judge_minimum, make_comparison_row
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
-from scalelab.laws.use.isoflop import SeedNoise, fit_isoflop
+from scalelab.laws.use.isoflop import fit_isoflop
+from scalelab.laws.use.seed_noise import SeedNoise
 
 SOURCE = "arXiv 2406.19146; stored results of formll/resolving-scaling-law-discrepancies"
 

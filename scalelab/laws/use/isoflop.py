@@ -5,35 +5,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.read.points import check_positive
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.laws.use.isoflop_minima import METHODS
+from scalelab.laws.use.seed_noise import MeasuredNoise, SeedNoise
 
 MIN_SIZES = 3
 SAME_BUDGET = 0.05  # runs whose C differ by less than this share belong to one budget: steps are whole numbers
 FLOOR = 0.33  # least std of a minimum, as a share of the mean spacing of log N (Porian et al. 2024, app. D)
 CURVE = 61  # points of each curve for a plot
-
-
-@dataclasses.dataclass(frozen=True)
-class SeedNoise:
-    """Standard deviation of a run's loss over seeds (Porian et al. 2024, app. D), in nats per token.
-
-    It is `low` at losses up to `easy`, `high` from `hard` on, and linear in logs of both between them.
-    """
-
-    low: float = 0.005
-    high: float = 0.1
-    easy: float = 3.0
-    hard: float = 6.0
-
-    def std(self, loss: ArrayLike) -> np.ndarray:
-        """The standard deviation at these losses."""
-        ends = np.log([self.easy, self.hard]), np.log([self.low, self.high])
-        return np.exp(np.interp(np.log(loss), *ends))
+Noise = SeedNoise | MeasuredNoise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +50,7 @@ class BudgetProfile:
 class IsoFlop:
     """N_opt = coefficient x C^a through the interior optima of `profiles` (all budgets, in order of C).
 
-    `interval` of a at `level` is due to seed noise alone (None if no noise is assumed).
+    `interval` of a at `level` is due to seed noise alone (None if no noise is assumed), that of `noise`.
     """
 
     a: float
@@ -73,6 +59,7 @@ class IsoFlop:
     profiles: tuple[BudgetProfile, ...]
     interval: tuple[float, float] | None = None
     level: float = 0.95
+    noise: Noise | None = None
 
     @property
     def edges(self) -> tuple[BudgetProfile, ...]:
@@ -87,8 +74,9 @@ class IsoFlop:
         """The profiles and the power law as plain JSON values."""
         profiles = [profile.to_json() for profile in self.profiles]
         interval = list(self.interval) if self.interval else None
+        noise = dataclasses.asdict(self.noise) if isinstance(self.noise, MeasuredNoise) else None
         return {"a": self.a, "coefficient": self.coefficient, "method": self.method, "interval": interval,
-                "interval_level": self.level, "budgets": profiles}  # fmt: skip
+                "interval_level": self.level, "seed_noise": noise, "budgets": profiles}  # fmt: skip
 
 
 def group_budgets(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
@@ -103,7 +91,7 @@ def group_budgets(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
 
 
 def profile_budget(
-    C: float, N: np.ndarray, loss: np.ndarray, method: str = "akima", noise: SeedNoise | None = None,
+    C: float, N: np.ndarray, loss: np.ndarray, method: str = "akima", noise: Noise | None = None,
     resamples: int = 1000, seed: int | tuple[int, ...] = 0,
 ) -> BudgetProfile:  # fmt: skip
     """Find the optimum of one budget from sizes N [S] and losses [S]; runs of equal N count by their mean log loss.
@@ -145,7 +133,7 @@ def profile_budget(
 
 
 def fit_isoflop(
-    C: ArrayLike, N: ArrayLike, loss: ArrayLike, method: str = "akima", noise: SeedNoise | None = None,
+    C: ArrayLike, N: ArrayLike, loss: ArrayLike, method: str = "akima", noise: Noise | None = None,
     resamples: int = 1000, seed: int = 0, level: float = 0.95,
 ) -> IsoFlop:  # fmt: skip
     """Fit best sizes per budget and N_opt ~ C^a to runs of C FLOPs, N parameters and loss (nats/token), each [P].
@@ -173,7 +161,9 @@ def fit_isoflop(
     log_c = np.log([p.C for p in used])
     a, constant = np.polyfit(log_c, np.log([p.N for p in used]), 1, w=weights)
     interval = _noise_interval(log_c, [p.log_n for p in used], weights, level) if noise else None
-    return IsoFlop(float(a), float(np.exp(constant)), method, profiles, interval, level)
+    if interval and noise and np.isfinite(noise.dof):
+        interval = _widen(interval, float(a), noise.dof, level)
+    return IsoFlop(float(a), float(np.exp(constant)), method, profiles, interval, level, noise)
 
 
 def _noise_interval(
@@ -184,3 +174,11 @@ def _noise_interval(
     count = min(map(len, copies))
     slopes, _ = np.polyfit(log_c, np.stack([s[:count] for s in copies]), 1, w=weights)
     return central_interval(slopes, level)
+
+
+def _widen(interval: tuple[float, float], a: float, dof: float, level: float) -> tuple[float, float]:
+    """The interval as wide as Student's t asks for: the noise itself was estimated."""
+    tail = (1 + level) / 2
+    factor = float(student.ppf(tail, dof) / norm.ppf(tail))
+    low, high = (a + factor * (end - a) for end in interval)
+    return low, high

@@ -9,8 +9,9 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, allocation_exponents, optimal_allocation
-from scalelab.laws.use.isoflop import SeedNoise, fit_isoflop, group_budgets, profile_budget
+from scalelab.laws.use.isoflop import fit_isoflop, group_budgets, profile_budget
 from scalelab.laws.use.isoflop_minima import akima, parabola
+from scalelab.laws.use.seed_noise import SeedNoise, measure_noise
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, published, study
 from tests.tables import table_path
 
@@ -192,3 +193,47 @@ def test_every_budget_has_noise_of_its_own():
     first, second, *_ = (p.log_n for p in noisy_isoflop(SeedNoise(low=0.002), method="parabola").profiles)
     count = min(len(first), len(second))
     assert abs(np.corrcoef(first[:count], second[:count])[0, 1]) < 0.2
+
+
+def parabolas(random, sigma, repeats=1, sizes=7):
+    """(C, N, loss, the exponent of the minima): budgets whose log loss is a parabola in log N, with noise."""
+    N = np.tile(np.repeat(np.exp(np.linspace(-1, 1, sizes)), repeats), 5) * np.repeat(
+        1e7 * 2.0 ** np.arange(5), sizes * repeats
+    )
+    C = np.repeat(1e18 * 4.0 ** np.arange(5), sizes * repeats)
+    log_loss = 1.0 + 0.03 * (np.log(N / 1e7) - 0.5 * np.log(C / 1e18)) ** 2
+    return C, N, np.exp(log_loss + sigma * random.standard_normal(len(C)))
+
+
+@pytest.mark.parametrize(("repeats", "source"), [(2, "repeats"), (1, "residuals")])
+def test_noise_is_measured_in_the_table(repeats, source):
+    """Variances are unbiased, and vary over tables as their degrees of freedom say."""
+    random, sigma = np.random.default_rng(0), 0.003
+    tables = [parabolas(random, sigma, repeats) for _ in range(150)]
+    noises = [measure_noise(C, N, loss) for C, N, loss in tables]
+    assert {noise.source for noise in noises} == {source}
+    variances = np.array([noise.share**2 for noise in noises]) / sigma**2
+    dof = noises[0].dof
+    assert variances.mean() == pytest.approx(1.0, abs=4 * np.sqrt(2 / dof / 150))
+    assert variances.var() == pytest.approx(2 / dof, rel=0.4)
+
+
+def test_the_interval_from_measured_noise_covers_the_exponent():
+    random, inside = np.random.default_rng(1), 0
+    for _ in range(60):
+        C, N, loss = parabolas(random, 0.003)
+        noise = measure_noise(C, N, loss)
+        low, high = fit_isoflop(C, N, loss, "parabola", noise, resamples=200, level=0.8).interval
+        inside += low < 0.5 < high
+    assert 39 <= inside <= 57  # 48 of 60, within three standard errors
+
+
+def test_runs_of_one_seed_are_not_repeats():
+    C, N, loss = parabolas(np.random.default_rng(2), 0.003, repeats=2)
+    seeds = np.zeros(len(C))
+    assert measure_noise(C, N, loss, seeds).source == "residuals"
+    seeds[::2] = 1
+    assert measure_noise(C, N, loss, seeds).source == "repeats"
+    three = np.isin(N, np.unique(N[C[0] == C])[:3])
+    with pytest.raises(BadInput, match="leave it out"):
+        measure_noise(C[three], N[three], loss[three], np.zeros(three.sum()))
