@@ -15,11 +15,11 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scalelab.api import answer, fit, load, metrics, plan, runs, sweep, train
+    from scalelab.api import answer, best_settings, fit, load, metrics, plan, runs, sweep, train
 
 # The only place of the version: pyproject.toml and `scalelab --version` read it; records and exported weights store it.
 __version__ = "0.2.0"
-__all__ = ["__version__", "answer", "fit", "load", "metrics", "plan", "runs", "sweep", "train"]
+__all__ = ["__version__", "answer", "best_settings", "fit", "load", "metrics", "plan", "runs", "sweep", "train"]
 CALLABLE_ROOMS = ("plan", "sweep", "train")
 
 

@@ -89,6 +89,8 @@ def _rename_columns(run: dict[str, Any], column: str) -> dict[str, Any]:
     aliases = {
         field: next((run[n] for n in names if n in run), None) for field, names in ALIASES.items() if field not in run
     }
+    sequences, length = run.get("train.global_batch"), run.get("model.seq_len")
+    aliases |= {"batch_tokens": sequences * length} if sequences and length else {}
     return run | aliases | {"N_total": run["N"], "N": N, "M": D / N if D and N else None}
 
 

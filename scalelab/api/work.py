@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from scalelab.laws.fitted import Fitted
+    from scalelab.laws.use.settings.best import BestSettings
     from scalelab.plan.whole import Plan
     from scalelab.sweep.answer.ranking import SweepAnswer
 
@@ -173,6 +174,27 @@ def fit(
         return fit_columns(source, law, **options)
     rows = _fit_rows(source, law, columns, n, [where] if isinstance(where, str) else list(where))
     return fit_study(rows, law, n or "total", drop_top_loss, cluster, **options)
+
+
+def best_settings(
+    source: Source | Sequence[Source], best_of: Sequence[str] | str = "lr", per: Sequence[str] | str = ("N", "D"),
+    over: Mapping[str, Sequence[str]] | None = None, *, columns: Mapping[str, str] | None = None, n: str | None = None,
+    where: Sequence[str] | str = (), level: float = 0.9,
+) -> "BestSettings":  # fmt: skip
+    """Find the best settings of each group of runs, and laws through them (`scalelab fit --best-of=… --per=…`).
+
+    `source`: a folder of runs, a table's path, or several of these. The other arguments are the command's options;
+    `over`: {setting: columns of its law}. BadInput as the command.
+    """
+    from scalelab.api.settings import read_best_settings
+
+    sources = [source] if isinstance(source, str | os.PathLike) else list(source)
+    named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
+    settings, sizes = ([each] if isinstance(each, str) else list(each) for each in (best_of, per))
+    return read_best_settings(
+        [str(_path(each, "source")) for each in sources], settings, sizes, over or {}, columns=named, n_convention=n,
+        where=[where] if isinstance(where, str) else list(where), level=level,
+    ).best  # fmt: skip
 
 
 def _fit_rows(source: Any, law: Any, columns: Mapping[str, str] | None, n: str | None, where: list[str]) -> Any:

@@ -23,6 +23,7 @@ from scalelab.laws.law.objective import Objective
 from scalelab.laws.read import units
 from scalelab.laws.read.groups import Groups, choose_groups
 from scalelab.laws.read.points import is_numeric, law_columns
+from scalelab.laws.read.raw_grid import refuse_raw_grid
 from scalelab.laws.solve import likelihood, optimum
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
@@ -55,6 +56,7 @@ def fit(
     start = time.process_time()
     law = law_lib.hold_params(load_law(law) if isinstance(law, str) else law, **(fixed or {}))
     columns, target = law_columns(table, law)
+    refuse_raw_grid({**{name: np.asarray(values) for name, values in table.items()}, **columns}, law)
     if bootstrap:
         uncertainty.check_resample_count(bootstrap, len(target))
     chosen = objective_lib.load_objective(objective, delta)

@@ -4,6 +4,7 @@ A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .tsv, .jsonl (
   scalelab fit runs/quickstart --target-flops=4e12
   scalelab fit points.csv --columns='N=Model Size,C=Training FLOP,loss=loss' --drop-top-loss=5 --figures=figures
   scalelab fit runs.csv --law=data_constrained --columns=N=params,D=tokens,U=unique --where="unique > 1e8"
+  scalelab fit sweep.csv --best-of=lr,batch --per=N,D --target-values=N=1e9,D=1e11
 A table needs two of N, D and C: C = 6ND gives the third. Usual names (params, tokens, flops, final_loss, …) and numbers
 as people write them (50M, 1,234,567, 1.3B) are read, and a line says so. Runs that diverged or didn't finish are never
 fitted.
@@ -26,6 +27,11 @@ LAW_OPTIONS = ("law", "hold", "objective", "delta", "holdout", "tournament", "ne
 RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out",
     "--n": "--n-convention", "--plot": "--figures", "--target": "--determine",
 }  # fmt: skip
+SETTING_OPTIONS = ("per", "over")
+NOT_FOR_SETTINGS = (
+    "law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_flops", "cluster", "method",
+    "seed_noise", "grid", "budget_flops",
+)  # fmt: skip
 IDLE_OPTIONS = {
     1: (*LAW_OPTIONS, "level", "seed_noise", "figures"),
     2: (*LAW_OPTIONS, "cluster"),
@@ -37,11 +43,12 @@ def main(argv: list[str]) -> int:
     """Fit and print the result (or its JSON); exit code 1 if the optimiser found no trustworthy optimum."""
     options = _parser().parse_args(argv)
     _refuse_idle(options)
-    from scalelab.commands.fit import approaches, law
+    from scalelab.commands.fit import approaches, best_settings, law
     from scalelab.laws.solve.optimum import FitError
 
+    by_approach = law.run_law_fit if options.approach == 3 else approaches.run_approach
     try:
-        lines, result = law.run_law_fit(options) if options.approach == 3 else approaches.run_approach(options)
+        lines, result = (best_settings.run_best_settings if options.best_of else by_approach)(options)
     except FitError as failure:
         print(f"scalelab: {failure}", file=sys.stderr)
         return 1
@@ -82,6 +89,13 @@ def _rows(add: Callable[..., Any]) -> None:
 def _fit(add: Callable[..., Any]) -> None:
     add("--law", metavar="NAME", help="one of the laws above (default: chinchilla)")
     add("--hold", type=parse_pairs, metavar="E=X,…", help="hold these parameters at values and fit the others")
+    add("--best-of", metavar="lr,batch", help="find the best of these settings in each group of runs, and their laws")
+    add("--per", metavar="N,D", help="what makes a group for --best-of, and what the laws are of")
+    add(
+        "--over",
+        metavar="lr=N+D,…",
+        help="columns of each setting's law (default: all of --per; of a batch D alone)",
+    )
     add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
     add("--bootstrap", type=int, default=1000, metavar="COUNT", help="resamples; 0: no intervals (default: 1000)")
@@ -187,6 +201,10 @@ def parse_pairs(text: str) -> dict[str, float]:
 
 def _refuse_idle(options: Any) -> None:
     """Refuse an option that the chosen approach would silently ignore: BadInput."""
+    if options.best_of:
+        return _refuse_beside_settings(options)
+    for name in (name for name in SETTING_OPTIONS if getattr(options, name)):
+        raise BadInput(f"--{name} says how to find best settings: give --best-of=lr,batch too, or leave it out")
     for name in IDLE_OPTIONS[options.approach]:
         if getattr(options, name):
             raise BadInput(f"--{name.replace('_', '-')} has no effect with --approach={options.approach}: leave it out")
@@ -194,3 +212,15 @@ def _refuse_idle(options: Any) -> None:
         raise BadInput("--level has no effect with --approach=2 without --seed-noise, which gives its interval: add it")
     if options.grid_columns and not options.grid:
         raise BadInput("--grid-columns names the columns of --grid=FILE: give that table, with --next-runs=K")
+
+
+def _refuse_beside_settings(options: Any) -> None:
+    """Refuse what --best-of would silently ignore: BadInput."""
+    if options.approach != 3:
+        raise BadInput(
+            f"--approach={options.approach} finds the best N of budgets, --best-of the best settings: give one"
+        )
+    changed = [name for name in ("bootstrap", "seed") if getattr(options, name) != {"bootstrap": 1000, "seed": 0}[name]]
+    for name in (*(name for name in NOT_FOR_SETTINGS if getattr(options, name)), *changed):
+        hint = "; --target-values=N=…,D=… predicts" if name == "target_flops" else ""
+        raise BadInput(f"--{name.replace('_', '-')} has no effect with --best-of: leave it out{hint}")

@@ -16,7 +16,8 @@ BASE_FIELDS = ("N", "D", "C", "M", "loss")
 # Other names of a field, as `scalelab runs --csv` writes them now or did once; the first one in the table counts.
 ALIASES = {
     "loss": ("val_loss",), "width": ("model.d_model", "d_model"), "depth": ("model.n_layers", "n_layers"),
-    "lr": ("optim.peak_lr", "peak_lr"), "U": ("data.unique_tokens", "unique_tokens"),
+    "lr": ("optim.peak_lr", "peak_lr"), "batch": ("train.global_batch", "global_batch"),
+    "U": ("data.unique_tokens", "unique_tokens"),
 }  # fmt: skip
 # Usual names in tables of others, without case, blanks, underscores, hyphens and dots. They count where no column has a
 # name from above; two of them in one table are a question for the user.
@@ -29,6 +30,9 @@ USUAL_NAMES = {
     "D": "tokens n_tokens num_tokens train_tokens training_tokens tokens_total total_tokens tokens_seen",
     "C": "flops flop n_flops train_flops train_flop training_flops training_flop total_flops flops_total compute",
     "U": "tokens_unique unique_tokens",
+    "lr": "learning_rate peak_learning_rate max_lr max_learning_rate",
+    "batch": "bs batch_size global_batch_size",
+    "batch_tokens": "tokens_per_batch tokens_per_step batch_size_tokens",
     "loss": (
         "final_loss final_val_loss val_loss valid_loss validation_loss eval_loss test_loss nll val_nll eval_nll "
         "final_nll"

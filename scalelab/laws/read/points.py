@@ -10,6 +10,9 @@ from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.solve.problem import Columns
 
+SAME_VALUE = 0.01  # steps are whole numbers, so runs of equal N and D differ by less
+WIDEST_VALUE = 0.05
+
 
 def law_columns(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.ndarray]:
     """(the law's columns, its target) as float64 [P]; C = 6 N D and M = D / N where the table lacks them.
@@ -50,3 +53,28 @@ def check_positive(**columns: ArrayLike) -> list[np.ndarray]:
         if len(bad):
             raise BadInput(f"{name}[{bad[0]}] = {value[bad[0]]:g}: each must be finite and positive")
     return list(arrays.values())
+
+
+def group_near(values: ArrayLike, tolerance: float) -> np.ndarray:
+    """The group [P] of each value: neighbours less than `tolerance` apart share one, their geometric mean."""
+    values = np.asarray(values, float)
+    order = np.argsort(values)
+    starts = np.append(True, np.diff(np.log(values[order])) > np.log1p(tolerance))
+    label = np.empty(len(values), int)
+    label[order] = np.cumsum(starts) - 1
+    means = np.exp(np.bincount(label, np.log(values)) / np.bincount(label))
+    return means[label]
+
+
+def merge_near(values: ArrayLike) -> np.ndarray:
+    """The values [P] with neighbours less than SAME_VALUE apart replaced by their mean, unless they chain to a range
+    wider than WIDEST_VALUE; a value without neighbours stays as it is, to nine digits."""
+    plain = np.array([float(f"{value:.9g}") for value in np.asarray(values, float)])
+    near = group_near(plain, SAME_VALUE)
+    low, high = (np.full(len(plain), end) for end in (np.inf, 0.0))
+    _, label = np.unique(near, return_inverse=True)
+    np.minimum.at(low, label, plain)
+    np.maximum.at(high, label, plain)
+    if np.any(high > (1 + WIDEST_VALUE) * low):
+        return plain
+    return np.where(low[label] == high[label], plain, near)

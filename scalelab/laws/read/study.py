@@ -16,6 +16,7 @@ from scalelab.laws.fitted import Fitted
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.read.groups import choose_groups
+from scalelab.laws.read.raw_grid import refuse_raw_grid
 from scalelab.laws.trust import design
 
 Row = Mapping[str, Any]
@@ -53,6 +54,7 @@ def fit_study(
     if all(row.get("C") for row in selected):
         table["C"] = np.array([float(row["C"]) for row in selected])
     every = {key: [row.get(key) for row in selected] for key in selected[0]} | table
+    refuse_raw_grid(every, law)
     groups = choose_groups(every, law, cluster)
     fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
     findings = (*fitted.design, *design.exclusion_findings(excluded))

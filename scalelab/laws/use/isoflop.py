@@ -9,7 +9,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.read.points import check_positive
+from scalelab.laws.read.points import check_positive, group_near
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.laws.use.isoflop_minima import METHODS
@@ -81,13 +81,7 @@ class IsoFlop:
 
 def group_budgets(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
     """The budget [P] of each run: neighbours in C less than `tolerance` apart share one, their geometric mean."""
-    C = np.asarray(C, float)
-    order = np.argsort(C)
-    starts = np.append(True, np.diff(np.log(C[order])) > np.log1p(tolerance))
-    label = np.empty(len(C), int)
-    label[order] = np.cumsum(starts) - 1
-    means = np.exp(np.bincount(label, np.log(C)) / np.bincount(label))
-    return means[label]
+    return group_near(C, tolerance)
 
 
 def profile_budget(

@@ -1,0 +1,116 @@
+"""The best settings of any mix of run folders and tables, for `scalelab fit --best-of` and `scalelab.best_settings`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelab.api.fit_rows import read_sources
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.identity import is_identity_key
+from scalelab.laws.law.law import Law
+from scalelab.laws.read.columns import known_fields, parse_columns
+from scalelab.laws.read.study import N_COLUMNS, select_rows
+from scalelab.laws.use.settings.best import BestSettings, fit_best_settings
+from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys
+
+SEED_COLUMNS = (SEED_KEY, "seed")
+LOST_STATUSES = ("diverged", "failed")
+# What a ladder rule made from this fit must hold fixed, where runs tell.
+SHARED_KEYS = (
+    "optim.name", "parametrization.name", "optim.beta2", "model.seq_len", "model.vocab_size", "schedule.name",
+    "train.global_batch",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ReadSettings:
+    """Best settings with what they were read from: the `table` {column: [P]}, how N is counted, what was left out."""
+
+    best: BestSettings
+    table: dict[str, np.ndarray]
+    n_runs: int
+    n_convention: str
+    columns: Mapping[str, str]
+    notes: tuple[str, ...]
+    excluded: tuple[dict[str, str], ...]
+    shared: dict[str, Any]
+
+
+def read_best_settings(
+    sources: Sequence[str], best_of: Sequence[str], per: Sequence[str], over: Mapping[str, Sequence[str]], *,
+    columns: str | None = None, n_convention: str | None = None, where: Sequence[str] = (), drop_top_loss: int = 0,
+    level: float = 0.9,
+) -> ReadSettings:  # fmt: skip
+    """Read runs or tables, and find their best settings. BadInput if a column or the convention can't be used."""
+    for name in ("loss", "val_loss"):
+        if name in (*best_of, *per):
+            raise BadInput(f"--best-of and --per name settings and sizes, not {name}: it is what they are judged by")
+    law = Law("best settings", max, (*per, *best_of), {}, "loss")  # only its columns and target are read
+    named = parse_columns(columns, known_fields(law))
+    table = read_sources(sources, law, named, n_convention, where)
+    size = N_COLUMNS[n_convention or "total"]
+    fields = {field: size if field == "N" else field for field in dict.fromkeys((*per, *best_of))}
+    _check_fields(table.rows, fields)
+    rows, excluded = select_rows(table.rows, [*fields.values(), "val_loss"], "val_loss", drop_top_loss)
+    rows, lost = _without_lost_seeds(rows, table.rows, list(fields.values()))
+    if not rows:
+        raise BadInput(f"none of {len(table.rows)} runs has a loss and {', '.join(fields)}: {excluded[:1]}")
+    _refuse_mixed(rows, fields, best_of, per)
+    values = {field: np.array([float(row[column]) for row in rows]) for field, column in fields.items()}
+    values["loss"] = np.array([float(row["val_loss"]) for row in rows])
+    if seed := next((name for name in SEED_COLUMNS if all(name in row for row in rows)), None):
+        values["seed"] = np.array([str(row[seed]) for row in rows])
+    best = fit_best_settings(values, best_of, per, over, level)
+    shared = {
+        key: rows[0][key] for key in SHARED_KEYS if len({repr(row.get(key)) for row in rows}) == 1 and key in rows[0]
+    }
+    return ReadSettings(
+        best, values, len(rows), table.n_convention, table.columns, table.notes, (*excluded, *lost), shared
+    )
+
+
+def _check_fields(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str]) -> None:
+    """BadInput for a column that no run has, or that holds text."""
+    known = sorted({key for row in rows for key in row if isinstance(row[key], int | float)})
+    for field, column in fields.items():
+        values = [row[column] for row in rows if row.get(column) is not None]
+        if not values:
+            raise BadInput(f"no run has {field!r}{nearest_hint(field, known)}")
+        text = next((value for value in values if isinstance(value, bool | str)), None)
+        if text is not None:
+            raise BadInput(
+                f"{field} is {text!r} in some runs: a best setting and its law need numbers; take one value by --where"
+            )
+
+
+def _without_lost_seeds(
+    rows: Sequence[Mapping[str, Any]], every: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> tuple[list[Mapping[str, Any]], list[dict[str, str]]]:
+    """Rows of settings none of whose seeds was lost; with a lost one, the others' mean would be luck."""
+    lost = {_key(row, columns) for row in every if row.get("status") in LOST_STATUSES}
+    out = [row for row in rows if _key(row, columns) in lost]
+    reason = "another seed of this setting diverged or failed"
+    return [row for row in rows if row not in out] if out else list(rows), [
+        {"name": str(row.get("name", "?")), "reason": reason} for row in out
+    ]
+
+
+def _key(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{row[name]:.9g}" if isinstance(row.get(name), int | float) else "" for name in columns)
+
+
+def _refuse_mixed(
+    rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str], best_of: Sequence[str], per: Sequence[str]
+) -> None:
+    """BadInput if runs of one setting differ in more of their config than the seed: they are no replications."""
+    also = [
+        key for group in group_rows(rows, list(fields.values())) for key in setting_keys(group) if is_identity_key(key)
+    ]
+    if also:
+        names = ", ".join(dict.fromkeys(also))
+        raise BadInput(
+            f"runs that are equal in {', '.join(fields)} differ in {names} too, which is not replication: "
+            f"--best-of={','.join([*best_of, also[0]])}, or take one value by --where"
+        )
