@@ -1,7 +1,9 @@
 """`scalelab diagnose`: exit codes, table, JSON, batches, two runs and the model itself, on real runs of four steps."""
 
 import json
+import os
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -16,6 +18,7 @@ from scalelab.diagnose.probes.subject import load_subject
 from scalelab.experiments.diagnose import forks
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import config
+from tests.train.runs import command, ended, finish, train
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,17 @@ def test_live_sees_forks_of_the_model(trained):
         assert probe_targets(subject) == {"target_shift": 0.0}
     with forks.sees_the_next_token():
         assert probe_mask(subject)["future_leak"] > 0.01
+
+
+@pytest.mark.slow
+def test_live_measures_the_exchange_of_a_mesh_where_its_devices_are(tmp_path):
+    flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
+    overrides = ["--config.parallel.fsdp=2", "--config.train.steps=4", "--config.data.source=synthetic"]
+    finish(command(*train(tmp_path / "run", *overrides), env=flags))
+    for env, words in ((flags, r"\d+% of a step is exchange between 2 devices"), ({}, "2 devices in the run, 1 here")):
+        out, _ = ended(command(str(tmp_path / "run"), "--live", "--json=-", name="diagnose", env=env))
+        (gap,) = [gap for gap in json.loads(out)["gaps"] if gap["cause"] == "communication"]
+        assert re.search(words, gap["missing"]), gap
 
 
 def test_mistakes_are_one_line_and_2(run, tmp_path, capsys):

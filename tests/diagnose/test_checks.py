@@ -3,12 +3,14 @@
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from scalelab.diagnose.checks.optimizer import largest_update
+from scalelab.diagnose.probes.communication import Operation, read_operations, share_of_communication
 from scalelab.diagnose.probes.sharpness import largest_eigenvalue
 from scalelab.diagnose.rank import diagnose
 from scalelab.train.checkpoints import copies
@@ -119,11 +121,39 @@ def test_a_step_run_again_tells_a_transient_fault_from_a_persistent_one():
         assert verdict.cause == "bit_flip" and verdict.steps == (220, 220) and words in verdict.evidence
 
 
+def test_the_edge_is_not_judged_before_second_moments_settle():
+    early = diagnose(probed(sharpness_lr=1e6, sharpness_limit=38.0, sharpness_step=4))
+    assert early.verdicts == [] and [gap.cause for gap in early.gaps] == ["edge_of_stability"]
+
+
 def test_communication_on_a_mesh_is_not_guessed():
     run = with_processes([1.0, 1.1])
     (gap,) = [gap for gap in diagnose(run).gaps if gap.cause == "communication"]
-    assert "profile" in gap.how and causes(run) == []
+    assert "--live where 2 devices are" in gap.how and causes(run) == []
+    measured = dataclasses.replace(run, probes={"communication": 0.6})
+    assert [(v.cause, v.kind) for v in diagnose(measured).verdicts] == [("communication", "test")]
+    assert causes(dataclasses.replace(run, probes={"communication": 0.1})) == []
+    (gap,) = diagnose(with_record(measured, device="cpu")).gaps
+    assert gap.cause == "communication" and "60% of a step" in gap.missing and "parts of one CPU" in gap.missing
     assert causes(with_processes([1.0, 1.0, 9.0], device="cpu"))[0] == "straggler"
+
+
+def test_communication_that_computing_hides_is_free():
+    """Device 0 works 18 of 20 ns, in 3 of which it only gathers; device 1 gathers nothing."""
+    ops = [("0", "fusion.1", 0, 10), ("0", "all-gather.3", 8, 13), ("0", "dot.2", 15, 20), ("1", "dot.2", 0, 7)]
+    ops += [("0", "all-gather.4", 9, 12)]
+    assert share_of_communication(Operation(*each) for each in ops) == pytest.approx((3 / 18 + 0) / 2)
+
+
+def test_operations_of_a_real_profile_are_read(tmp_path):
+    product = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y @ x), x))
+    jax.block_until_ready(product(jnp.eye(64)))
+    with jax.profiler.trace(str(tmp_path)):
+        jax.block_until_ready(product(jnp.eye(64)))
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    names = {operation.name.partition(".")[0] for operation in read_operations(path)}
+    assert "while" not in names and any("dot" in n or "fusion" in n for n in names), names
+    assert share_of_communication(read_operations(path)) == 0
 
 
 def test_a_jump_where_the_mesh_changed_says_so():

@@ -4,17 +4,19 @@ import json
 import math
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from scalelab import records
 from scalelab.commands.replay import main
-from scalelab.diagnose.replay import judge, search, what_ifs
+from scalelab.diagnose.replay import judge, search, what_ifs, window
 from scalelab.diagnose.replay.what_ifs import ORIGINAL, WhatIf
 from scalelab.diagnose.replay.window import find_origin, replay
 from scalelab.errors import BadInput
 from scalelab.train.run.single import train_single
+from scalelab.train.step.guard import GuardState
 from tests.train.resume.test_compatibility import config
 
 STEPS = 40
@@ -25,6 +27,14 @@ def made(**changes):
     usual = {"train__steps": STEPS, "train__steps_per_dispatch": 7, "log__every_steps": 1}
     usual |= {"checkpoint__every_steps": 10, "checkpoint__keep_last": 9, "eval__every_steps": STEPS}
     return config(**(usual | changes))
+
+
+def test_batches_that_the_guard_had_passed_over_stay_out():
+    """Two batches were skipped before step 3, three are passed over at step 5, and step 7 is to be skipped."""
+    empty = GuardState(*[None] * len(GuardState._fields))
+    memory = empty._replace(data_shift=np.int32(2), jumps=np.array([[5, 3], [-1, 0]]))
+    numbers = window._batch_numbers(SimpleNamespace(guard=memory), WhatIf("", {}, skip=frozenset({7})), 3, 8)
+    assert numbers[:5] == [5, 6, 10, 12, 13]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
+from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
 
 LEAK = 1e-3  # change of a logit / their RMS; exactly 0 without a leak (masked products are multiplied by exact zeros)
 RATIO = 1.1  # gradient norm with micro-batches / of one batch; sums in another order differ by 1e-6
@@ -11,6 +11,7 @@ SCALING = 3.0  # growth of a block's branches for 8 times the input; with norms:
 OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a settled optimizer
 GRADIENT_OVER_V = 30.0  # gradient RMS / sqrt(v); healthy: 0.5 to 2
 EDGE = 2.0  # sharpness x LR / where the optimizer becomes unstable; healthy runs: up to 1.4 (SGD), 0.3 (AdamW)
+SETTLED = 50  # steps: before, sqrt(v) of rare tokens' weights is near 0, and what it divides is huge
 EPS_SHARE = 0.5  # share of sqrt(v) below eps (stability.md 4)
 SAME = 1e-4  # relative difference of a replayed loss; the same program gives the same bits
 
@@ -74,6 +75,9 @@ def check_sharpness(evidence: Evidence) -> Findings:
     limit, product = p.get("sharpness_limit"), p.get("sharpness_lr", 0.0)
     if limit is None or not product > EDGE * limit:
         return []
+    if p["sharpness_step"] < SETTLED:
+        return [Gap("edge_of_stability", f"second moments of {p['sharpness_step']} steps are not settled",
+                    f"a checkpoint after step {SETTLED}")]  # fmt: skip
     step, lr = int(p["sharpness_step"]), float(evidence.values["optim.peak_lr"])
     kind = "preconditioned as Adam does it, " if limit > 2 else ""
     text = f"the largest eigenvalue of the Hessian at step {step}, {kind}times the LR is {product:.3g}; "

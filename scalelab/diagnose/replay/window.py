@@ -25,6 +25,7 @@ from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.resume import handover
 from scalelab.train.resume.extend import planned_config
+from scalelab.train.run.feed import DataShift
 from scalelab.train.run.single import load_run_dataset
 from scalelab.train.run.sources import make_train_batches
 from scalelab.train.spec import make_train_spec
@@ -173,12 +174,12 @@ def _fresh_moments(state: TrainState, spec: Any) -> Any:
 def _batch_numbers(restored: TrainState, one: WhatIf, start: int, last: int) -> list[int]:
     """The number of the batch of each step after `start`, and of some more: those in `skip` are passed over.
 
-    The batch of the step that is logged as s is number s - 1 + data_shift.
+    The batch of the step that is logged as s is number s - 1, and what the guard has passed over before.
     """
-    shift = int(restored.guard.data_shift)
-    passed = {step - 1 + shift for step in one.skip}
+    shift = DataShift.of(restored.guard)
+    passed = {shift.number(step - 1) for step in one.skip}
     enough = 2 * (last - start) + len(passed)  # the last dispatch is filled up
-    return [n for n in range(start + shift, start + shift + enough + 10_000) if n not in passed]
+    return [n for n in map(shift.number, range(start, start + enough + 10_000)) if n not in passed]
 
 
 def _chunk(batches: Any, numbers: Sequence[int], k: int, rows: Any) -> np.ndarray:

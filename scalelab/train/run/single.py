@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -74,43 +74,9 @@ def train_single(
         if warning := broadcast_from_first(lambda: held.enter_context(lock.hold_folder(folder, take_over=take_over))):
             progress({"warning": warning})
         config, warnings = continued_config(folder, config, allow)
-        # What a new run starts from is loaded before it takes over the folder.
-        new = not lineage.find_last_checkpoint(folder)
-        spec = make_train_spec(config, data.hparams)
-        trunk = branch.load_trunk(spec, data) if new else None
-        weights = lineage.load_initial_weights(spec) if new and not trunk else None
-        run = open_run(folder.name, folder, spec, data, allow, git=code or git.code_state())
-        for fact in [*run.words, *({"warning": word} for word in warnings)]:
-            progress(fact)
-        for word in warnings:
-            run.event("warning", None, word)
-        start = _resume(run, allow, progress)
-        loop.report_resume(run.name, start, config, progress)
-        start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
-        params = weights and [lineage.start_from_weights(run, weights)]
-        c = config.checkpoint
-        known, logs = {"run": run.facts}, records.log_paths(folder)
-        warn = lineage.make_warner([run], progress)
+        run, start, params = _open(config, data, folder, allow, code, warnings, progress)
         start = _change_by_hand(run, start, change, progress)
-        while True:
-            saves = (
-                folder / "checkpoints",
-                c.keep_last,
-                c.keep_every,
-                known,
-                logs,
-                warn,
-                config.guard.policy == "rewind",
-            )
-            with Checkpoints(*saves) as checkpoints:
-                outcome = loop.train_runs(
-                    [run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse
-                )
-            call = outcome.calls[0]
-            if call is None or not rewind.decide_rewind(run, call, checkpoints.folder, "run"):
-                break
-            start, params = _resume(run, allow, progress), None
-            progress({"warning": f"{run.name}: {call.why} at step {call.step}; back at step {start and start[0]}"})
+        outcome = _train_to_end(run, data, start, params, allow, progress, stop, pulse)
     return {
         "name": run.name,
         "status": run.status,
@@ -123,6 +89,56 @@ def train_single(
         "params_digest": outcome.digests[0],
         "folder": str(folder),
     }
+
+
+def _open(
+    config: ConfigDict,
+    data: Dataset,
+    folder: pathlib.Path,
+    allow: Collection[str],
+    code: Mapping[str, git.RepoState] | None,
+    warnings: Sequence[str],
+    progress: loop.Progress,
+) -> tuple[Run, loop.StartStates | None, list[Any] | None]:
+    """Open the run; with it the states that it goes on from, and for a new one the weights that it was given."""
+    # What a new run starts from is loaded before it takes over the folder.
+    new = not lineage.find_last_checkpoint(folder)
+    spec = make_train_spec(config, data.hparams)
+    trunk = branch.load_trunk(spec, data) if new else None
+    weights = lineage.load_initial_weights(spec) if new and not trunk else None
+    run = open_run(folder.name, folder, spec, data, allow, git=code or git.code_state())
+    for fact in [*run.words, *({"warning": word} for word in warnings)]:
+        progress(fact)
+    for word in warnings:
+        run.event("warning", None, word)
+    start = _resume(run, allow, progress)
+    loop.report_resume(run.name, start, config, progress)
+    start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
+    return run, start, [lineage.start_from_weights(run, weights)] if weights else None
+
+
+def _train_to_end(
+    run: Run,
+    data: Dataset,
+    start: loop.StartStates | None,
+    params: list[Any] | None,
+    allow: Collection[str],
+    progress: loop.Progress,
+    stop: Callable[[], bool],
+    pulse: Pulse | None,
+) -> loop.TrainOutcome:
+    """Train until the run ends or stops, and again from an earlier step as often as its guard decides so."""
+    c, rewinds = run.config.checkpoint, run.config.guard.policy == "rewind"
+    known, logs, warn = {"run": run.facts}, records.log_paths(run.folder), lineage.make_warner([run], progress)
+    keep = (c.keep_last, c.keep_every, known, logs, warn, rewinds)
+    while True:
+        with Checkpoints(run.folder / "checkpoints", *keep) as checkpoints:
+            outcome = loop.train_runs([run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse)
+        call = outcome.calls[0]
+        if call is None or not rewind.decide_rewind(run, call, checkpoints.folder, "run"):
+            return outcome
+        start, params = _resume(run, allow, progress), None
+        progress({"warning": f"{run.name}: {call.why} at step {call.step}; back at step {start and start[0]}"})
 
 
 def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> tuple[ConfigDict, list[str]]:

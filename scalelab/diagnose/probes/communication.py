@@ -1,0 +1,96 @@
+"""The share of a step in which devices only exchange data: a few steps on the run's own mesh, under XLA's profiler."""
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.profiler import ProfileData
+
+from scalelab.config import Layout, Static
+from scalelab.diagnose.evidence import Evidence
+from scalelab.diagnose.probes.subject import Subject
+from scalelab.train.step import program
+
+STEPS = 3  # in the profile, after as many that compile and warm up
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast",
+               "ragged-all-to-all", "send", "recv")  # fmt: skip
+CONTAINERS = ("while", "conditional", "call")  # their event covers those of the operations inside
+Intervals = np.ndarray  # [n, 2] nanoseconds: starts and ends
+
+
+class Operation(NamedTuple):
+    """An HLO operation that ran on a device, by XLA's profile."""
+
+    device: str
+    name: str
+    start_ns: float
+    end_ns: float
+
+
+def probe_communication(evidence: Evidence, subject: Subject) -> dict[str, Any]:
+    """`communication`: time in which a device only exchanges data / time in which it works, mean over devices.
+
+    `communication_here`: devices that this process reaches, where the run had another number of them; {} for one.
+    """
+    mesh = dict(evidence.record.get("mesh", {}))
+    devices = mesh.pop("devices", 1)
+    if devices < 2:
+        return {}
+    if jax.device_count() != devices:
+        return {"communication_here": jax.device_count()}
+    static = dataclasses.replace(subject.static, layout=Layout(**mesh), layers=False)
+    with tempfile.TemporaryDirectory() as folder:
+        _profile_steps(static, subject, folder)
+        (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        return {"communication": share_of_communication(read_operations(path))}
+
+
+def _profile_steps(static: Static, subject: Subject, folder: str) -> None:
+    """Train from drawn parameters, since the time hardly depends on values; only the last steps are profiled."""
+    run = program.sequential_program(static, [subject.h])
+    states = run.init()
+    batches = [np.stack([np.asarray(subject.batch(step))[run.rows] for step in range(STEPS)])]
+    states, log = run.advance(states, batches, STEPS)
+    jax.block_until_ready((states, log))
+    with jax.profiler.trace(folder):
+        jax.block_until_ready(run.advance(states, batches, STEPS))
+
+
+def read_operations(path: pathlib.Path) -> list[Operation]:
+    """Read the HLO operations of all devices from a profile (.xplane.pb); what contains others is left out."""
+    operations = []
+    for plane in ProfileData.from_file(str(path)).planes:
+        for line in plane.lines:
+            for event in line.events:
+                stats = dict(event.stats)
+                name = str(stats.get("hlo_op", ""))
+                if name and not name.startswith(CONTAINERS):
+                    device = f"{plane.name}/{stats.get('device_ordinal', '')}"
+                    operations.append(Operation(device, name, event.start_ns, event.start_ns + event.duration_ns))
+    return operations
+
+
+def share_of_communication(operations: Iterable[Operation]) -> float:
+    """Time in collectives alone / time in any operation, mean over devices; what hides behind computing is free."""
+    by_device: dict[str, list[Operation]] = {}
+    for operation in operations:
+        by_device.setdefault(operation.device, []).append(operation)
+    shares = []
+    for own in by_device.values():
+        everything = _covered([(o.start_ns, o.end_ns) for o in own])
+        computing = _covered([(o.start_ns, o.end_ns) for o in own if not o.name.startswith(COLLECTIVES)])
+        shares.append(1 - computing / everything if everything else 0.0)
+    return float(np.mean(shares)) if shares else 0.0
+
+
+def _covered(intervals: list[tuple[float, float]]) -> float:
+    """The length of the union of intervals."""
+    total, reached = 0.0, -np.inf
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
