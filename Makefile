@@ -50,7 +50,7 @@ test: .venv/dev  ## what CI runs, at most 12 minutes on 2 cores: lint, types, al
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -n 2 --dist worksteal
+	.venv/bin/python -m pytest -n 3 --dist worksteal  # a third worker has the cores while others wait for a process
 
 test-slow: .venv/dev  ## the slow tests: more kills, packs and meshes
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow

@@ -5,6 +5,7 @@ import html.parser
 import json
 import math
 import re
+import shutil
 
 import pytest
 
@@ -352,8 +353,9 @@ def test_an_optimum_is_bracketed_or_not(losses, best, edge):
         assert verdict["cost"] == pytest.approx(2.0 / verdict["loss"] - 1)
 
 
-def test_a_check_with_its_optimum_at_the_edge_fails_the_report(tmp_path, capsys):
-    summary = synthetic.write_study(tmp_path, lines=30)
+def test_a_check_with_its_optimum_at_the_edge_fails_the_report(study, tmp_path, capsys):
+    shutil.copytree(study[0], tmp_path, dirs_exist_ok=True)
+    summary = records.read_json(tmp_path / "summary.json")
     assert main(["report", str(tmp_path)]) == 1
     assert "FAILED: N = " in (message := capsys.readouterr().err) and "the best LR tried is 2×" in message
     assert "FAILED: N = " in (tmp_path / "report.html").read_text()
