@@ -1,14 +1,13 @@
 """One pack: trials that share a program, trained together in this process, with shared checkpoints."""
 
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from scalelab import git, lock, records
-from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.resume import branch, determinism
@@ -23,7 +22,7 @@ from scalelab.train.resume.start import (
 from scalelab.train.run import early_stop, loop
 from scalelab.train.run.run import Run, open_run
 from scalelab.train.run.single import continued_config, load_run_dataset
-from scalelab.train.spec import TrainSpec, make_train_spec
+from scalelab.train.spec import make_train_spec
 from scalelab.train.step.program import resolve_packing
 
 
@@ -61,11 +60,14 @@ def train_pack(
         loaded = [] if has_checkpoint else [branch.load_trunk(spec, data) for spec in specs.values()]
         trunks = [trunk for trunk in loaded if trunk]
         weights = None if has_checkpoint or trunks else load_initial_weights(specs[names[0]])
+        shared: dict[str, Any] = {"git": code or git.code_state()}
+        shared |= {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
-        runs = _open_runs(folder, specs, data, allow, facts, code, progress)
-        for run in runs:
-            for warning_text in continued[run.name][1]:
-                run.event("warning", None, warning_text)
+        runs = [
+            open_run(name, folder / "runs" / name, specs[name], data, allow, pack=facts | {"trial": name}, **shared)
+            for name in names
+        ]
+        _report_openings(runs, {name: words for name, (_, words) in continued.items()}, progress)
         if all(run.status != "running" for run in runs):
             return {run.name: run.status for run in runs}
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
@@ -91,27 +93,14 @@ def train_pack(
         return {run.name: run.status for run in runs}
 
 
-def _open_runs(
-    folder: pathlib.Path,
-    specs: Mapping[str, TrainSpec],
-    data: Dataset,
-    allow: Collection[str],
-    facts: Mapping[str, Any],
-    code: Mapping[str, git.RepoState] | None,
-    progress: loop.Progress,
-) -> list[Run]:
-    """Open the run of each trial, and say what is true of all of them. `facts` about the pack go to every record."""
-    shared: dict[str, Any] = {"git": code or git.code_state()}
-    if facts["packing"] == "vmap":
-        shared["mesh"] = {"trial": len(specs), "devices": jax.local_device_count()}
-    runs = [
-        open_run(name, folder / "runs" / name, spec, data, allow, pack={**facts, "trial": name}, **shared)
-        for name, spec in specs.items()
-    ]
+def _report_openings(runs: Sequence[Run], warnings: Mapping[str, Sequence[str]], progress: loop.Progress) -> None:
+    """Say what is true of all trials (what the grid varies is not the whole pack's), and log each one's warnings."""
     for fact in runs[0].words:
-        if all(fact in run.words for run in runs):  # what the grid varies is not the whole pack's
+        if all(fact in run.words for run in runs):
             progress(fact)
-    return runs
+    for run in runs:
+        for warning in warnings[run.name]:
+            run.event("warning", None, warning)
 
 
 def _rename_damaged_record(folder: pathlib.Path, progress: loop.Progress) -> None:
