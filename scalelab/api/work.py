@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from scalelab.laws.fitted import Fitted
+    from scalelab.laws.groups.group_fits import GroupFits
     from scalelab.laws.use.settings.best import BestSettings
     from scalelab.plan.whole import Plan
     from scalelab.sweep.answer.ranking import SweepAnswer
@@ -155,24 +156,31 @@ def _refuse_too_large(packs: Sequence[tuple["ConfigDict", int]], force: bool) ->
 
 def fit(
     source: Any, law: Any = "chinchilla", *, columns: Mapping[str, str] | None = None, n: str | None = None,
-    where: Sequence[str] | str = (), drop_top_loss: int = 0, cluster: str = "auto", **options: Any,
-) -> "Fitted":  # fmt: skip
+    where: Sequence[str] | str = (), drop_top_loss: int = 0, cluster: str = "auto", by: str | None = None,
+    **options: Any,
+) -> "Fitted | GroupFits":  # fmt: skip
     """Fit a scaling law (`scalelab fit`) to runs or a table, with intervals and what the data determine.
 
     `source`: a folder of runs, a .csv, .jsonl or .parquet file, several of these; or rows, as `scalelab.runs` returns
     them; or columns `{"N": …, "D": …, "loss": …}`. `law`: a name, `pkg.mod:fn`, a function or a `Law`. `columns`, `n`,
     `where`, `drop_top_loss` and `cluster` are the command's options; `options` those of `scalelab.laws.fit`
-    (`target_flops`, `bootstrap`, `holdout`, …). BadInput as the command; FitError where no optimum can be certified.
+    (`target_flops`, `bootstrap`, `holdout`, …). `by`: a column whose values make groups of rows; then a `GroupFits`
+    comes back, and `options` are those of `laws.groups.fit_groups` (`exponents`, `shared`, `against`, …). BadInput as
+    the command; FitError where no optimum can be certified.
     """
     from scalelab.laws.fit import fit as fit_columns
     from scalelab.laws.law.law import Law, law_of
     from scalelab.laws.law.names import load_law
-    from scalelab.laws.read.study import fit_study
+    from scalelab.laws.read.study import fit_group_study, fit_study
 
     law = load_law(law) if isinstance(law, str) else law if isinstance(law, Law) else law_of(law)
     if isinstance(source, Mapping):
-        return fit_columns(source, law, **options)
+        if by is None:
+            return fit_columns(source, law, **options)
+        source = [dict(zip(source, values, strict=True)) for values in zip(*source.values(), strict=True)]
     rows = _fit_rows(source, law, columns, n, [where] if isinstance(where, str) else list(where))
+    if by is not None:
+        return fit_group_study(rows, by, law, n or "total", drop_top_loss, cluster, **options)
     return fit_study(rows, law, n or "total", drop_top_loss, cluster, **options)
 
 

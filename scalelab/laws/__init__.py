@@ -1,7 +1,7 @@
 """Scaling laws: forms, exact fits with a certificate, what the data identify, intervals, decisions.
 
-Read in this order: `fit` (the entry point), `law`, `read`, `solve`, `trust`, `use`, `published`. It never imports the
-trainer.
+Read in this order: `fit` (the entry point), `law`, `read`, `solve`, `trust`, `use`, `groups`, `published`. It never
+imports the trainer.
 """
 
 from scalelab.laws.fit import fit

@@ -60,7 +60,7 @@ def fit(
     if bootstrap:
         uncertainty.check_resample_count(bootstrap, len(target))
     chosen = objective_lib.load_objective(objective, delta)
-    flops = np.asarray(table["C"], float) if _knows_k(table, columns) else None
+    flops = flops_column(table, columns)
     findings = _question_rows(law, columns, target, flops, chosen)
     posed, best = _solve(law, columns, target, chosen)
     dependence = _find_dependence(posed, best, table, cluster)
@@ -117,13 +117,12 @@ def _find_dependence(
     return estimate_dependence(posed, best, np.asarray(groups.labels), groups.column) if groups else None
 
 
-def _knows_k(table: Mapping[str, ArrayLike], columns: Columns) -> bool:
-    return (
-        "C" in table
-        and {"N", "D"} <= set(columns)
-        and is_numeric(table["C"])
-        and bool(np.all(np.asarray(table["C"], float) > 0))
-    )
+def flops_column(table: Mapping[str, ArrayLike], columns: Columns) -> np.ndarray | None:
+    """The FLOPs [P] of runs that have N, D and a C of their own; None where k of C = k N D is not known from them."""
+    if not ({"N", "D"} <= set(columns) and "C" in table and is_numeric(table["C"])):
+        return None
+    flops = np.asarray(table["C"], float)
+    return flops if np.all(flops > 0) else None
 
 
 def fit_chinchilla(

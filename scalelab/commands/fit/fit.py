@@ -23,32 +23,45 @@ from typing import Any
 from scalelab.cli.parser import Parser, emit_json, folder_path
 from scalelab.errors import BadInput
 
-LAW_OPTIONS = ("law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_values")
+BY_OPTIONS = ("exponents", "shared", "against")
+LAW_OPTIONS = (
+    "law",
+    "hold",
+    "objective",
+    "delta",
+    "holdout",
+    "tournament",
+    "next_runs",
+    "target_values",
+    "by",
+    *BY_OPTIONS,
+)
 RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out",
     "--n": "--n-convention", "--plot": "--figures", "--target": "--determine",
 }  # fmt: skip
 SETTING_OPTIONS = ("per", "over")
 NOT_FOR_SETTINGS = (
     "law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_flops", "cluster", "method",
-    "seed_noise", "grid", "budget_flops",
+    "seed_noise", "grid", "budget_flops", "by", *BY_OPTIONS,
 )  # fmt: skip
 IDLE_OPTIONS = {
     1: (*LAW_OPTIONS, "level", "seed_noise", "figures"),
     2: (*LAW_OPTIONS, "cluster"),
     3: ("method", "seed_noise"),
 }
+IDLE_WITH_BY = ("holdout", "tournament", "next_runs", "figures")
 
 
 def main(argv: list[str]) -> int:
     """Fit and print the result (or its JSON); exit code 1 if the optimiser found no trustworthy optimum."""
     options = _parser().parse_args(argv)
     _refuse_idle(options)
-    from scalelab.commands.fit import approaches, best_settings, law
+    from scalelab.commands.fit import approaches, best_settings, by, law
     from scalelab.laws.solve.optimum import FitError
 
-    by_approach = law.run_law_fit if options.approach == 3 else approaches.run_approach
+    run = approaches.run_approach if options.approach < 3 else by.run_group_fit if options.by else law.run_law_fit
     try:
-        lines, result = (best_settings.run_best_settings if options.best_of else by_approach)(options)
+        lines, result = (best_settings.run_best_settings if options.best_of else run)(options)
     except FitError as failure:
         print(f"scalelab: {failure}", file=sys.stderr)
         return 1
@@ -64,6 +77,7 @@ def _parser() -> Parser:
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=what)
     _rows(parser.add_argument_group("which rows").add_argument)
     _fit(parser.add_argument_group("the fit").add_argument)
+    _groups(parser.add_argument_group("several groups").add_argument)
     _uses(parser.add_argument_group("what follows from it").add_argument)
     return parser
 
@@ -121,6 +135,21 @@ def _fit(add: Callable[..., Any]) -> None:
         help="approach 2: weight budgets by the noise of seeds, measured in the table (repeated runs, else residuals), "
         "and give an interval",
     )
+
+
+def _groups(add: Callable[..., Any]) -> None:
+    add("--by", metavar="COLUMN", help="one law for several groups of rows (optimizers, datasets), and how they differ")
+    add(
+        "--exponents",
+        metavar="HOW",
+        help="of the groups: shared (default), separate, or pooled: separate, each shrunk towards the mean",
+    )
+    add(
+        "--shared",
+        metavar="E[,…]",
+        help="further parameters that all groups share, e.g. E where only the optimizer differs",
+    )
+    add("--against", metavar="GROUP", help="compare groups with this one (default: the first in the table)")
 
 
 def _uses(add: Callable[..., Any]) -> None:
@@ -210,6 +239,10 @@ def _refuse_idle(options: Any) -> None:
             raise BadInput(f"--{name.replace('_', '-')} has no effect with --approach={options.approach}: leave it out")
     if options.approach == 2 and options.level and not options.seed_noise:
         raise BadInput("--level has no effect with --approach=2 without --seed-noise, which gives its interval: add it")
+    for name in IDLE_WITH_BY if options.by else BY_OPTIONS:
+        if getattr(options, name):
+            why = "has no effect with --by: fit one group by --where" if options.by else "needs --by=COLUMN"
+            raise BadInput(f"--{name.replace('_', '-')} {why}")
     if options.grid_columns and not options.grid:
         raise BadInput("--grid-columns names the columns of --grid=FILE: give that table, with --next-runs=K")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from scalelab.cli.parser import align_columns
 from scalelab.laws.fitted import Fitted
+from scalelab.laws.trust.form import FormTest
 from scalelab.laws.trust.holdout import Holdout
 from scalelab.laws.trust.tournament import TournamentEntry
 
@@ -13,37 +14,35 @@ MOST_ROWS_SHOWN = 12  # held-out rows
 
 def describe_trust(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
     """Format the certificate, what rows share, the test of the form, and the resamples."""
-    lines = [_certificate(block["certificate"]), *_form(fitted, block)]
+    lines = [describe_certificate(block["certificate"]), *_form(fitted, block)]
     if block["dependence"]:
-        lines.append(_dependence(block["dependence"]))
+        lines.append(describe_dependence(block["dependence"]))
     if block["bootstrap"]:
         lines.append(_resamples(block["bootstrap"]))
     return lines
 
 
-def _certificate(certificate: Mapping[str, Any]) -> str:
+def describe_certificate(certificate: Mapping[str, Any], group: str = "") -> str:
+    """The certificate in one line; of one group of rows, with its name."""
     gap = certificate["next_basin_gap"]
     basin = "no other optimum seen" if gap is None else f"next optimum {gap:.2%} higher"
     bounds = f", at bounds: {', '.join(certificate['at_bounds'])}" if certificate["at_bounds"] else ""
     open_ = certificate["starts"] - certificate["starts_converged"]
     unfinished = f", {open_} did not converge" if open_ else ""
     return (
-        f"certificate: {certificate['agree']} of {certificate['starts']} starts agree{unfinished}, {basin}, "
-        f"gradient {certificate['grad_norm']:.1e}, Hessian condition {certificate['condition']:.1e}{bounds}"
+        f"certificate{f' of {group}' if group else ''}: {certificate['agree']} of {certificate['starts']} starts agree"
+        f"{unfinished}, {basin}, gradient {certificate['grad_norm']:.1e}, "
+        f"Hessian condition {certificate['condition']:.1e}{bounds}"
     )
 
 
 def _form(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
     """The test of the form, and where it fails what predictions add and which law fits better."""
-    tested = fitted.form
-    if tested is None:
-        return [f"form: {block['n_rows']} rows are too few to test it"] if fitted.best.value > 0 else []
-    low, high = tested.by_chance
-    columns = " and ".join(fitted.law.columns)
-    head = f"form: {columns} explain {tested.share:.0%} of the residuals' variance (by chance {low:.0%} to {high:.0%})"
-    if not tested.fails:
-        return [f"{head}: nothing speaks against the law"]
-    lines = [f"{head}: the law misses a pattern; its intervals do not hold beyond the data"]
+    if fitted.form is None and fitted.best.value == 0:
+        return []
+    lines = [describe_form_test(fitted.form, fitted.law.columns, block["n_rows"])]
+    if fitted.form is None or not fitted.form.fails:
+        return lines
     misfit = block["misfit"]
     if misfit:
         lines.append(
@@ -58,7 +57,22 @@ def _form(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _dependence(dependence: Mapping[str, Any]) -> str:
+def describe_form_test(tested: FormTest | None, columns: Sequence[str], rows: int) -> str:
+    """The test of the form in one line."""
+    if tested is None:
+        return f"form: {rows} rows are too few to test it"
+    low, high = tested.by_chance
+    head = (
+        f"form: {' and '.join(columns)} explain {tested.share:.0%} of the residuals' variance "
+        f"(by chance {low:.0%} to {high:.0%})"
+    )
+    if not tested.fails:
+        return f"{head}: nothing speaks against the law"
+    return f"{head}: the law misses a pattern; its intervals do not hold beyond the data"
+
+
+def describe_dependence(dependence: Mapping[str, Any]) -> str:
+    """What rows of one run share, and what that does to the parameter that it concerns most, in one line."""
     name, effect = max(dependence["design_effect"].items(), key=lambda item: item[1])
     return (
         f"groups: {dependence['groups']} values of {dependence['column']!r}, whose rows share an error of "

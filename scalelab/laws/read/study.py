@@ -13,6 +13,8 @@ import numpy as np
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fit import fit
 from scalelab.laws.fitted import Fitted
+from scalelab.laws.groups.fit_groups import fit_groups
+from scalelab.laws.groups.group_fits import GroupFits
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.read.groups import choose_groups
@@ -35,9 +37,48 @@ def fit_study(
     `drop_top_loss` worst are never fitted. Rows with equal values in column `cluster` share a part of their error
     (`groups.choose_groups`). BadInput where too few are left.
     """
+    law = load_law(law) if isinstance(law, str) else law
+    table, selected, excluded = study_table(rows, law, n_convention, drop_top_loss)
+    every = {key: [row.get(key) for row in selected] for key in selected[0]} | table
+    refuse_raw_grid(every, law)
+    groups = choose_groups(every, law, cluster)
+    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
+    findings = (*fitted.design, *design.exclusion_findings(excluded))
+    return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+
+
+def fit_group_study(
+    rows: Sequence[Row], by: str, law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
+    cluster: str = "auto", **options: Any,
+) -> GroupFits:  # fmt: skip
+    """Fit a law to the groups of rows that have equal values in column `by`; `options` are those of `fit_groups`.
+
+    Rows count as in `fit_study`. BadInput for a column that no row has.
+    """
+    law = load_law(law) if isinstance(law, str) else law
+    known = dict.fromkeys(key for row in rows for key in row)
+    if by not in known:
+        raise BadInput(f"--by={by}: no such column{nearest_hint(by, known)}")
+    table, selected, excluded = study_table(rows, law, n_convention, drop_top_loss)
+    every: dict[str, Any] = {key: [row.get(key) for row in selected] for key in selected[0]}
+    for group in dict.fromkeys(every[by]):
+        rows_of = np.flatnonzero([label == group for label in every[by]])
+        refuse_raw_grid({key: [values[row] for row in rows_of] for key, values in (every | table).items()}, law)
+    order = [label for label in dict.fromkeys(row.get(by) for row in rows) if label is not None]
+    fits = fit_groups(
+        every | table, [row.get(by) for row in selected], law, by=by, order=order, cluster=cluster,
+        n_convention=n_convention, **options,
+    )  # fmt: skip
+    findings = (*fits.design, *design.exclusion_findings(excluded))
+    return dataclasses.replace(fits, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+
+
+def study_table(
+    rows: Sequence[Row], law: Law, n_convention: str, drop_top_loss: int
+) -> tuple[dict[str, np.ndarray], list[Row], list[dict[str, str]]]:
+    """(columns [P] of the rows that count, these rows, {"name", "reason"} of the others). BadInput if none counts."""
     if n_convention not in N_COLUMNS:
         raise BadInput(f"--n-convention={n_convention}: unknown convention{nearest_hint(n_convention, N_COLUMNS)}")
-    law = load_law(law) if isinstance(law, str) else law
     names = {"N": N_COLUMNS[n_convention], "loss": "val_loss"}
     needed = [names.get(column, column) for column in (*law.columns, law.target)]
     absent = {"C", "M"} - {key for row in rows for key in row}  # these follow from N and D
@@ -53,12 +94,7 @@ def fit_study(
             table[field] = table[column]
     if all(row.get("C") for row in selected):
         table["C"] = np.array([float(row["C"]) for row in selected])
-    every = {key: [row.get(key) for row in selected] for key in selected[0]} | table
-    refuse_raw_grid(every, law)
-    groups = choose_groups(every, law, cluster)
-    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
-    findings = (*fitted.design, *design.exclusion_findings(excluded))
-    return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+    return table, selected, excluded
 
 
 def select_rows(

@@ -107,11 +107,12 @@ def _chunked(function: Callable, rows: FitRows, *arrays: np.ndarray) -> list[np.
 
 
 def build_autodiff_problem(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]
-) -> Problem:
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...],
+    centre_at: Columns | None = None,
+) -> Problem:  # fmt: skip
     """Build the problem for any law; arguments as in `pose.pose_problem`."""
     given = tuple(np.asarray(columns[name], float) for name in law.columns)
-    centre = tuple(np.exp(np.mean(np.log(column))) for column in given)
+    centre = tuple(np.exp(np.mean(np.log(np.asarray((centre_at or columns)[name], float)))) for name in law.columns)
     rows = FitRows(given, np.asarray(target, float), centre, np.array([name in direct for name in law.params]))
     residual, slopes, curvature, terms, forward, inverse = _compiled(law, objective.log)
 

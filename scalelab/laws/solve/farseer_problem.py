@@ -45,11 +45,12 @@ def box_cox_slopes(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def build_farseer_problem(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]
-) -> Problem:
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...],
+    centre_at: Columns | None = None,
+) -> Problem:  # fmt: skip
     """Build the problem for Farseer's law; arguments as in `pose.pose_problem`."""
     log_n, log_d = np.log(columns["N"] / BILLION), np.log(columns["D"] / BILLION)
-    y, centre = objective.target(target), log_n.mean()
+    y, centre = objective.target(target), np.log((centre_at or columns)["N"] / BILLION).mean()
     tau, names = log_n - centre, list(law.params)
     raw = [bool({names[group.start], names[group.start + 1]} & set(direct)) for group in GROUPS]
 

@@ -12,15 +12,22 @@ POWER_LAWS = (forms.chinchilla, forms.width_depth)  # E, coefficients and expone
 
 
 def pose_problem(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...] = ()
-) -> Problem:
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...] = (),
+    centre_at: Columns | None = None,
+) -> Problem:  # fmt: skip
     """Pose the fit of `law` to `target` [P] at `columns` (each [P]) as a problem for the solver.
 
-    `direct` names parameters that stand in x as they are, uncentred, so that one can be held at a value. Derivatives by
-    hand are in numpy: fast for thousands of resamples, with nothing to compile; any other law's come from autodiff.
+    `direct` names parameters that stand in x as they are, uncentred, so that one can be held at a value. `centre_at`:
+    columns of the rows about which the others are centred, by default these. Derivatives by hand are in numpy: fast for
+    thousands of resamples, with nothing to compile; any other law's come from autodiff.
     """
     if law.function in POWER_LAWS and objective.log:
-        return power_law_problem.build_power_law_problem(law, columns, target, objective, direct)
+        return power_law_problem.build_power_law_problem(law, columns, target, objective, direct, centre_at)
     if law.function is forms.farseer:
-        return farseer_problem.build_farseer_problem(law, columns, target, objective, direct)
-    return autodiff_problem.build_autodiff_problem(law, columns, target, objective, direct)
+        return farseer_problem.build_farseer_problem(law, columns, target, objective, direct, centre_at)
+    return autodiff_problem.build_autodiff_problem(law, columns, target, objective, direct, centre_at)
+
+
+def has_own_derivatives(law: Law, objective: Objective) -> bool:
+    """Whether the law's derivatives are by hand, so that nothing is compiled for another number of rows."""
+    return (law.function in POWER_LAWS and objective.log) or law.function is forms.farseer

@@ -16,8 +16,9 @@ from scalelab.laws.solve.problem import Columns, Derivatives, Moved, Problem, co
 
 
 def build_power_law_problem(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]
-) -> Problem:
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...],
+    centre_at: Columns | None = None,
+) -> Problem:  # fmt: skip
     """Build the problem for E, T coefficients and T exponents in the order of the columns.
 
     Arguments as in `pose.pose_problem`; residuals are of logs.
@@ -25,7 +26,8 @@ def build_power_law_problem(
     count = len(law.columns)
     logs, y = [np.log(columns[name]) for name in law.columns], np.log(target)
     coefficients = list(law.params)[1 : 1 + count]
-    means = [0.0 if name in direct else log.mean() for name, log in zip(coefficients, logs, strict=True)]
+    middles = [np.log((centre_at or columns)[name]).mean() for name in law.columns]
+    means = [0.0 if name in direct else middle for name, middle in zip(coefficients, middles, strict=True)]
     sizes = [log - mean for log, mean in zip(logs, means, strict=True)]
     places = range(1, 1 + count)
 

@@ -84,16 +84,21 @@ def undetermined_params(
     x = _plausible_params(posed, weights)
     if not len(x):
         raise BadInput(_describe_undefined(posed))
+    return open_params(posed, x, weights)
+
+
+def open_params(posed: Problem, x: np.ndarray, weights: np.ndarray) -> list[str]:
+    """Parameters that rows of weight 1 leave open at all of x [G, K], even with losses exact to 1e-6."""
     info = posed.derivatives(x, np.broadcast_to(weights, (len(x), len(weights))))[1]
     info = info[np.isfinite(info).all(axis=(1, 2))]
     if not len(info):
         return []
-    noise = EXACT if log else EXACT * target.mean()
+    noise = EXACT if posed.objective.log else EXACT * posed.target.mean()
     reach = _coordinate_reach(posed) / noise
     values, vectors = np.linalg.eigh(info * np.outer(reach, reach))
     best = values[:, 0].argmax()
     weak = np.abs(vectors[best][:, values[best] < 1.0]) > TAKES_PART
-    return [name for name, takes_part in zip(law.params, weak.any(axis=1), strict=True) if takes_part]
+    return [name for name, takes_part in zip(posed.law.params, weak.any(axis=1), strict=True) if takes_part]
 
 
 def _plausible_params(posed: Problem, weights: np.ndarray) -> np.ndarray:

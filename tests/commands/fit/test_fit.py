@@ -439,10 +439,10 @@ def test_the_width_decides_about_digits(value, ends, said):
 
 
 def test_the_certificates_line_counts_starts_that_did_not_converge():
-    from scalelab.commands.fit.trust_text import _certificate
+    from scalelab.commands.fit.trust_text import describe_certificate
     from scalelab.laws.solve.optimum import Certificate
 
     block = Certificate(True, 48, 6, 6, None, 1e-9, 1e6, ()).to_json()
-    assert "6 of 48 starts agree, 42 did not converge, no other optimum" in _certificate(block)
+    assert "6 of 48 starts agree, 42 did not converge, no other optimum" in describe_certificate(block)
     whole = Certificate(True, 48, 48, 48, None, 1e-9, 1e6, ()).to_json()
-    assert "48 of 48 starts agree, no other optimum" in _certificate(whole)
+    assert "48 of 48 starts agree, no other optimum" in describe_certificate(whole)
