@@ -50,6 +50,7 @@ def test_groups_are_compared(capsys, table, tmp_path):
         (["--by=optimizer", "--shared=e"], "law 'chinchilla' has no 'e'"),
         (["--by=optimizer", "--holdout=5"], "--holdout has no effect with --by: fit one group by --where"),
         (["--by=optimizer", "--level=90"], "level = 90: an interval's level lies between 0 and 1; 0.9 is usual"),
+        (["--by=optimizer", "--best-of=lr", "--per=N"], "--by has no effect with --best-of: leave it out"),
         (["--against=adam"], "--against needs --by=COLUMN"),
         (["--by=optimizer", "--approach=2"], "--by has no effect with --approach=2: leave it out"),
     ],
