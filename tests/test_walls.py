@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"laws", "precision", "sweep"},
     "plan": {"config", "hardware", "laws", "model", "optim", "parallel", "precision", "sweep", "train"},
     "diagnose": {"config", "data", "evaluate", "laws", "model", "optim", "parallel", "precision", "train"},
-    "api": {"config", "data", "evaluate", "hardware", "laws", "plan", "sweep", "train"},
+    "api": {"config", "data", "evaluate", "hardware", "laws", "optim", "plan", "sweep", "train"},
     "cli": {"config", "hardware", "plan", "sweep", "train"},
     "commands": {
         *("api", "cli", "config", "data", "diagnose", "evaluate", "hardware", "hf", "laws", "model"),

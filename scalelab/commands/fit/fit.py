@@ -8,6 +8,10 @@ A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .tsv, .jsonl (
 A table needs two of N, D and C: C = 6ND gives the third. Usual names (params, tokens, flops, final_loss, …) and numbers
 as people write them (50M, 1,234,567, 1.3B) are read, and a line says so. Runs that diverged or didn't finish are never
 fitted.
+A law of curves takes runs of one model that differ in schedule and seed, and predicts the whole curve of another:
+  scalelab fit runs/a runs/b runs/c --law=annealing --predict-run=runs/d --schedule-of=configs/mine.py
+or a table with columns run, step, lr, loss, where --predict-run names a run. The LR of every step comes from each run's
+config, intervals from differences between runs and from schedules that are left out in turn.
 scalelab/laws/README.md explains the output. Exit codes: 0 done, 1 no trustworthy optimum was found, 2 bad input.
 
     scalelab fit runs/quickstart --target-flops=3.2e12 --figures=figures
@@ -50,18 +54,25 @@ IDLE_OPTIONS = {
     3: ("method", "seed_noise"),
 }
 IDLE_WITH_BY = ("holdout", "tournament", "next_runs", "figures")
+CURVES = "curves"  # the folder of the laws of curves
+CURVE_OPTIONS = ("predict_run", "schedule_of")
+USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",
+    "figures", "json")  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
     """Fit and print the result (or its JSON); exit code 1 if the optimiser found no trustworthy optimum."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    _refuse_beside_curves(options, {name: parser.get_default(name) for name in vars(options)})
     _refuse_idle(options)
-    from scalelab.commands.fit import approaches, best_settings, by, law
+    from scalelab.commands.fit import approaches, best_settings, by, curves, law
     from scalelab.laws.solve.optimum import FitError
 
     run = approaches.run_approach if options.approach < 3 else by.run_group_fit if options.by else law.run_law_fit
     try:
-        lines, result = (best_settings.run_best_settings if options.best_of else run)(options)
+        run = best_settings.run_best_settings if options.best_of else run
+        lines, result = (curves.run_curve_fit if options.law in law_docs(CURVES) else run)(options)
     except FitError as failure:
         print(f"scalelab: {failure}", file=sys.stderr)
         return 1
@@ -79,6 +90,7 @@ def _parser() -> Parser:
     _fit(parser.add_argument_group("the fit").add_argument)
     _groups(parser.add_argument_group("several groups").add_argument)
     _uses(parser.add_argument_group("what follows from it").add_argument)
+    _curves(parser.add_argument_group("curves within a run (--law=annealing, --law=multi_power)").add_argument)
     return parser
 
 
@@ -201,12 +213,34 @@ def _uses(add: Callable[..., Any]) -> None:
     )
 
 
+def _curves(add: Callable[..., Any]) -> None:
+    add(
+        "--predict-run",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="predict this run's whole curve and score it; one of the sources is held out for it; repeatable",
+    )
+    add(
+        "--schedule-of",
+        action="append",
+        default=[],
+        metavar="CONFIG",
+        help="predict the curve of this config's schedule, of which nothing was trained; repeatable",
+    )
+
+
 def known_laws() -> str:
-    """List names and equations of the built-in laws, read from the source file: importing it would import jax."""
-    path = pathlib.Path(__file__).parents[2] / "laws" / "law" / "forms.py"
+    """List names and equations of the built-in laws."""
+    return "\n".join(f"  {name:<17}{line}" for folder in ("law", CURVES) for name, line in law_docs(folder).items())
+
+
+def law_docs(folder: str) -> dict[str, str]:
+    """{name: equation} of the laws in a folder's forms.py, read from the source: importing it would import jax."""
+    path = pathlib.Path(__file__).parents[2] / "laws" / folder / "forms.py"
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-    laws = [node for node in functions if node.args.kwonlyargs]
-    return "\n".join(f"  {node.name:<17}{(ast.get_docstring(node) or '').splitlines()[0]}" for node in laws)
+    laws = [node for node in functions if node.args.kwonlyargs and not node.name.startswith("_")]
+    return {node.name: (ast.get_docstring(node) or "").splitlines()[0] for node in laws}
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
@@ -226,6 +260,16 @@ def parse_pairs(text: str) -> dict[str, float]:
             raise argparse.ArgumentTypeError(f"{part!r} is not NAME=NUMBER, as in U=25e9")
         (pairs[name],) = parse_numbers(value)
     return pairs
+
+
+def _refuse_beside_curves(options: Any, defaults: dict[str, Any]) -> None:
+    """Refuse an option that a law of curves ignores, and those of curves with any other law: BadInput."""
+    curve_law = options.law in law_docs(CURVES)
+    for name in sorted(set(defaults) - set(USED_BY_CURVES) if curve_law else CURVE_OPTIONS):
+        if str(getattr(options, name)) != str(defaults[name]):
+            option, law = f"--{name.replace('_', '-')}", options.law or "chinchilla"
+            users = "" if curve_law else f"; it is for --law={' or '.join(law_docs(CURVES))}"
+            raise BadInput(f"{option} has no effect with --law={law}: leave it out{users}")
 
 
 def _refuse_idle(options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from scalelab import user_code
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.curves.forms import CURVE_LAWS
 from scalelab.laws.law import forms
 from scalelab.laws.law.law import Law, law_of
 
@@ -31,10 +32,13 @@ def load_law(name: str, stored: bool = False) -> Law:
     """
     if name in LAWS:
         return LAWS[name]
+    if name in CURVE_LAWS:
+        raise BadInput(f"--law={name}: a law of the loss within a run; only `scalelab fit RUN… --law={name}` fits it")
     _, colon, attribute = name.partition(":")
     if not colon:
+        known = [*LAWS, *CURVE_LAWS]
         raise BadInput(
-            f"--law={name}: unknown{nearest_hint(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn"
+            f"--law={name}: unknown{nearest_hint(name, known)}; one of {', '.join(known)}, or your own as pkg.mod:fn"
         )
     if not stored:
         user_code.trust_names(name)

@@ -1,10 +1,22 @@
-"""A config's schedules as a figure: learning rate, momentum, weight decay and batch over the run."""
+"""Schedules as a figure: learning rate, momentum, weight decay and batch over the run; curves predicted from them."""
 
+import os
+import pathlib
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from scalelab.report.figures.style import format_short, make_figure, styled, value_colours, write_figure
+from scalelab.laws.curves.fit import FittedCurves, Prediction
+from scalelab.report.figures.style import (
+    ACCENT,
+    INK,
+    MUTED,
+    format_short,
+    make_figure,
+    styled,
+    value_colours,
+    write_figure,
+)
 
 PANELS = (
     ("lr", "learning rate"),
@@ -33,3 +45,46 @@ def plot_schedules(rows: Sequence[dict], marked: Sequence[int] = ()) -> Figure:
 def write_schedule_figure(path: str, rows: Sequence[dict], marked: Sequence[int] = ()) -> list[str]:
     """Write the figure to `path` (.pdf, with the CSV of its numbers beside it, or .png); returns what was written."""
     return write_figure(path, plot_schedules(rows, marked), rows)
+
+
+def write_curve_figure(
+    folder: str | os.PathLike[str], fitted: FittedCurves, predictions: Sequence[Prediction]
+) -> list[str]:
+    """Draw fitted and predicted curves into the folder as curves.png, .pdf and .csv; returns the paths."""
+    shown = [fitted.predict(curve) for curve in fitted.curves]
+    rows = [
+        {"run": each.name, "fitted": each in shown, "step": step, "loss": loss, "low": low, "high": high,
+         "measured": None if each.measured is None else each.measured[i]}
+        for each in [*shown, *predictions]
+        for i, (step, loss, low, high) in enumerate(zip(each.steps, each.loss, each.low, each.high, strict=True))
+    ]  # fmt: skip
+    fig, stem = plot_curves(shown, predictions, fitted.level), pathlib.Path(folder) / "curves"
+    return [path for kind in (".png", ".pdf") for path in write_figure(stem.with_suffix(kind), fig, rows)]
+
+
+@styled
+def plot_curves(fitted: Sequence[Prediction], predicted: Sequence[Prediction], level: float) -> Figure:
+    """Left the fitted runs, measured (dots) and by the law; then a panel for each of `predicted`, with its band."""
+    fig, axes = make_figure(4.2 * (1 + len(predicted)), 3.4, 1 + len(predicted))
+    axes = axes if len(predicted) else [axes]
+    names = [pathlib.Path(each.name).name for each in fitted]
+    colours = value_colours(names, "name")
+    for name, each in zip(names, fitted, strict=True):
+        axes[0].plot(each.steps, each.measured, ".", ms=2.5, color=colours[name])
+        axes[0].plot(each.steps, each.loss, color=colours[name], lw=1.0, label=name)
+    axes[0].set(title="fitted", xlabel="step", ylabel="loss (nats/token)")
+    axes[0].legend(fontsize=6)
+    for ax, each in zip(axes[1:], predicted, strict=True):
+        ax.fill_between(each.steps, each.low, each.high, color=ACCENT, alpha=0.18, lw=0, label=f"{level:.0%} interval")
+        ax.plot(each.steps, each.loss, color=ACCENT, label="predicted")
+        ax.plot(each.steps, each.baseline, "--", color=MUTED, lw=1.0, label="power law in steps")
+        if each.measured is not None:
+            ax.plot(each.steps, each.measured, ".", color=INK, ms=3, label="measured")
+        ax.set(title=f"predicted: {pathlib.Path(each.name).name}", xlabel="step")
+        ax.legend()
+    tops = [each.loss[len(each.loss) // 12] for each in [*fitted, *predicted]]
+    lows = [each.low.min() for each in [*fitted, *predicted]]
+    for ax in axes:
+        ax.set_ylim(min(lows) - 0.02, max(tops) + 0.02)
+        ax.xaxis.set_major_formatter(lambda x, _: format_short(x))
+    return fig

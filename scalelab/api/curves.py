@@ -1,0 +1,158 @@
+"""Loss curves of runs, tables or configs with the LR of every step, for the laws of curves (`laws/curves`)."""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalelab import records
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.curves.curve import Curve, make_curve
+from scalelab.laws.curves.fit import LEAST_ROWS, FittedCurves
+from scalelab.laws.curves.fit import fit_curves as fit_read_curves
+from scalelab.laws.read.numbers import parse_number
+from scalelab.laws.read.readers import read_raw_rows
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+FIELDS = ("run", "step", "lr", "loss")  # columns of a table; of runs only the loss can be chosen
+LOSSES = ("val_loss", "train_loss")  # of a run: the first with enough rows
+LR_DIGITS = 1e-4  # a logged LR may differ from its schedule's by this share of the peak
+Source = str | os.PathLike[str]
+
+
+def fit_curves(
+    sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
+    **options: Any,
+) -> FittedCurves:  # fmt: skip
+    """Fit a law of the loss within a run (`scalelab fit --law=annealing`) to runs or a table.
+
+    `sources`: runs' folders, folders of runs, or a table with columns run, step, lr and loss (`columns` renames them).
+    `options` are those of `scalelab.laws.curves.fit.fit_curves`. `read_curve` and `schedule_of` give what `.predict` of
+    the result takes. BadInput as the command; FitError where no optimum can be certified.
+    """
+    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    return fit_read_curves(read_curves(given, columns)[0], law, **options)
+
+
+def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curve:
+    """The curve of one run's folder. BadInput for a folder of several."""
+    curves, _ = read_curves([source], columns)
+    if len(curves) > 1:
+        raise BadInput(f"{str(source)!r} holds {len(curves)} runs: name one, e.g. {curves[0].name}")
+    return curves[0]
+
+
+def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = None) -> tuple[list[Curve], list[str]]:
+    """(curves, notes) of every run in folders and tables. BadInput for what is not there, or for runs of two models."""
+    columns, curves, notes = dict(columns or {}), [], []
+    folders: list[pathlib.Path] = []
+    for source in (pathlib.Path(os.path.expanduser(source)) for source in sources):
+        if not source.exists():
+            raise BadInput(f"no file or folder {str(source)!r}")
+        if source.is_dir():
+            folders += records.run_folders(source)
+        else:
+            curves += _table_curves(source, columns)
+            notes.append(f"{source.name}: the LR between rows is interpolated, and rises evenly up to the first row")
+    if folders:
+        loss = _choose_loss(folders, columns)
+        _refuse_two_models(folders)
+        curves += [_run_curve(folder, loss) for folder in folders]
+        notes.insert(0, f"{loss} of {len(folders)} runs; the LR of every step from each run's config")
+    return curves, notes
+
+
+def schedule_of(config: Any) -> Curve:
+    """The schedule of a config file, a shipped config's name or a config tree, without losses."""
+    from scalelab.api.work import _resolved
+
+    resolved = _resolved(config, None)
+    return make_curve(str(config) if isinstance(config, str | os.PathLike) else "the config", _every_lr(resolved))
+
+
+def _every_lr(config: "ConfigDict") -> np.ndarray:
+    from scalelab.optim import schedules
+
+    return np.asarray(schedules.schedule_curves(config, np.arange(config.train.steps))["lr"], float)
+
+
+def _run_curve(folder: pathlib.Path, loss: str) -> Curve:
+    from ml_collections import ConfigDict
+
+    from scalelab import config as config_lib
+
+    lr = _every_lr(config_lib.resolve(ConfigDict(records.read_config(folder)), stored=True))
+    lines = records.read_metrics(folder)
+    for line in lines:
+        logged, step = line.get("lr"), line["step"]
+        if logged is not None and 0 < step <= len(lr) and abs(logged - lr[step - 1]) > LR_DIGITS * lr.max():
+            raise BadInput(
+                f"{folder}: its LR at step {step} was {logged:.6g}, and by its config {lr[step - 1]:.6g}: its schedule "
+                "changed on the way. Give a table with columns run, step, lr, loss instead"
+            )
+    rows = [(line["step"], line[loss]) for line in lines if loss in line]
+    if any(value is None or not np.isfinite(value) for _, value in rows):
+        raise BadInput(f"{folder}: its {loss} is not finite at some step: a run that diverged can't be fitted")
+    steps, losses = zip(*rows, strict=True) if rows else ((), ())
+    return make_curve(str(folder), lr, steps, losses)
+
+
+def _choose_loss(folders: Sequence[pathlib.Path], columns: Mapping[str, str]) -> str:
+    """The metric that is fitted: as --columns=loss=… says, else val_loss if all runs have enough, else train_loss."""
+    counts: dict[str, list[int]] = {}
+    for place, folder in enumerate(folders):
+        for line in records.read_metrics(folder):
+            for name in line:
+                counts.setdefault(name, [0] * len(folders))[place] += 1
+    if "loss" in columns:
+        if columns["loss"] not in counts:
+            raise BadInput(f"--columns: no run logs {columns['loss']!r}{nearest_hint(columns['loss'], counts)}")
+        return columns["loss"]
+    return next((name for name in LOSSES if min(counts.get(name, [0])) >= LEAST_ROWS), LOSSES[-1])
+
+
+def _refuse_two_models(folders: Sequence[pathlib.Path]) -> None:
+    """BadInput if parameters or tokens a step differ: a law of curves holds for one model and batch."""
+    first: tuple[Any, Any, pathlib.Path] | None = None
+    for folder in folders:
+        config, record = records.read_config(folder), records.read_record(folder)
+        size = record.get("params", {}).get("total")
+        batch = config["train"]["global_batch"] * config["model"]["seq_len"]
+        if first and (size, batch) != first[:2]:
+            raise BadInput(
+                f"{folder} has {size} parameters and {batch} tokens a step, {first[2]} {first[0]} and {first[1]}: "
+                "a law of curves holds for one model and batch"
+            )
+        first = first or (size, batch, folder)
+
+
+def _table_curves(path: pathlib.Path, columns: Mapping[str, str]) -> list[Curve]:
+    """The curves of a table: one a value of `run`, or a single one without that column."""
+    lines = read_raw_rows(path)
+    header = list(dict.fromkeys(key for line in lines for key in line))
+    names = {field: columns.get(field, field) for field in FIELDS}
+    for field, name in names.items():
+        if name not in header and (field != "run" or "run" in columns):
+            raise BadInput(
+                f"{path.name}: no column {name!r} for {field}{nearest_hint(name, header)}; a table of curves has "
+                "run, step, lr and loss (others by --columns=loss=…)"
+            )
+    groups: dict[str, list[tuple[float, ...]]] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            row = tuple(parse_number(str(line.get(names[field], "")), field) for field in FIELDS[1:])
+        except ValueError:
+            raise BadInput(f"{path.name}, row {number}: step, lr and loss must be numbers") from None
+        groups.setdefault(str(line.get(names["run"], path.stem)), []).append(row)
+    curves = []
+    for run, rows in groups.items():
+        steps, lr, loss = np.array(sorted(rows)).T
+        if steps[0] < 1 or (steps % 1).any():
+            raise BadInput(f"{path.name}, run {run}: steps are whole numbers from 1 on, and {steps[0]:g} is not")
+        every = np.interp(np.arange(1, steps[-1] + 1), [0, *steps], [0, *lr])
+        curves.append(make_curve(run, every, steps, loss))
+    return curves
