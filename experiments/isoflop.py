@@ -8,10 +8,10 @@
 
 Every run's shape, steps, learning rate, batch, warm-up and beta2 follow from (size, budget) by a rule of the ladder,
 named in the report: `small-bytes` (the quickstart's; d_model 16 to 80), `mup` (the config's own LR at any width),
-`step_law` (Li et al. 2025; 0.2 to 1 billion parameters) or `fitted:DIR` (fitted to your LR checks, e.g. a sweep like
-configs/lr_checks.py). At the smallest and the largest size (each at its cheapest budget) LR and batch are also tried at
-half and twice the rule's. If the best of them is at the edge, by more than the runs scatter about the law, the report
-fails.
+`step_law` (Li et al. 2025; 0.2 to 1 billion parameters), `fitted:DIR` (fitted to your LR checks, e.g. a sweep like
+configs/lr_checks.py) or `fitted:FILE` (the JSON of `scalelab fit --best-of=lr,batch_tokens --per=N,D`). At the smallest
+and the largest size (each at its cheapest budget) LR and batch are also tried at half and twice the rule's. If the best
+of them is at the edge, by more than the runs scatter about the law, the report fails.
 
 The prediction is written to disk, with its time, before the larger run starts, and never edited. Run the command again
 to resume: finished runs are not repeated. To fit only: `scalelab fit WORKDIR`. At the end the time of each part is
@@ -103,7 +103,10 @@ def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
         "--holdout-flops", type=_number, metavar="C", help="FLOPs of the predicted run (default: 4 x the largest)"
     )
     parser.add_argument(
-        "--rule", default="small-bytes", metavar="NAME", help=f"the ladder's rule: {', '.join(rules.RULES)}, fitted:DIR"
+        "--rule",
+        default="small-bytes",
+        metavar="NAME",
+        help=f"the ladder's rule: {', '.join(rules.RULES)}, fitted:DIR, fitted:FILE (of scalelab fit --best-of)",
     )
     parser.add_argument(
         "--checks", metavar="WHAT", help="what of the rule is checked: lr, batch or lr,batch (default; with --quick lr)"

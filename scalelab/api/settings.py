@@ -63,12 +63,26 @@ def read_best_settings(
     if seed := next((name for name in SEED_COLUMNS if all(name in row for row in rows)), None):
         values["seed"] = np.array([str(row[seed]) for row in rows])
     best = fit_best_settings(values, best_of, per, over, level)
+    return ReadSettings(
+        best,
+        values,
+        len(rows),
+        table.n_convention,
+        table.columns,
+        table.notes,
+        (*excluded, *lost),
+        _shared_values(rows),
+    )
+
+
+def _shared_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Config values that all runs share, of those that a ladder's rule holds fixed, and their share of warm-up."""
     shared = {
         key: rows[0][key] for key in SHARED_KEYS if len({repr(row.get(key)) for row in rows}) == 1 and key in rows[0]
     }
-    return ReadSettings(
-        best, values, len(rows), table.n_convention, table.columns, table.notes, (*excluded, *lost), shared
-    )
+    if all("schedule.warmup_steps" in row and row.get("train.steps") for row in rows):
+        shared["warmup_share"] = float(np.median([row["schedule.warmup_steps"] / row["train.steps"] for row in rows]))
+    return shared
 
 
 def _check_fields(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str]) -> None:

@@ -30,6 +30,11 @@ def run_best_settings(options: Any) -> tuple[list[str], dict[str, Any]]:
     result = {"sources": options.sources, "n_rows": read.n_runs, "n_convention": read.n_convention}
     result |= {"columns": dict(read.columns), "read_as": list(read.notes), "shared": read.shared}
     result |= best_lib.to_json(best, at) | {"excluded": list(read.excluded)}
+    if options.figures:
+        from scalelab.report.figures.lrplots import write_settings_figures
+
+        result["figures"] = write_settings_figures(options.figures, best, read.table)
+        lines += ["", *(f"wrote {path}" for path in result["figures"])]
     return lines, result
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.interpolate import Akima1DInterpolator
 
+NEAR = 1.0  # in units of x: of a learning rate an octave
+
 
 class Minima(NamedTuple):
     """The lowest point `at` [R] within the sizes tried, its `value` [R], and whether it lies inside (`interior` [R]).
@@ -37,6 +39,22 @@ def parabola(x: np.ndarray, y: np.ndarray) -> Minima:
     ends = curve(x[[0, -1]])
     at = np.where(interior, vertex, x[[0, -1]][ends.argmin(axis=0)])
     return Minima(at, np.polyval(fitted, at - centre), interior, curve)
+
+
+def lowest_parabola(x: np.ndarray, y: np.ndarray) -> tuple[float, float, bool, bool]:
+    """(x, value, interior, whether a parabola gave it) of the minimum of one curve y [K] at ascending x [K].
+
+    The parabola goes through the lowest point, its two neighbours and what is within NEAR of it; an infinite y is a
+    run that was lost.
+    """
+    lowest = int(np.argmin(y))
+    neighbours = np.abs(np.arange(len(x)) - lowest) <= 1
+    near = (neighbours | (np.abs(x - x[lowest]) <= NEAR + 1e-9)) & np.isfinite(y)
+    interior = 0 < lowest < len(x) - 1
+    if not interior or near.sum() < 3:
+        return float(x[lowest]), float(y[lowest]), interior, False
+    minimum = parabola(x[near], y[near, None])
+    return float(minimum.at[0]), float(minimum.value[0]), bool(minimum.interior[0]), True
 
 
 def akima(x: np.ndarray, y: np.ndarray) -> Minima:

@@ -49,7 +49,7 @@ def write_fit_figures(folder: str | os.PathLike[str], fitted: Fitted, held: Mapp
     figures = {"fit": plot_fit(fitted, held), "profiles": plot_profiles(fitted)}
     if splits_budget(fitted, held) and fitted.bootstrap:
         figures["decision"] = plot_decision(fitted, held)
-    return [path for name, drawn in figures.items() for path in _write(folder, name, drawn)]
+    return [path for name, drawn in figures.items() for path in write_drawn(folder, name, drawn)]
 
 
 def write_isoflop_figure(
@@ -66,10 +66,11 @@ def write_isoflop_figure(
         for p in fitted.profiles
         for n, y in zip(*p.curve, strict=True)
     ]
-    return _write(folder, "isoflop", (fig, rows))
+    return write_drawn(folder, "isoflop", (fig, rows))
 
 
-def _write(folder: str | os.PathLike[str], name: str, drawn: Drawn) -> list[str]:
+def write_drawn(folder: str | os.PathLike[str], name: str, drawn: Drawn) -> list[str]:
+    """Write a figure as PNG and PDF, and the rows behind it as CSV; returns the paths."""
     fig, rows = drawn
     written = write_pdf_and_csv(folder, name, fig, rows)
     return [_png(folder, name, fig), *written]

@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 from scipy import stats
 
-from scalelab.laws.use.isoflop_minima import parabola
+from scalelab.laws.use.isoflop_minima import lowest_parabola
 
 INTERVAL_LEVEL = 0.9
-NEAR_OCTAVES = 1.0  # the parabola is fitted to points within this distance of the lowest, and to its two neighbours
 ONE_SEED = "one seed"
 
 
@@ -35,10 +34,10 @@ def find_best_lr(log2_lrs: np.ndarray, losses: np.ndarray) -> BestLr:
     """
     x = np.asarray(log2_lrs, float)
     y = np.where(np.isfinite(losses), losses, np.inf)
-    best, loss, interior, bent = _vertex(x, y.mean(0))
+    best, loss, interior, bent = lowest_parabola(x, y.mean(0))
     if refusal := _refusal(x, y, best, interior, bent):
         return BestLr(best, loss, interior, refusal=refusal)
-    minima = np.array([_vertex(x, row)[0] for row in y])
+    minima = np.array([lowest_parabola(x, row)[0] for row in y])
     half_width = float(stats.t.ppf((1 + INTERVAL_LEVEL) / 2, len(y) - 1) * minima.std(ddof=1) / len(y) ** 0.5)
     return BestLr(best, loss, interior, (best - half_width, best + half_width))
 
@@ -55,17 +54,5 @@ def _refusal(x: np.ndarray, y: np.ndarray, best: float, interior: bool, bent: bo
         return "a neighbour of the lowest LR lost a seed"
     if len(y) == 1:
         return ONE_SEED
-    edges = [i + 1 for i, row in enumerate(y) if not _vertex(x, row)[2]]
+    edges = [i + 1 for i, row in enumerate(y) if not lowest_parabola(x, row)[2]]
     return f"{len(edges)} of {len(y)} seeds have their own lowest loss at the grid's edge" if edges else ""
-
-
-def _vertex(x: np.ndarray, y: np.ndarray) -> tuple[float, float, bool, bool]:
-    """(x, value, interior, whether a parabola gave it) of the minimum of one curve y [K]."""
-    lowest = int(np.argmin(y))
-    neighbours = np.abs(np.arange(len(x)) - lowest) <= 1
-    near = (neighbours | (np.abs(x - x[lowest]) <= NEAR_OCTAVES + 1e-9)) & np.isfinite(y)
-    interior = 0 < lowest < len(x) - 1
-    if not interior or near.sum() < 3:
-        return float(x[lowest]), float(y[lowest]), interior, False
-    minimum = parabola(x[near], y[near, None])
-    return float(minimum.at[0]), float(minimum.value[0]), bool(minimum.interior[0]), True

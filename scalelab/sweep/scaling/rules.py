@@ -7,18 +7,15 @@ and the range in which it was measured, is refused outside this range, and is pr
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
+from scalelab.sweep.scaling import fitted
+from scalelab.sweep.scaling.fitted import FITTED_PREFIX
 
-FITTED_PREFIX = "fitted:"  # before a folder of LR checks
-LEAST_LRS = 3  # learning rates per cell of LR checks: fewer can't bracket an optimum
 INPUT_LABELS = {"N": "N (non-embedding)", "D": "D (tokens)"}
 
 
@@ -149,12 +146,13 @@ def other_rules(name: str) -> str:
 
 
 def find_rule(name: str, base: ConfigDict) -> LadderRule:
-    """The rule of this name for the family of `base`; `fitted:DIR` is fitted to the runs in DIR.
+    """The rule of this name for the family of `base`; `fitted:DIR` is fitted to the runs in DIR, `fitted:FILE` is the
+    answer of `scalelab fit --best-of … --json=FILE`.
 
     BadInput if the name is unknown, or if the rule was measured with another family.
     """
     if name.startswith(FITTED_PREFIX):
-        rule = fit_rule(pathlib.Path(name.removeprefix(FITTED_PREFIX)).expanduser())
+        rule = LadderRule(**fitted.read_fields(pathlib.Path(name.removeprefix(FITTED_PREFIX)).expanduser()))
     elif name in RULES:
         rule = RULES[name](base)
     else:
@@ -167,82 +165,3 @@ def find_rule(name: str, base: ConfigDict) -> LadderRule:
                 f"nearest: --config.{key}={allowed[0]}, or another rule: {other_rules(rule.name)}"
             )
     return rule
-
-
-SHARED_KEYS = (
-    "optim.name", "parametrization.name", "train.global_batch", "optim.beta2", "model.n_layers", "model.vocab_size",
-    "model.seq_len", "schedule.name", "data.source",
-)  # fmt: skip
-
-
-def fit_rule(folder: pathlib.Path) -> LadderRule:
-    """Fit LR = c steps^a d_model^b by least squares in logs to the best LR of every cell (d_model, steps) of LR checks.
-
-    The folder holds runs of a sweep over `optim.peak_lr`, `model.d_model` and `train.steps` (and seeds). BadInput if
-    the runs differ in anything else, if there are fewer than two widths or lengths, or if a cell's best LR is at its
-    edge.
-    """
-    runs = [
-        (records.flatten_keys(records.read_json(run / "config.json")), records.read_record(run))
-        for run in records.run_folders(folder)
-    ]
-    if not runs:
-        raise BadInput(f"{_option(folder)}: no runs in that folder; `scalelab sweep` makes some (configs/lr_checks.py)")
-    first = runs[0][0]
-    for key in SHARED_KEYS:
-        if len(values := {str(config[key]) for config, _ in runs}) > 1:
-            raise BadInput(
-                f"{_option(folder)}: its runs differ in {key} ({', '.join(sorted(values))}); use one of them"
-            )
-    cells = sorted({(config["model.d_model"], config["train.steps"]) for config, _ in runs})
-    widths, lengths = ({cell[i] for cell in cells} for i in (0, 1))
-    for key, values in (("model.d_model", widths), ("train.steps", lengths)):
-        if len(values) < 2:
-            raise BadInput(
-                f"{_option(folder)}: all its runs have {key}={min(values)}; sweep two values or more, far apart"
-            )
-    log2_lrs = np.array([_best_lr(folder, cell, runs).log2_lr for cell in cells])
-    middle = [math.exp(np.log(list(values)).mean()) for values in (lengths, widths)]
-    design = np.array([[1.0, math.log2(n / middle[0]), math.log2(d / middle[1])] for d, n in cells])
-    (log2_lr, by_steps, by_width), *_ = np.linalg.lstsq(design, log2_lrs)
-    scatter = float(np.sqrt(np.mean((design @ [log2_lr, by_steps, by_width] - log2_lrs) ** 2)))
-    return LadderRule(
-        name="fitted",
-        source=f"best LRs of {len(cells)} cells (d_model {_span(widths)}, {_span(lengths)} steps) of {len(runs)} runs "
-        f"in {folder}, by least squares; residual rms {scatter:.2g} octaves",
-        lr=2**log2_lr,
-        powers={"steps": (middle[0], by_steps), "d_model": (middle[1], by_width)},
-        global_batch=first["train.global_batch"],
-        warmup_share=float(np.median([config["schedule.warmup_steps"] / config["train.steps"] for config, _ in runs])),
-        beta2=first["optim.beta2"],
-        ranges={"d_model": (min(widths), max(widths))},
-        needs={key: (first[key],) for key in ("optim.name", "parametrization.name")},
-    )
-
-
-def _best_lr(folder: pathlib.Path, cell: tuple[int, int], runs: Sequence[tuple[dict, dict]]) -> BestLr:
-    """The best LR of one cell (d_model, steps), from the LRs that all its seeds were run at."""
-    losses: dict[int, dict[float, float]] = {}
-    for config, record in runs:
-        if (config["model.d_model"], config["train.steps"]) == cell and record.get("status") in ("done", "diverged"):
-            loss = record.get("val_loss") if record["status"] == "done" else None
-            losses.setdefault(config["train.seed"], {})[config["optim.peak_lr"]] = math.nan if loss is None else loss
-    lrs = sorted(set.intersection(*map(set, losses.values()))) if losses else []
-    where = f"{_option(folder)}: d_model={cell[0]}, {cell[1]} steps"
-    if len(lrs) < LEAST_LRS:
-        raise BadInput(f"{where}: finished runs at {len(lrs)} learning rates; an optimum needs {LEAST_LRS} or more")
-    best = find_best_lr(np.log2(lrs), np.array([[losses[seed][lr] for lr in lrs] for seed in losses]))
-    if not best.interior:
-        raise BadInput(
-            f"{where}: the best LR {2**best.log2_lr:.4g} is the edge of those tried ({lrs[0]:.4g} to {lrs[-1]:.4g}); "
-            f"add {'smaller' if 2**best.log2_lr <= lrs[0] * 1.001 else 'larger'} ones"
-        )
-    return best
-
-
-def _option(folder: pathlib.Path) -> str:
-    return f"--rule={FITTED_PREFIX}{folder}"
-
-
-def _span(values: Collection[int]) -> str:
-    return f"{min(values)} to {max(values)}"

@@ -2,15 +2,19 @@
 
 import csv
 import json
+import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
+from scalelab import laws, records
 from scalelab.__main__ import main
 from scalelab.config import override
 from scalelab.configs import quickstart
+from scalelab.errors import BadInput
+from scalelab.sweep.scaling import rules
 from tests.laws.sweeps import best_batch, best_lr, step_law_sweep
 
 BEST_OF = ("--best-of=lr,batch_tokens", "--per=N,D")
@@ -65,6 +69,17 @@ def test_what_a_person_reads(capsys, sweep):
     ):
         assert line in text, text
     assert "80%" in text and "90%" not in text
+
+
+def test_the_page_of_laws_shows_what_is_printed(capsys, sweep):
+    """The example of scalelab/laws/README.md is this sweep."""
+    page = (pathlib.Path(laws.__file__).parent / "README.md").read_text()
+    section = page.split("## Best settings of a sweep\n")[1].split("\n## ")[0]
+    (command,) = re.findall(r"^    scalelab (fit sweep\.csv .*) --figures=figures$", section, re.MULTILINE)
+    shown = re.findall(r"^    (?!scalelab|\.\.\.)(.+)$", section, re.MULTILINE)
+    assert main([word.replace("sweep.csv", sweep) for word in command.split()]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(shown) > 20 and [line for line in shown if line.rstrip() not in printed] == []
 
 
 def test_the_user_chooses_the_columns_of_a_law(capsys, sweep):
@@ -159,6 +174,38 @@ def test_a_folder_of_a_sweep(capsys, tmp_path):
     assert [group["seeds"] for group in result["groups"]] == [2] * 4 and result["shared"]["optim.name"] == "adamw"
     reasons = [entry["reason"] for entry in result["excluded"]]
     assert reasons == ["diverged", "another seed of this setting diverged or failed"]
+
+
+def test_the_ladder_takes_this_answer_as_its_rule(capsys, tmp_path):
+    write_sweep(tmp_path / "sweep")
+    fit = ["fit", str(tmp_path / "sweep"), "--best-of=lr", "--per=N,D", "--n-convention=non_embedding"]
+    assert main([*fit, f"--json={tmp_path / 'fit.json'}"]) == 0
+    rule = rules.find_rule(f"fitted:{tmp_path / 'fit.json'}", quickstart.get_config())
+    assert rule.peak_lr(N=2e5, D=800 * 512) == pytest.approx(0.008 * 2**-0.5 * 2**-0.25, rel=0.02)
+    assert rule.global_batch == quickstart.get_config().train.global_batch  # the runs share it
+    with pytest.raises(BadInput, match="its N is total"):
+        main([*fit[:-1], f"--json={tmp_path / 'fit.json'}"])
+        rules.find_rule(f"fitted:{tmp_path / 'fit.json'}", quickstart.get_config())
+
+
+def test_its_figures_show_every_group_and_the_law(capsys, sweep, tmp_path):
+    result = answer(capsys, sweep, *BEST_OF, f"--figures={tmp_path}")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}.{suffix}" for name in ("settings", "settings-law") for suffix in ("png", "pdf", "csv")
+    }
+    with (tmp_path / "settings.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    optima = [row for row in rows if row["kind"] == "optimum" and row["setting"] == "lr"]
+    assert [float(row["value"]) for row in optima] == pytest.approx([group["best"]["lr"] for group in result["groups"]])
+    assert len([row for row in rows if row["kind"] == "run" and row["setting"] == "lr"]) == 360
+    lowest = [min(float(row["above"]) for row in rows if row["kind"] == "parabola" and row["N"] == one["N"]
+                  and row["D"] == one["D"] and row["setting"] == "lr") for one in optima]  # fmt: skip
+    inside = [least for least, one in zip(lowest, optima, strict=True) if one["status"] == "used"]
+    assert inside == pytest.approx([0] * len(inside), abs=0.01)
+    with (tmp_path / "settings-law.csv").open() as file:
+        law = [row for row in csv.DictReader(file) if row["kind"] == "law" and row["setting"] == "batch_tokens"]
+    slope = np.polyfit(*np.log([[float(row["D"]), float(row["value"])] for row in law]).T, 1)[0]
+    assert slope == pytest.approx(result["laws"]["batch_tokens"]["exponents"]["D"])
 
 
 def test_runs_that_differ_in_more_than_their_seed_are_no_replications(capsys, tmp_path):

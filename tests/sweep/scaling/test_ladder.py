@@ -107,6 +107,56 @@ def test_a_rule_fitted_to_ones_own_lr_checks_finds_the_law_that_made_them(tmp_pa
         rules.find_rule(f"fitted:{tmp_path}", override(quickstart.get_config(), {"parametrization.name": "standard"}))
 
 
+FIT = {
+    "laws": {
+        "lr": {"exponents": {"N": -0.5, "D": 0.25}, "intervals": {"N": [-0.6, -0.4], "D": [0.1, 0.4]}, "groups": 12,
+               "ranges": {"N": [1e4, 1e6], "D": [1e6, 1e9]}, "centre": {"N": 1e5, "D": 4e7},
+               "at_centre": [0.01, 0.009, 0.011]},
+        "batch_tokens": {"exponents": {"D": 0.5}, "intervals": {"D": [0.4, 0.6]}, "groups": 12,
+                         "ranges": {"D": [1e6, 1e9]}, "centre": {"D": 4e7}, "at_centre": [2048.0, 1e3, 4e3]},
+    },
+    "shared": {"optim.name": "adamw", "optim.beta2": 0.97, "warmup_share": 0.05}, "refused": {},
+    "n_convention": "non_embedding", "n_rows": 480,
+}  # fmt: skip
+
+
+def test_a_rule_takes_lr_and_batch_from_a_fit_of_best_settings(tmp_path):
+    path = tmp_path / "fit.json"
+    records.write_json(path, FIT)
+    rule = rules.find_rule(f"fitted:{path}", quickstart.get_config())
+    assert rule.peak_lr(N=4e5, D=16e7) == pytest.approx(0.01 * 4**-0.5 * 4**0.25)
+    assert rule.batch(4e7, 64) == 32 and rule.batch(16e7, 64) == 64
+    run = ladder.make_rung(quickstart.get_config(), 32, 4e12, rule)
+    tokens = run.train.steps * run.train.global_batch * 64
+    N = ladder.rule_inputs(run, 4e12)["N"]
+    assert run.optim.peak_lr == pytest.approx(0.01 * (N / 1e5) ** -0.5 * (tokens / 4e7) ** 0.25, rel=2e-3)
+    assert run.train.global_batch == round(2048 * (tokens / 4e7) ** 0.5 / 64)
+    assert run.optim.beta2 == 0.97 and run.schedule.warmup_steps == round(0.05 * run.train.steps)
+    assert "N^-0.5 D^0.25 (intervals of exponents: -0.6 to -0.4, 0.1 to 0.4)" in rule.source
+    with pytest.raises(BadInput, match=r"'fitted' was measured for N \(non-embedding\) 10000 to 1e\+06"):
+        ladder.make_rung(quickstart.get_config(), 256, 4e12, rule)
+    with pytest.raises(BadInput, match=r"measured with optim\.name=adamw, not 'lion'"):
+        rules.find_rule(f"fitted:{path}", override(quickstart.get_config(), {"optim.name": "lion"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"laws": {}, "refused": {"lr": "too few groups"}}, "that fit has no law of lr: too few groups"),
+        ({"laws": {}}, "it was made without --best-of=lr"),
+        ({"n_convention": "total"}, "its N is total, a ladder's is non_embedding: fit with --n-convention=non_embed"),
+        ({"laws": {"lr": FIT["laws"]["lr"]}}, "says nothing of the batch: add it, --best-of=lr,batch_tokens"),
+        ({"laws": FIT["laws"] | {"batch_tokens": FIT["laws"]["lr"]}}, "follows N, D; .*--over=batch_tokens=D"),
+        ({"laws": FIT["laws"] | {"lr": FIT["laws"]["lr"] | {"exponents": {"depth": 1.0}}}}, "is one of depth"),
+        ({"laws": None}, "laws is null, not an object"),
+    ],
+)  # fmt: skip
+def test_a_fit_that_gives_no_rule_is_refused(tmp_path, changes, message):
+    records.write_json(tmp_path / "fit.json", FIT | changes)
+    with pytest.raises(BadInput, match=message):
+        rules.find_rule(f"fitted:{tmp_path / 'fit.json'}", quickstart.get_config())
+
+
 @pytest.mark.parametrize(
     ("cells", "lrs", "facts", "message"),
     [

@@ -219,12 +219,14 @@ def _law_json(best: BestSettings, law: SettingLaw) -> dict[str, Any]:
     value, *ends = law.scale()
     intervals = {name: law.interval(name) for name in law.columns}
     centre = dict(zip(law.columns, np.exp(law.centre).tolist(), strict=True))
+    values = {name: [group.values[name] for group in best.with_status("used", "edge")] for name in law.columns}
     return {
         "columns": list(law.columns), "c": value, "c_interval": ends, "exponents": law.exponents,
         "intervals": {name: list(each) for name, each in intervals.items()},
         "verdicts": {name: judge_exponent(*each) for name, each in intervals.items()},
         "scatter": law.scatter, "df": law.df,
         "groups": int((law.side == 0).sum()), "bounds": int((law.side != 0).sum()),
+        "ranges": {name: [min(each), max(each)] for name, each in values.items()},
         "centre": centre, "at_centre": list(law.predict(centre, new=False)),
     }  # fmt: skip
 
