@@ -44,10 +44,8 @@ RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--con
     "--n": "--n-convention", "--plot": "--figures", "--target": "--determine",
 }  # fmt: skip
 SETTING_OPTIONS = ("per", "over")
-NOT_FOR_SETTINGS = (
-    "law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_flops", "cluster", "method",
-    "seed_noise", "grid", "budget_flops", "by", *BY_OPTIONS,
-)  # fmt: skip
+USED_BY_SETTINGS = ("sources", "columns", "n_convention", "where", "drop_top_loss", "best_of", *SETTING_OPTIONS,
+    "level", "target_values", "figures", "json")  # fmt: skip
 IDLE_OPTIONS = {
     1: (*LAW_OPTIONS, "level", "seed_noise", "figures"),
     2: (*LAW_OPTIONS, "cluster"),
@@ -64,8 +62,9 @@ def main(argv: list[str]) -> int:
     """Fit and print the result (or its JSON); exit code 1 if the optimiser found no trustworthy optimum."""
     parser = _parser()
     options = parser.parse_args(argv)
-    _refuse_beside_curves(options, {name: parser.get_default(name) for name in vars(options)})
-    _refuse_idle(options)
+    defaults = {name: parser.get_default(name) for name in vars(options)}
+    _refuse_beside_curves(options, defaults)
+    _refuse_beside_settings(options, defaults) if options.best_of else _refuse_idle(options)
     from scalelab.commands.fit import approaches, best_settings, by, curves, law
     from scalelab.laws.solve.optimum import FitError
 
@@ -274,8 +273,6 @@ def _refuse_beside_curves(options: Any, defaults: dict[str, Any]) -> None:
 
 def _refuse_idle(options: Any) -> None:
     """Refuse an option that the chosen approach would silently ignore: BadInput."""
-    if options.best_of:
-        return _refuse_beside_settings(options)
     for name in (name for name in SETTING_OPTIONS if getattr(options, name)):
         raise BadInput(f"--{name} says how to find best settings: give --best-of=lr,batch too, or leave it out")
     for name in IDLE_OPTIONS[options.approach]:
@@ -291,13 +288,9 @@ def _refuse_idle(options: Any) -> None:
         raise BadInput("--grid-columns names the columns of --grid=FILE: give that table, with --next-runs=K")
 
 
-def _refuse_beside_settings(options: Any) -> None:
+def _refuse_beside_settings(options: Any, defaults: dict[str, Any]) -> None:
     """Refuse what --best-of would silently ignore: BadInput."""
-    if options.approach != 3:
-        raise BadInput(
-            f"--approach={options.approach} finds the best N of budgets, --best-of the best settings: give one"
-        )
-    changed = [name for name in ("bootstrap", "seed") if getattr(options, name) != {"bootstrap": 1000, "seed": 0}[name]]
-    for name in (*(name for name in NOT_FOR_SETTINGS if getattr(options, name)), *changed):
-        hint = "; --target-values=N=…,D=… predicts" if name == "target_flops" else ""
-        raise BadInput(f"--{name.replace('_', '-')} has no effect with --best-of: leave it out{hint}")
+    for name in sorted(set(defaults) - set(USED_BY_SETTINGS)):
+        if str(getattr(options, name)) != str(defaults[name]):
+            hint = "; --target-values=N=…,D=… predicts" if name == "target_flops" else ""
+            raise BadInput(f"--{name.replace('_', '-')} has no effect with --best-of: leave it out{hint}")

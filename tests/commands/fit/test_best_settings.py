@@ -130,8 +130,9 @@ def test_a_table_of_optima_is_no_raw_grid(capsys, tmp_path):
         ([*BEST_OF, "--target-values=N=1e9,U=1"], "--target-values: no U in --per=N,D"),
         ([*BEST_OF, "--law=chinchilla"], "--law has no effect with --best-of: leave it out"),
         ([*BEST_OF, "--target-flops=1e20"], "no effect with --best-of: leave it out; --target-values=N=…,D=… predicts"),
+        ([*BEST_OF, "--by=optimizer"], "--by has no effect with --best-of"),
         ([*BEST_OF, "--bootstrap=50"], "--bootstrap has no effect with --best-of"),
-        ([*BEST_OF, "--approach=2"], "--approach=2 finds the best N of budgets, --best-of"),
+        ([*BEST_OF, "--approach=2"], "--approach has no effect with --best-of"),
         ([*BEST_OF, "--level=1.5"], "--level=1.5: an interval's level lies between 0 and 1"),
     ],
 )  # fmt: skip
