@@ -248,9 +248,9 @@ def leave_out_bad(
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(parts[i], ends) >= 0), 1)
         return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i]), scale))
 
-    def without(_: jax.Array, summed: Summed) -> Summed:
-        # The barrier ties the pass to the turn: else it may be run before the loop, turn or none.
-        rest, summed = jax.lax.optimization_barrier((remaining, summed))
+    def without(turn: jax.Array, summed: Summed) -> Summed:
+        # Read by the number of the turn: what does not depend on it, the compiler runs before the loop, turn or none.
+        rest = jnp.where(turn < 1, remaining, NO_TOKEN)
         return scaled_gradients(static, params, rest, z_weight, precision_state, n_micro_batches, ends, due)
 
     with product_precision(policy):

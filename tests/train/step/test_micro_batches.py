@@ -13,6 +13,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny
+from scalelab.diagnose.probes.communication import read_operations
 from scalelab.errors import BadInput
 from scalelab.train.step import guard, incident
 from scalelab.train.step.step import train_step
@@ -62,6 +63,20 @@ def over_the_others(tokens, *bad):
 
 def report(metrics):
     return incident.Report(*np.asarray(metrics[guard.GUARD]))
+
+
+def test_a_calm_step_runs_each_micro_batch_once(tmp_path):
+    """By the products in XLA's profile: a compiler that runs the second pass ahead of its condition doubles them."""
+    products = {}
+    for skip in ("step", "micro_batch"):
+        static, h = setting(**SKIPS | {"guard.skip": skip})
+        start, tokens = init(static, h), rows()
+        jax.block_until_ready(step(static, start, tokens, h))
+        with jax.profiler.trace(str(tmp_path / skip)):
+            jax.block_until_ready(step(static, start, tokens, h))
+        (profile,) = (tmp_path / skip).rglob("*.xplane.pb")
+        products[skip] = sum("dot" in operation.name for operation in read_operations(profile))
+    assert 0 < products["micro_batch"] == products["step"], products
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
