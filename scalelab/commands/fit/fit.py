@@ -12,66 +12,40 @@ A law of curves takes runs of one model that differ in schedule and seed, and pr
   scalelab fit runs/a runs/b runs/c --law=annealing --predict-run=runs/d --schedule-of=configs/mine.py
 or a table with columns run, step, lr, loss, where --predict-run names a run. The LR of every step comes from each run's
 config, intervals from differences between runs and from schedules that are left out in turn.
+A ladder to accuracy predicts what a larger model scores on a task, from its loss there:
+  scalelab fit ladder.csv --accuracy --columns=loss=task_loss,accuracy=acc --target-values=N=7e9,D=4e12
 scalelab/laws/README.md explains the output. Exit codes: 0 done, 1 no trustworthy optimum was found, 2 bad input.
 
     scalelab fit runs/quickstart --target-flops=3.2e12 --figures=figures
 """
 
 import argparse
-import ast
-import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from scalelab.cli.parser import Parser, emit_json, folder_path
-from scalelab.errors import BadInput
+from scalelab.commands.fit.options import CURVES, known_laws, law_docs, refuse_idle
 
-BY_OPTIONS = ("exponents", "shared", "against")
-LAW_OPTIONS = (
-    "law",
-    "hold",
-    "objective",
-    "delta",
-    "holdout",
-    "tournament",
-    "next_runs",
-    "target_values",
-    "by",
-    *BY_OPTIONS,
-)
 RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out",
     "--n": "--n-convention", "--plot": "--figures", "--target": "--determine",
 }  # fmt: skip
-SETTING_OPTIONS = ("per", "over")
-USED_BY_SETTINGS = ("sources", "columns", "n_convention", "where", "drop_top_loss", "best_of", *SETTING_OPTIONS,
-    "level", "target_values", "figures", "json")  # fmt: skip
-IDLE_OPTIONS = {
-    1: (*LAW_OPTIONS, "level", "seed_noise", "figures"),
-    2: (*LAW_OPTIONS, "cluster"),
-    3: ("method", "seed_noise"),
-}
-IDLE_WITH_BY = ("holdout", "tournament", "next_runs", "figures")
-CURVES = "curves"  # the folder of the laws of curves
-CURVE_OPTIONS = ("predict_run", "schedule_of")
-USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",
-    "figures", "json")  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
     """Fit and print the result (or its JSON); exit code 1 if the optimiser found no trustworthy optimum."""
     parser = _parser()
     options = parser.parse_args(argv)
-    defaults = {name: parser.get_default(name) for name in vars(options)}
-    _refuse_beside_curves(options, defaults)
-    _refuse_beside_settings(options, defaults) if options.best_of else _refuse_idle(options)
-    from scalelab.commands.fit import approaches, best_settings, by, curves, law
+    refuse_idle(options, {name: parser.get_default(name) for name in vars(options)})
+    from scalelab.commands.fit import approaches, best_settings, by, ladder, law
+    from scalelab.commands.fit.curves import run as curves
     from scalelab.laws.solve.optimum import FitError
 
     run = approaches.run_approach if options.approach < 3 else by.run_group_fit if options.by else law.run_law_fit
     try:
         run = best_settings.run_best_settings if options.best_of else run
-        lines, result = (curves.run_curve_fit if options.law in law_docs(CURVES) else run)(options)
+        run = curves.run_curve_fit if options.law in law_docs(CURVES) else run
+        lines, result = (ladder.run_ladder if options.accuracy else run)(options)
     except FitError as failure:
         print(f"scalelab: {failure}", file=sys.stderr)
         return 1
@@ -89,6 +63,7 @@ def _parser() -> Parser:
     _fit(parser.add_argument_group("the fit").add_argument)
     _groups(parser.add_argument_group("several groups").add_argument)
     _uses(parser.add_argument_group("what follows from it").add_argument)
+    _accuracy(parser.add_argument_group("from size over a task's loss to its accuracy").add_argument)
     _curves(parser.add_argument_group("curves within a run (--law=annealing, --law=multi_power)").add_argument)
     return parser
 
@@ -212,6 +187,21 @@ def _uses(add: Callable[..., Any]) -> None:
     )
 
 
+def _accuracy(add: Callable[..., Any]) -> None:
+    add(
+        "--accuracy",
+        action="store_true",
+        help="fit two steps, N and D -> task loss -> accuracy (columns N, D, loss, accuracy), with one joint interval; "
+        "--target-values=N=7e9,D=4e12 predicts a run, --holdout=K scores the K largest",
+    )
+    add(
+        "--last-checkpoints",
+        type=int,
+        metavar="K",
+        help="with --accuracy: a run's last K rows tell how much its loss and accuracy scatter (default: 5)",
+    )
+
+
 def _curves(add: Callable[..., Any]) -> None:
     add(
         "--predict-run",
@@ -227,19 +217,6 @@ def _curves(add: Callable[..., Any]) -> None:
         metavar="CONFIG",
         help="predict the curve of this config's schedule, of which nothing was trained; repeatable",
     )
-
-
-def known_laws() -> str:
-    """List names and equations of the built-in laws."""
-    return "\n".join(f"  {name:<17}{line}" for folder in ("law", CURVES) for name, line in law_docs(folder).items())
-
-
-def law_docs(folder: str) -> dict[str, str]:
-    """{name: equation} of the laws in a folder's forms.py, read from the source: importing it would import jax."""
-    path = pathlib.Path(__file__).parents[2] / "laws" / folder / "forms.py"
-    functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-    laws = [node for node in functions if node.args.kwonlyargs and not node.name.startswith("_")]
-    return {node.name: (ast.get_docstring(node) or "").splitlines()[0] for node in laws}
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
@@ -259,38 +236,3 @@ def parse_pairs(text: str) -> dict[str, float]:
             raise argparse.ArgumentTypeError(f"{part!r} is not NAME=NUMBER, as in U=25e9")
         (pairs[name],) = parse_numbers(value)
     return pairs
-
-
-def _refuse_beside_curves(options: Any, defaults: dict[str, Any]) -> None:
-    """Refuse an option that a law of curves ignores, and those of curves with any other law: BadInput."""
-    curve_law = options.law in law_docs(CURVES)
-    for name in sorted(set(defaults) - set(USED_BY_CURVES) if curve_law else CURVE_OPTIONS):
-        if str(getattr(options, name)) != str(defaults[name]):
-            option, law = f"--{name.replace('_', '-')}", options.law or "chinchilla"
-            users = "" if curve_law else f"; it is for --law={' or '.join(law_docs(CURVES))}"
-            raise BadInput(f"{option} has no effect with --law={law}: leave it out{users}")
-
-
-def _refuse_idle(options: Any) -> None:
-    """Refuse an option that the chosen approach would silently ignore: BadInput."""
-    for name in (name for name in SETTING_OPTIONS if getattr(options, name)):
-        raise BadInput(f"--{name} says how to find best settings: give --best-of=lr,batch too, or leave it out")
-    for name in IDLE_OPTIONS[options.approach]:
-        if getattr(options, name):
-            raise BadInput(f"--{name.replace('_', '-')} has no effect with --approach={options.approach}: leave it out")
-    if options.approach == 2 and options.level and not options.seed_noise:
-        raise BadInput("--level has no effect with --approach=2 without --seed-noise, which gives its interval: add it")
-    for name in IDLE_WITH_BY if options.by else BY_OPTIONS:
-        if getattr(options, name):
-            why = "has no effect with --by: fit one group by --where" if options.by else "needs --by=COLUMN"
-            raise BadInput(f"--{name.replace('_', '-')} {why}")
-    if options.grid_columns and not options.grid:
-        raise BadInput("--grid-columns names the columns of --grid=FILE: give that table, with --next-runs=K")
-
-
-def _refuse_beside_settings(options: Any, defaults: dict[str, Any]) -> None:
-    """Refuse what --best-of would silently ignore: BadInput."""
-    for name in sorted(set(defaults) - set(USED_BY_SETTINGS)):
-        if str(getattr(options, name)) != str(defaults[name]):
-            hint = "; --target-values=N=…,D=… predicts" if name == "target_flops" else ""
-            raise BadInput(f"--{name.replace('_', '-')} has no effect with --best-of: leave it out{hint}")

@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 
 from scalelab.api import curves as curves_lib
-from scalelab.commands.fit import curves_text
+from scalelab.commands.fit.curves import text
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.curves.curve import Curve
 from scalelab.laws.curves.fit import MOST_RESAMPLES, FittedCurves, Prediction, fit_curves
@@ -22,8 +22,8 @@ def run_curve_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         bootstrap=min(options.bootstrap, MOST_RESAMPLES), seed=options.seed, level=options.level or 0.9,
     )  # fmt: skip
     predictions = [fitted.predict(curve, i) for i, curve in enumerate([*held_out, *schedules])]
-    lines = [*notes, *curves_text.describe_curves(fitted)]
-    lines += [line for prediction in predictions for line in curves_text.describe_prediction(prediction, fitted)]
+    lines = [*notes, *text.describe_curves(fitted)]
+    lines += [line for prediction in predictions for line in text.describe_prediction(prediction, fitted)]
     result = _to_json(fitted) | {"sources": options.sources, "notes": notes}
     result["predictions"] = [_prediction_json(prediction) for prediction in predictions]
     if options.figures:
