@@ -21,11 +21,13 @@ def best_batch(D):
     return BATCH_LAW["c"] * D ** BATCH_LAW["D"]
 
 
-def step_law_sweep(random, noise=0.002, scatter=0.0, sizes=SIZES, lrs=LRS, batches=BATCHES, seeds=1, tilt=0.003):
+def step_law_sweep(
+    random, noise=0.002, scatter=0.0, sizes=SIZES, lrs=LRS, batches=BATCHES, seeds=1, tilt=0.003, lopsided=0.0
+):
     """Columns N, D, lr, batch_tokens, seed, loss of every run; loss rises by .8 % of it an e-fold squared of lr.
 
     `noise`: relative, of a run; a seed shifts all losses of a size by five times as much. `scatter`: of optima about
-    the law, in logs.
+    the law, in logs. `lopsided`: how much faster the loss rises at large lr, an e-fold cubed, as a share of the square.
     """
     tables = []
     for N, D in sizes:
@@ -34,6 +36,7 @@ def step_law_sweep(random, noise=0.002, scatter=0.0, sizes=SIZES, lrs=LRS, batch
         u, v = np.log(lr / best_lr(N, D)) - off[0], np.log(batch / best_batch(D)) - off[1]
         shift = 5 * noise * random.standard_normal(seeds)[seed]
         rise = 0.008 * u**2 + 0.006 * v**2 - tilt * u * v + shift + noise * random.standard_normal(len(lr))
+        rise += 0.008 * lopsided * np.maximum(u, 0) ** 3
         loss = (1.69 + 406.4 / N**0.34 + 410.7 / D**0.28) * np.exp(rise)
         columns = np.full(len(lr), N), np.full(len(lr), D), lr, batch, seed, loss
         tables.append(dict(zip(("N", "D", "lr", "batch_tokens", "seed", "loss"), columns, strict=True)))

@@ -124,7 +124,9 @@ def describe_setting_law(best: BestSettings, name: str) -> list[str]:
 def _heading(best: BestSettings, law: SettingLaw) -> str:
     bounds = int((law.side != 0).sum())
     terms = " ".join(f"{column}^{letter}" for letter, column in zip(EXPONENTS, law.columns, strict=False))
-    head = f"{law.setting} = c {terms}: {(law.side == 0).sum()} groups" + (f" and {bounds} bounds" if bounds else "")
+    head = f"{law.setting} = c {terms}: {(law.side == 0).sum()} groups" + (
+        f" and {bounds} bound{'s' * (bounds > 1)}" if bounds else ""
+    )
     if fixed := [column for column in best.over[law.setting] if column not in law.columns]:
         return f"{head}; {' and '.join(fixed)} does not vary among them"
     if others := [column for column in best.per if column not in law.columns]:
@@ -158,7 +160,7 @@ def _bounds(law: SettingLaw) -> list[str]:
     if not beyond.any():
         return []
     agree = int(np.sum((law.residuals * law.side)[beyond] <= 0))
-    return [f"the law puts {agree} of {beyond.sum()} bounds on the side where their optimum lies"]
+    return [f"bounds that the law keeps: {agree} of {beyond.sum()}"]
 
 
 def describe_prediction(best: BestSettings, at: Mapping[str, float]) -> list[str]:

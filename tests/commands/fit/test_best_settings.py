@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+import scalelab
 from scalelab import config as config_lib
 from scalelab import laws, records
 from scalelab.__main__ import main
@@ -80,6 +81,15 @@ def test_the_page_of_laws_shows_what_is_printed(capsys, sweep):
     assert main([word.replace("sweep.csv", sweep) for word in command.split()]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert len(shown) > 20 and [line for line in shown if line.rstrip() not in printed] == []
+
+
+def test_the_same_from_python(capsys, sweep):
+    best = scalelab.best_settings(sweep, ["lr", "batch_tokens"], ["N", "D"], {"lr": ["N"]}, where="D > 5e9", level=0.5)
+    options = ("--over=lr=N", "--where=D > 5e9", "--level=0.5")
+    law = answer(capsys, sweep, *BEST_OF, *options)["laws"]["lr"]
+    assert (
+        best.laws["lr"].exponents == law["exponents"] and list(best.laws["lr"].interval("N")) == law["intervals"]["N"]
+    )
 
 
 def test_the_user_chooses_the_columns_of_a_law(capsys, sweep):

@@ -140,6 +140,22 @@ def test_an_unsymmetric_curve_is_fitted_near_its_lowest_point_only():
     assert np.abs(whole - np.linspace(-6.8, -5.9, 8)).max() > 0.3
 
 
+def test_a_cube_that_all_groups_share_does_not_move_their_optima():
+    """Losses rise faster at large lr, in every group: each parabola alone is off by as much, and so was their mean."""
+    x, random, middles = np.log(LRS), np.random.default_rng(7), np.linspace(-6.9, -6.2, 8)
+    groups = [
+        Rows(
+            x[:, None],
+            1 + 0.01 * (x - m) ** 2 + 0.002 * (x - m) ** 3 + 2e-5 * random.standard_normal(5),
+            np.zeros(5, int),
+        )
+        for m in middles
+    ]
+    located, _ = optima.find_optima(groups, ["lr"])
+    alone = [surface.fit_surface(rows, rows.x.mean(axis=0), False).at[0] for rows in groups]
+    assert abs(np.mean([each.at[0] for each in located] - middles)) < 0.015 < 0.02 < abs(np.mean(alone - middles))
+
+
 def test_columns_that_grow_together_have_no_exponents_of_their_own():
     sizes = [(N, 20 * N) for N in np.geomspace(1e8, 1e9, 6)]
     table = step_law_sweep(np.random.default_rng(0), sizes=sizes, batches=[2e5], lrs=WIDE_LRS)
@@ -232,12 +248,14 @@ def test_intervals_of_step_laws_constants_hold_them_with_edges_in_some_groups():
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"scatter": 0.1}, {"noise": 0.006}, {"lrs": LRS[1:-1], "noise": 0.001},
-        {"lrs": LRS[::2], "batches": BATCHES[::2], "seeds": 3}, {"sizes": SIZES[::2]},
+        {}, {"scatter": 0.1}, {"noise": 0.006}, {"lrs": LRS[1:], "noise": 0.001},
+        {"lrs": WIDE_LRS[::3], "batches": BATCHES[::2], "seeds": 3}, {"sizes": SIZES[::2]},
+        {"lopsided": 0.1, "lrs": WIDE_LRS},
     ],
-    ids=["edges", "scatter", "noise", "more edges", "seeds", "6 groups"],
+    ids=["edges", "scatter", "noise", "more edges", "seeds", "6 groups", "lopsided"],
 )  # fmt: skip
-def test_coverage_is_85_to_95_percent(options):
+def test_nominal_90_percent_covers_85_percent_or_more(options):
+    """And not all: 98.5 % would say that the intervals are too wide."""
     counts, _ = covered(400, **options)
-    low, high = stats.binom.ppf([0.01, 0.99], 400, [0.85, 0.95])
-    assert low <= min(counts.values()) and max(counts.values()) <= high + 12, counts
+    assert stats.binom.ppf(0.01, 400, 0.85) <= min(counts.values()), counts
+    assert max(counts.values()) <= 0.985 * 400, counts

@@ -13,7 +13,8 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from scalelab.laws.use.settings import surface as surface_lib
-from scalelab.laws.use.settings.surface import SURE_BEND, DrawnSurface, Rows, Surface, fit_surface
+from scalelab.laws.use.settings.surface import Rows, Surface, fit_surface
+from scalelab.laws.use.settings.together import SURE_BEND, DrawnSurface, share_shapes
 
 WINDOWS = (np.inf, 4.0, 3.0, 2.0, 1.5, 1.0)  # octaves from the lowest point: the widest in which the form holds counts
 ROUNDS = 4  # of moving a window to the lowest point inside it
@@ -86,7 +87,10 @@ def find_optima(groups: Sequence[Rows], names: Sequence[str]) -> tuple[list[Grou
     rest = iter(chosen)
     placed = [next(rest) if use else None for use in usable]
     variances, noise = _share_noise([each for each in placed if each], window, form_p)
-    together = surface_lib.draw_together([each.surface for each in placed if each], np.array([v for v, _ in variances]))
+    fitted = [each for each in placed if each]
+    together = share_shapes(
+        [each.surface for each in fitted], [each.rows for each in fitted], np.array([v for v, _ in variances])
+    )
     optima, shared = [], iter(zip(together, variances, strict=True))
     for rows, place in zip(groups, placed, strict=True):
         optima.append(_judge(rows, place, *next(shared), names) if place else _few(rows, names))

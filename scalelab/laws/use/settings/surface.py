@@ -6,12 +6,8 @@ Legend: P rows (runs), S settings (rows of one setting differ in their seed), K 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
-
-LEAST_TOGETHER = 4  # surfaces, for a common bend
-SURE_BEND = 3.0  # a curvature must be so many of its standard errors: then the delta method holds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,7 +57,7 @@ class Surface:
         """H [K, K]."""
         K = len(self.centre)
         hessian = np.diag(2 * self.coefficients[1 + K : 1 + 2 * K])
-        for (i, j), product in zip(_pairs(K, self.cross), self.coefficients[1 + 2 * K :], strict=True):
+        for (i, j), product in zip(column_pairs(K, self.cross), self.coefficients[1 + 2 * K :], strict=True):
             hessian[i, j] = hessian[j, i] = product
         return hessian
 
@@ -84,7 +80,7 @@ class Surface:
         offset = at - self.centre
         by_square = np.diag(2 * offset)
         by_product = [_unit(i, len(offset)) * offset[j] + _unit(j, len(offset)) * offset[i]
-                      for i, j in _pairs(len(offset), self.cross)]  # fmt: skip
+                      for i, j in column_pairs(len(offset), self.cross)]  # fmt: skip
         columns = np.column_stack([0 * offset, np.eye(len(offset)), by_square, *by_product])
         return -np.linalg.solve(self.hessian, columns)
 
@@ -92,7 +88,7 @@ class Surface:
         """The least curvature over its standard error, over the axes of the surface; `covariance` [T, T]."""
         bends, axes = np.linalg.eigh(self.hessian)
         K = len(bends)
-        parts = [[2 * axes[k] ** 2 for k in range(K)], [2 * axes[i] * axes[j] for i, j in _pairs(K, self.cross)]]
+        parts = [[2 * axes[k] ** 2 for k in range(K)], [2 * axes[i] * axes[j] for i, j in column_pairs(K, self.cross)]]
         weights = np.array([part for half in parts for part in half])  # [squares and products, axes]
         variance = np.einsum("ta,ts,sa->a", weights, covariance[1 + K :, 1 + K :], weights)
         return float((bends / np.sqrt(np.maximum(variance, 1e-300))).min())
@@ -117,7 +113,7 @@ def fit_surface(rows: Rows, centre: np.ndarray, cross: bool) -> Surface | None:
 
 def quadratic_terms(t: np.ndarray, cross: bool) -> np.ndarray:
     """The terms [P, T] of a surface at t [P, K]: 1, t, squares, products."""
-    products = [t[:, i] * t[:, j] for i, j in _pairs(t.shape[1], cross)]
+    products = [t[:, i] * t[:, j] for i, j in column_pairs(t.shape[1], cross)]
     return np.column_stack([np.ones(len(t)), t, t**2, *products])
 
 
@@ -146,87 +142,10 @@ def pure_error(rows: Rows) -> tuple[float, int]:
     return float(residual @ residual), len(rows.y) - int(rank)
 
 
-def _pairs(K: int, cross: bool) -> list[tuple[int, int]]:
+def column_pairs(K: int, cross: bool) -> list[tuple[int, int]]:
+    """The pairs of columns whose products are terms."""
     return list(itertools.combinations(range(K), 2)) if cross else []
 
 
 def _unit(i: int, K: int) -> np.ndarray:
     return np.eye(K)[i]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class DrawnSurface:
-    """A surface after the other groups had their say: `common` [T, M] is what its coefficients change by if the M means
-    of all groups' bends are wrong by one standard error each; the surface's covariance does not hold this."""
-
-    surface: Surface
-    common: np.ndarray
-
-
-def draw_together(surfaces: Sequence[Surface], variances: np.ndarray) -> list[DrawnSurface]:
-    """Surfaces whose bends are drawn towards those of all, the more the less the groups differ for their errors.
-
-    The lowest point is a ratio of slope and bend; a bend that noise made too small would place it too far off, and
-    weigh it too little. Empirical Bayes: each bend's prior has the mean and the spread of all groups (`variances` [G]
-    of the noise). Fewer than LEAST_TOGETHER surfaces stay as they are.
-    """
-    if not surfaces or not np.all(variances > 0):
-        return [_alone(each) for each in surfaces]
-    joined = [not odd for odd in _odd_ones(surfaces, variances)]
-    some = [(each, variance) for each, variance, use in zip(surfaces, variances, joined, strict=True) if use]
-    K, priors = len(surfaces[0].centre), []
-    for term in range(1 + K, 1 + K + _bends(K)):
-        having = [(each, variance) for each, variance in some if len(each.coefficients) > term]
-        if having:
-            values = np.array([each.coefficients[term] for each, _ in having])
-            own = np.array([variance * each.covariance[term, term] for each, variance in having])
-            priors.append(_spread_of(values, own) if len(having) >= LEAST_TOGETHER else None)
-    known = [prior for prior in priors if prior]
-    if not known or len(known) < len(priors):
-        return [_alone(each) for each in surfaces]
-    return [
-        _update(each, variance, np.array(known)) if use else _alone(each)
-        for each, variance, use in zip(surfaces, variances, joined, strict=True)
-    ]
-
-
-def _alone(surface: Surface) -> DrawnSurface:
-    return DrawnSurface(surface, np.zeros((len(surface.coefficients), _bends(len(surface.centre)))))
-
-
-def _bends(K: int) -> int:
-    """Number of squares and products."""
-    return K + len(_pairs(K, True))
-
-
-def _odd_ones(surfaces: Sequence[Surface], variances: np.ndarray) -> np.ndarray:
-    """The surfaces [G] that do not surely bend, while they surely bend less than the middle one."""
-    K = len(surfaces[0].centre)
-    squares = np.array([each.coefficients[1 + K : 1 + 2 * K] for each in surfaces])
-    errors = np.sqrt(
-        [v * np.diag(each.covariance)[1 + K : 1 + 2 * K] for each, v in zip(surfaces, variances, strict=True)]
-    )
-    less = np.median(squares, axis=0) - squares
-    return np.any((squares < SURE_BEND * errors) & (less > SURE_BEND * errors), axis=1)
-
-
-def _spread_of(values: np.ndarray, own: np.ndarray) -> tuple[float, float, float]:
-    """(mean, variance, variance of the mean) of a prior for values with own variances, by moments."""
-    spread = max(0.0, float(np.var(values, ddof=1) - own.mean()))
-    weights = 1 / (own + spread)
-    return float(weights @ values / weights.sum()), spread, float(1 / weights.sum())
-
-
-def _update(surface: Surface, variance: float, priors: np.ndarray) -> DrawnSurface:
-    """The surface after priors [terms, 3] of its bends: mean, variance, variance of the mean."""
-    terms = np.arange(1 + len(surface.centre), len(surface.coefficients))
-    mean, spread, of_mean = priors[: len(terms)].T
-    held = surface.covariance[np.ix_(terms, terms)] + np.diag(spread / variance)
-    gain = np.linalg.solve(held, surface.covariance[terms]).T  # [T, terms]
-    drawn = dataclasses.replace(
-        surface,
-        coefficients=surface.coefficients + gain @ (mean - surface.coefficients[terms]),
-        covariance=surface.covariance - gain @ surface.covariance[terms],
-    )
-    rest = _bends(len(surface.centre)) - len(terms)
-    return DrawnSurface(drawn, np.pad(gain * np.sqrt(of_mean), ((0, 0), (0, rest))))
