@@ -1,14 +1,20 @@
 """The study of planted faults: its committed table, its plants, and (slow) plants of each kind trained again."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from scalelab import records
 from scalelab.experiments.diagnose import __main__ as study
+from scalelab.experiments.diagnose import forks
 from scalelab.experiments.diagnose.functions import FAULTS, FAULTY, corpus
 from scalelab.experiments.diagnose.healthy import HEALTHY
 from scalelab.experiments.diagnose.plants import PLANTS
 from scalelab.experiments.diagnose.score import judge_healthy, judge_plant, stop_after
 from scalelab.experiments.shared import RESULTS
+from scalelab.train.run.feed import Feed
+from scalelab.train.run.single import load_run_dataset
+from tests.train.resume.test_compatibility import config
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +53,20 @@ def test_a_faulty_corpus_differs_in_its_fault_alone():
         changed = [i for i, (a, b) in enumerate(zip(right, documents, strict=True)) if a != b]
         assert changed == list(range(FAULTY.start, FAULTY.stop)), kind
     assert list(corpus("shard_twice"))[300:400] == right[FAULTY] and len(list(corpus("duplicates"))) == 800
+
+
+@pytest.mark.parametrize("name, changed", [("phrase_at", [3]), ("shuffled_between", [2, 3]), ("cursor_back", [3, 4])])
+def test_what_a_plant_does_to_batches_reaches_the_loop(name, changed):
+    """By the batches that the training loop takes: a fault that reads them by another door plants nothing."""
+    made = config(train__steps=6, train__steps_per_dispatch=5)
+    run = SimpleNamespace(config=made, status="running")
+    feed = lambda: Feed([run], load_run_dataset(made), slice(None)).take(0, 5)[0]  # noqa: E731
+    arguments = {"phrase_at": (3,), "shuffled_between": (2, 3), "cursor_back": (2, 3)}[name]
+    right = feed()
+    with getattr(forks, name)(*arguments):
+        planted = feed()
+    assert [i for i in range(5) if (planted[i] != right[i]).any()] == changed
+    assert name != "cursor_back" or (planted[3:] == right[1:3]).all()
 
 
 def test_a_stop_comes_after_its_step():

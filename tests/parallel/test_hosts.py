@@ -107,6 +107,8 @@ def test_two_processes_train_what_one_process_trains(whole, tmp_path):
         assert ours.pop("loss_sigmas", 0) == pytest.approx(theirs.pop("loss_sigmas", 0), rel=1e-3)
         assert ours == pytest.approx(theirs, rel=2e-6)
     assert largest_difference(params_at(folder, STEPS), params_at(one, STEPS)) <= 1e-6
+    spent = records.read_record(folder)["seconds_by_process"]
+    assert spent.keys() == {"0", "1"} and all(seconds["data"] > 0 for seconds in spent.values())
 
 
 @pytest.mark.slow
