@@ -88,7 +88,9 @@ def fit_setting_law(
     inflation = step.square / step.expected if df else np.inf
     weights = (step.known / (data.own + scatter2))[:, None]
     shared = step.inverse @ design.T @ (weights * (np.zeros((len(y), 1)) if common is None else common))
-    covariance = step.inverse * inflation + shared @ shared.T
+    # Few groups tell the scatter poorly, which Student's t answers; what they share is known from all of their runs.
+    known_better = stats.norm.ppf((1 + level) / 2) / stats.t.ppf((1 + level) / 2, df) if df else 1.0
+    covariance = step.inverse * inflation + known_better**2 * shared @ shared.T
     return SettingLaw(
         setting, tuple(columns), centre, step.coefficients, covariance, float(scatter2**0.5), df, level,
         y - design @ step.coefficients, side,
