@@ -29,8 +29,8 @@ def run_ladder(options: Any) -> tuple[list[str], dict[str, Any]]:
         "hold": options.hold, "objective": options.objective or "huber_log", "delta": options.delta,
         "bootstrap": options.bootstrap, "seed": options.seed, "level": 0.9 if options.level is None else options.level,
     }  # fmt: skip
-    ladder = fit_ladder(table.runs, **how)
     held = [] if options.holdout is None else hold_out_ladder(table.runs, options.holdout, **how)
+    ladder = fit_ladder(table.runs, **how)
     prediction = ladder.predict(**target) if target else None
     lines = [*table.notes, *_describe(ladder, table)]
     if prediction:

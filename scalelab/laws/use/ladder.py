@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import spearmanr
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law import law as law_lib
@@ -24,7 +25,7 @@ from scalelab.laws.solve.problem import Problem
 
 PRIOR_CHECKPOINTS = 4.0  # a run's own scatter counts beside all runs' as if that had so many checkpoints
 WIDE = 0.2  # of accuracy: a floor or ceiling whose interval is wider is not determined
-ABOVE_NOISE = 4.0  # accuracies that span fewer standard deviations of their noise tell nothing
+CHANCE = 0.05  # level of the rank correlation's test: accuracies that don't follow the loss tell nothing
 
 
 def task_accuracy(loss, *, floor: Coefficient, span: Coefficient, k: Scale(0.2, 50), L0: Scale(0.05, 20)):
@@ -108,17 +109,17 @@ class Ladder:
     def doubts(self) -> list[str]:
         """What the ladder does not determine, as lines."""
         lines, accuracy = [], self.runs.accuracy
-        if np.ptp(accuracy) < ABOVE_NOISE * self.sds[1]:
+        if not spearmanr(self.runs.loss, accuracy).pvalue < CHANCE:
             lines.append(
-                f"accuracies of {accuracy.min():.3f} to {accuracy.max():.3f} hardly leave their noise of "
-                f"{self.sds[1]:.3f}: all runs are at chance, or all at the ceiling, and the sigmoid is not determined"
+                f"accuracies of {accuracy.min():.3f} to {accuracy.max():.3f} do not follow the task loss: all runs are "
+                "at chance, or all at the ceiling, and the sigmoid is not determined"
             )
         intervals = self.intervals()
         for name, cause in (("floor", "no run is at chance"), ("ceiling", "no run is near it")):
             low, high = intervals.get(name, (0.0, 0.0))
             if high - low > WIDE or high > 1.0 + WIDE:
                 mend = "; hold it: --hold=floor=0.25 if chance is 1 in 4" if name == "floor" else ""
-                lines.append(f"the {name} is not determined ({low:.2f} to {high:.2f}): {cause}{mend}")
+                lines.append(f"the {name} is not determined ({low:.3g} to {high:.3g}): {cause}{mend}")
         return lines
 
     def _ceiling(self, values: Mapping[str, ArrayLike]) -> np.ndarray:

@@ -62,7 +62,7 @@ def table(tmp_path_factory):
 
 
 def answer(capsys, *argv):
-    assert main(["fit", *argv, "--bootstrap=30", "--json"]) == 0
+    assert main(["fit", *argv, "--bootstrap=20", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -78,7 +78,7 @@ def test_runs_predict_the_whole_curve_of_another_schedule(capsys, runs):
     assert measured["scores"]["mae"] < 0.006 < measured["scores"]["baseline_mae"]
     assert measured["scores"]["inside"] <= measured["scores"]["rows"] == len(measured["curve"]["steps"])
     assert planned["scores"] == {} and planned["curve"]["steps"][-1] == 300 and "measured" not in planned["curve"]
-    fitted = curves_lib.fit_curves(others, bootstrap=30)
+    fitted = curves_lib.fit_curves(others, bootstrap=20)
     assert fitted.best.params == pytest.approx(result["params"])
     assert fitted.predict(curves_lib.read_curve(runs["two_step"])).final[0] == pytest.approx(measured["final"][0])
     train = answer(capsys, *others, "--law=annealing", "--columns=loss=train_loss")
@@ -86,7 +86,7 @@ def test_runs_predict_the_whole_curve_of_another_schedule(capsys, runs):
 
 
 def test_a_table_holds_out_the_run_that_it_predicts_and_says_all(capsys, table, tmp_path):
-    options = ["--law=annealing", "--columns=loss=nll", "--predict-run=two_step", "--bootstrap=30"]
+    options = ["--law=annealing", "--columns=loss=nll", "--predict-run=two_step", "--bootstrap=20"]
     assert main(["fit", table, *options, f"--figures={tmp_path}"]) == 0
     text = capsys.readouterr().out
     assert "of 3 runs after the warm-up" in text and "two_step: loss" in text and "rows inside" in text

@@ -31,14 +31,14 @@ COLUMNS = "--columns=loss=task_loss,accuracy=acc"
 
 
 def test_a_table_of_checkpoints_predicts_a_larger_run(capsys, table):
-    options = ["--accuracy", COLUMNS, "--bootstrap=60", "--target-values=N=7e9,D=1e12", "--holdout=2"]
+    options = ["--accuracy", COLUMNS, "--bootstrap=40", "--target-values=N=7e9,D=1e12", "--holdout=2"]
     assert main(["fit", table, *options, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["n_runs"] == 20 and result["n_rows"] == 120 and len(result["holdout"]) == 2
     assert result["prediction"]["accuracy"][0] == pytest.approx(0.80, abs=0.04)
     assert result["prediction"]["accuracy"][1] < 0.8 < result["prediction"]["accuracy"][2]
     assert np.mean(result["checkpoint_sd"]["loss"]) == pytest.approx(0.005, rel=0.3)
-    fitted = fit_accuracy(table, {"loss": "task_loss", "accuracy": "acc"}, bootstrap=60)
+    fitted = fit_accuracy(table, {"loss": "task_loss", "accuracy": "acc"}, bootstrap=40)
     assert fitted.params() == pytest.approx(result["params"])
     assert main(["fit", table, *options]) == 0
     text = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_published_errors_of_tasks_are_predicted_for_the_largest_runs(capsys, tm
     with path.open("w", newline="") as file:
         lines = [(r["name"], r["N"], r["D"], r["loss_c4_val"], 1 - float(r["err_avg_subset"])) for r in rows]
         csv.writer(file).writerows([("name", "N", "D", "loss", "accuracy"), *lines])
-    assert main(["fit", str(path), "--accuracy", "--holdout=2", "--bootstrap=100", "--json"]) == 0
+    assert main(["fit", str(path), "--accuracy", "--holdout=2", "--bootstrap=20", "--json"]) == 0
     for held in json.loads(capsys.readouterr().out)["holdout"]:
         assert abs(held["loss"][0] / held["measured"][0] - 1) < 0.03
         assert abs(held["accuracy"][0] - held["measured"][1]) < 0.03

@@ -128,7 +128,7 @@ def test_errors_by_run_make_intervals_wide_that_rows_would_make_narrow():
     """Rows of one run that err together are few: intervals of alpha are wider than with independent errors."""
     together, _ = study(5, run_sd=0.006, row_sd=0.002, correlation=0.8)
     alone, _ = study(5, run_sd=0.0, row_sd=0.002, correlation=0.0)
-    wide, narrow = (fit_curves(curves, bootstrap=60) for curves in (together, alone))
+    wide, narrow = (fit_curves(curves, bootstrap=40) for curves in (together, alone))
     widths = [fit.intervals()["A"][1] - fit.intervals()["A"][0] for fit in (wide, narrow)]
     assert widths[0] > 2 * widths[1]
 

@@ -39,7 +39,7 @@ def test_one_interval_holds_the_errors_of_both_steps():
     widths = []
     for noise in ({"loss_sd": 0.02, "accuracy_sd": 1e-6}, {"loss_sd": 1e-6, "accuracy_sd": 0.01}, {"loss_sd": 0.02}):
         runs, _ = simulate(3, **noise)
-        fitted = fit_ladder(runs, bootstrap=100)
+        fitted = fit_ladder(runs, bootstrap=60)
         _, low, high = fitted.predict(2e9, 2e11).accuracy
         widths.append(high - low)
     assert widths[2] > max(widths[:2]) > min(widths[:2]) > 0
@@ -83,18 +83,17 @@ def test_the_last_checkpoints_tell_noise_and_weight():
 def test_what_is_not_determined_is_said():
     chance, _ = simulate(1)
     chance.accuracy[:] = 0.25 + 0.01 * np.random.default_rng(0).standard_normal(20)
-    held = fit_ladder(chance, hold={"floor": 0.25, "span": 0.6, "k": 5.0}, bootstrap=20)
-    assert "all runs are at chance" in held.doubts()[0]
+    assert "all runs are at chance" in fit_ladder(chance, bootstrap=20).doubts()[0]
     far, _ = simulate(1, smallest=3e8)  # all well above chance
-    doubts = " ".join(fit_ladder(far, bootstrap=60).doubts())
+    doubts = " ".join(fit_ladder(far, bootstrap=40).doubts())
     assert "the floor is not determined" in doubts and "--hold=floor" in doubts
-    fixed = fit_ladder(far, hold={"floor": 0.25}, bootstrap=60)
+    fixed = fit_ladder(far, hold={"floor": 0.25}, bootstrap=20)
     assert "the floor" not in " ".join(fixed.doubts()) and "floor" not in fixed.params()
 
 
 def test_held_out_runs_are_the_largest_and_scored():
     runs, _ = simulate(5)
-    held = hold_out_ladder(runs, 3, bootstrap=60)
+    held = hold_out_ladder(runs, 3, bootstrap=20)
     assert sorted(each.N * each.D for each in held) == sorted(runs.N * runs.D)[-3:]
     assert all(abs(each.accuracy[0] - each.measured[1]) < 0.05 for each in held)
 
