@@ -1,14 +1,14 @@
 """python -m experiments.benchmarks [--only=PART] [--rounds=N] [--keep] [--json[=PATH]]
 
-PART: step, optimizers, packing, startup, laws, checkpoints, compile or data.
+PART: step, optimizers, packing, startup, laws, fits, checkpoints, compile or data.
 
 Measure how fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX
 step with equal arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a
 warm start over a cold one, compilation under FSDP x tensor parallelism over that on one device, a checkpoint over the
-raw disk; fits and their resamples over scipy's, in CPU seconds of one core; batches read over a bare memmap, and
-`scalelab prepare` on all cores over one. About a quarter of an hour on two CPU cores; leave the machine alone
-meanwhile. --keep stores the results in experiments/results/benchmarks.json, each part with its machine and date; parts
-that were not measured keep their old results.
+raw disk; fits and their resamples over scipy's, and whole fit commands, in CPU seconds of one core; batches read over
+a bare memmap, and `scalelab prepare` on all cores over one. About a quarter of an hour on two CPU cores; leave the
+machine alone meanwhile. --keep stores the results in experiments/results/benchmarks.json, each part with its machine
+and date; parts that were not measured keep their old results.
 
     scalelab study benchmarks --rounds=3
 """
@@ -29,7 +29,7 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.shared import command_line, describe_machine
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "benchmarks.json"
-PART_NAMES = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile", "data")
+PART_NAMES = ("step", "optimizers", "packing", "startup", "laws", "fits", "checkpoints", "compile", "data")
 Cells = tuple[str, str, str, str, str]
 
 
@@ -52,7 +52,17 @@ def _main(argv: list[str]) -> int:
         raise BadInput(f"--only={options.only}: no such part{nearest_hint(options.only, PART_NAMES)}")
     if options.rounds < 1:
         raise BadInput(f"--rounds={options.rounds}: at least 1")
-    from scalelab.experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step
+    from scalelab.experiments.benchmarks import (
+        checkpoints,
+        compiling,
+        data,
+        law_commands,
+        laws,
+        optimizers,
+        packing,
+        startup,
+        step,
+    )  # fmt: skip
 
     result: dict[str, Any] = {"machine": describe_machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # rounds of parts that take half a minute each
@@ -63,6 +73,7 @@ def _main(argv: list[str]) -> int:
         "startup": lambda: startup.measure_startup(few),
         "checkpoints": lambda: checkpoints.measure_checkpoints(options.rounds),
         "laws": lambda: laws.measure_laws(options.rounds),
+        "fits": law_commands.measure_law_commands,
         "compile": lambda: compiling.measure_compilation(few),
         "data": lambda: data.measure_data(options.rounds),
     }
@@ -151,6 +162,15 @@ def _laws_rows(row: dict[str, Any]) -> list[Cells]:
     ]  # fmt: skip
 
 
+def _fit_rows(rows: list[dict[str, Any]]) -> list[Cells]:
+    """Rows of whole fit commands."""
+    return [
+        (row["name"], f"{row['cpu_s']:.1f} CPU s, {row['peak_mib']:,.0f} MiB", "", "",
+         f"at most {row['most_s']:.0f} s, {row['most_gib']:.0f} GiB")
+        for row in rows
+    ]  # fmt: skip
+
+
 def _checkpoint_rows(row: dict[str, Any]) -> list[Cells]:
     rows: list[Cells] = []
     for what, raw in (("save", "write"), ("restore", "read")):
@@ -203,7 +223,8 @@ def _ratio(row: dict[str, Any]) -> str:
 
 PART_ROWS: dict[str, Callable[[Any], list[Cells]]] = {
     "step": _step_rows, "optimizers": _optimizer_rows, "packing": _packing_rows, "startup": _startup_rows,
-    "compile": _compile_rows, "laws": _laws_rows, "checkpoints": _checkpoint_rows, "data": _data_rows,
+    "compile": _compile_rows, "laws": _laws_rows, "fits": _fit_rows, "checkpoints": _checkpoint_rows,
+    "data": _data_rows,
 }  # fmt: skip
 
 

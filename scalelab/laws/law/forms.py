@@ -6,6 +6,7 @@ unless its docstring gives another quantity.
 """
 
 import jax.numpy as jnp
+import numpy as np
 
 from scalelab.laws.law.law import Between, Coefficient, Exponent, Real, Scale
 
@@ -97,7 +98,8 @@ def farseer(
     unit of D would give another law: D^-exponent turns the unit into a factor that no parameter can absorb.
     """
     n, d = N / 1e9, D / 1e9
-    return jnp.exp(a3 * n**gamma + b3) + jnp.exp(a2 * n**beta + b2) * d ** -jnp.exp(a1 * n**alpha + b1)
+    exp = np.exp if isinstance(n, np.ndarray) and isinstance(a1, np.ndarray) else jnp.exp  # numpy compiles nothing
+    return exp(a3 * n**gamma + b3) + exp(a2 * n**beta + b2) * d ** -exp(a1 * n**alpha + b1)
 
 
 def step_law_lr(N, D, *, c: Coefficient, alpha: Between(-3.0, 3.0), beta: Between(-3.0, 3.0)):
@@ -136,3 +138,39 @@ def width_depth(
     McLeish et al. 2025 (Gemstones), the four-term law.
     """
     return E + W / width**w + P / depth**p + A / N**alpha + B / D**beta
+
+
+def precision(
+    N, D, P_w, P_a, P_kv, *, E: Coefficient, A: Coefficient, B: Coefficient, alpha: Exponent, beta: Exponent,
+    gamma_w: Scale(0.1, 20.0), gamma_a: Scale(0.1, 20.0), gamma_kv: Scale(0.1, 20.0),
+):  # fmt: skip
+    """L = E + A/N'^alpha + B/D^beta, N' = N (1 - exp(-P_w/gamma_w)) (1 - exp(-P_a/gamma_a)) (1 - exp(-P_kv/gamma_kv))
+
+    Kumar et al. 2024 (scaling laws for precision): training with weights, activations and KV cache of P bits is like a
+    smaller model. Hold the gamma of a part whose bits never change (`--hold`).
+    """
+    size = N * (1.0 - jnp.exp(-P_w / gamma_w)) * (1.0 - jnp.exp(-P_a / gamma_a)) * (1.0 - jnp.exp(-P_kv / gamma_kv))
+    return E + A / size**alpha + B / D**beta
+
+
+def vocabulary(
+    N, N_v, D, *, E: Coefficient, A: Coefficient, V: Coefficient, B: Coefficient, alpha: Exponent, nu: Exponent,
+    beta: Exponent,
+):  # fmt: skip
+    """L = E + A/N^alpha + V/N_v^nu + B/D^beta, N without and N_v with the vocabulary's parameters alone
+
+    Tao et al. 2024 (scaling laws with vocabulary). D in characters or bytes, and the loss per byte, so that tokenisers
+    compare. Their loss is less than a unigram model's, and their E has the other sign: add what makes it positive.
+    """
+    return E + A / N**alpha + V / N_v**nu + B / D**beta
+
+
+def mixture(
+    r1, r2, r3, *, c: Coefficient, t1: Between(-20.0, 5.0), t2: Between(-20.0, 5.0), t3: Between(-20.0, 5.0)
+):  # fmt: skip
+    """L = c + exp(t1 r1 + t2 r2 + t3 r3), r the shares of three training domains, each above zero
+
+    Ye et al. 2024 (data mixing laws), eq. 1, of one validation domain. Shares sum to one, so their factor k is in t:
+    t_j = t_ij + log k. For other numbers of domains copy this function (`--law=mine:mixture5`).
+    """
+    return c + jnp.exp(t1 * r1 + t2 * r2 + t3 * r3)

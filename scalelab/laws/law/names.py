@@ -21,6 +21,9 @@ LAWS: dict[str, Law] = {
         law_of(forms.step_law_batch, target="batch_tokens"),
         law_of(forms.broken_power),
         law_of(forms.width_depth),
+        law_of(forms.precision),
+        law_of(forms.vocabulary),
+        law_of(forms.mixture),
     )
 }
 

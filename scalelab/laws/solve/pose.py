@@ -8,7 +8,11 @@ from scalelab.laws.law.objective import Objective
 from scalelab.laws.solve import autodiff_problem, farseer_problem, power_law_problem
 from scalelab.laws.solve.problem import Columns, Problem
 
-POWER_LAWS = (forms.chinchilla, forms.width_depth)  # E, coefficients and exponents in the order of the columns
+POWER_LAWS = (
+    forms.chinchilla,
+    forms.width_depth,
+    forms.vocabulary,
+)  # E, coefficients and exponents in the order of the columns
 
 
 def pose_problem(

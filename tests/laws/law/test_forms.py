@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scalelab.laws.fit import fit
 from scalelab.laws.law import forms
 from scalelab.laws.law.names import LAWS
 from tests.laws.examples import published
@@ -88,3 +89,43 @@ def test_width_and_depth_add_two_terms():
                 N=columns["N"], D=columns["D"])  # fmt: skip
     added = 20.0 / columns["width"] ** 0.7 + 1.5 / columns["depth"] ** 0.9
     np.testing.assert_allclose(law("width_depth", **columns), plain + added, rtol=1e-12)
+
+
+def test_many_bits_are_chinchilla_and_few_a_smaller_model():
+    """Kumar et al. 2024: one bit of weights is like N (1 - exp(-1/gamma_w)) parameters; the other parts likewise."""
+    columns = columns_for("chinchilla")
+    same = {name: TRUTHS["precision"][name] for name in TRUTHS["chinchilla"]}
+    plain = law("chinchilla", same, **columns)
+    np.testing.assert_allclose(law("precision", **columns, P_w=1e3, P_a=1e3, P_kv=1e3), plain, rtol=1e-12)
+    for bits in ("P_w", "P_a", "P_kv"):
+        many = {"P_w": 1e3, "P_a": 1e3, "P_kv": 1e3, bits: 3.0}
+        size = columns["N"] * (1 - np.exp(-3.0 / TRUTHS["precision"][bits.replace("P", "gamma")]))
+        smaller = law("chinchilla", same, **columns | {"N": size})
+        np.testing.assert_allclose(law("precision", **columns, **many), smaller, rtol=1e-12)
+        assert (smaller > plain).all()
+
+
+def test_a_huge_vocabulary_adds_nothing():
+    columns = columns_for("chinchilla")
+    t = TRUTHS["vocabulary"]
+    plain = law("chinchilla", {name: t[name] for name in TRUTHS["chinchilla"]}, **columns)
+    np.testing.assert_allclose(law("vocabulary", **columns, N_v=1e200), plain, rtol=1e-12)
+    assert float(law("vocabulary", N=1e300, D=1e300, N_v=1e6)) == pytest.approx(0.6 + 20 / 1e6**0.3)
+
+
+def test_the_factor_of_a_mixture_law_is_in_its_exponents():
+    """Ye et al. 2024, eq. 1: c + k exp(sum of t_j r_j) with shares that sum to one."""
+    r = np.random.default_rng(0).dirichlet((2, 2, 2), 9).T
+    t, k = np.array([-2.0, 0.3, -0.6]), 1.7
+    expected = 1.5 + k * np.exp(t @ r)
+    inside = dict(zip(("t1", "t2", "t3"), t + np.log(k), strict=True))
+    np.testing.assert_allclose(law("mixture", inside, r1=r[0], r2=r[1], r3=r[2]), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "mixture"])
+def test_laws_of_one_more_axis_come_back(name):
+    """From simulated runs with a noise of 1e-5 (precision: with every law in `make test-slow`, test_testing.py)."""
+    columns, random = columns_for(name, 256), np.random.default_rng(0)
+    loss = law(name, **columns) * np.exp(1e-5 * random.standard_normal(256))
+    fitted = fit({**columns, "loss": loss}, name, objective="mse_log", bootstrap=0, identify=False)
+    assert fitted.params == pytest.approx(TRUTHS[name], rel=0.02, abs=0.01)
