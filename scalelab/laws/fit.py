@@ -48,8 +48,8 @@ def fit(
     "auto": checkpoints of a run and seeds of a setting are found (`groups.find_groups`). `holdout`: so many of the
     largest rows are held out, predicted and scored by a second fit. `held` fixes other columns for the decisions at
     `target_flops`; `fixed` fixes parameters of the law (see `law.hold_params`).
-    `progress(what, done, of)` is called as resamples of a large table are done. BadInput for a table or a design to
-    which the law can't be fitted, FitError if the optimum is not certain.
+    `progress(what, done, of)` is called as resamples, left-out fits, simulated tables and profiles are done.
+    BadInput for a table or a design to which the law can't be fitted, FitError if the optimum is not certain.
     """
     if not 0 < level < 1:
         raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
@@ -76,7 +76,7 @@ def fit(
         problem=posed,
         best=best,
         bootstrap=boot,
-        identifiability=profile.profile_params(posed, best, level, k, dependence) if identify else {},
+        identifiability=profile.profile_params(posed, best, level, k, dependence, progress) if identify else {},
         decisions=tuple(decisions),
         design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held)),
         holdout=scored,

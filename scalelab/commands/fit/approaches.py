@@ -33,7 +33,8 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     rows, excluded = select_rows(table.rows, [size, "D", "C", "val_loss"], "val_loss", options.drop_top_loss)
     if not rows:
         raise BadInput(f"none of {len(table.rows)} rows can be used: {text.describe_exclusions(excluded)}")
-    fit, fit_lines = (_first if options.approach == 1 else _second)(options, rows, size)
+    with text.tell_reading(table.notes):
+        fit, fit_lines = (_first if options.approach == 1 else _second)(options, rows, size)
     k = float(np.median([row["C"] / (row[size] * row["D"]) for row in rows]))
     allocations = [_allocate(fit, C, k) for C in options.target_flops]
     head = f"approach {options.approach}: {len(rows)} rows, N: {table.n_convention}"

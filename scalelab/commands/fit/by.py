@@ -26,7 +26,7 @@ def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     table = read_sources(
         options.sources, law, parse_columns(options.columns, known_fields(law)), options.n_convention, options.where
     )
-    with WorkProgress() as bars:
+    with WorkProgress() as bars, text.tell_reading(table.notes):
         fits = fit_group_study(
             table.rows, options.by, law, options.n_convention or "total", options.drop_top_loss,
             options.cluster or "auto", exponents=options.exponents or "shared", against=options.against,

@@ -28,7 +28,7 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     law = law_lib.hold_params(load_law(options.law or "chinchilla"), **(options.hold or {}))
     columns = parse_columns(options.columns, known_fields(law))
     table = read_sources(options.sources, law, columns, options.n_convention, options.where)
-    with WorkProgress() as bars:
+    with WorkProgress() as bars, text.tell_reading(table.notes):
         fitted = fit_study(
             table.rows, law, options.n_convention or "total", options.drop_top_loss, options.cluster or "auto",
             objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
@@ -89,8 +89,10 @@ def _tournament(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     laws = [law for law in LAWS.values() if law.target == fitted.law.target and set(law.columns) <= columns]
     laws += [fitted.law] if fitted.law not in laws else []
     count = options.holdout or max(1, len(fitted.kept) // HOLDOUT_DIVISOR)
-    entries = run_tournament(
-        table, laws, count, options.objective or "huber_log", options.delta,
-        fitted.dependence.labels if fitted.dependence else None, min(options.bootstrap, SCORE_RESAMPLES), fitted.level,
-    )  # fmt: skip
+    with WorkProgress() as bars:
+        entries = run_tournament(
+            table, laws, count, options.objective or "huber_log", options.delta,
+            fitted.dependence.labels if fitted.dependence else None, min(options.bootstrap, SCORE_RESAMPLES),
+            fitted.level, bars.update,
+        )  # fmt: skip
     return trust_text.describe_tournament(entries, count), [entry.to_json() for entry in entries]

@@ -1,13 +1,16 @@
 """A fitted law as lines for a person. Only digits that the data determine are printed."""
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import trust_text
+from scalelab.errors import BadInput
 from scalelab.laws.fitted import Fitted
 from scalelab.laws.read.table import Table
+from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.profile import ParamProfile
 from scalelab.laws.trust.uncertainty import Prediction
@@ -56,6 +59,17 @@ def format_span(ends: Iterable[float | None] | None, digits: int = 4) -> str:
             "anything" if low is high else f"{high:.{digits}g} or less" if low is None else f"{low:.{digits}g} or more"
         )
     return f"{low:.{digits}g} to {high:.{digits}g}"
+
+
+@contextlib.contextmanager
+def tell_reading(notes: Sequence[str]) -> Iterator[None]:
+    """Add what was read, and how, to a refusal of the rows: it may be its cause."""
+    try:
+        yield
+    except BadInput as refusal:
+        raise BadInput("; ".join([str(refusal), *(f"as read: {note}" for note in notes)])) from None
+    except FitError as failure:
+        raise FitError("; ".join([str(failure), *(f"as read: {note}" for note in notes)])) from None
 
 
 def describe_exclusions(excluded: Sequence[Mapping[str, str]]) -> str:

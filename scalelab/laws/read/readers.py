@@ -6,9 +6,11 @@ Parquet is written here too, so that one place knows its types.
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import pathlib
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -42,7 +44,19 @@ def read_raw_rows(path: pathlib.Path) -> list[Line]:
         raise BadInput(f"{str(path)!r} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if not lines:
         raise BadInput(f"{path} holds no rows")
-    return lines
+    return [_strip_keys(line, path) for line in lines]
+
+
+def _strip_keys(line: Line, path: pathlib.Path) -> Line:
+    """The row with column names without blanks around them; BadInput where two become one."""
+    if all(key == key.strip() for key in line):
+        return line
+    stripped = {key.strip(): value for key, value in line.items()}
+    if len(stripped) < len(line):
+        names = [key.strip() for key in line]
+        double = next(name for name in names if names.count(name) > 1)
+        raise BadInput(f"{path.name} has two columns {shorten_text(double)!r} but for blanks: which one counts?")
+    return stripped
 
 
 def column_names(path: str | os.PathLike[str]) -> list[str]:
@@ -87,8 +101,18 @@ def _read_csv(path: pathlib.Path) -> list[Line]:
         raise BadInput(f"{path.name} has two columns {shorten_text(double)!r}: which one counts?")
     for number, row in enumerate(rows, 1):
         if len(row) > len(header):
-            raise BadInput(f"{path.name}, row {number} has {len(row)} cells, the header {len(header)}")
+            raise BadInput(
+                f"{path.name}, row {number} has {len(row)} cells, the header {len(header)}{_thousands_hint(row)}"
+            )
     return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def _thousands_hint(row: list[str]) -> str:
+    """A hint where commas inside numbers seem to have split them: groups of three digits follow a number."""
+    pairs = itertools.pairwise(row)
+    if not any(re.fullmatch(r"-?\d{1,3}", first) and re.fullmatch(r"\d{3}(\.\d+)?", second) for first, second in pairs):
+        return ""
+    return '; commas inside numbers? Quote these, as in "1,234,567", or write 1234567'
 
 
 def _split_cells(text: str, path: pathlib.Path) -> list[list[str]]:

@@ -7,7 +7,7 @@ Legend: P points, G groups, K parameters, R simulated tables.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ DENSE = 2000  # groups, up to which the law's projection is exact; of more it ta
 NODES = 400  # quantiles of each Gaussian in a mean over errors
 LEAST_DOF = 1.0  # below, Student's t has no width that helps anybody
 SURE = 1e6  # degrees of freedom beyond which Student's t is the normal distribution
+FITTED_AT_ONCE = 60_000  # tables x rows: what a processor's cache holds, and often enough for a progress bar
 HELD_AT_ONCE = 4_000_000  # errors of simulated large tables in memory at once
 LEAST_VARIANCE = 1e-24  # of losses without error
 
@@ -158,11 +159,15 @@ def estimate_dependence(problem: Problem, best: Optimum, labels: np.ndarray, col
     )  # fmt: skip
 
 
-def simulate_refits(problem: Problem, best: Optimum, dependence: Dependence, count: int, seed: int) -> newton.Solutions:
+def simulate_refits(
+    problem: Problem, best: Optimum, dependence: Dependence, count: int, seed: int,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> newton.Solutions:  # fmt: skip
     """Refit the law to `count` simulated tables: the fitted law's values and `Dependence.simulate_errors`."""
     residuals, many = problem.residuals(best.params), problem.points > near_fit.MANY_ROWS
     parts = []
-    for errors in dependence.simulate_batches(count, seed, max(1, HELD_AT_ONCE // problem.points) if many else count):
+    size = max(1, (HELD_AT_ONCE if many else FITTED_AT_ONCE) // problem.points)
+    for errors in dependence.simulate_batches(count, seed, size):
         weights, moved = np.ones_like(errors), errors - residuals
         starts = np.tile(best.x, (len(errors), 1))
         parts.append(
@@ -170,6 +175,8 @@ def simulate_refits(problem: Problem, best: Optimum, dependence: Dependence, cou
             if many
             else newton.descend(problem, starts, weights, moved=moved)
         )
+        if progress:
+            progress("simulated tables", sum(len(part.x) for part in parts), count)
     fields = ("x", "objective", "converged")
     return newton.Solutions(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))
 

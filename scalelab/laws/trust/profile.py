@@ -5,6 +5,7 @@ which the objective stands: residuals of density exp(-penalty / s), s free. Lege
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def least_value(fitted: Problem, best: Optimum) -> float:
 
 def profile_params(
     fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN,
-    dependence: Dependence | None = None,
+    dependence: Dependence | None = None, progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, ParamProfile]:  # fmt: skip
     """Profile every parameter of the law, with its interval at `level`; C = k N D.
 
@@ -138,10 +139,13 @@ def profile_params(
     ends = dict.fromkeys(best.params, end)
     if dependence:
         ends = {name: least + dependence.objective_rise(name, fitted.objective, level) for name in best.params}
-    return {
-        name: dataclasses.replace(_profile_param(fitted, best, name, least, ends[name]), tighten=runs.get(name))
-        for name in best.params
-    }
+    profiles = {}
+    for count, name in enumerate(best.params, 1):
+        profile = _profile_param(fitted, best, name, least, ends[name])
+        profiles[name] = dataclasses.replace(profile, tighten=runs.get(name))
+        if progress:
+            progress("profiles", count, len(best.params))
+    return profiles
 
 
 def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> ParamProfile:

@@ -1,7 +1,7 @@
 """All laws on one table, ranked by how well each predicts the largest runs from the others, interval and all."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class TournamentEntry:
 def run_tournament(
     table: Mapping[str, ArrayLike], laws: Sequence[str | Law] | None = None, count: int = 1,
     objective: str = "huber_log", delta: float | None = None, labels: np.ndarray | None = None,
-    resamples: int = SCORE_RESAMPLES, level: float = 0.9,
+    resamples: int = SCORE_RESAMPLES, level: float = 0.9, progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[TournamentEntry, ...]:  # fmt: skip
     """Hold out the `count` largest rows (by C, else N D) and let each law predict them: entries, the best first.
 
@@ -55,7 +55,11 @@ def run_tournament(
         )
     scale = row_scales(table)
     options = {"labels": labels, "resamples": resamples, "level": level}
-    entries = [_enter_law(table, law, chosen, count, scale, options) for law in able]
+    entries = []
+    for done, law in enumerate(able, 1):
+        entries.append(_enter_law(table, law, chosen, count, scale, options))
+        if progress:
+            progress("laws of the tournament", done, len(able))
     return tuple(sorted(entries, key=_rank))
 
 

@@ -165,7 +165,9 @@ def unfit_reasons(weights: np.ndarray, columns: Columns, params: int) -> np.ndar
     return reasons
 
 
-def left_out_residuals(problem: Problem, best: Optimum) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def left_out_residuals(
+    problem: Problem, best: Optimum, progress: Progress | None = None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """(residuals [<= P] of each run against the law fitted without it, parameters [folds] of those laws).
 
     In-sample residuals are too small for a new run's noise, since each point pulls the law towards itself. Near
@@ -173,7 +175,11 @@ def left_out_residuals(problem: Problem, best: Optimum) -> tuple[np.ndarray, dic
     would leave zero. Refits without the point avoid both. Runs without which no law is determined give no residual.
     """
     folds = np.arange(problem.points) % MAX_FOLDS
-    parts = [_left_out(problem, best, folds, each) for each in _batches(int(folds.max()) + 1, problem.points)]
+    count, parts = int(folds.max()) + 1, []
+    for each in _batches(count, problem.points):
+        parts.append(_left_out(problem, best, folds, each))
+        if progress:
+            progress("left-out fits", int(each[-1]) + 1, count)
     residuals, params = zip(*parts, strict=True)
     return np.concatenate(residuals), {name: np.concatenate([part[name] for part in params]) for name in params[0]}
 
@@ -223,11 +229,11 @@ def bootstrap_fit(
     check_resample_count(count, problem.points)
     if dependence:
         reasons = np.full(count, "", dtype=object)
-        refits = simulate_refits(problem, best, dependence, count, seed)
+        refits = simulate_refits(problem, best, dependence, count, seed, progress)
         noise, jackknife = dependence.new_run_errors(), dict[str, np.ndarray]()
     else:
         reasons, refits = _refit_resamples(problem, best, count, seed, progress)
-        noise, jackknife = left_out_residuals(problem, best)
+        noise, jackknife = left_out_residuals(problem, best, progress)
     reasons[np.flatnonzero(reasons == "")[~refits.converged]] = "not converged"
     x = refits.x[refits.converged]
     if not len(x) or not len(noise):

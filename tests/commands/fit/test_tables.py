@@ -212,3 +212,10 @@ def test_a_law_with_a_subtracted_term(capsys, own_laws):
 )
 def test_a_law_that_cannot_be_fitted_ends_in_one_line(capsys, own_laws, law, message):
     assert message in refused(capsys, own_laws, f"--law=laws_of_mine:{law}")
+
+
+def test_a_refused_fit_says_how_the_table_was_read(capsys, tmp_path):
+    path = tmp_path / "few.csv"
+    path.write_text(text_of(PLAIN[:4]))
+    for options in ([], ["--approach=1"]):
+        assert "as read: few.csv: columns chosen by their names: --columns=" in refused(capsys, path, *options)

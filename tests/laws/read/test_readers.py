@@ -115,3 +115,25 @@ def test_a_parquet_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatc
     assert path.stat().st_size < 10_000
     with pytest.raises(BadInput, match="holds 20,000 rows of 1 columns"):
         read_raw_rows(path)
+
+
+def test_commas_that_split_numbers_are_named(tmp_path):
+    bare = written(tmp_path, "N,D,loss\n1,234,567,20000000,3.1\n", "bare.csv")
+    with pytest.raises(BadInput, match=r'has 5 cells, the header 3; commas inside numbers\? Quote these, as in "1,234'):
+        read_raw_rows(bare)
+    quoted = written(tmp_path, 'N,D,loss\n"1,234,567",20000000,3.1\n', "quoted.csv")
+    assert read_raw_rows(quoted)[0]["N"] == "1,234,567"
+    with pytest.raises(BadInput, match=r"has 4 cells, the header 3$"):
+        read_raw_rows(written(tmp_path, "N,D,loss\n100,20,3.1,a\n", "other.csv"))
+
+
+def test_blanks_around_names_are_stripped_in_every_format(tmp_path):
+    rows = [{" N ": 1.0, "loss\t": 2.0}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    written(tmp_path, json.dumps(rows[0]), "t.jsonl")
+    written(tmp_path, " N ,loss\t\n1.0,2.0\n", "t.csv")
+    for name in ("t.parquet", "t.jsonl"):
+        assert read_raw_rows(tmp_path / name) == [{"N": 1.0, "loss": 2.0}]
+    assert list(read_raw_rows(tmp_path / "t.csv")[0]) == ["N", "loss"]
+    with pytest.raises(BadInput, match="two columns 'N' but"):
+        read_raw_rows(written(tmp_path, json.dumps({"N": 1, "N ": 2}), "double.jsonl"))

@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from scipy.stats import bootstrap as scipy_bootstrap
 
 from scalelab.errors import BadInput
+from scalelab.laws.fit import fit
 from scalelab.laws.solve import newton
 from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.trust import uncertainty
@@ -261,3 +262,17 @@ def test_a_second_basin_is_found_wherever_a_resample_has_it(monkeypatch):
     monkeypatch.setattr(uncertainty, "BATCH", 200 * 20)
     parts = uncertainty.refit_weighted(points, draws, best.x)
     np.testing.assert_allclose(parts.objective, result.objective, rtol=1e-8)
+
+
+def test_long_work_tells_its_progress():
+    """Resamples, left-out fits, simulated tables and profiles each come to their end."""
+    N, D, loss = study(QUICKSTART_LIKE, 0.005, sizes=6)
+    for cluster, expected in (("none", "left-out fits"), ("run", "simulated tables")):
+        told = []
+        table = {"N": N, "D": D, "loss": loss, "run": [f"r{i // 3}" for i in range(len(N))]}
+        fit(table, bootstrap=2600, cluster=cluster, progress=lambda *facts, told=told: told.append(facts))
+        ends = {what: (done, of) for what, done, of in told}
+        assert expected in ends and ends["profiles"] == (5, 5)
+        assert all(done == of for done, of in ends.values())
+        if cluster == "run":
+            assert len([what for what, *_ in told if what == expected]) > 1
