@@ -11,7 +11,9 @@ from scalelab.laws.law.names import LAWS
 from scalelab.testing import check_law
 from tests.laws.truths import TRUTHS
 
-FIXED_UNITS = {"farseer": ("N", "D")}  # in billions, by the law itself
+FIXED_UNITS = {  # in billions, in bits, and shares of one, by the law itself
+    "farseer": ("N", "D"), "precision": ("P_w", "P_a", "P_kv"), "mixture": ("r1", "r2", "r3"),
+}  # fmt: skip
 
 
 # `make test-slow` takes the others, which need up to half a minute, and starts from found parameters.
