@@ -10,11 +10,14 @@ from scalelab.api.fit_rows import read_sources
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.identity import is_identity_key
 from scalelab.laws.law.law import Law
-from scalelab.laws.read.columns import known_fields, parse_columns
+from scalelab.laws.read.columns import fitting_columns, known_fields, parse_columns
+from scalelab.laws.read.points import WIDEST_VALUE, merge_near
+from scalelab.laws.read.raw_grid import SETTINGS
 from scalelab.laws.read.study import N_COLUMNS, select_rows
-from scalelab.laws.use.settings.best import BestSettings, fit_best_settings
+from scalelab.laws.use.settings.best import BestSettings, check_names, fit_best_settings
 from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys
 
+SIZES = ("N", "D", "U", *SETTINGS)  # fields in which replications do not differ
 SEED_COLUMNS = (SEED_KEY, "seed")
 LOST_STATUSES = ("diverged", "failed")
 # What a ladder rule made from this fit must hold fixed, where runs tell.
@@ -44,9 +47,7 @@ def read_best_settings(
     level: float = 0.9,
 ) -> ReadSettings:  # fmt: skip
     """Read runs or tables, and find their best settings. BadInput if a column or the convention can't be used."""
-    for name in ("loss", "val_loss"):
-        if name in (*best_of, *per):
-            raise BadInput(f"--best-of and --per name settings and sizes, not {name}: it is what they are judged by")
+    check_names(best_of, per)
     law = Law("best settings", max, (*per, *best_of), {}, "loss")  # only its columns and target are read
     named = parse_columns(columns, known_fields(law))
     table = read_sources(sources, law, named, n_convention, where)
@@ -119,12 +120,31 @@ def _refuse_mixed(
     rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str], best_of: Sequence[str], per: Sequence[str]
 ) -> None:
     """BadInput if runs of one setting differ in more of their config than the seed: they are no replications."""
-    also = [
+    also = [*_unlike_sizes(rows, list(fields.values()))]
+    also += [
         key for group in group_rows(rows, list(fields.values())) for key in setting_keys(group) if is_identity_key(key)
     ]
     if also:
-        names = ", ".join(dict.fromkeys(also))
+        names = list(dict.fromkeys(also))
+        sizes = [name for name in names if name in ("N", "D", "U")]
+        settings = [name for name in names if name not in sizes]
+        advice = f"--best-of={','.join([*best_of, *settings])} --per={','.join([*per, *sizes])}"
         raise BadInput(
-            f"runs that are equal in {', '.join(fields)} differ in {names} too, which is not replication: "
-            f"--best-of={','.join([*best_of, also[0]])}, or take one value by --where"
+            f"runs that are equal in {', '.join(fields)} differ in {', '.join(names)} too, which is not replication: "
+            f"{advice}, or take one value by --where"
         )
+
+
+def _unlike_sizes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    """Sizes and settings of a table, by their usual names, in which rows of equal `columns` differ."""
+    table = {name: [row.get(name) for row in rows] for name in rows[0] if "." not in name}
+    numeric = [name for name, values in table.items() if all(isinstance(value, int | float) for value in values)]
+    names = dict.fromkeys(name for field in SIZES for name in fitting_columns(field, numeric, numeric))
+    near = zip(*(merge_near([row[name] for row in rows]).tolist() for name in columns), strict=True)
+    groups = group_rows([{"setting": each, "row": row} for each, row in zip(near, rows, strict=True)], ["setting"])
+    spans = {name: max(_factor([each["row"][name] for each in group]) for group in groups) for name in names}
+    return [name for name, factor in spans.items() if name not in columns and factor > 1 + WIDEST_VALUE]
+
+
+def _factor(values: Sequence[float]) -> float:
+    return max(values) / min(values) if min(values) > 0 else 1.0

@@ -33,7 +33,7 @@ def refuse_raw_grid(table: Mapping[str, Sequence[Any] | np.ndarray], law: Law) -
             raise BadInput(
                 f"law {law.name!r} is one of the best {law.target}, and these rows are a raw grid: many values of "
                 f"{law.target} at the same {per}; find the best of each first: --best-of={_tried_settings(table, law)} "
-                f"--per={per}"
+                f"--per={_sizes(table, law)}"
             )
     elif law.target == "loss":
         for field, name in _setting_columns(table, law):
@@ -50,6 +50,12 @@ def _tried_settings(table: Mapping[str, Any], law: Law) -> str:
     """The law's target and the other settings of the table that vary: `lr,batch`."""
     others = [field for field, name in _setting_columns(table, law) if len(set(table[name])) >= LEAST_TRIED]
     return ",".join(dict.fromkeys([law.target, *others]))
+
+
+def _sizes(table: Mapping[str, Any], law: Law) -> str:
+    """The law's columns, and N or D where the table has them and they vary: `N,D`."""
+    others = [name for name in ("N", "D") if name in table and len(set(table[name])) >= LEAST_TRIED]
+    return ",".join(sorted({*law.columns, *others}, key="ND".find))
 
 
 def _is_setting(target: str, values: Iterable[Any]) -> bool:

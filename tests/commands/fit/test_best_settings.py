@@ -107,7 +107,7 @@ def test_the_raw_grid_is_refused_with_this_advice(capsys, sweep):
     )
     assert "of which a law of N,D would take the mean; --best-of=lr --per=N,D" in refused(capsys, sweep)
     user = refused(capsys, sweep, "--law=step_law_batch", "--bootstrap=0")
-    assert "law 'step_law_batch' is one of the best batch_tokens" in user and "--per=D" in user
+    assert "law 'step_law_batch' is one of the best batch_tokens" in user
 
 
 def test_a_table_of_optima_is_no_raw_grid(capsys, tmp_path):
@@ -148,6 +148,13 @@ def test_a_table_of_optima_is_no_raw_grid(capsys, tmp_path):
 )  # fmt: skip
 def test_mistakes(capsys, sweep, options, message):
     assert message in refused(capsys, sweep, *options)
+
+
+def test_rows_that_differ_in_a_size_or_another_setting_are_no_replications(capsys, sweep):
+    """Seen: --best-of=lr --per=N took runs of all batches and lengths as seeds."""
+    message = refused(capsys, sweep, "--best-of=lr", "--per=N")
+    assert "runs that are equal in N, lr differ in D, batch_tokens too, which is not replication" in message
+    assert "--best-of=lr,batch_tokens" in refused(capsys, sweep, "--best-of=lr", "--per=N,D")
 
 
 def test_text_is_no_size(capsys, tmp_path):

@@ -10,7 +10,7 @@ from scalelab.laws.use.settings import law as law_lib
 from scalelab.laws.use.settings import optima, surface
 from scalelab.laws.use.settings.best import fit_best_settings
 from scalelab.laws.use.settings.surface import Rows
-from tests.laws.sweeps import BATCHES, LRS, SIZES, best_batch, best_lr, step_law_sweep
+from tests.laws.sweeps import LRS, SIZES, best_batch, best_lr, step_law_sweep
 
 PER = ("N", "D")
 BOTH = ("lr", "batch_tokens")
@@ -203,7 +203,7 @@ def test_values_that_differ_by_a_rounded_step_are_one_group():
     [
         (["lr", "lr"], ["N"], {}, "lr is named twice"),
         (["lr"], ["lr"], {}, "lr is named twice"),
-        (["loss"], ["N"], {}, "loss is what they are judged by"),
+        (["loss"], ["N"], {}, "not loss: it is what they are judged by"),
         (["batch"], ["N"], {}, "the table has no batch"),
         ([], ["N"], {}, "give both"),
         (["lr"], ["N"], {"batch": ["N"]}, "--best-of does not have batch"),
@@ -248,8 +248,8 @@ def test_intervals_of_step_laws_constants_hold_them_with_edges_in_some_groups():
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"scatter": 0.1}, {"noise": 0.006}, {"lrs": LRS[1:], "noise": 0.001},
-        {"lrs": WIDE_LRS[::3], "batches": BATCHES[::2], "seeds": 3}, {"sizes": SIZES[::2]},
+        {}, {"scatter": 0.1}, {"noise": 0.006, "lrs": WIDE_LRS}, {"lrs": LRS[1:], "noise": 0.001},
+        {"lrs": WIDE_LRS[::3], "seeds": 3}, {"sizes": SIZES[::2], "lrs": WIDE_LRS},
         {"lopsided": 0.1, "lrs": WIDE_LRS},
     ],
     ids=["edges", "scatter", "noise", "more edges", "seeds", "6 groups", "lopsided"],

@@ -85,7 +85,9 @@ def fit_best_settings(
     seed are one setting; a seed's shift of all losses of its group is taken out. `over`: {setting: columns of its law};
     by default all of `per`, for a batch D alone. BadInput for columns that can't be used.
     """
-    _check_names(table, best_of, per)
+    check_names(best_of, per)
+    if missing := [name for name in (*best_of, *per) if name not in table]:
+        raise BadInput(f"the table has no {missing[0]}{nearest_hint(missing[0], list(table))}")
     over = choose_columns(best_of, per, over or {})
     names = [*best_of, *per, "loss"]
     columns = dict(zip(names, check_positive(**{name: table[name] for name in names}), strict=True))
@@ -127,17 +129,16 @@ def choose_columns(
     return usual | {name: tuple(columns) for name, columns in over.items()}
 
 
-def _check_names(table: Mapping[str, ArrayLike], best_of: Sequence[str], per: Sequence[str]) -> None:
+def check_names(best_of: Sequence[str], per: Sequence[str]) -> None:
+    """BadInput for names that say nothing: none at all, one twice, or the loss."""
     names = [*best_of, *per]
     if not best_of or not per:
         raise BadInput("--best-of names settings (lr,batch) and --per what they may depend on (N,D): give both")
     for name in names:
         if names.count(name) > 1:
             raise BadInput(f"--best-of={','.join(best_of)} --per={','.join(per)}: {name} is named twice")
-        if name == "loss":
-            raise BadInput("--best-of and --per name settings and sizes; loss is what they are judged by")
-        if name not in table:
-            raise BadInput(f"the table has no {name}{nearest_hint(name, list(table))}")
+        if name in ("loss", "val_loss"):
+            raise BadInput(f"--best-of and --per name settings and sizes, not {name}: it is what they are judged by")
 
 
 def _fit_law(
