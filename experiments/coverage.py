@@ -34,6 +34,7 @@ from scalelab.testing.law import COLUMN_RANGES
 
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9
 COVERAGE_BAND = (0.85, 0.95)
+NO_INTERVALS = ("law at the new run", "the form passes its test", "loss of one new run, without misfit")
 CHINCHILLA_TRUTH = {
     "E": 1.1,
     "A": 250.0,
@@ -230,7 +231,8 @@ def format_page(result: dict[str, Any]) -> str:
         f"covers where {COVERAGE_BAND[0]:.0%} to "
         f"{COVERAGE_BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % interval lie between "
         f"{low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). `law at the new run` "
-        "is the parameters' part alone: it is not an interval for a run.",
+        "is the parameters' part alone: it is not an interval for a run. `the form passes its test`: share of studies; "
+        "`without misfit`: what the interval would hold if a law that fails that test were believed.",
         "",
         "| interval | " + " | ".join(f"{arm.name}, {arm.tails}" for arm in STUDY_ARMS) + " |",
         "|---" * (len(arms) + 1) + "|",
@@ -239,7 +241,7 @@ def format_page(result: dict[str, Any]) -> str:
         cells = []
         for arm in arms:
             share = result["coverage"][arm].get(name)
-            coverage = "" if share is None else describe_coverage(share)
+            coverage = "covers" if share is None or name in NO_INTERVALS else describe_coverage(share)
             cells.append("" if share is None else f"{share:.1%}" + ("" if coverage == "covers" else f" ({coverage})"))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
