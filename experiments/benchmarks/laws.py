@@ -21,10 +21,9 @@ from scipy.optimize import minimize
 
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.solve import optimum
+from scalelab.laws.solve import optimum, refit
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.trust import uncertainty
 
 POINTS = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "chinchilla" / "points.csv"
 HOFFMANN = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}  # Besiroglu et al. 2024
@@ -146,7 +145,7 @@ def _measure(rounds: int) -> dict[str, Any]:
     theta = np.array([np.log(p["A"]), np.log(p["B"]), np.log(p["E"]), p["alpha"], p["beta"]])
     grid_s, grid_best = grid_reference(logs)
     fit_s = median_cpu_s(lambda: optimum.minimise_objective(pose_fit(N, D, loss)), max(5, 3 * rounds))
-    boot_s, boot = time_cpu(lambda: uncertainty.refit_weighted(fit, draws, best.x))
+    boot_s, boot = time_cpu(lambda: refit.refit_weighted(fit, draws, best.x))
     result = {
         "source": source, "sampled_starts": STARTS, "sampled_resamples": RESAMPLES,
         "fit_s": fit_s, "grid_s": grid_s, "fit_ratio": grid_s / fit_s, "objective": best.value,
@@ -174,10 +173,10 @@ def measure_growth(N: np.ndarray, D: np.ndarray, loss: np.ndarray, draws: np.nda
     long = random.multinomial(10 * len(N), np.full(10 * len(N), 1 / (10 * len(N))), 400).astype(float)
     plain, wide = pose_fit(N, D, loss), pose_fit(*tiled, noisy)
     x, wide_x = optimum.minimise_objective(plain).x, optimum.minimise_objective(wide).x
-    baseline = median_cpu_s(lambda: uncertainty.refit_weighted(plain, draws[:400], x), 3)
+    baseline = median_cpu_s(lambda: refit.refit_weighted(plain, draws[:400], x), 3)
     return {
-        "resamples_10x": median_cpu_s(lambda: uncertainty.refit_weighted(plain, draws, x), 1) / baseline,
-        "rows_10x": median_cpu_s(lambda: uncertainty.refit_weighted(wide, long, wide_x), 1) / baseline,
+        "resamples_10x": median_cpu_s(lambda: refit.refit_weighted(plain, draws, x), 1) / baseline,
+        "rows_10x": median_cpu_s(lambda: refit.refit_weighted(wide, long, wide_x), 1) / baseline,
         "fit_rows_10x": median_cpu_s(lambda: optimum.minimise_objective(wide), 3)
         / median_cpu_s(lambda: optimum.minimise_objective(plain), 5),
     }

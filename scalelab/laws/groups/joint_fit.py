@@ -12,8 +12,9 @@ import numpy as np
 from scalelab.laws.groups.joint_problem import JointProblem
 from scalelab.laws.solve import newton, optimum
 from scalelab.laws.solve.optimum import FitError, Optimum
+from scalelab.laws.solve.refit import unfit_reasons
 from scalelab.laws.trust.dependence import Dependence
-from scalelab.laws.trust.uncertainty import Progress, unfit_reasons
+from scalelab.laws.trust.uncertainty import Progress
 
 RESTARTS, SPREAD = 5, 64  # grid and spread of each table's own seeds, tried beside the fit
 AT_ONCE = 60_000  # tables x rows fitted at once

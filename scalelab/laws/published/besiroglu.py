@@ -21,11 +21,10 @@ from scalelab.laws.published.verdict import (
     judge_minimum,
     make_comparison_row,
 )
-from scalelab.laws.solve import likelihood, optimum
+from scalelab.laws.solve import likelihood, optimum, refit
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.trust import uncertainty
 from scalelab.laws.use import chinchilla_optimum
 
 SOURCE = "arXiv 2404.10102; notebook of epoch-research/analyzing-chinchilla"
@@ -127,7 +126,7 @@ def refit_resamples(posed: Problem, best: Optimum, count: int, tell: Callable[[s
     """Refit `count` resamples: parameters, each [<= count], of those that converge (all of them do)."""
     weights, batches = resample_multiplicities(count, posed.points), []
     for first in range(0, count, BATCH):
-        solutions = uncertainty.refit_weighted(posed, weights[first : first + BATCH], best.x)
+        solutions = refit.refit_weighted(posed, weights[first : first + BATCH], best.x)
         batches.append(solutions.x[solutions.converged])
         tell(f"besiroglu: {min(first + BATCH, count)} of {count} resamples refitted")
     return posed.to_params(np.concatenate(batches))

@@ -12,7 +12,7 @@ from scipy.stats import bootstrap as scipy_bootstrap
 
 from scalelab.errors import BadInput
 from scalelab.laws.fit import fit
-from scalelab.laws.solve import newton
+from scalelab.laws.solve import newton, refit
 from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.trust import uncertainty
 from scalelab.laws.trust.uncertainty import bootstrap_fit, central_interval, param_intervals, predict_run
@@ -55,9 +55,7 @@ def test_different_values_of_each_resample_are_counted():
     values, weights = random.integers(0, 4, 9).astype(float), random.multinomial(5, np.full(9, 1 / 9), 200)
     few = [len({values[i] for i in np.flatnonzero(row)}) < 3 for row in weights]
     assert 20 < sum(few) < 180
-    assert [
-        reason == "fewer than 3 different N" for reason in uncertainty.unfit_reasons(weights, {"N": values}, 1)
-    ] == few
+    assert [reason == "fewer than 3 different N" for reason in refit.unfit_reasons(weights, {"N": values}, 1)] == few
 
 
 @pytest.mark.slow
@@ -111,7 +109,7 @@ def test_a_seed_is_one_answer():
 
 def test_large_tables_are_fitted_in_batches_to_the_same_numbers(monkeypatch):
     points, best, whole = fitted(count=50)
-    monkeypatch.setattr(uncertainty, "BATCH", 150)  # seven resamples of twenty runs at a time
+    monkeypatch.setattr(refit, "BATCH", 150)  # seven resamples of twenty runs at a time
     parts = bootstrap_fit(points, best, count=50)
     np.testing.assert_allclose(parts.params["alpha"], whole.params["alpha"], rtol=1e-6)
 
@@ -242,7 +240,7 @@ def test_resamples_stopped_by_scipys_default_tolerance_are_too_narrow_and_ours_a
         return np.sum(weights * np.where(r <= 1e-3, r**2 / 2, 1e-3 * (r - 5e-4))) / 240
 
     trapped = [minimize(mean_huber, warm, (draw,), "L-BFGS-B").x[3] for draw in draws]
-    ours = uncertainty.refit_weighted(points, draws, best.x)
+    ours = refit.refit_weighted(points, draws, best.x)
     assert ours.converged.all()
     narrow, right = (np.subtract(*central_interval(values, 0.9)[::-1]) for values in (np.array(trapped), ours.x[:, 3]))
     assert right > 10 * narrow
@@ -254,13 +252,13 @@ def test_a_second_basin_is_found_wherever_a_resample_has_it(monkeypatch):
     points = posed(*study(QUICKSTART_LIKE, 0.03, seed=5))
     best = minimise_objective(points)
     draws = np.random.default_rng(0).multinomial(20, np.full(20, 1 / 20), size=600).astype(float)
-    draws = draws[uncertainty.unfit_reasons(draws, points.columns, 5) == ""]
+    draws = draws[refit.unfit_reasons(draws, points.columns, 5) == ""]
     warm_only = newton.descend(points, np.tile(best.x, (len(draws), 1)), draws)
-    result = uncertainty.refit_weighted(points, draws, best.x)
+    result = refit.refit_weighted(points, draws, best.x)
     assert (result.objective <= warm_only.objective * (1 + 1e-12)).all()
     assert (result.objective < warm_only.objective * (1 - 1e-4)).sum() > 3
-    monkeypatch.setattr(uncertainty, "BATCH", 200 * 20)
-    parts = uncertainty.refit_weighted(points, draws, best.x)
+    monkeypatch.setattr(refit, "BATCH", 200 * 20)
+    parts = refit.refit_weighted(points, draws, best.x)
     np.testing.assert_allclose(parts.objective, result.objective, rtol=1e-8)
 
 
