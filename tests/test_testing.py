@@ -11,8 +11,9 @@ from scalelab.laws.law.names import LAWS
 from scalelab.testing import check_law
 from tests.laws.truths import TRUTHS
 
-FIXED_UNITS = {  # in billions, in bits, and shares of one, by the law itself
-    "farseer": ("N", "D"), "precision": ("P_w", "P_a", "P_kv"), "mixture": ("r1", "r2", "r3"),
+FIXED_UNITS = {  # in billions, in counts, in bits, and shares of one, by the law itself
+    "farseer": ("N", "D"), "farseer_counts": ("N", "D"), "precision": ("P_w", "P_a", "P_kv"),
+    "mixture": ("r1", "r2", "r3"),
 }  # fmt: skip
 
 

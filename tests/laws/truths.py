@@ -22,6 +22,10 @@ TRUTHS = {
         "a1": -0.5, "b1": -0.7, "alpha": 0.12, "a2": 0.6, "b2": -1.0, "beta": -0.1,
         "a3": -0.3, "b3": 0.6, "gamma": 0.17,
     },
+    "farseer_counts": {
+        "a1": -0.124, "b1": 0.424, "alpha": 0.123, "a2": 88.0, "b2": -5.83, "beta": -0.1,
+        "a3": -0.021, "b3": 0.091, "gamma": 0.169,
+    },
     "step_law_lr": {"c": 1.79, "alpha": -0.713, "beta": 0.307},  # Li et al. 2025
     "step_law_batch": {"c": 0.58, "beta": 0.571},
     "broken_power": {"E": 1.2, "A": 400.0, "alpha": 0.12, "shift": 0.15, "C_break": 1e20, "sharpness": 0.4},

@@ -8,7 +8,7 @@ unless its docstring gives another quantity.
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.laws.law.law import Between, Coefficient, Exponent, Real, Scale
+from scalelab.laws.law.law import Between, Coefficient, Exponent, Real, Scale, StartsIn
 
 FLOPS_PER_PARAM_TOKEN = 6.0  # C = 6 N D: 2 forward, 4 backward (Kaplan et al. 2020, sec. 2.1)
 
@@ -100,6 +100,18 @@ def farseer(
     n, d = N / 1e9, D / 1e9
     exp = np.exp if isinstance(n, np.ndarray) and isinstance(a1, np.ndarray) else jnp.exp  # numpy compiles nothing
     return exp(a3 * n**gamma + b3) + exp(a2 * n**beta + b2) * d ** -exp(a1 * n**alpha + b1)
+
+
+def farseer_counts(
+    N, D, *, a1: Real, b1: StartsIn(-2.0, 0.0), alpha: Between(-1.0, 1.0), a2: Real, b2: StartsIn(0.0, 12.0),
+    beta: Between(-1.0, 1.0), a3: Real, b3: Real, gamma: Between(-1.0, 1.0),
+):  # fmt: skip
+    """L = exp(a3 N^gamma + b3) + exp(a2 N^beta + b2) D^(-exp(a1 N^alpha + b1)), N and D as they are
+
+    Li et al. 2025 (Farseer), eq. 5, for parameters that belong to plain counts: another law than `farseer` (see there).
+    """
+    exp = np.exp if isinstance(N, np.ndarray) and isinstance(a1, np.ndarray) else jnp.exp
+    return exp(a3 * N**gamma + b3) + exp(a2 * N**beta + b2) * D ** -exp(a1 * N**alpha + b1)
 
 
 def step_law_lr(N, D, *, c: Coefficient, alpha: Between(-3.0, 3.0), beta: Between(-3.0, 3.0)):

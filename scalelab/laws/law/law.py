@@ -52,6 +52,11 @@ def Between(low: float, high: float) -> Any:
     return Annotated[float, ParamKind("direct", low, high, (low, high))]
 
 
+def StartsIn(low: float, high: float) -> Any:
+    """A parameter like `Real`, without bounds, that global search begins between two values."""
+    return Annotated[float, ParamKind("direct", -1e4, 1e4, (low, high))]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Law:
     """A law as the fitter sees it. `target` names the column it predicts; `params` are in the order of the signature.

@@ -17,6 +17,7 @@ LAWS: dict[str, Law] = {
         law_of(forms.overtraining),
         law_of(forms.downstream, target="error"),
         law_of(forms.farseer),
+        law_of(forms.farseer_counts),
         law_of(forms.step_law_lr, target="lr"),
         law_of(forms.step_law_batch, target="batch_tokens"),
         law_of(forms.broken_power),

@@ -1,4 +1,4 @@
-"""Farseer's law with derivatives by hand, in coordinates in which its nine parameters are hardly confounded.
+"""Farseer's law in either unit: derivatives by hand, in coordinates that hardly confound its nine parameters.
 
 L = exp(g3) + exp(g2 - exp(g1) log D), where each g = a N^gamma + b. As gamma goes to 0, a and b run off to plus and
 minus infinity together, along a curved valley that no step follows far: a fit that has to change gamma's sign would
@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.laws.law import forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.solve.problem import Columns, Derivatives, Moved, Problem, coordinate_bounds
 
-BILLION = 1e9  # the law's unit of N and D
+UNITS = {forms.farseer: 1e9, forms.farseer_counts: 1.0}  # of N and D
 SERIES = 0.1  # below this size of z, a series is more exact than the closed form
 TERMS = 10
 LEAST_POWER = 1e-8  # a smaller |gamma| is reported as this: a and b would be infinite
@@ -49,8 +50,9 @@ def build_farseer_problem(
     centre_at: Columns | None = None,
 ) -> Problem:  # fmt: skip
     """Build the problem for Farseer's law; arguments as in `pose.pose_problem`."""
-    log_n, log_d = np.log(columns["N"] / BILLION), np.log(columns["D"] / BILLION)
-    y, centre = objective.target(target), np.log((centre_at or columns)["N"] / BILLION).mean()
+    unit = UNITS[law.function]
+    log_n, log_d = np.log(columns["N"] / unit), np.log(columns["D"] / unit)
+    y, centre = objective.target(target), np.log((centre_at or columns)["N"] / unit).mean()
     tau, names = log_n - centre, list(law.params)
     raw = [bool({names[group.start], names[group.start + 1]} & set(direct)) for group in GROUPS]
 

@@ -27,11 +27,11 @@ def pose_problem(
     """
     if law.function in POWER_LAWS and objective.log:
         return power_law_problem.build_power_law_problem(law, columns, target, objective, direct, centre_at)
-    if law.function is forms.farseer:
+    if law.function in farseer_problem.UNITS:
         return farseer_problem.build_farseer_problem(law, columns, target, objective, direct, centre_at)
     return autodiff_problem.build_autodiff_problem(law, columns, target, objective, direct, centre_at)
 
 
 def has_own_derivatives(law: Law, objective: Objective) -> bool:
     """Whether the law's derivatives are by hand, so that nothing is compiled for another number of rows."""
-    return (law.function in POWER_LAWS and objective.log) or law.function is forms.farseer
+    return (law.function in POWER_LAWS and objective.log) or law.function in farseer_problem.UNITS

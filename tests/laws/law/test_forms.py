@@ -69,6 +69,17 @@ def test_farseer_by_hand():
     assert float(law("farseer", N=1e9, D=100e9)) == pytest.approx(expected, rel=1e-12)
 
 
+def test_farseer_in_counts_is_another_law_in_d_alone():
+    """The unit of N rescales a1, a2 and a3; that of D is a factor, to an exponent that depends on N."""
+    t, n, d = TRUTHS["farseer_counts"], 2e9, 3e10
+    exponent = np.exp(t["a1"] * n ** t["alpha"] + t["b1"])
+    expected = np.exp(t["a3"] * n ** t["gamma"] + t["b3"]) + np.exp(t["a2"] * n ** t["beta"] + t["b2"]) / d**exponent
+    assert float(law("farseer_counts", N=n, D=d)) == pytest.approx(expected, rel=1e-12)
+    powers = (("a1", "alpha"), ("a2", "beta"), ("a3", "gamma"))
+    in_billions = t | {a: t[a] * 1e9 ** t[power] for a, power in powers}
+    assert float(law("farseer", in_billions, N=n, D=d * 1e9)) == pytest.approx(expected, rel=1e-12)
+
+
 def test_step_laws_published_optimum():
     """Li et al. 2025: 1.79 N^-.713 D^.307 and .58 D^.571 for a billion parameters and 100 billion tokens."""
     assert float(law("step_law_lr", N=1e9, D=1e11)) == pytest.approx(1.79 * 10 ** (-0.713 * 9 + 0.307 * 11), rel=1e-12)

@@ -53,6 +53,14 @@ def test_most_starts_reach_one_optimum_and_one_of_the_wrong_signs_arrives_too():
     assert result.converged[0] and result.objective[0] <= best.value * (1 + 1e-8)
 
 
+def test_the_law_in_counts_is_found_from_many_starts():
+    law, (columns, _) = load_law("farseer_counts"), farseer_study()
+    truth = law(columns, TRUTHS["farseer_counts"])
+    best = minimise_objective(pose_problem(law, columns, truth, huber_log()))
+    assert best.certificate.agree >= 24
+    np.testing.assert_allclose(law(columns, best.params), truth, rtol=1e-5)
+
+
 def test_an_exponents_profile_ends_where_the_law_with_it_held_reaches_the_threshold():
     columns, loss = farseer_study(120, 0.001)
     posed = pose_problem(LAW, columns, loss, huber_log(1e-2))
