@@ -66,6 +66,7 @@ confirm: .venv/base  ## a quarter of an hour: the quickstart on fresh seeds and 
 
 coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth, in 200 simulated studies of each design; writes experiments/results/
 	.venv/bin/python -m experiments.coverage
+	.venv/bin/python -m experiments.multiplier
 
 curves: .venv/base  ## three minutes: laws of curves fitted on three schedules predict the whole curves of three others; writes experiments/results/
 	.venv/bin/python -m experiments.curves --workdir=runs/curves

@@ -8,5 +8,18 @@ from scalelab.laws.fit import fit
 from scalelab.laws.fitted import Fitted
 from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
 from scalelab.laws.solve.optimum import FitError
+from scalelab.laws.use.multiplier.estimate import multiplier
 
-__all__ = ["Between", "Coefficient", "Exponent", "FitError", "Fitted", "Law", "Real", "Scale", "fit", "law_of"]
+__all__ = [
+    "Between",
+    "Coefficient",
+    "Exponent",
+    "FitError",
+    "Fitted",
+    "Law",
+    "Real",
+    "Scale",
+    "fit",
+    "law_of",
+    "multiplier",
+]

@@ -1,0 +1,55 @@
+"""The answer: multipliers of every rung, their trend, the target, the verdict, and their JSON."""
+
+import dataclasses
+from typing import Any
+
+Interval = tuple[float, float]
+CURRENCIES = ("flops", "tokens", "time")
+
+
+@dataclasses.dataclass(frozen=True)
+class RungMultiplier:
+    """One rung: both sides' mean losses, and the multiplier in each currency with its interval (None: not known)."""
+
+    C: float
+    baseline: float | None
+    variant: float | None
+    m: dict[str, float | None]
+    interval90: dict[str, Interval | None]
+    n_seeds: tuple[int, int]
+    paired_correlation: float | None
+    diverged: tuple[int, int] = (0, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        content = dataclasses.asdict(self)
+        content["interval90"] = {key: ends and list(ends) for key, ends in self.interval90.items()}
+        return content | {"n_seeds": list(self.n_seeds), "diverged": list(self.diverged)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Multiplier:
+    """What a variant is worth. log m = a + b log(C / centre); `trend.interval90` is b's, `p_b` that b = 0.
+
+    `target`: `m` there, its interval, P(m > 1), and `beyond`, the target over the largest rung. `law`: the baseline's
+    E, A, alpha and unit (FLOPs). `pinned`: m at the target at other values of an E that was given. `curve`: the trend
+    with its band, for a figure.
+    """
+
+    variant: str
+    rungs: tuple[RungMultiplier, ...]
+    trend: dict[str, Any]
+    target: dict[str, Any]
+    verdict: str
+    criterion: str
+    notes: tuple[str, ...]
+    law: dict[str, float]
+    noise: dict[str, Any]
+    pinned: tuple[dict[str, float], ...] = ()
+    curve: tuple[dict[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON: `rungs`, `trend`, `target`, `verdict`, `criterion`, and what they rest on."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields |= {"rungs": [rung.to_json() for rung in self.rungs], "notes": list(self.notes)}
+        return fields | {"pinned": list(self.pinned), "curve": list(self.curve)}
