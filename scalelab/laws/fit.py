@@ -63,6 +63,7 @@ def fit(
     flops = flops_column(table, columns)
     findings = _question_rows(law, columns, target, flops, chosen)
     posed, best = _solve(law, columns, target, chosen)
+    _refuse_useless(law, posed, best)
     dependence = _find_dependence(posed, best, table, cluster)
     boot, tested = misfit.resample_fit(posed, best, bootstrap, seed, dependence, level, progress)
     measured_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
@@ -88,6 +89,18 @@ def fit(
         form=tested,
         wider=misfit.find_wider_law(posed, best, dependence) if tested and tested.fails and identify else None,
     )
+
+
+def _refuse_useless(law: Law, posed: Problem, best: Optimum) -> None:
+    """BadInput if values that were given make the law worse than a constant loss, e.g. an E above the losses."""
+    miss = float(np.sqrt(np.mean(posed.residuals(best.params) ** 2)))
+    spread = float(np.std(posed.objective.target(posed.target)))
+    if law.held and miss > 2 * spread:
+        given = ", ".join(f"{name}={value:g}" for name, value in law.held)
+        raise BadInput(
+            f"with {given} held, law {law.name!r} misses the losses by {miss:.0%} rms, and their own mean misses them "
+            f"by {spread:.0%}: look at what is held, or leave it free"
+        )
 
 
 def _question_rows(

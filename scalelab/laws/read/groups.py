@@ -53,7 +53,7 @@ def find_groups(table: Mapping[str, Column], law: Law) -> Groups | None:
 def choose_groups(table: Mapping[str, Column], law: Law, cluster: str) -> Groups | None:
     """The groups that `--cluster` asks for: a column of the table, "none", or "auto" for `find_groups`.
 
-    BadInput for a column that the table lacks.
+    BadInput for a column that the table lacks, or whose values all differ.
     """
     if cluster == "none":
         return None
@@ -61,6 +61,8 @@ def choose_groups(table: Mapping[str, Column], law: Law, cluster: str) -> Groups
         return find_groups(table, law)
     if cluster not in table:
         raise BadInput(f"--cluster={cluster}: no such column{nearest_hint(cluster, table)}")
+    if len({str(value) for value in table[cluster]}) == len(table[cluster]):
+        raise BadInput(f"--cluster={cluster}: each row has its own value, so no two belong together; nearest: none")
     return Groups(cluster, [str(value) for value in table[cluster]])
 
 

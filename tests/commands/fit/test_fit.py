@@ -446,3 +446,16 @@ def test_the_certificates_line_counts_starts_that_did_not_converge():
     assert "6 of 48 starts agree, 42 did not converge, no other optimum" in describe_certificate(block)
     whole = Certificate(True, 48, 48, 48, None, 1e-9, 1e6, ()).to_json()
     assert "48 of 48 starts agree, no other optimum" in describe_certificate(whole)
+
+
+def test_a_held_value_that_makes_the_law_worse_than_a_constant_is_refused(tmp_path, capsys):
+    table = tmp_path / "runs.csv"
+    rows = [
+        f"{n:g},{d:g},{1.7 + 400 / n**0.34 + 1300 / d**0.37:.5f}" for n in (1e7, 1e8, 1e9) for d in (1e9, 1e10, 1e11)
+    ]
+    table.write_text("N,D,loss\n" + "\n".join(rows) + "\n")
+    assert main(["fit", str(table), "--hold=E=9", "--bootstrap=0"]) == 2
+    message = capsys.readouterr().err
+    assert "with E=9 held, law 'chinchilla' misses the losses by" in message and "leave it free" in message
+    assert main(["fit", str(table), "--cluster=loss", "--bootstrap=0"]) == 2
+    assert "each row has its own value, so no two belong together; nearest: none" in capsys.readouterr().err
