@@ -1,6 +1,7 @@
 """Run a whole sweep: record its trials, train its packs here or in the pool, and report how each trial ended."""
 
 import contextlib
+import itertools
 import pathlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -45,12 +46,13 @@ def run_sweep(
     """
     started = time.time()
     compatibility.check_allowed_keys(allow)
-    grouped, code = group_into_packs(trials), code or git.code_state()
+    code = code or git.code_state()
     with lock.hold_folder(folder, take_over=take_over) as warning:
         if warning:
             progress({"warning": warning})
         for name, config in trials.items():
             _refuse_other_trial(folder / "runs" / name, config, allow)
+        grouped = keep_begun_packs(folder, group_into_packs(trials))
         records.write_json(
             folder / "sweep.json",
             {
@@ -89,6 +91,30 @@ def tracker_warnings(folder: pathlib.Path, trials: Iterable[str], since: float) 
     events = [event for name in trials for event in records.read_events(folder / "runs" / name)]
     texts = [event.get("text", "") for event in events if event["kind"] == "warning" and event["time"] >= since]
     return list(dict.fromkeys(text for text in texts if text.startswith(SINK_KEYS)))
+
+
+def keep_begun_packs(folder: pathlib.Path, grouped: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """{pack: [names]}, where trials that are new beside a pack with checkpoints form a further one (KEY-2, …).
+
+    A pack's checkpoints hold all its trials, so none can join it later: a sweep may grow by seeds or values.
+    """
+    path = folder / "sweep.json"
+    before = records.read_json(path).get("packs", {}) if path.exists() else {}
+    packs: dict[str, list[str]] = {}
+    for key, names in grouped.items():
+        same = [pack for pack in before if pack == key or pack.startswith(f"{key}-")]
+        begun = [pack for pack in same if (folder / "packs" / pack / "checkpoints").exists()]
+        old = {pack: [name for name in names if name in before[pack]] for pack in begun}
+        packs |= {pack: kept for pack, kept in old.items() if kept}
+        if new := [name for name in names if not any(name in kept for kept in old.values())]:
+            packs[_free_pack(folder, key)] = new
+    return packs
+
+
+def _free_pack(folder: pathlib.Path, key: str) -> str:
+    """KEY, or the first of KEY-2, KEY-3, … that has no checkpoints."""
+    names = itertools.chain([key], (f"{key}-{i}" for i in itertools.count(2)))
+    return next(name for name in names if not (folder / "packs" / name / "checkpoints").exists())
 
 
 def _swept_values(trials: Mapping[str, ConfigDict]) -> dict[str, dict[str, Any]]:
