@@ -69,7 +69,7 @@ def _commands_page() -> str:
 
 def command_text(name: str) -> str:
     """The docstring of a command's module."""
-    file = {"import": "import_hf", "fit": "fit/fit", "plan": "plan/plan"}.get(name, name)
+    file = {"import": "import_hf", "fit": "fit/fit", "plan": "plan/plan", "ablate": "ablate/ablate"}.get(name, name)
     path = pathlib.Path(scalelab.commands.__path__[0]) / f"{file}.py"
     return ast.get_docstring(ast.parse(path.read_text())) or ""
 

@@ -25,7 +25,7 @@ from scalelab.errors import BadInput
 from scalelab.experiments import isoflop
 from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.plan.sweep.sweep import PlannedStudy
-from scalelab.report import verdict
+from scalelab.report.studies import verdict
 
 STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were for development
 

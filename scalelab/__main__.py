@@ -42,6 +42,7 @@ COMMANDS = {
     "recipe": "show a published recipe: every choice with its source; write a scaled-down twin",
     "fit": "fit a scaling law to runs or to a table",
     "isoflop": "train small models, fit a law, predict a larger run, train it, score the prediction",
+    "ablate": "decide whether a change holds at scale: both sides tuned alike, a verdict with an interval",
     "study": "run any study of scalelab: optimizers, muP transfer, precision, coverage, …",
     "reproduce": "compute published scaling laws again from their authors' own tables",
     "report": "write one HTML page of a run, a sweep or a study",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.report import charts, gather, html, study, verdict
+from scalelab.report import charts, gather, html
 from scalelab.report.figures import lrplots, plots, style, sweepplots
 from scalelab.report.parts import (
     PaperStyle,
@@ -20,6 +20,7 @@ from scalelab.report.parts import (
     run_loss_figure,
     runs_table,
 )
+from scalelab.report.studies import ablation, isoflop, verdict
 from scalelab.sweep.answer import rows as answer_rows
 from scalelab.sweep.answer import settings, wording
 from scalelab.sweep.answer.best_lr import BestLr
@@ -55,8 +56,10 @@ def write_report(
     place = "paper" if paper else "figures"
     if (folder / "config.json").exists():
         page, path = report_run(ReportPage(folder, "run", place=place, paper=paper), samples)
+    elif (folder / ablation.STUDY_FILE).exists():
+        page, path = ablation.report_ablation(ReportPage(folder, "ablation", place=place, paper=paper))
     elif (folder / "summary.json").exists():
-        page, path = study.report_study(ReportPage(folder, "study", place=place, paper=paper))
+        page, path = isoflop.report_study(ReportPage(folder, "study", place=place, paper=paper))
         failures = verdict.describe_failures(records.read_json(folder / "summary.json"))
     else:
         page, path = report_sweep(ReportPage(folder, "sweep", place=place, paper=paper))

@@ -125,7 +125,7 @@ def test_a_held_out_run_that_diverged_scores_nothing():
         ([*GRID, "--rule=smal-bytes"], "did you mean 'small-bytes'"),
         (
             [*GRID, "--sizes=16,24,96"],
-            "measured for d_model 16 to 80, not 96; nearest: 80, or another rule: mup, step_law",
+            "measured for d_model 16 to 80, not 96; nearest: 80, or another rule: mup, own, step_law",
         ),
         ([*GRID, "--rule=step_law", STANDARD], "step_law' was measured for N (non-embedding) 2.14e+08 to 1.08e+09"),
         ([*GRID, "--rule=mup", STANDARD], "nearest: --config.parametrization.name=mup"),

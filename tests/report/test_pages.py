@@ -159,8 +159,8 @@ def test_an_optimum_at_the_edge_is_said(study):
     ({"measured_loss": float("nan")}, "no finite loss"),
 ])  # fmt: skip
 def test_bad_news_is_told(study, tmp_path, change, message):
-    from scalelab.report import study as studies
-    from scalelab.report import verdict
+    from scalelab.report.studies import isoflop as studies
+    from scalelab.report.studies import verdict
 
     summary = json.loads((study[0] / "summary.json").read_text())
     summary["held_out"] |= change
@@ -170,7 +170,7 @@ def test_bad_news_is_told(study, tmp_path, change, message):
 
 
 def test_a_fit_that_did_not_converge_is_told(study):
-    from scalelab.report import verdict
+    from scalelab.report.studies import verdict
 
     fit = study[1]["fit"] | {"certificate": {"converged": False}}
     assert "did NOT converge" in verdict.fit_table(fit)
@@ -368,7 +368,7 @@ def test_a_check_with_its_optimum_at_the_edge_fails_the_report(study, tmp_path, 
 
 
 def test_runs_that_did_not_finish_are_not_drawn_as_fitted(study):
-    from scalelab.report.study import fitted_rows
+    from scalelab.report.studies.isoflop import fitted_rows
 
     summary = json.loads((study[0] / "summary.json").read_text())
     for run, change in zip(summary["runs"], ({"status": "diverged"}, {"role": "check"}, {"loss": None}), strict=False):
@@ -384,7 +384,7 @@ def test_times_read_both_ways():
 
 
 def belief(a=0.45, interval=(0.4, 0.5), verdict="identified", converged=True):
-    from scalelab.report import verdict as verdicts
+    from scalelab.report.studies import verdict as verdicts
 
     isoflop = {"a": a, "budgets": [{"edge": False}, {"edge": False}, {"edge": True}]}
     return verdicts.exponent_to_believe(isoflop, {

@@ -119,6 +119,14 @@ def sweep_plan(
     else besiroglu and 0.005.
     """
     study = load_planned_study(path, arguments)
+    return plan_study(study, str(path), machine, devices, efficiency, price_per_hour, law, noise)
+
+
+def plan_study(
+    study: PlannedStudy, source: str, machine: Machine, devices: int = 1, efficiency: Efficiency | None = None,
+    price_per_hour: float | None = None, law: str | None = None, noise: float | None = None,
+) -> SweepPlan:  # fmt: skip
+    """Plan a study that is not in a file, as `sweep_plan` does."""
     columns = forks.candidate_columns(study.runs)
     packs = {pack: tuple(names) for pack, names in trials.group_into_packs(study.runs).items()}
     pack_of = {name: pack for pack, names in packs.items() for name in names}
@@ -135,7 +143,7 @@ def sweep_plan(
     costs = [run.cost for run in runs if run.cost is not None]
     expected, notes = _forecast_study(study, columns, law, noise)
     return SweepPlan(
-        source=str(path),
+        source=source,
         machine=machine.chip.name,
         runs=tuple(runs),
         packs=packs,

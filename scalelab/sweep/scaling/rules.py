@@ -115,6 +115,20 @@ def mup_rule(base: ConfigDict) -> LadderRule:
     )
 
 
+def own_rule(base: ConfigDict) -> LadderRule:
+    """The base config's own LR, batch and share of warm-up at any size and length: for studies that tune the LR."""
+    config = config_lib.resolve(base)
+    return LadderRule(
+        name="own",
+        source="the config itself: nothing says that its LR suits other sizes, so tune it there (scalelab ablate does)",
+        lr=config.optim.peak_lr,
+        powers={},
+        global_batch=config.train.global_batch,
+        warmup_share=config.schedule.warmup_steps / config.train.steps,
+        beta2=config.optim.beta2,
+    )
+
+
 def step_law_rule(base: ConfigDict) -> LadderRule:
     """LR and batch from N and D, by the fit of Li et al. to 3,700 models."""
     return LadderRule(
@@ -134,6 +148,7 @@ def step_law_rule(base: ConfigDict) -> LadderRule:
 RULES: dict[str, Callable[[ConfigDict], LadderRule]] = {
     "small-bytes": small_bytes_rule,
     "mup": mup_rule,
+    "own": own_rule,
     "step_law": step_law_rule,
 }
 

@@ -19,7 +19,7 @@ from scalelab.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
-from scalelab.report import charts, gather, html, verdict
+from scalelab.report import charts, gather, html
 from scalelab.report.figures import lawplots, plots
 from scalelab.report.figures.style import LOSS_LABEL, format_scientific, format_short, value_colours
 from scalelab.report.parts import (
@@ -30,6 +30,7 @@ from scalelab.report.parts import (
     origin_section,
     runs_table,
 )
+from scalelab.report.studies import verdict
 
 _PARTS: tuple = ({}, None)
 SUMMARY_SCHEMA = {

@@ -1,0 +1,69 @@
+"""scalelab ablate --baseline=A.py --variant=B.py [--variant=C.py …] --budgets=C,C,… --seeds=K --workdir=DIR
+scalelab ablate TABLE --baseline=NAME [--target-flops=C] [--columns=side=…,C=…,seed=…,loss=…]
+
+Does a change hold at scale? The answer is a multiplier m: with m times the compute the baseline is as good as the
+variant. m is given at every budget, as a function of scale, and at --target-flops, in FLOPs, tokens and time, with
+90 % intervals, and it ends in a verdict: adopt, reject or undecided.
+
+With configs, both sides are trained on a ladder of budgets (FLOPs). Each side's learning rate is tuned with the same
+number of trials at all budgets but the largest, and carried there by a law. The multiplier at the largest budget and
+the criterion are on disk before it starts. Run the command again to resume; more --seeds are added to those that are
+there. A variant is a config file or pkg.mod:fn that returns a config; --config.group.key=value sets a value on all
+sides.
+
+With a TABLE (.csv, .tsv, .jsonl or .parquet), runs of others are judged: a row a run, and a side each. A row whose loss
+is nan or empty is a run that diverged.
+
+Exit code: 0 done (whatever the verdict), 1 a run failed, 2 bad input, 75 stopped by a signal after saving.
+
+    scalelab ablate runs.csv --baseline=adamw --target-flops=1e21
+"""
+
+from typing import Any
+
+from scalelab.cli.parser import emit_json
+from scalelab.commands.ablate.options import make_parser
+from scalelab.config import split_overrides
+from scalelab.errors import BadInput
+
+TABLE_OPTIONS = ("columns",)
+STUDY_OPTIONS = (
+    "variant", "budgets", "sizes", "seeds", "workdir", "tune", "untuned", "rule", "tokens_per_param", "plan", "noise",
+    "correlation", "status", "take_over",
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Judge a table, or run, plan or show a study; exit codes in the module's docstring."""
+    overrides, rest = split_overrides(argv)
+    parser = make_parser(__doc__)
+    options = parser.parse_args(rest)
+    _refuse_idle(options, {name: parser.get_default(name) for name in vars(options)}, overrides)
+    from scalelab.commands.ablate import study, table
+
+    if options.table:
+        lines, result = table.judge_table(options)
+        code = 0
+    else:
+        code, lines, result = study.run(options, overrides)
+    if options.json != "-":
+        print("\n".join(lines))
+    emit_json(result, options.json)
+    return code
+
+
+def _refuse_idle(options: Any, defaults: dict[str, Any], overrides: dict[str, str]) -> None:
+    """BadInput for an option that the other way to call this command would silently ignore, or for one that lacks."""
+    changed = {name for name, value in defaults.items() if getattr(options, name) != value}
+    idle = STUDY_OPTIONS if options.table else TABLE_OPTIONS
+    for name in (name for name in idle if name in changed):
+        where = "with a table" if options.table else "without a table"
+        raise BadInput(f"--{name.replace('_', '-')} has no effect {where}: leave it out")
+    if options.table and overrides:
+        raise BadInput(f"--config.{next(iter(overrides))} has no effect with a table: leave it out")
+    needed = ("baseline",) if options.table else ("baseline", "workdir")
+    if not options.table and not options.status and not options.next:
+        needed = ("baseline", "variant", "budgets", *(() if options.plan else ("workdir",)))
+    for name in needed if not options.status or options.table else ("workdir",):
+        if not getattr(options, name):
+            raise BadInput(f"--{name} is needed (`scalelab ablate --help` shows both ways to call it)")

@@ -1,0 +1,110 @@
+"""The options of `scalelab ablate`, and the types of their values."""
+
+import argparse
+import pathlib
+from typing import Any
+
+from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, folder_path
+from scalelab.errors import BadInput
+
+LR_KEY = "optim.peak_lr"
+
+
+def make_parser(doc: str | None) -> Parser:
+    """The parser of the command whose docstring is `doc`."""
+    parser = Parser("ablate", doc)
+    add = parser.add_argument
+    add("table", nargs="?", type=file_of_table, metavar="TABLE", help="runs of others, a row each")
+    add("--baseline", metavar="FILE|NAME", help="the baseline: a config, or a side of the table")
+    add("--target-flops", type=positive, metavar="C", help="where the verdict is given (default: the largest budget)")
+    add("--fix", action="append", default=[], metavar="E=1.6", help="give E or alpha of E + A C^-alpha, do not fit it")
+    add("--next", action="store_true", help="which further pair of runs would settle it most cheaply")
+    _table(parser.add_argument_group("a table").add_argument)
+    _study(parser.add_argument_group("a study").add_argument)
+    _more(parser.add_argument_group("before and after the study").add_argument)
+    add_trust_option(parser)
+    add_take_over_option(parser)
+    return parser
+
+
+def _table(add: Any) -> None:
+    add(
+        "--columns",
+        metavar="side=A,C=B,…",
+        help="which columns hold side, C (FLOPs), loss, and where known seed, tokens, tokens_per_s "
+        "(default: columns of these names)",
+    )
+
+
+def _study(add: Any) -> None:
+    add("--variant", action="append", default=[], metavar="FILE", help="a config with the change; repeatable")
+    add("--budgets", type=numbers, default=[], metavar="C,C,…", help="FLOPs of the rungs, three or more, ascending")
+    add(
+        "--sizes",
+        type=numbers,
+        default=[],
+        metavar="D,D,…",
+        help="d_model of each rung (default: by tokens a parameter)",
+    )
+    add("--tokens-per-param", type=positive, default=20.0, metavar="X", help="where --sizes is not given (default: 20)")
+    add("--seeds", type=int, default=3, metavar="K", help="pairs of runs at each rung (default: 3)")
+    add("--workdir", type=folder_path, metavar="DIR", help="the study's folder; again to resume")
+    add(
+        "--rule",
+        default="own",
+        metavar="NAME",
+        help="the ladder's rule, which tuning starts from (default: own, the config's own LR and batch at any size)",
+    )
+    add("--tune", default=LR_KEY, metavar="KEY,…", help=f"keys tuned for each side (default: {LR_KEY})")
+    add("--untuned", action="store_true", help="tune nothing; the page says so in red")
+
+
+def _more(add: Any) -> None:
+    add("--plan", action="store_true", help="print runs, FLOPs, hours and the smallest effect shown; train nothing")
+    add(
+        "--noise",
+        type=positive,
+        metavar="X",
+        help="--plan: relative scatter of a run's loss over seeds (default: 0.005)",
+    )
+    add("--correlation", type=float, metavar="R", help="--plan: of both sides' losses of one seed (default: 0)")
+    add("--status", action="store_true", help="print the table of runs and do nothing else")
+
+
+def positive(text: str) -> float:
+    """argparse type: a number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return value
+
+
+def numbers(text: str) -> list[float]:
+    """argparse type: numbers above zero, separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
+def file_of_table(text: str) -> str:
+    """argparse type: a file that exists."""
+    if pathlib.Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder: a study's folder is --workdir={text}")
+    if not pathlib.Path(text).exists():
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    return text
+
+
+def parse_fixed(texts: list[str]) -> dict[str, float]:
+    """{name: value} of all --fix options. BadInput for what is not NAME=NUMBER."""
+    fixed = {}
+    for part in (part for text in texts for part in text.split(",")):
+        name, equals, value = part.partition("=")
+        try:
+            fixed[name.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise BadInput(f"--fix {part!r} is not NAME=NUMBER, such as E=1.6")
+    return fixed

@@ -1,0 +1,93 @@
+"""What `scalelab ablate` prints."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelab.cli.parser import align_columns
+from scalelab.laws.use.multiplier.result import CURRENCIES
+
+
+def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
+    """The table by rung and currency, the trend, the target, and the verdict last."""
+    known = [key for key in CURRENCIES if any(rung["m"][key] is not None for rung in result["rungs"])]
+    head = ["FLOPs", baseline, result["variant"], "seeds", *(f"m in {key}" for key in known)]
+    rows = [[_loss_row(rung), [times(rung, key) for key in known]] for rung in result["rungs"]]
+    lines = align_columns([head, *([*first, *rest] for first, rest in rows)])
+    law, unit = result["law"], result["law"]["unit"]
+    lines += [f"{baseline}'s law: {law['E']:.4g} + {law['A']:.4g} (C / {unit:.3g})^-{law['alpha']:.4g}"]
+    lines += [*_trend(result["trend"]), *_target(result["target"])]
+    for other in result["pinned"]:
+        lines.append(f"at the target, were E {other['E']:.4g}: {other['m']:.3f}")
+    lines += result["notes"]
+    if "scored" in result:
+        lines.append(describe_score(result["scored"]))
+    if "next" in result:
+        lines.append(
+            describe_next(result["next"])
+            if result["verdict"].startswith("undecided")
+            else "next: nothing; it is settled"
+        )
+    return [*lines, f"criterion: {result['criterion']}", f"{result['variant']}: {result['verdict']}"]
+
+
+def _loss_row(rung: Mapping[str, Any]) -> list[str]:
+    losses = ["diverged" if rung[side] is None else f"{rung[side]:.4f}" for side in ("baseline", "variant")]
+    one, other = rung["n_seeds"]
+    return [f"{rung['C']:.4g}", *losses, str(one) if one == other else f"{one}, {other}"]
+
+
+def times(rung: Mapping[str, Any], key: str) -> str:
+    """A multiplier with its interval, in few characters."""
+    m, ends = rung["m"][key], rung["interval90"][key]
+    if m is None:
+        return "-"
+    return f"{m:.3f}" if ends is None else f"{m:.3f} ({ends[0]:.3f} to {ends[1]:.3f})"
+
+
+def _trend(trend: Mapping[str, Any]) -> list[str]:
+    if trend["b"] is None:
+        return []
+    ends = trend["interval90"]
+    spread = "" if ends is None else f" ({ends[0]:+.3f} to {ends[1]:+.3f}; P(no trend) {trend['p_b']:.2g})"
+    return [f"trend: log m = {trend['a']:+.4f} {trend['b']:+.4f} log(C / {trend['centre']:.3g}){spread}"]
+
+
+def _target(target: Mapping[str, Any]) -> list[str]:
+    if target["m"] is None:
+        return []
+    ends = target["interval90"]
+    spread = (
+        ", no interval" if ends is None else f" ({ends[0]:.3f} to {ends[1]:.3f}), P(m > 1) {target['p_better']:.3f}"
+    )
+    return [f"at {target['C']:.4g} FLOPs: m {target['m']:.3f}{spread}"]
+
+
+def describe_score(scored: Mapping[str, Any]) -> str:
+    """What was written before the largest rung ran, beside what was measured there."""
+    if scored["predicted"] is None:
+        return "nothing was predicted for the largest rung"
+    ends = scored["predicted90"]
+    spread = "no interval" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
+    verdict = {True: "they agree within their errors", False: "they do not agree", None: "no interval to judge by"}
+    measured = "-" if scored["measured"] is None else f"{scored['measured']:.3f}"
+    return (
+        f"largest rung, written before it ran: m {scored['predicted']:.3f} ({spread}); measured {measured}: "
+        f"{verdict[scored['agrees']]}"
+    )
+
+
+def describe_next(pair: Mapping[str, Any] | None) -> str:
+    """The runs that would settle it, in one line."""
+    if pair is None:
+        return "next: no noise is known; a second seed of both sides at every rung comes first"
+    low, high = pair["interval90"]
+    word = "would settle it" if pair["settles"] else "would not settle it, but narrow it most"
+    return (
+        f"next: {pair['seeds']} further seeds of both sides at {pair['C']:.3g} FLOPs ({pair['flops']:.3g} in all) "
+        f"{word}: expected at the target {low:.3f} to {high:.3f}"
+    )
+
+
+def join_lines(groups: Sequence[Sequence[str]]) -> list[str]:
+    """Groups of lines with an empty line between them."""
+    return [line for i, group in enumerate(groups) for line in ([""] * (i > 0) + list(group))]

@@ -1,0 +1,153 @@
+"""The page of an ablation: the verdict in one sentence, the gap, the multiplier over scale, the tuning, the runs.
+
+It reads `summary.json` of `scalelab ablate` and the run folders, and fits nothing.
+"""
+
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelab import records
+from scalelab.report import gather, html
+from scalelab.report.figures.style import format_scientific
+from scalelab.report.parts import ReportPage, logbook_section, origin_section, runs_table
+from scalelab.report.studies import ablation_figures as figures
+
+STUDY_FILE = "ablation.json"
+CURRENCIES = {"flops": "FLOPs", "tokens": "tokens", "time": "time"}
+NOT_SHOWN = (
+    "What this setting cannot tell: other data, depths and batches than these; scales beyond the target; and, if only "
+    "the learning rate was tuned, whether another setting suits the variant better. Intervals hold the noise of seeds "
+    "and of the baseline's law, not the error of the tuned values."
+)
+
+
+def report_ablation(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
+    """Write the page of an ablation; without summary.json it shows the runs and says what is missing."""
+    folder = page.folder
+    study = records.read_json(folder / STUDY_FILE)
+    folders = page.readable(records.run_folders(folder))
+    rows = [records.read_run(each) for each in folders]
+    path = folder / "summary.json"
+    summary = records.read_json(path) if path.exists() else {}
+    for result in summary.get("variants", []):
+        _variant(page, summary, study["baseline"], result)
+    if not summary:
+        page.missing.append("The verdict: the study has not ended; the same command goes on.")
+    if summary.get("tuning"):
+        page.parts.append(
+            html.render_section("How each side was tuned", *_tuning(page, summary["tuning"], study["tuned"]))
+        )
+    page.parts.append(html.render_section("What each variant changes", *_changes(study)))
+    page.parts.append(html.render_section("What this does not show", html.render_paragraph(NOT_SHOWN)))
+    page.parts.append(html.render_section("Runs", runs_table(rows)))
+    page.parts.append(html.render_section("Logbook", logbook_section(folders)))
+    commands = [summary.get("command") or "", f"scalelab report {folder}"]
+    page.parts.append(html.render_section("Where it comes from", origin_section(folders, [c for c in commands if c])))
+    names = ", ".join(study["variants"])
+    return page, page.write(f"Does it hold at scale? {names}", f"{len(rows)} runs: {gather.describe_states(rows)}")
+
+
+def _variant(page: ReportPage, summary: Mapping[str, Any], baseline: str, result: Mapping[str, Any]) -> None:
+    """The sections of one variant."""
+    name = result["variant"]
+    untuned = not summary["study"]["tuned"]
+    card = [html.render_paragraph(result["verdict"], "bad" if untuned or "before_tuning" in result else "good")]
+    card.append(html.render_paragraph(f"The criterion, written before the largest rung: {result['criterion']}", "soft"))
+    card.append(html.render_paragraph(describe_score(summary["prediction"], result["scored"]), "soft"))
+    rows = figures.loss_rows(summary["rows"], (baseline, name))
+    losses = page.draw(
+        f"{name}-losses",
+        functools.partial(figures.plot_losses, rows, baseline, name, result),
+        rows,
+        "Every run, and the means of each rung. Arrows lead to the compute at which the baseline is as good.",
+    )
+    points = figures.multiplier_rows(result)
+    multiplier = page.draw(
+        f"{name}-multiplier",
+        functools.partial(figures.plot_multiplier, points, result["scored"], name),
+        points,
+        "The compute that the baseline needs for the variant's loss, over the variant's own, with 90 % intervals.",
+    )
+    page.parts.append(
+        html.render_section(name, html.render_card(*card), losses, multiplier, rung_table(result), *_notes(result))
+    )
+
+
+def describe_score(prediction: Mapping[str, Any], scored: Mapping[str, Any]) -> str:
+    """The multiplier that was written before the largest rung ran, and the one measured there."""
+    if scored["predicted"] is None:
+        return "No multiplier was predicted for the largest rung."
+    verdict = {True: "they agree within their errors", False: "they do not agree", None: "no interval to judge by"}
+    return (
+        f"Written at {gather.format_utc(prediction['predicted_at'])}, before the rung of "
+        f"{format_scientific(prediction['C'])} FLOPs ran: {_times(scored['predicted'], scored['predicted90'])}. "
+        f"Measured there: {_times(scored['measured'], scored['measured90'])}: {verdict[scored['agrees']]}."
+    )
+
+
+def rung_table(result: Mapping[str, Any]) -> str:
+    """The table by rung and currency."""
+    rows = []
+    for rung in result["rungs"]:
+        row = {
+            "C": rung["C"],
+            "baseline": rung["baseline"],
+            "variant": rung["variant"],
+            "seeds": describe_seeds(rung["n_seeds"]),
+        }
+        for key, label in CURRENCIES.items():
+            row[label] = _times(rung["m"].get(key), (rung["interval90"] or {}).get(key))
+        rows.append(row)
+    columns = {"C": "FLOPs", "baseline": "baseline's loss", "variant": "variant's loss", "seeds": "seeds"}
+    columns |= {label: f"multiplier in {label}" for label in CURRENCIES.values()}
+    return html.render_table(rows, columns)
+
+
+def describe_seeds(numbers: Sequence[int]) -> str:
+    """How many runs the baseline and the variant have."""
+    return str(numbers[0]) if len(set(numbers)) == 1 else f"{numbers[0]} and {numbers[1]}"
+
+
+def _times(m: float | None, interval: Sequence[float] | None) -> str:
+    if m is None:
+        return "–"
+    return f"{m:.3f}" if not interval else f"{m:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"
+
+
+def _notes(result: Mapping[str, Any]) -> list[str]:
+    return [html.render_paragraph(note, "soft") for note in result.get("notes", [])]
+
+
+def _tuning(page: ReportPage, tuned: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """A figure for each tuned key, and a table of what was tried and chosen."""
+    rows = figures.tuning_rows(tuned)
+    parts = []
+    for key in keys:
+        plot = functools.partial(figures.plot_tuning, rows, tuned, key)
+        caption = f"Losses of the tuning trials over {key}. Dotted: the value that each rung's runs then used."
+        parts.append(page.draw(f"tuning-{key.split('.')[-1]}", plot, rows, caption))
+    table = [
+        {"side": side["name"], "trials": side["trials"], "diverged": side["diverged"]}
+        | {"how": "; ".join(side["how"].values()), "problems": "; ".join(side["problems"]) or "none"}
+        for side in tuned
+    ]
+    columns = {
+        "side": "side",
+        "trials": "trials",
+        "diverged": "diverged",
+        "how": "carried up by",
+        "problems": "problems",
+    }
+    return [*parts, html.render_table(table, columns, "stack")]
+
+
+def _changes(study: Mapping[str, Any]) -> list[str]:
+    rows = [
+        {"variant": name, "key": key, "baseline": pair[0], "value": pair[1]}
+        for name, changed in study["variants"].items()
+        for key, pair in changed.items()
+    ]
+    columns = {"variant": "variant", "key": "key", "baseline": "baseline", "value": "variant's value"}
+    return [html.render_table(rows, columns, "stack")] if rows else [html.render_paragraph("Nothing.")]

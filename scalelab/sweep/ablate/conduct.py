@@ -1,0 +1,307 @@
+"""An ablation from its first trial to its score; every file is written when it becomes true, and never edited.
+
+`tuned.json` (the tuned values, before the runs that use them), `prediction.json` (the multiplier at the largest rung
+and the criterion, before that rung starts), `throughput.json`, `summary.json`.
+"""
+
+import math
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import records
+from scalelab.errors import BadInput
+from scalelab.laws import FitError, multiplier
+from scalelab.laws.use.multiplier.design import next_pair
+from scalelab.sweep.ablate import tuning
+from scalelab.sweep.ablate.sides import changed_values
+from scalelab.sweep.ablate.study import Ablation, Rung, final_runs, make_run, name_run
+from scalelab.sweep.ablate.throughput import measure_throughput
+from scalelab.sweep.ablate.tuning import TunedSide
+
+Train = Callable[[Mapping[str, ConfigDict]], bool]  # trains all these runs; False if a signal stopped it
+STUDY_FILE = "ablation.json"
+CURVE_POINTS = 9  # of the trend's band, for the figure
+
+
+def open_study(study: Ablation, folder: pathlib.Path) -> None:
+    """Write what the study compares, or check it against what is written: BadInput if they differ.
+
+    Another number of seeds is no difference: more of them are added to those that are there.
+    """
+    content = describe_study(study)
+    path = folder / STUDY_FILE
+    if not path.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise BadInput(f"{str(folder)!r} is not empty and holds no ablation: name another --workdir")
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        before = records.read_json(path)
+        for key, value in content.items():
+            if key != "seeds" and before.get(key) != value:
+                raise BadInput(
+                    f"{str(folder)!r} holds an ablation with {key}={before.get(key)!r}, not {value!r}: name another "
+                    "--workdir, or say the same"
+                )
+    records.write_json(path, content)
+
+
+def describe_study(study: Ablation) -> dict[str, Any]:
+    """What defines a study, as plain JSON: its rungs, its rule, what is tuned, and what each variant changes."""
+    return {
+        "baseline": study.baseline.name,
+        "variants": {
+            side.name: {key: list(pair) for key, pair in changed_values(study.baseline, side).items()}
+            for side in study.sides[1:]
+        },
+        "rungs": [{"C": rung.flops, "d_model": rung.d_model} for rung in study.rungs],
+        "rule": study.rule,
+        "tuned": list(study.tuned),
+        "seeds": study.seeds,
+    }
+
+
+def conduct_study(
+    study: Ablation, folder: pathlib.Path, train: Train, note: Callable[[str], None],
+    fix: Mapping[str, float] | None = None,
+) -> bool:  # fmt: skip
+    """Train (or resume) all of it; False if a signal stopped it. `note` is given a line for each step of the study."""
+    trained: dict[str, ConfigDict] = {}
+
+    def run(more: Mapping[str, ConfigDict]) -> bool:
+        trained.update(more)
+        return train(dict(trained))
+
+    settings = _tune(study, folder, run, note)
+    if settings is None:
+        return False
+    *lower, last = study.rungs
+    if not run(final_runs(study, lower, settings)):
+        return False
+    prediction = predict_once(study, folder, read_rows(study, folder, lower), fix)
+    for name, each in prediction["variants"].items():
+        note(f"predicted at {last.flops:.3g} FLOPs, {name}: {describe_prediction(each)}")
+    return run(final_runs(study, [last], settings))
+
+
+def _tune(
+    study: Ablation, folder: pathlib.Path, run: Train, note: Callable[[str], None]
+) -> dict[str, dict[float, dict[str, float]]] | None:
+    """The settings {side: {flops: {key: value}}} of all runs, from tuned.json or the trials; None if stopped."""
+    if not study.tuned:
+        return {}
+    path = folder / "tuned.json"
+    if path.exists():
+        known = dict(_known_trials(study, records.read_json(path)))
+        if not run(known):
+            return None
+    else:
+
+        def losses_of(trials: Mapping[str, ConfigDict]) -> dict[str, float] | None:
+            return {name: read_loss(folder, name) for name in trials} if run(trials) else None
+
+        losses = tuning.tune_sides(study, losses_of)
+        if losses is None:
+            return None
+        sides = [tuning.carry_up(study, side, losses) for side in study.sides]
+        records.write_json(path, {"sides": [tuned_json(study, each) for each in sides], "tuned_at": time.time()})
+    content = records.read_json(path)
+    for side in content["sides"]:
+        note(
+            f"{side['name']}, {side['trials']} trials ({side['diverged']} diverged): {'; '.join(side['how'].values())}"
+        )
+        for problem in side["problems"]:
+            note(f"WARNING: {problem}")
+    return {
+        side["name"]: {each["C"]: {key: ends[0] for key, ends in each["values"].items()} for each in side["settings"]}
+        for side in content["sides"]
+    }
+
+
+def _known_trials(study: Ablation, tuned: Mapping[str, Any]) -> list[tuple[str, ConfigDict]]:
+    """The tuning trials that tuned.json lists, which have ended: they stay in the sweep's table."""
+    sides, rungs = {side.name: side for side in study.sides}, {rung.flops: rung for rung in study.rungs}
+    rows = [
+        (sides[side["name"]], rungs[row["C"]], tuple(row["point"])) for side in tuned["sides"] for row in side["rows"]
+    ]
+    return [
+        (tuning.name_trial(side, rung, study.tuned, point), tuning.tuning_run(study, side, rung, point))
+        for side, rung, point in rows
+    ]
+
+
+def tuned_json(study: Ablation, side: TunedSide) -> dict[str, Any]:
+    """What tuning found for a side, as plain JSON."""
+    return {
+        "name": side.name,
+        "trials": len(side.rows),
+        "diverged": sum(not math.isfinite(row["loss"]) for row in side.rows),
+        "how": side.how,
+        "problems": side.problems,
+        "settings": [
+            {"C": flops, "values": {key: list(ends) for key, ends in values.items()}}
+            for flops, values in side.settings.items()
+        ],
+        "optima": [_optimum_json(side, i, study.tuned) for i in range(len(side.best.groups))] if side.best else [],
+        "rows": [
+            {"C": row["C"], "loss": row["loss"] if math.isfinite(row["loss"]) else None, "point": list(row["point"])}
+            | {key: row[key] for key in study.tuned}
+            for row in side.rows
+        ],
+    }
+
+
+def _optimum_json(side: TunedSide, i: int, keys: Sequence[str]) -> dict[str, Any]:
+    assert side.best
+    group = side.best.groups[i]
+    intervals = {key: side.best.interval(group, key) for key in keys}
+    return {
+        "C": group.values["C"],
+        "status": group.optimum.status,
+        "why": group.optimum.why,
+        "best": {key: math.exp(tuning.group_optimum(group, k)) for k, key in enumerate(keys)},
+        "interval90": {key: None if ends is None else list(ends) for key, ends in intervals.items()},
+        "cost_of_twice": {key: side.best.cost_of_factor(group, key) for key in keys},
+    }
+
+
+def read_loss(folder: pathlib.Path, name: str) -> float:
+    """The final validation loss of a run that has ended; inf if it diverged."""
+    record = records.read_record(folder / "runs" / name)
+    loss = record.get("val_loss") if record.get("status") == "done" else None
+    return math.inf if loss is None else float(loss)
+
+
+def read_rows(study: Ablation, folder: pathlib.Path, rungs: Sequence[Rung]) -> list[dict[str, Any]]:
+    """The runs that have ended, one row each: side, C (the rung's budget), seed, loss, N, tokens, flops (exact)."""
+    rows = []
+    for side in study.sides:
+        for rung in rungs:
+            for seed in range(1, study.seeds + 1):
+                place = folder / "runs" / name_run(side, rung, seed)
+                record = records.read_record(place)
+                if record.get("status") in ("done", "diverged"):
+                    facts = {
+                        "N": record["params"]["total"],
+                        "tokens": record["tokens"],
+                        "flops": record["flops"]["exact"],
+                    }
+                    loss = read_loss(folder, place.name)
+                    rows.append({"side": side.name, "C": rung.flops, "seed": seed, "loss": loss} | facts)
+    return rows
+
+
+def predict_once(
+    study: Ablation, folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], fix: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """The multiplier of every variant at the largest rung from the others, written before that rung starts."""
+    path = folder / "prediction.json"
+    if not path.exists():
+        last = study.rungs[-1].flops
+        begun = [side.name for side in study.sides if (folder / "runs" / name_run(side, study.rungs[-1], 1)).exists()]
+        if begun:
+            raise BadInput(f"{path} is gone and runs of the largest rung are there: a prediction would come too late")
+        predictions = {side.name: _predict(study, side.name, rows, last, fix) for side in study.sides[1:]}
+        records.write_json(
+            path, {"C": last, "seeds": study.seeds, "variants": predictions, "predicted_at": time.time()}
+        )
+    return records.read_json(path)
+
+
+def _predict(
+    study: Ablation, name: str, rows: Sequence[Mapping[str, Any]], flops: float, fix: Mapping[str, float] | None
+) -> dict[str, Any]:
+    pair = [row for row in rows if row["side"] in (study.baseline.name, name)]
+    try:
+        result = multiplier(pair, baseline=study.baseline.name, target_flops=flops, fix=fix)[name]
+    except (BadInput, FitError) as why:
+        return {"m": None, "interval90": None, "criterion": None, "why": str(why)}
+    target = result.to_json()["target"]
+    return {"m": target["m"], "interval90": target["interval90"], "criterion": result.criterion, "why": ""}
+
+
+def describe_prediction(each: Mapping[str, Any]) -> str:
+    """A variant's prediction in a few words."""
+    if each["m"] is None:
+        return f"none: {each['why']}"
+    if each["interval90"] is None:
+        return f"{each['m']:.3f} times the compute, no interval: one seed"
+    low, high = each["interval90"]
+    return f"{each['m']:.3f} times the compute, 90 % in {low:.3f} to {high:.3f}"
+
+
+def throughput_once(study: Ablation, folder: pathlib.Path) -> dict[str, dict[str, list[float]]]:
+    """{budget: {side: tokens/s of each turn}} of every rung, measured in this process once the runs have ended."""
+    path = folder / "throughput.json"
+    if not path.exists():
+        runs = {rung: {side.name: make_run(study, side, rung, 0) for side in study.sides} for rung in study.rungs}
+        records.write_json(path, {f"{rung.flops:g}": measure_throughput(each) for rung, each in runs.items()})
+    return records.read_json(path)
+
+
+def score_study(
+    study: Ablation, folder: pathlib.Path, target_flops: float, fix: Mapping[str, float] | None, with_next: bool = False
+) -> dict[str, Any]:
+    """The content of summary.json from the runs of all rungs: each variant's multiplier, verdict and score."""
+    rows = read_rows(study, folder, study.rungs)
+    speeds = throughput_once(study, folder)
+    rows = [row | {"tokens_per_s": _speed_of(study, row, speeds)} for row in rows]
+    tuned = records.read_json(folder / "tuned.json")["sides"] if study.tuned else []
+    prediction = records.read_json(folder / "prediction.json")
+    problems = {side["name"]: side["problems"] for side in tuned}
+    variants = []
+    for side in study.sides[1:]:
+        pair = [row for row in rows if row["side"] in (study.baseline.name, side.name)]
+        estimate = multiplier(
+            pair, baseline=study.baseline.name, target_flops=target_flops, fix=fix, curve_points=CURVE_POINTS
+        )[side.name]
+        result = estimate.to_json() | ({"next": next_pair(estimate)} if with_next else {})
+        mistuned = [*problems.get(study.baseline.name, []), *problems.get(side.name, [])]
+        variants.append(
+            {"variant": side.name}
+            | result
+            | judge_tuning(study, result["verdict"], mistuned)
+            | {"scored": score_prediction(prediction["variants"][side.name], result["rungs"][-1])}
+        )
+    return {
+        "study": describe_study(study),
+        "variants": variants,
+        "prediction": prediction,
+        "tuning": tuned,
+        "rows": [row | {"loss": row["loss"] if math.isfinite(row["loss"]) else None} for row in rows],
+        "target_flops": target_flops,
+    }
+
+
+def _speed_of(study: Ablation, row: Mapping[str, Any], speeds: Mapping[str, Mapping[str, Sequence[float]]]) -> float:
+    """Each seed's rows get turns of their own, the same for all sides, so that the error of a ratio is seen."""
+    turns = speeds[f"{row['C']:g}"][row["side"]]
+    return statistics.median(turns[(row["seed"] - 1) % len(turns) :: min(study.seeds, len(turns))])
+
+
+def judge_tuning(study: Ablation, verdict: str, mistuned: Sequence[str]) -> dict[str, Any]:
+    """The verdict with what tuning does to it: equal tuning or no verdict."""
+    if mistuned:
+        return {"verdict": f"undecided: not tuned well enough: {'; '.join(mistuned)}", "before_tuning": verdict}
+    if not study.tuned:
+        return {"verdict": f"{verdict} (untuned: each side ran at its own config's values)"}
+    return {}
+
+
+def score_prediction(predicted: Mapping[str, Any], rung: Mapping[str, Any]) -> dict[str, Any]:
+    """The multiplier measured at the largest rung beside the one that was written before it ran.
+
+    `agrees`: whether their difference in logs is within both errors; None where one of them has no interval.
+    """
+    measured, ends = rung["m"]["flops"], rung["interval90"]
+    ends = ends["flops"] if isinstance(ends, Mapping) else ends
+    score: dict[str, Any] = {"predicted": predicted["m"], "predicted90": predicted["interval90"]}
+    score |= {"measured": measured, "measured90": ends, "agrees": None}
+    if None not in (predicted["m"], predicted["interval90"], measured, ends) and min(predicted["m"], measured) > 0:
+        halves = [math.log(high / low) / 2 for low, high in (predicted["interval90"], ends)]
+        score["agrees"] = abs(math.log(measured / predicted["m"])) <= math.hypot(*halves)
+    return score

@@ -1,0 +1,132 @@
+"""Tuning of both sides: equal trials, edges widened, optima carried up; against surfaces whose optimum is known."""
+
+import math
+
+import pytest
+
+from scalelab.errors import BadInput
+from scalelab.sweep.ablate import study as studies
+from scalelab.sweep.ablate import tuning
+from scalelab.sweep.ablate.sides import load_sides
+
+KEYS = ("optim.peak_lr",)
+BUDGETS = (1e9, 2e9, 4e9, 8e9)
+
+
+@pytest.fixture(scope="module")
+def sides():
+    module = "scalelab.experiments.ablation_variants"
+    return load_sides(f"{module}:plain", [f"{module}:muon"], {})[0]
+
+
+@pytest.fixture(scope="module")
+def study(sides):
+    return studies.make_study(sides, BUDGETS, [16, 16, 16, 16], 2, "own", KEYS)
+
+
+def surface(best_at, power=0.0, diverges_above=math.inf):
+    """Loss of a run: a parabola in log LR around best_at (C / 1e9)^power."""
+
+    def loss(config, flops):
+        lr = config.optim.peak_lr
+        if lr > diverges_above:
+            return math.inf
+        return 2.0 + 0.05 * math.log(lr / (best_at * (flops / 1e9) ** power)) ** 2
+
+    return loss
+
+
+def tune(study, surfaces):
+    """(losses of all trials, how many each call trained)."""
+    seen = set()
+
+    def train(trials):
+        out = {}
+        for name, config in trials.items():
+            _, side, budget, *_ = name.split("-")
+            out[name] = surfaces[side](config, float(name.split(f"{side}-")[1].split("-peak_lr")[0]))
+            assert (name not in seen) or budget
+            seen.add(name)
+        return out
+
+    return tuning.tune_sides(study, train)
+
+
+def test_both_sides_get_as_many_trials_and_find_their_optimum(study):
+    losses = tune(study, {"plain": surface(4e-3), "muon": surface(0.15)})  # muon's lies two octaves beyond its grid
+    numbers = {cell: len(tried) for cell, tried in losses.items()}
+    assert {numbers["plain", c] for c in BUDGETS[:3]} == {numbers["muon", c] for c in BUDGETS[:3]}
+    assert numbers["muon", 1e9] > 5 and not any(c == BUDGETS[3] for _, c in losses)  # never at the largest rung
+    for side, best in zip(study.sides, (4e-3, 0.15), strict=True):
+        tuned = tuning.carry_up(study, side, losses)
+        assert tuned.problems == []
+        for flops in BUDGETS:
+            assert tuned.settings[flops]["optim.peak_lr"][0] == pytest.approx(best, rel=0.05)
+
+
+def test_an_optimum_that_moves_is_carried_to_the_largest_rung_by_its_law(study):
+    losses = tune(study, {"plain": surface(4e-3, -0.2), "muon": surface(0.02, -0.2)})
+    tuned = tuning.carry_up(study, study.sides[0], losses)
+    value, low, high = tuned.settings[8e9]["optim.peak_lr"]
+    assert value == pytest.approx(4e-3 * 8**-0.2, rel=0.05) and low <= value <= high
+    assert "~ C^-0." in tuned.how["optim.peak_lr"]
+
+
+def test_what_diverged_is_lost_and_an_optimum_at_the_end_is_a_problem(study):
+    losses = tune(study, {"plain": surface(4e-3, diverges_above=7e-3), "muon": lambda config, _: config.optim.peak_lr})
+    plain = tuning.carry_up(study, study.sides[0], losses)
+    assert sum(math.isinf(row["loss"]) for row in plain.rows) >= 3
+    muon = tuning.carry_up(study, study.sides[1], losses)
+    assert len(muon.problems) == 3 and "is at an end of what was tried" in muon.problems[0]
+    assert len(losses["muon", 1e9]) == 5 + tuning.MOST_WIDENINGS + 0
+    assert len(losses["plain", 1e9]) == len(losses["muon", 1e9])
+
+
+def test_where_all_diverge_smaller_values_are_tried():
+    losses = {(1.0,): math.inf, (2.0,): math.inf}
+    assert tuning.point_beyond(KEYS, losses) == (0.5,)
+
+
+def test_the_lr_of_the_rest_moves_along(study):
+    run = tuning.tuning_run(study, study.sides[1], study.rungs[0], (4.0,))
+    assert (run.optim.peak_lr, run.optim.rest_lr) == pytest.approx((0.08, 0.012))
+
+
+def test_seeds_of_the_verdict_are_not_the_one_that_tuning_used(study):
+    finals = studies.final_runs(study, study.rungs, {})
+    trial = tuning.tuning_run(study, study.sides[0], study.rungs[0], (1.0,))
+    assert trial.train.seed not in {run.train.seed for run in finals.values()}
+    assert {run.log.role for name, run in finals.items() if "8e+09" in name} == {"holdout"}
+    pairs = {name.split("-", 1)[1]: run.train.seed for name, run in finals.items() if name.startswith("plain")}
+    assert all(pairs[name.split("-", 1)[1]] == run.train.seed for name, run in finals.items())
+
+
+def test_widths_follow_from_tokens_a_parameter(sides):
+    chosen = studies.make_study(sides, (1e11, 3e11, 1e12), [], 2, "own", KEYS)
+    from scalelab.experiments.ladder_runs import size_and_tokens
+
+    for rung in chosen.rungs:
+        N, D = size_and_tokens(studies.make_run(chosen, sides[0], rung, 0))
+        assert 10 < D / N < 40
+    assert [rung.d_model for rung in chosen.rungs] == sorted(rung.d_model for rung in chosen.rungs)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"budgets": (1e9, 4e9, 2e9)}, "2e.09 comes after 4e.09; nearest: --budgets=1e.09,2e.09,4e.09"),
+        ({"budgets": (1e9, 2e9)}, "a ladder needs 3 rungs"),
+        ({"sizes": [16, 16]}, "names 2 widths for 4 budgets"),
+        ({"seeds": 0}, "--seeds=0: at least 1"),
+        ({"tuned": ("optim.weight_decay",)}, "the learning rate is always tuned"),
+        ({"tuned": ("optim.peak_lr", "optim.weight")}, "no config key 'optim.weight'"),
+        ({"tuned": ("optim.peak_lr", "model.d_model")}, "can't be tuned by factors"),
+        ({"rule": "small-bytes"}, "was measured with optim.name=adamw"),
+        ({"rule": "small"}, "no ladder rule 'small'"),
+        ({"budgets": (1e6, 2e9, 4e9, 8e9)}, "plain at 1e.06 FLOPs: .* are only 0 steps"),
+    ],
+)
+def test_mistakes(sides, changes, message):
+    usual = {"budgets": BUDGETS, "sizes": [16] * 4, "seeds": 2, "rule": "own", "tuned": KEYS}
+    with pytest.raises(BadInput, match=message):
+        studies.make_study(sides, *(usual | changes).values())
