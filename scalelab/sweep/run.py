@@ -96,19 +96,34 @@ def tracker_warnings(folder: pathlib.Path, trials: Iterable[str], since: float) 
 def keep_begun_packs(folder: pathlib.Path, grouped: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """{pack: [names]}, where trials that are new beside a pack with checkpoints form a further one (KEY-2, …).
 
-    A pack's checkpoints hold all its trials, so none can join it later: a sweep may grow by seeds or values.
+    A pack's checkpoints hold all its trials, so none can join it later: a sweep may grow by seeds or values. A trial's
+    own record says where it was saved; sweep.json lists only the trials of the last call.
     """
     path = folder / "sweep.json"
-    before = records.read_json(path).get("packs", {}) if path.exists() else {}
+    listed = records.read_json(path).get("packs", {}) if path.exists() else {}
+    before = {name: pack for pack, names in listed.items() for name in names}
     packs: dict[str, list[str]] = {}
     for key, names in grouped.items():
-        same = [pack for pack in before if pack == key or pack.startswith(f"{key}-")]
-        begun = [pack for pack in same if (folder / "packs" / pack / "checkpoints").exists()]
-        old = {pack: [name for name in names if name in before[pack]] for pack in begun}
-        packs |= {pack: kept for pack, kept in old.items() if kept}
-        if new := [name for name in names if not any(name in kept for kept in old.values())]:
+        places = {name: _pack_in_record(folder / "runs" / name) or before.get(name) for name in names}
+        new = []
+        for name, pack in places.items():
+            same = pack is not None and (pack == key or pack.startswith(f"{key}-"))
+            if same and (folder / "packs" / str(pack) / "checkpoints").exists():
+                packs.setdefault(str(pack), []).append(name)
+            else:
+                new.append(name)
+        if new:
             packs[_free_pack(folder, key)] = new
     return packs
+
+
+def _pack_in_record(place: pathlib.Path) -> str | None:
+    """The pack with which a run was saved, as its record says; None if there is no readable record."""
+    try:
+        pack = records.read_record(place).get("pack")
+    except BadInput:
+        return None
+    return pathlib.Path(pack["checkpoints"]).parent.name if pack else None
 
 
 def _free_pack(folder: pathlib.Path, key: str) -> str:

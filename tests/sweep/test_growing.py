@@ -41,6 +41,18 @@ def test_a_finished_sweep_grows_by_seeds(base, tmp_path):
     assert json.loads((grown / "sweep.json").read_text())["packs"] == packs
 
 
+def test_a_sweep_that_was_called_with_fewer_trials_in_between_still_knows_its_packs(base, tmp_path):
+    run_sweep(tmp_path, trials(base, range(2)))
+    run_sweep(
+        tmp_path, trials(base, range(2)) | {"other": config_lib.override(trials(base, [0])["s0"], {"model.d_model": 8})}
+    )
+    run_sweep(tmp_path, {"other": config_lib.override(trials(base, [0])["s0"], {"model.d_model": 8})})
+    verdicts = run_sweep(tmp_path, trials(base, range(3)))  # s0 and s1 are in no list now, and have their pack
+    assert set(verdicts.values()) == {"done"}
+    packs = json.loads((tmp_path / "sweep.json").read_text())["packs"]
+    assert sorted(packs.values()) == [["s0", "s1"], ["s2"]]
+
+
 def test_a_pack_without_checkpoints_is_formed_anew(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"packs": {"k": ["a"]}}))
     assert keep_begun_packs(tmp_path, {"k": ["a", "b"]}) == {"k": ["a", "b"]}
