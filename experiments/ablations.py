@@ -21,6 +21,8 @@ from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.sweep.ablate import power, sides, study
 
 MODULE = "scalelab.experiments.ablation_variants"
 VARIANTS = {
@@ -45,6 +47,22 @@ def ablate_arguments(workdir: pathlib.Path, quick: bool) -> list[str]:
     sides = [f"--baseline={MODULE}:plain", *(f"--variant={MODULE}:{name}" for name in names)]
     budgets, seeds = (QUICK_BUDGETS, QUICK_SEEDS) if quick else (BUDGETS, SEEDS)
     return ["ablate", *sides, f"--budgets={budgets}", f"--seeds={seeds}", f"--workdir={workdir}"]
+
+
+def plan(arguments: Sequence[str]) -> PlannedStudy:
+    """The runs of this study, before any of them runs (for `scalelab plan --sweep`), and what they would show.
+
+    The noise is that of the committed result.
+    """
+    options = _parse(arguments)
+    names = QUICK_VARIANTS if options.quick else tuple(VARIANTS)
+    loaded, _ = sides.load_sides(f"{MODULE}:plain", [f"{MODULE}:{name}" for name in names], {})
+    budgets, seeds = (QUICK_BUDGETS, QUICK_SEEDS) if options.quick else (BUDGETS, SEEDS)
+    made = study.make_study(loaded, [float(c) for c in budgets.split(",")], (), seeds, "own", (study.LR_KEY,))
+    target = made.rungs[-1].flops
+    noise = records.read_json(RESULTS / "ablations.json")["variants"][0]["noise"]["baseline"]
+    shows = power.describe_power(made, noise, 0.0, "experiments/results/ablations.json", target)[1]
+    return PlannedStudy(power.all_runs(made), target, shows=shows)
 
 
 def make_page(result: Mapping[str, Any]) -> str:
@@ -119,11 +137,15 @@ def main(argv: Sequence[str]) -> int:
     return guarded("ablations", _main, argv)
 
 
-def _main(argv: Sequence[str]) -> int:
+def _parse(argv: Sequence[str]) -> Any:
     parser = command_line("ablations", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="default: runs/ablations, or -quick")
     parser.add_argument("--quick", action="store_true", help="two changes in at most five minutes, nothing committed")
-    options = parser.parse_args(list(argv))
+    return parser.parse_args(list(argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    options = _parse(argv)
     workdir = options.workdir or pathlib.Path("runs/ablations-quick" if options.quick else "runs/ablations")
     if code := scalelab_command.main(ablate_arguments(workdir, options.quick)):
         return code

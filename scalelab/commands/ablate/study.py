@@ -6,11 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from scalelab import records
-from scalelab.cli.parser import print_status, print_table
-from scalelab.cli.progress import PoolProgress
+from scalelab.cli.parser import print_status
 from scalelab.commands.ablate import text
 from scalelab.commands.ablate.options import parse_fixed
 from scalelab.errors import BadInput
@@ -62,46 +59,22 @@ def _plan(plan: Any, options: Any, target: float) -> tuple[int, list[str], dict[
     from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, plan_study
     from scalelab.sweep.ablate import power
 
-    runs = power.all_runs(plan)
-    planned = plan_study(PlannedStudy(runs, target), "this ablation", load_machine("cpu"))
     noise, correlation, source = power.known_noise(plan, options.workdir, options.noise, options.correlation, NOISE)
-    smallest = power.smallest_shown(plan, noise, correlation, target)
-    lines = budget_text.describe_sweep(dataclasses.replace(planned, forecast=None, notes=()))
-    lines.append(f"noise of a run's loss {noise:.2%}, correlation of pairs {correlation:.2f}: {source}")
-    lines.append(power.describe_smallest(plan, smallest, target))
+    smallest, shows = power.describe_power(plan, noise, correlation, source, target)
+    planned = plan_study(PlannedStudy(power.all_runs(plan), target, shows=shows), "this ablation", load_machine("cpu"))
     content = dataclasses.asdict(planned) | {"noise": noise, "correlation": correlation, "smallest_effect": smallest}
-    return 0, lines, content
+    return 0, budget_text.describe_sweep(planned), content
 
 
 def _conduct(plan: Any, options: Any, target: float) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab.hardware import device_memory
+    from scalelab.cli.study_runs import train_in_pool
     from scalelab.report.pages import write_report
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep import status
     from scalelab.sweep.ablate import conduct
-    from scalelab.sweep.executors.pool import WorkerPool, worker_count
-    from scalelab.sweep.run import run_sweep
-    from scalelab.train.run.single import load_run_dataset
-    from scalelab.train.step.program import cache_compilations
 
     folder, fixed = options.workdir, parse_fixed(options.fix)
-    device_memory.reserve_gpu_memory()
     conduct.open_study(plan, folder)
-    cache_compilations()
     first = next(iter(conduct.final_runs(plan, plan.rungs[:1], {}).values()))
-    load_run_dataset(first)
-    workers = worker_count(first.sweep.workers)
-    with stop_on_signals() as stop, WorkerPool(folder, workers, (), options.take_over) as pool:
-
-        def train(trials: Mapping[str, ConfigDict]) -> bool:
-            with PoolProgress(folder, {name: trial.train.steps for name, trial in trials.items()}) as board:
-                verdicts = run_sweep(
-                    folder, trials, watch=board.update, stop=stop, take_over=options.take_over, workers=pool
-                )
-            if not stop():
-                status.refuse_crashed(folder, verdicts)
-            return not stop()
-
+    with train_in_pool(folder, first, options.take_over) as train:
         if not conduct.conduct_study(plan, folder, train, print_status, fixed):
             return 75, [f"stopped; the same command goes on where it was ({folder})"], {"stopped": True}
     summary: dict[str, Any] = {"command": shlex.join(["scalelab", "ablate", *sys.argv[2:]])}
@@ -113,9 +86,7 @@ def _conduct(plan: Any, options: Any, target: float) -> tuple[int, list[str], di
 
 
 def _status(folder: pathlib.Path) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab.sweep import status
+    from scalelab.cli.study_runs import describe_trials
 
-    rows = status.read_trial_rows(folder)
-    columns = ("name", "status", "step", "steps", "val_loss")
-    print_table(columns, [["-" if row.get(key) is None else str(row[key]) for key in columns] for row in rows])
-    return 0, [status.describe_verdicts([row["status"] for row in rows])], {"trials": rows}
+    lines, rows = describe_trials(folder)
+    return 0, lines, {"trials": rows}

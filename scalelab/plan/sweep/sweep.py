@@ -35,13 +35,15 @@ AHEAD = 10.0  # default budget of the expected intervals, over the largest run's
 class PlannedStudy:
     """The runs of a study, `{name: resolved config}` with `log.role` set in each, and the budget that it aims at.
 
-    `expects`, `noise`: the expected law and relative noise, from an earlier study of its kind.
+    `expects`, `noise`: the expected law and relative noise, from an earlier study of its kind. `shows`: what a study
+    that fits no law is expected to show, in place of a law's intervals.
     """
 
     runs: dict[str, ConfigDict]
     target_flops: float | None = None
     expects: LawBook | None = None
     noise: float | None = None
+    shows: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +143,7 @@ def plan_study(
         runs.append(_plan_run(name, pack_of[name], config, static, sizes, machine, estimates[static], price_per_hour))
     memories = [memory for memory, _ in estimates.values()]
     costs = [run.cost for run in runs if run.cost is not None]
-    expected, notes = _forecast_study(study, columns, law, noise)
+    expected, notes = (None, study.shows) if study.shows else _forecast_study(study, columns, law, noise)
     return SweepPlan(
         source=source,
         machine=machine.chip.name,

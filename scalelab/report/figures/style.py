@@ -194,7 +194,9 @@ def colour_handles(colours: dict[Any, str]) -> list[Any]:
 
 
 def add_axes_legend(fig: Figure, ax: Axes, **style: Any) -> None:
-    """A legend inside the axes; in a narrow figure below them."""
+    """A legend inside the axes, in a narrow figure below them; none where nothing has a label."""
+    if not (style.get("handles") or ax.get_legend_handles_labels()[0]):
+        return
     if is_narrow():
         _add_legend_below(fig, style.get("handles") or ax.get_legend_handles_labels()[0], style.get("title") or "")
     else:

@@ -53,7 +53,9 @@ def _variant(page: ReportPage, summary: Mapping[str, Any], baseline: str, result
     """The sections of one variant."""
     name = result["variant"]
     untuned = not summary["study"]["tuned"]
-    card = [html.render_paragraph(result["verdict"], "bad" if untuned or "before_tuning" in result else "good")]
+    doubtful = untuned or "before_tuning" in result
+    css = "bad" if doubtful else "good" if result["verdict"].startswith("adopt") else ""
+    card = [html.render_paragraph(result["verdict"], css)]
     card.append(html.render_paragraph(f"The criterion, written before the largest rung: {result['criterion']}", "soft"))
     card.append(html.render_paragraph(describe_score(summary["prediction"], result["scored"]), "soft"))
     rows = figures.loss_rows(summary["rows"], (baseline, name))

@@ -55,6 +55,15 @@ def smallest_shown(study: Ablation, noise: float, correlation: float, target: fl
     return smallest_effect([r.flops for r in study.rungs], study.seeds, noise, correlation, USUAL_LAW, target)
 
 
+def describe_power(
+    study: Ablation, noise: float, correlation: float, source: str, target: float
+) -> tuple[float | None, tuple[str, ...]]:
+    """(the smallest effect shown, lines that say it with the noise that it rests on)."""
+    smallest = smallest_shown(study, noise, correlation, target)
+    stated = f"noise of a run's loss {noise:.2%}, correlation of pairs {correlation:.2f}: {source}"
+    return smallest, (stated, describe_smallest(study, smallest, target))
+
+
 def describe_smallest(study: Ablation, smallest: float | None, target: float) -> str:
     """The smallest effect in a sentence."""
     if smallest is None:

@@ -180,6 +180,9 @@ def test_diverged_runs_are_counted():
     all_of_them = [row | {"loss": math.nan} if row["side"] == "new" and row["C"] == 6.4e12 else row for row in rows]
     assert judge(all_of_them).verdict == "reject: every run at 6.4e+12 FLOPs diverged"
     assert judge(all_of_them).rungs[-1].m["flops"] is None
+    nothing = judge([row | {"loss": math.nan} if row["side"] == "new" else row for row in study(1.5)])
+    assert nothing.verdict.startswith("reject") and nothing.law["alpha"] == pytest.approx(ALPHA, rel=0.02)
+    assert nothing.target["m"] is None and {rung.m["flops"] for rung in nothing.rungs} == {None}
 
 
 def test_a_baseline_that_does_not_learn_gives_no_exchange_rate():
@@ -197,6 +200,8 @@ def test_a_baseline_that_does_not_learn_gives_no_exchange_rate():
         (lambda rows: [*rows, rows[1] | {"C": 9e13}], "new has a run at 9e.13 FLOPs and old none near it"),
         (lambda rows: [rows[0] | {"C": 0.0}, *rows[1:]], "row 1: C=0.0"),
         (lambda rows: [rows[0] | {"loss": -1.0}, *rows[1:]], "row 1: loss=-1.0 is not above zero"),
+        (lambda rows: [row | {"loss": row["loss"] / (math.log(2) if row["side"] == "new" else 1)} for row in rows],
+         "those of new look like bits"),
         (lambda rows: [row for row in rows if row["C"] < 1e12], "at 2 rungs; E and alpha of its law need 3"),
     ],
 )  # fmt: skip

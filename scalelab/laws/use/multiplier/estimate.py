@@ -73,6 +73,8 @@ def _estimate(
     pair: Pair, target: float, fix: dict[str, float], level: float, seed: int, draws: int, points: int
 ) -> Multiplier:
     usable = [i for i, (b, v) in enumerate(zip(pair.baseline, pair.variant, strict=True)) if b.losses and v.losses]
+    if not usable:
+        return _without_rungs(pair, target, fix, level)
     whole, pair = pair, _only(pair, usable)
     noise = measure_noise(pair)
     known = noise.difference_df > 0
@@ -80,7 +82,7 @@ def _estimate(
     laws, logs = _log_multipliers(pair, *_measured(pair), fix)
     ones, others = draw_means(pair, noise, draws if known else 1, rng)
     drawn_laws, drawn = _log_multipliers(pair, ones, others, fix)
-    falls = float(np.mean((drawn_laws.A > 0) & (laws.A[0] > 0))) if pair.baseline else 0.0
+    falls = float(np.mean((drawn_laws.A > 0) & (laws.A[0] > 0)))
     rungs = _rungs(whole, usable, logs[0], drawn if known else None, noise, level, rng)
     curve = _curve(pair, logs[0], drawn if known else None, target, level, points)
     trend, at_target = _trend(pair, logs[0], drawn if known else None, target, level, rng)
@@ -88,11 +90,31 @@ def _estimate(
     return Multiplier(
         whole.name, rungs, trend, at_target, verdict, criterion,
         tuple(_notes(whole, usable, noise, at_target, fix)),
-        {"E": float(laws.E[0]), "A": float(laws.A[0]), "alpha": float(laws.alpha[0]), "unit": laws.unit},
-        {"baseline": noise.baseline, "variant": noise.variant, "difference": noise.difference,
-         "df": noise.difference_df, "correlation": noise.correlation, "saved": noise.saved},
+        _law_json(laws), _noise_json(noise),
         tuple(_pinned(pair, target, fix)) if "E" in fix else (), curve,
     )  # fmt: skip
+
+
+def _without_rungs(pair: Pair, target: float, fix: dict[str, float], level: float) -> Multiplier:
+    """The answer where no rung has finished runs on both sides: the baseline's law, and a verdict without a number."""
+    noise = Noise(0.0, 0.0, 0.0, 0, 0, 0, None, None, 0.0)
+    rng = np.random.default_rng(0)
+    base = _only(pair, [i for i, cell in enumerate(pair.baseline) if cell.losses])
+    laws = fit_laws(base.flops, _measured(base)[0], np.array([cell.runs for cell in base.baseline], float), fix)
+    trend, at_target = _trend(_only(pair, []), np.zeros(0), None, target, level, rng)
+    verdict, criterion = _judge(pair, at_target, noise, 0.0, target, level)
+    rungs, notes = _rungs(pair, [], np.zeros(0), None, noise, level, rng), _notes(pair, [], noise, at_target, fix)
+    return Multiplier(pair.name, rungs, trend, at_target, verdict, criterion, tuple(notes), _law_json(laws),
+                      _noise_json(noise), (), ())  # fmt: skip
+
+
+def _law_json(laws: Laws) -> dict[str, float]:
+    return {"E": float(laws.E[0]), "A": float(laws.A[0]), "alpha": float(laws.alpha[0]), "unit": laws.unit}
+
+
+def _noise_json(noise: Noise) -> dict[str, Any]:
+    return {"baseline": noise.baseline, "variant": noise.variant, "difference": noise.difference,
+            "df": noise.difference_df, "correlation": noise.correlation, "saved": noise.saved}  # fmt: skip
 
 
 def _only(pair: Pair, rungs: Sequence[int]) -> Pair:

@@ -10,6 +10,7 @@ import numpy as np
 from scalelab.errors import BadInput, nearest_hint
 
 NEAR = 0.02  # budgets that differ by less are one rung: whole steps round a budget
+UNIT_SLACK = 0.05  # a ratio of losses this near to 1 / ln 2 at every rung is one of units
 NEEDED = ("side", "C", "loss")
 
 
@@ -70,6 +71,8 @@ def read_pairs(rows: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Pa
         sides.setdefault(str(row["side"]), []).append(row)
     budgets = _rungs([float(row["C"]) for row in sides[baseline]])
     cells = {side: _cells(side, its, budgets, baseline) for side, its in sides.items()}
+    for name, its in cells.items():
+        _refuse_other_unit(name, its, baseline, cells[baseline])
     return {
         name: Pair(name, cells[baseline], its, _same_seeds(cells[baseline], its))
         for name, its in cells.items()
@@ -120,6 +123,17 @@ def _cells(side: str, rows: Sequence[Mapping[str, Any]], budgets: Sequence[float
                 f"{side} has no run at {budget:.4g} FLOPs, where {baseline} has: train that rung, or leave it out"
             )
     return tuple(_cell(side, budget, there) for budget, there in zip(budgets, places, strict=True))
+
+
+def _refuse_other_unit(side: str, cells: Sequence[Cell], baseline: str, others: Sequence[Cell]) -> None:
+    """BadInput where one side's losses are the other's times 1 / ln 2 at every rung: bits beside nats."""
+    ratios = [cell.mean / other.mean for cell, other in zip(cells, others, strict=True) if cell.runs and other.runs]
+    for factor, in_bits in ((1 / math.log(2), side), (math.log(2), baseline)):
+        if ratios and all(abs(ratio / factor - 1) < UNIT_SLACK for ratio in ratios):
+            raise BadInput(
+                f"the losses of {side} are {np.mean(ratios):.3g} times those of {baseline} at every rung: those of "
+                f"{in_bits} look like bits, the others like nats; multiply bits by ln 2 = 0.6931"
+            )
 
 
 def _cell(side: str, budget: float, rows: Sequence[Mapping[str, Any]]) -> Cell:
