@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-slow test-crash test-diagnose test-parallel gpu test-latest test-oracles test-wandb confirm coverage curves bench docs clean FORCE
+.PHONY: help setup demo quickstart check test test-slow test-crash test-diagnose test-parallel gpu test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -67,6 +67,9 @@ confirm: .venv/base  ## a quarter of an hour: the quickstart on fresh seeds and 
 coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth, in 200 simulated studies of each design; writes experiments/results/
 	.venv/bin/python -m experiments.coverage
 	.venv/bin/python -m experiments.multiplier
+
+tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes experiments/results/
+	.venv/bin/python -m experiments.tuning --workdir=runs/tuning
 
 curves: .venv/base  ## three minutes: laws of curves fitted on three schedules predict the whole curves of three others; writes experiments/results/
 	.venv/bin/python -m experiments.curves --workdir=runs/curves

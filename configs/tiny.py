@@ -18,3 +18,15 @@ def get_config() -> ConfigDict:
     config.train.steps = 300
     config.checkpoint.every_steps = 20
     return config
+
+
+def tune():
+    """What `scalelab tune` searches: AdamW's learning rate, decay and second beta."""
+    return {
+        "nuisance": {
+            "optim.peak_lr": (1e-3, 1e-1, "log"),
+            "optim.weight_decay": (0.01, 1.0, "log"),
+            "optim.beta2": (0.9, 0.999, "one_minus"),
+        },
+        "fixed": ["train.global_batch", "train.steps"],
+    }

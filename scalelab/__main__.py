@@ -43,6 +43,7 @@ COMMANDS = {
     "fit": "fit a scaling law to runs or to a table",
     "isoflop": "train small models, fit a law, predict a larger run, train it, score the prediction",
     "ablate": "decide whether a change holds at scale: both sides tuned alike, a verdict with an interval",
+    "tune": "find good values for a config: rounds of trials, fresh seeds, a config that trains the best",
     "study": "run any study of scalelab: optimizers, muP transfer, precision, coverage, …",
     "reproduce": "compute published scaling laws again from their authors' own tables",
     "report": "write one HTML page of a run, a sweep or a study",

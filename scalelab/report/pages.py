@@ -20,7 +20,7 @@ from scalelab.report.parts import (
     run_loss_figure,
     runs_table,
 )
-from scalelab.report.studies import ablation, isoflop, verdict
+from scalelab.report.studies import ablation, isoflop, tuning, verdict
 from scalelab.sweep.answer import rows as answer_rows
 from scalelab.sweep.answer import settings, wording
 from scalelab.sweep.answer.best_lr import BestLr
@@ -58,6 +58,8 @@ def write_report(
         page, path = report_run(ReportPage(folder, "run", place=place, paper=paper), samples)
     elif (folder / ablation.STUDY_FILE).exists():
         page, path = ablation.report_ablation(ReportPage(folder, "ablation", place=place, paper=paper))
+    elif (folder / tuning.STUDY_FILE).exists():
+        page, path = tuning.report_tuning(ReportPage(folder, "tuning", place=place, paper=paper))
     elif (folder / "summary.json").exists():
         page, path = isoflop.report_study(ReportPage(folder, "study", place=place, paper=paper))
         failures = verdict.describe_failures(records.read_json(folder / "summary.json"))

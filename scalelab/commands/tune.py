@@ -1,0 +1,112 @@
+"""scalelab tune --config=FILE --workdir=DIR [--trials=T] [--config.group.key=value …]
+
+Find good values for a config. The file's tune() says which keys are searched (nuisance), compared (scientific: each
+value gets a search of its own) and held (fixed):
+
+    def tune():
+        return {"nuisance": {"optim.peak_lr": (1e-3, 1e-1, "log"), "optim.beta2": (0.9, 0.999, "one_minus")}}
+
+First short runs without warm-up find the learning rate that diverges, and the warm-up that bears more. Then rounds of
+short runs at scrambled Halton points: a round's space is widened where the best lies within a tenth of an edge, and
+shrinks around it else. The best trials and the lowest point of a surface through all are trained in full, then the
+best of these at other learning rates, and clipped at the 90th percentile of its gradient norms. The best of all and the
+config as it is are trained on fresh seeds, in pairs: it is adopted if the gain's 90 % interval lies above zero.
+
+It writes best.py, a config that trains the best, summary.json and a page (report.html). Run it again to resume.
+
+Exit code: 0 done (whatever the verdict), 1 a run failed, 2 bad input, 75 stopped by a signal after saving.
+
+    scalelab tune --config=tiny --workdir=runs/tune --trials=48
+"""
+
+import shlex
+import sys
+from typing import Any
+
+from scalelab.cli.parser import (
+    Parser,
+    add_take_over_option,
+    add_trust_option,
+    config_path,
+    emit_json,
+    folder_path,
+    print_status,
+)
+from scalelab.config import split_overrides
+from scalelab.errors import BadInput
+
+
+def main(argv: list[str]) -> int:
+    """Tune, plan or show a tuning; exit codes in the module's docstring."""
+    overrides, rest = split_overrides(argv)
+    options = _parser().parse_args(rest)
+    code, lines, result = _show(options) if options.status else _tune(options, overrides)
+    if options.json != "-":
+        print("\n".join(lines))
+    emit_json(result, options.json)
+    return code
+
+
+def _parser() -> Parser:
+    parser = Parser("tune", __doc__)
+    add = parser.add_argument
+    add("--config", type=config_path, metavar="FILE", help="a config file with get_config() and tune()")
+    add("--workdir", type=folder_path, metavar="DIR", help="the tuning's folder; again to resume")
+    add("--trials", type=int, default=48, metavar="T", help="runs in all, probes and fresh seeds too (default: 48)")
+    add("--rounds", type=int, default=3, metavar="R", help="rounds of short runs (default: 3)")
+    add("--short", type=int, metavar="S", help="steps of a short run (default: a third of train.steps)")
+    add("--confirm", type=int, default=2, metavar="K", help="best short runs that are trained in full (default: 2)")
+    add("--seeds", type=int, default=3, metavar="K", help="fresh seeds before it is adopted (default: 3)")
+    add("--dry-run", action="store_true", help="print the plan and the first round; train nothing")
+    add("--status", action="store_true", help="print the table of runs and do nothing else")
+    add_trust_option(parser)
+    add_take_over_option(parser)
+    return parser
+
+
+def _show(options: Any) -> tuple[int, list[str], dict[str, Any]]:
+    from scalelab.cli.study_runs import describe_trials
+
+    if options.workdir is None:
+        raise BadInput("--status needs --workdir")
+    lines, rows = describe_trials(options.workdir)
+    return 0, lines, {"trials": rows}
+
+
+def _tune(options: Any, overrides: dict[str, str]) -> tuple[int, list[str], dict[str, Any]]:
+    from scalelab.sweep.tune import stages, wording
+
+    for name in ("config",) if options.dry_run else ("config", "workdir"):
+        if getattr(options, name) is None:
+            raise BadInput(f"--{name} is needed (see scalelab tune --help)")
+    for name in ("trials", "rounds", "confirm", "seeds"):
+        if getattr(options, name) < 1:
+            raise BadInput(f"--{name}={getattr(options, name)}: at least 1")
+    if options.short is not None and options.short < 1:
+        raise BadInput(f"--short={options.short}: at least 1 step")
+    tuning = stages.load_tuning(
+        options.config, overrides, options.trials, options.rounds, options.short, options.confirm, options.seeds
+    )
+    if options.dry_run:
+        return 0, wording.describe_plan(tuning), wording.plan_json(tuning)
+    for line in wording.describe_counts(tuning):
+        print_status(line)
+    return _train(tuning, options)
+
+
+def _train(tuning: Any, options: Any) -> tuple[int, list[str], dict[str, Any]]:
+    from scalelab import records
+    from scalelab.cli.study_runs import train_in_pool
+    from scalelab.report.pages import write_report
+    from scalelab.sweep.tune import conduct, stages, study, wording
+
+    folder = options.workdir
+    study.open_study(tuning, folder)
+    with train_in_pool(folder, stages.change_base(tuning, {}), options.take_over) as train:
+        summary = conduct.conduct_tuning(tuning, folder, train, print_status)
+    if summary is None:
+        return 75, [f"stopped; the same command goes on where it was ({folder})"], {"stopped": True}
+    summary = {"command": shlex.join(["scalelab", "tune", *sys.argv[2:]])} | summary
+    records.write_json(folder / "summary.json", summary)
+    page = write_report(folder)["path"]
+    return 0, [*wording.describe_result(summary), f"the page: {page}"], summary
