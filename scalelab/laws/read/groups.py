@@ -17,6 +17,7 @@ RUN_NAMES = (
     "id",
     "name",
 )  # columns that name a run, the first wins
+NAMES_OF_RUNS = ("run_name", "run", "run_id", "trial", "name")  # those of them that are no row's number
 SEED_NAMES = ("seed", "train.seed")
 LENGTHS = ("D", "C", "M", "step", "tokens")  # what grows while a run trains
 MOST_ROWS_ALONE = 0.5  # a column is a run's name by structure if at most this share of its rows stands alone
@@ -34,11 +35,14 @@ def find_groups(table: Mapping[str, Column], law: Law) -> Groups | None:
     """Find the rows that belong together; None if every row stands alone.
 
     Checkpoints: a column that repeats while D (or C, the step) varies and the law's other columns stay. It counts by
-    its name (`RUN_NAMES`), or if it holds text. Seeds: rows of equal columns but for one of `SEED_NAMES`.
+    its name (`RUN_NAMES`), or if it holds text and no column names each row a run of its own. Seeds: rows of equal
+    columns but for one of `SEED_NAMES`.
     """
     fixed = [table[name] for name in {*law.columns, "N"} - {*LENGTHS, law.target} if name in table]
     lengths = [table[name] for name in LENGTHS if name in table and name != law.target]
     texts = [name for name, values in table.items() if fixed and any(isinstance(value, str) for value in values)]
+    if any(len({str(value) for value in table[name]}) == len(table[name]) for name in NAMES_OF_RUNS if name in table):
+        texts = []  # such as a column of model sizes in words
     finest_first = sorted(texts, key=lambda name: -len(set(table[name])))
     for name in (*(name for name in RUN_NAMES if name in table), *finest_first):
         labels = [str(value) for value in table[name]]

@@ -24,6 +24,7 @@ def table(**others):
         ({"folder": [f"a{i // 4}" for i in range(12)]}, "folder"),  # text, by structure
         ({"family": ["x"] * 12, "folder": [f"a{i // 4}" for i in range(12)]}, "folder"),
         ({"run": np.arange(12)}, None),  # each row a run of its own
+        ({"name": [f"r{i}" for i in range(12)], "size": [f"a{i // 4}" for i in range(12)]}, None),  # named one by one
         ({"d_model": np.repeat([64, 128, 256], 4)}, None),  # a number that follows the size names no run
         ({"dataset": [["c4", "pile"][i % 2] for i in range(12)]}, None),  # several sizes in one: not a run
         ({"run": np.tile([1, 2, 3], 4)}, None),
