@@ -271,6 +271,7 @@ def score_study(
         "study": describe_study(study),
         "variants": variants,
         "prediction": prediction,
+        "predicted_at": prediction["predicted_at"],
         "tuning": tuned,
         "rows": [row | {"loss": row["loss"] if math.isfinite(row["loss"]) else None} for row in rows],
         "target_flops": target_flops,

@@ -17,6 +17,8 @@ from scalelab.sweep.ablate.study import LR_KEY, Ablation, Rung, make_run
 LR_STEP, OTHER_STEP = 2.0, 3.0  # between neighbouring values: octaves of LR; decay and the like matter less
 LR_REACH, OTHER_REACH = 2, 1  # steps to each side of the rule's own value
 MOST_WIDENINGS = 4
+SCATTER, EXPONENT_SD = 0.1, 0.25  # of optima about their line; of exponents of compute about 0 (see `carry_line`)
+MOST_LOST = 0.01  # share of the loss that a badly known value may cost
 
 Point = tuple[float, ...]  # a factor for each tuned key, on the rule's own value
 Losses = dict[Point, float]  # inf: the trial diverged
@@ -140,7 +142,7 @@ class TunedSide:
 
 
 def carry_up(study: Ablation, side: Side, losses: Mapping[Cell, Losses]) -> TunedSide:
-    """The tuned values of a side at every rung, from its trials: by a law of the budget, else the optima's mean."""
+    """The tuned values of a side at every rung, from its trials: by a line over the budget."""
     rows: list[dict[str, Any]] = [
         {"side": side.name, "C": rung.flops, "loss": loss, "point": point}
         | {key: config_lib.leaves(tuning_run(study, side, rung, point))[key] for key in study.tuned}
@@ -154,25 +156,64 @@ def carry_up(study: Ablation, side: Side, losses: Mapping[Cell, Losses]) -> Tune
         {key: [row[key] for row in ended] for key in (*study.tuned, "C", "loss")}, study.tuned, ["C"]
     )
     settings: dict[float, dict[str, tuple[float, float, float]]] = {rung.flops: {} for rung in study.rungs}
-    how = {}
+    how, problems = {}, _edges(study, side, losses)
     for k, key in enumerate(study.tuned):
-        chosen, how[key] = _law_or_mean(best, k, key)
+        chosen, how[key] = carry_line(best, k, key)
+        problems += doubtful_values(side.name, best, k, key, study.rungs, chosen)
         for rung in study.rungs:
             settings[rung.flops][key] = chosen(rung.flops)
-    return TunedSide(side.name, best, settings, how, rows, _edges(study, side, losses))
+    return TunedSide(side.name, best, settings, how, rows, problems)
 
 
-def _law_or_mean(best: BestSettings, k: int, key: str) -> tuple[Callable[[float], tuple[float, float, float]], str]:
-    """({flops: (value, low, high)} as a function, how it was found)."""
-    if (law := best.laws.get(key)) is not None:
-        spread = "".join(
-            f", {law.level:.0%} of the exponent {low:.2g} to {high:.2g}" for low, high in [law.interval("C")]
-        )
-        return (lambda flops: law.predict({"C": flops}, new=False)), f"{key} ~ C^{law.exponents['C']:.3g}{spread}"
-    logs = np.array([group_optimum(group, k) for group in best.groups])
-    middle, half = float(logs.mean()), float(np.ptp(logs)) / 2
-    ends = math.exp(middle), math.exp(middle - half), math.exp(middle + half)
-    return (lambda flops: ends), f"{key}: the mean of {len(logs)} rungs' best, no law ({best.refused.get(key, '')})"
+def carry_line(best: BestSettings, k: int, key: str) -> tuple[Callable[[float], tuple[float, float, float]], str]:
+    """({flops: (value, low, high)} as a function, how it was found) of the k-th key: a line through the rungs' optima.
+
+    log value = a + b log C, each optimum with its own error and a scatter of 10 %, and b drawn towards 0 (sd 0.25): two
+    or three optima alone tell no exponent, and a mean ignores what they do tell. A rung without an optimum is left out;
+    if there is none at all, it is the mean of the best trials, and the interval is all that was tried.
+    """
+    used = [g for g in best.groups if g.optimum.status == "used" and g.optimum.standard_errors is not None]
+    if not used:
+        logs = np.array([group_optimum(group, k) for group in best.groups])
+        tried = np.array([group.optimum.tried[k] for group in best.groups])
+        ends = math.exp(logs.mean()), math.exp(tried[:, 0].min()), math.exp(tried[:, 1].max())
+        return (lambda flops: ends), f"{key}: the mean of the best trials; no rung has a lowest point"
+    x = np.log([group.values["C"] for group in used])
+    y = np.array([group_optimum(group, k) for group in used])
+    errors = np.array([float(each[k]) for g in used if (each := g.optimum.standard_errors) is not None])
+    weights, middle = 1 / (errors**2 + SCATTER**2), float(x.mean())
+    design = np.column_stack([np.ones(len(x)), x - middle])
+    covariance = np.linalg.inv(design.T @ (design * weights[:, None]) + np.diag([0.0, EXPONENT_SD**-2]))
+    fitted = covariance @ (design.T @ (weights * y))
+    missed = float((weights * (y - design @ fitted) ** 2).sum()) / max(1, len(x) - 1)
+    covariance = covariance * max(1.0, missed)
+
+    def at(flops: float) -> tuple[float, float, float]:
+        place = np.array([1.0, math.log(flops) - middle])
+        half = 1.645 * math.sqrt(place @ covariance @ place)
+        value = float(place @ fitted)
+        return math.exp(value), math.exp(value - half), math.exp(value + half)
+
+    spread = 1.645 * math.sqrt(covariance[1, 1])
+    words = f"90% of the exponent {fitted[1] - spread:.2g} to {fitted[1] + spread:.2g}"
+    return at, f"{key} ~ C^{fitted[1]:.3g} through {len(used)} of {len(best.groups)} rungs, {words}"
+
+
+def doubtful_values(side: str, best: BestSettings, k: int, key: str, rungs: Sequence[Rung], at: Callable) -> list[str]:
+    """A line for each rung at which the value may miss its optimum by so much that it costs more than MOST_LOST."""
+    curved = [cost for group in best.groups if (cost := best.cost_of_factor(group, key)) is not None and cost > 0]
+    if not curved:
+        return [f"the losses of {side} do not bend over {key} at any rung"]
+    lines = []
+    for rung in rungs:
+        _, low, high = at(rung.flops)
+        octaves = math.log2(high / low) / (2 * 1.645)
+        if (lost := max(curved) * octaves**2) > MOST_LOST:
+            lines.append(
+                f"{key} of {side} at {rung.flops:.3g} FLOPs is known to lie in {low:.3g} to {high:.3g} only: it may "
+                f"cost {lost:.1%} of the loss"
+            )
+    return lines
 
 
 def group_optimum(group: SettingGroup, k: int) -> float:

@@ -130,3 +130,29 @@ def test_mistakes(sides, changes, message):
     usual = {"budgets": BUDGETS, "sizes": [16] * 4, "seeds": 2, "rule": "own", "tuned": KEYS}
     with pytest.raises(BadInput, match=message):
         studies.make_study(sides, *(usual | changes).values())
+
+
+def test_a_rung_that_tells_nothing_is_left_out_of_the_line(study):
+    flat_then_falling = surface(4e-3, power=-0.4)
+
+    def loss(config, flops):
+        return 2.0 + 1e-4 * math.sin(1e4 * config.optim.peak_lr) if flops < 1.5e9 else flat_then_falling(config, flops)
+
+    losses = tune(study, {"plain": loss, "muon": surface(2e-2)})
+    side = study.baseline
+    tuned = tuning.carry_up(study, side, losses)
+    assert "through 2 of 3 rungs" in tuned.how["optim.peak_lr"]
+    value, low, high = tuned.settings[8e9]["optim.peak_lr"]
+    truth = 4e-3 * 8**-0.4
+    assert low < truth < high and value < 1.3 * truth  # the optima's mean would be twice the truth
+
+
+def test_a_value_that_may_cost_too_much_is_a_problem(study):
+    losses = tune(study, {"plain": surface(4e-3), "muon": surface(2e-2)})
+    best = tuning.carry_up(study, study.baseline, losses).best
+    wide = lambda flops: (4e-3, 1e-3, 1.6e-2)  # noqa: E731 - a value known to a factor 4
+    lines = tuning.doubtful_values("plain", best, 0, "optim.peak_lr", study.rungs[-1:], wide)
+    assert lines[0].startswith("optim.peak_lr of plain at 8e+09 FLOPs is known to lie in 0.001 to 0.016 only")
+    lost = float(lines[0].split("cost ")[1].partition("%")[0]) / 100
+    assert lost == pytest.approx(0.025 * (math.log(16) / 3.29) ** 2, rel=0.1)  # log loss rises by 0.025 (log LR)^2
+    assert not tuning.doubtful_values("plain", best, 0, "optim.peak_lr", study.rungs, lambda _: (4e-3, 3.9e-3, 4.1e-3))
