@@ -35,7 +35,7 @@ def write_config(path, spec=SPEC):
 
 def arguments(config, folder, *options):
     return ["tune", f"--config={config}", f"--workdir={folder}", "--trials=30", "--rounds=1", "--seeds=2",
-            "--confirm=1", *options]  # fmt: skip
+            "--confirm=1", "--config.sweep.workers=1", *options]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

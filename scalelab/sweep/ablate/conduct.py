@@ -13,7 +13,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab import records
+from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
@@ -238,8 +240,15 @@ def throughput_once(study: Ablation, folder: pathlib.Path) -> dict[str, dict[str
     """{budget: {side: tokens/s of each turn}} of every rung, measured in this process once the runs have ended."""
     path = folder / "throughput.json"
     if not path.exists():
-        runs = {rung: {side.name: make_run(study, side, rung, 0) for side in study.sides} for rung in study.rungs}
-        records.write_json(path, {f"{rung.flops:g}": measure_throughput(each) for rung, each in runs.items()})
+        measured: dict[tuple[Static, ...], dict[str, list[float]]] = {}  # rungs of one width share their programs
+        speeds = {}
+        for rung in study.rungs:
+            runs = {side.name: make_run(study, side, rung, 0) for side in study.sides}
+            programs = tuple(config_lib.static(run) for run in runs.values())
+            if programs not in measured:
+                measured[programs] = measure_throughput(runs)
+            speeds[f"{rung.flops:g}"] = measured[programs]
+        records.write_json(path, speeds)
     return records.read_json(path)
 
 
