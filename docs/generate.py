@@ -1,4 +1,7 @@
-"""The pages of docs/reference, from the code: `python -m docs.generate` writes them, a test holds them to it."""
+"""The pages of docs/reference and docs/gallery.md, from code and committed results; a test holds them to it.
+
+python -m docs.generate
+"""
 
 import ast
 import json
@@ -7,6 +10,7 @@ import re
 import sys
 
 import scalelab.commands
+from docs.gallery import gallery_page
 from scalelab.__main__ import COMMANDS
 from scalelab.config import key_records
 from scalelab.config.keys import Key, Range
@@ -31,6 +35,7 @@ def reference_pages() -> dict[str, str]:
         "commands.md": _commands_page(),
         "keys.md": _keys_page(),
         "python.ipynb": _notebook(PYTHON_PAGE.read_text()),
+        "../gallery.md": NOTE + gallery_page(),
     }
 
 

@@ -12,6 +12,7 @@ import pytest
 from docs import generate, own
 from scalelab import config as config_lib
 from scalelab.__main__ import COMMANDS, main
+from scalelab.commands.study import list_studies, study_module
 from scalelab.config.files import USER_OPTIM_PREFIX, default_tree, leaves
 from scalelab.laws.law.law import law_of
 from scalelab.optim import schedules, table
@@ -44,6 +45,7 @@ def test_the_page_of_commands_has_all_of_them():
 
 def test_the_reference_is_what_the_code_says():
     pages = {path.name: path.read_text() for path in REFERENCE.iterdir()}
+    pages["../gallery.md"] = (REFERENCE.parent / "gallery.md").read_text()
     assert pages == generate.reference_pages(), "run python -m docs.generate"
     assert re.findall(r"^## scalelab (\w+)$", pages["commands.md"], re.MULTILINE) == [*COMMANDS]
     keys = re.findall(r"^\| `([a-z]+\.\w+)` \|", pages["keys.md"], re.MULTILINE)
@@ -96,7 +98,8 @@ def test_commands_have_the_options_that_they_are_shown_with(page, capsys):
         assert {key for key in keys if not key.startswith(USER_OPTIM_PREFIX)} <= set(leaves(default_tree())), words
         if words[:2] == ["scalelab", "isoflop"] or (words[:2] == ["scalelab", "study"] and len(words) > 2):
             # The command replaces its process, here that of the tests, by the study's.
-            words = ["python", "-m", f"experiments.{words[2] if words[1] == 'study' else 'isoflop'}"]
+            name = words[2] if words[1] == "study" else "isoflop"
+            words = ["python", "-m", study_module(list_studies()[name]).removeprefix("scalelab.")]
         if words[0] == "scalelab":
             assert words[1] in COMMANDS, words
             with pytest.raises(SystemExit):

@@ -17,6 +17,7 @@ import pytest
 from scalelab import __version__
 from scalelab.__main__ import COMMANDS, guarded, main
 from scalelab.cli.parser import emit_json
+from scalelab.commands.study import list_studies, study_module
 from tests.report import synthetic
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -241,17 +242,13 @@ def test_ctrl_c_and_a_failure_end_in_one_line(capsys):
     assert capsys.readouterr().err == "a study: [Errno 28] No space left on device: 'runs/x'\n"
 
 
-RUN_BY_NAME = [path for path in sorted((ROOT / "experiments").glob("*.py")) if "__main__" in path.read_text()]
-STUDIES = [path.stem for path in RUN_BY_NAME]
-STUDIES += [path.parent.name for path in sorted((ROOT / "experiments").glob("*/__main__.py"))]
+STUDIES = {name: study_module(path) for name, path in list_studies().items()}
 
 
 @pytest.mark.parametrize("name", sorted({*STUDIES} - {"oracles"}))  # which needs torch
 def test_a_study_takes_mistakes_as_commands_do(name, capsys):
-    folder = (ROOT / "experiments" / name / "__main__.py").exists()
-    study = importlib.import_module(
-        f"scalelab.experiments.{name}.__main__" if folder else f"scalelab.experiments.{name}"
-    )
+    folder = list_studies()[name].name == "__main__.py"
+    study = importlib.import_module(STUDIES[name] + (".__main__" if folder else ""))
     assert study.main(["--qick"]) == 2
     output = capsys.readouterr()
     assert output.out == "" and output.err.startswith(f"{name}: ") and output.err.count("\n") == 1

@@ -1,8 +1,9 @@
-"""scalelab study                  all studies, one line each
+"""scalelab study                  all studies: cost and what was found
 scalelab study NAME [options]   run one; `scalelab study NAME --help` lists its options
 
 A study trains or computes many things to answer one question, e.g. `isoflop` (the quickstart) or `mup_transfer`. This
-is `python -m scalelab.experiments.NAME`, from any folder; `scalelab isoflop` is `scalelab study isoflop`.
+is `python -m scalelab.experiments.NAME`, from any folder; `scalelab isoflop` is `scalelab study isoflop`. Studies of
+one phenomenon of training come first, with their CPU seconds and their finding on the machine that their result names.
 
 Exit code: that of the study; 2 bad input.
 
@@ -13,8 +14,11 @@ import ast
 import os
 import pathlib
 import sys
+import textwrap
 from collections.abc import Mapping
+from typing import Any
 
+from scalelab import records
 from scalelab.cli.parser import Parser, align_columns, emit_json
 from scalelab.errors import BadInput, nearest_hint
 
@@ -24,10 +28,10 @@ def main(argv: list[str]) -> int:
     if argv and not argv[0].startswith("-"):
         return run_study(argv[0], argv[1:])
     options = Parser("study", __doc__).parse_args(argv)
-    studies = list_studies()
+    rows = describe_studies()
     if options.json != "-":
-        print("\n".join(align_columns(list(studies.items()))))
-    emit_json([{"name": name, "summary": summary} for name, summary in studies.items()], options.json)
+        print(_listing(rows))
+    emit_json(rows, options.json)
     return 0
 
 
@@ -37,19 +41,58 @@ def run_study(name: str, argv: list[str]) -> int:
     if name not in studies:
         raise BadInput(f"no study {name!r}{nearest_hint(name, studies)}")
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", f"scalelab.experiments.{name}", *argv])
+    os.execv(sys.executable, [sys.executable, "-m", study_module(studies[name]), *argv])
 
 
-def list_studies() -> Mapping[str, str]:
-    """{name: first line of its docstring} of the studies, sorted; none is imported."""
+def list_studies() -> Mapping[str, pathlib.Path]:
+    """{name: file} of the studies, those of one phenomenon first; none is imported."""
     from scalelab import experiments
 
     folder = pathlib.Path(experiments.__file__).parent
-    files = {path.stem: path for path in folder.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()}
-    files |= {path.parent.name: path for path in folder.glob("*/__main__.py")}
-    return {name: _summary(path) for name, path in sorted(files.items())}
+    return {name: path for place in (folder / "studies", folder) for name, path in sorted(_studies_in(place))}
+
+
+def _studies_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    files = [(path.stem, path) for path in folder.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()]
+    return files + [(path.parent.name, path) for path in folder.glob("*/__main__.py")]
+
+
+def study_module(path: pathlib.Path) -> str:
+    """The name that `python -m` takes for a study's file."""
+    parts = [part for part in path.with_suffix("").parts if part != "__main__"]
+    start = len(parts) - 1 - parts[::-1].index("experiments")
+    return ".".join(["scalelab", *parts[start:]])
+
+
+def describe_studies() -> list[dict[str, Any]]:
+    """Rows `name`, `module`, `summary`, `cpu_s` and `finding`; the last two are None without a committed result."""
+    rows = []
+    for name, path in list_studies().items():
+        result = _committed_result(name)
+        row = {"name": name, "module": study_module(path), "summary": _summary(path)}
+        rows.append(row | {key: result.get(key) for key in ("cpu_s", "finding")})
+    return rows
+
+
+def _committed_result(name: str) -> Mapping[str, Any]:
+    from scalelab import experiments
+
+    path = pathlib.Path(experiments.__file__).parent / "results" / f"{name}.json"
+    content = records.read_json(path) if path.exists() else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _summary(path: pathlib.Path) -> str:
     lines = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()
     return next((line for line in lines if line and not line.startswith("python -m")), path.stem)
+
+
+def _listing(rows: list[dict[str, Any]]) -> str:
+    """Each study of a phenomenon in a few lines, then the others in one."""
+    lines = ["phenomena of training:", ""]
+    for row in rows:
+        if row["finding"]:
+            lines.append(f"{row['name']}  ({row['cpu_s']:.0f} CPU s)")
+            lines += textwrap.wrap(row["finding"], 96, initial_indent="    ", subsequent_indent="    ")
+    others = [(row["name"], row["summary"]) for row in rows if not row["finding"]]
+    return "\n".join([*lines, "", "other studies:", "", *align_columns(others)])

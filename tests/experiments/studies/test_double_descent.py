@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalelab.experiments import double_descent as dd
+from scalelab.experiments.studies import double_descent as dd
 
 
 def test_least_squares_is_the_pseudo_inverse_and_the_ridge_normal_equations():

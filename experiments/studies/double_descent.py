@@ -1,14 +1,14 @@
 """Double descent: the test error peaks where a model can just fit its training set, and falls again beyond.
 
-    python -m experiments.double_descent [--workdir=DIR] [--quick] [--json[=PATH]]
+    python -m experiments.studies.double_descent [--workdir=DIR] [--quick] [--json[=PATH]]
 
 Random features: P features relu(Wx) of n = 100 noisy points, fitted by least squares of least norm. The peak lies at
 P = n exactly, where the smallest singular value of the features is nearest to zero; ridge removes it. A network: one
 hidden layer of growing width on 200 points of which a fifth have the wrong label, trained to the end; the peak lies
-where the training error reaches zero. Writes `results/double_descent.{json,md,png}` beside this file. About a minute;
---quick: fewer seeds, into the workdir.
+where the training error reaches zero. About a minute; --quick: fewer seeds. Sources: Belkin et al. (2019) for the
+peak at interpolation, Nakkiran et al. (2019) for networks and wrong labels.
 
-    scalelab study double_descent --quick
+    scalelab study double_descent --quick --workdir=runs/double_descent
 """
 
 import functools
@@ -23,9 +23,9 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path, print_status
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.cli.parser import print_status
+from scalelab.experiments.shared import markdown_table
+from scalelab.experiments.studies import outcome
 from scalelab.report.figures.style import (
     ACCENT,
     INK,
@@ -34,7 +34,6 @@ from scalelab.report.figures.style import (
     make_figure,
     set_log_axis,
     styled,
-    write_figure,
 )
 
 POINTS, TEST_POINTS, INPUTS, NOISE = 100, 1000, 30, 0.5  # of the regression
@@ -113,36 +112,55 @@ def network_errors(width: int, seeds: int) -> dict[str, list[float]]:
     return {name: each.mean(axis=1).tolist() for name, each in wrong.items()}
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
     """Errors of both parts: medians of the features' (one bad draw is huge at the peak), means of the networks'."""
     draws, seeds = (QUICK_DRAWS, QUICK_SEEDS) if quick else (DRAWS, SEEDS)
-    features = []
+    features = outcome.measure_once(folder, "features", {"draws": draws}, lambda: _feature_rows(draws))
+    networks = [
+        outcome.measure_once(folder, f"width{width}", {"seeds": seeds}, lambda: _network_row(width, seeds))  # noqa: B023
+        for width in WIDTHS
+    ]
+    peaks = find_peaks(features, networks)
+    return {
+        "draws": draws, "seeds": seeds, "features": features, "networks": networks, "peaks": peaks,
+        "checks": list_checks(peaks),
+        "finding": f"With random features the test error peaks at P = {peaks['features']} for n = {POINTS} points, "
+        f"{peaks['over_end']:.3g} times that at P = {FEATURES[-1]}, and ridge removes the peak; a network's peaks at "
+        f"width {peaks['width']} ({peaks['test_at_peak']:.0%} wrong, {peaks['test_at_end']:.0%} at {WIDTHS[-1]}).",
+        "limits": "one hidden layer, Gaussian inputs, and no early stopping. With less noise in the labels, or a "
+        "little regularisation, the peak of the network is gone.",
+    }  # fmt: skip
+
+
+def _feature_rows(draws: int) -> list[dict[str, Any]]:
+    rows = []
     for count in FEATURES:
         errors = {f"{ridge:g}": float(np.median(feature_errors(count, ridge, draws))) for ridge in RIDGES}
-        features.append({"features": count, "errors": errors})
+        rows.append({"features": count, "errors": errors})
     print_status(f"random features: {len(FEATURES)} sizes, {draws} draws each")
-    networks = []
-    for width in WIDTHS:
-        errors = network_errors(width, seeds)
-        spread = {name: float(np.std(each, ddof=1) / len(each) ** 0.5) for name, each in errors.items()}
-        means = {name: float(np.mean(each)) for name, each in errors.items()}
-        networks.append({"width": width, "parameters": width * (DIMENSIONS + 2), "mean": means, "error": spread})
-        print_status(f"width {width}: training {means['train']:.1%} wrong, test {means['test']:.1%}")
-    return {"draws": draws, "seeds": seeds, "features": features, "networks": networks}
+    return rows
 
 
-def find_peaks(result: Mapping[str, Any]) -> dict[str, Any]:
+def _network_row(width: int, seeds: int) -> dict[str, Any]:
+    errors = network_errors(width, seeds)
+    spread = {name: float(np.std(each, ddof=1) / len(each) ** 0.5) for name, each in errors.items()}
+    means = {name: float(np.mean(each)) for name, each in errors.items()}
+    print_status(f"width {width}: training {means['train']:.1%} wrong, test {means['test']:.1%}")
+    return {"width": width, "parameters": width * (DIMENSIONS + 2), "mean": means, "error": spread}
+
+
+def find_peaks(features: Sequence[Any], networks: Sequence[Any]) -> dict[str, Any]:
     """Where errors peak, and how high above the end of the curve: features without ridge, and networks."""
-    plain = {row["features"]: row["errors"]["0"] for row in result["features"]}
-    ridged = {row["features"]: row["errors"]["10"] for row in result["features"]}
-    test = {row["width"]: row["mean"]["test"] for row in result["networks"]}
-    fitted = next(row["width"] for row in result["networks"] if row["mean"]["train"] == 0)
+    plain = {row["features"]: row["errors"]["0"] for row in features}
+    ridged = {row["features"]: row["errors"]["10"] for row in features}
+    test = {row["width"]: row["mean"]["test"] for row in networks}
+    fitted = next(row["width"] for row in networks if row["mean"]["train"] == 0)
     peak = max(plain, key=lambda each: plain[each])
     inner = max((width for width in test if width > 2), key=lambda each: test[each])
     return {
         "features": peak,
         "over_end": plain[peak] / plain[max(plain)],
-        "ridged_at_peak": ridged[peak] / min(ridged.values()),
+        "ridged_at_peak": ridged[peak] / max(ridged[POINTS * 6 // 10], ridged[POINTS * 17 // 10]),
         "width": inner,
         "first_fitted_width": fitted,
         "test_at_peak": test[inner],
@@ -173,9 +191,21 @@ def plot_errors(result: Mapping[str, Any]) -> Figure:
     return fig
 
 
-def make_page(result: Mapping[str, Any]) -> str:
-    """The page of the result."""
-    peaks = result["peaks"]
+def list_checks(peaks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The numbers that theory or others' work gives."""
+    n, theory = POINTS, "least squares of least norm (Belkin et al. 2019)"
+    return [
+        outcome.compare_with(n, theory, "random features: P at the peak", peaks["features"], 0.95 * n, 1.05 * n),
+        outcome.compare_with(1, "at most 1: no peak", "with ridge 10: error there over that at P = 60 or 170",
+                             peaks["ridged_at_peak"], 0, 1),
+        outcome.compare_with(peaks["first_fitted_width"], "the first width without training errors",
+                             "network: width at the peak", peaks["width"],
+                             peaks["first_fitted_width"] / 2, peaks["first_fitted_width"]),
+    ]  # fmt: skip
+
+
+def describe(result: Mapping[str, Any]) -> list[str]:
+    """The lines of the page below the checks."""
     rows = [
         [str(row["features"]), *(f"{row['errors'][f'{ridge:g}']:.3f}" for ridge in RIDGES)]
         for row in result["features"]
@@ -185,56 +215,21 @@ def make_page(result: Mapping[str, Any]) -> str:
          *(f"{row['mean'][name]:.1%} ({row['error'][name]:.1%})" for name in ("train", "test"))]
         for row in result["networks"]
     ]  # fmt: skip
-    return "\n".join(
-        [
-            "# Double descent",
-            "",
-            f"`{result['command']}`, {result['date']}, {result['machine']}",
-            "",
-            "![Test errors over size](double_descent.png)",
-            "",
-            f"Random features: the test error peaks at P = {peaks['features']} (n = {POINTS}), "
-            f"{peaks['over_end']:.3g} times that at P = {FEATURES[-1]}. With ridge 10 it is "
-            f"{peaks['ridged_at_peak']:.2f} times its least.",
-            f"Medians of {result['draws']} draws, without the noise of the targets.",
-            "",
-            *markdown_table(("features", *(f"ridge {ridge:g}" for ridge in RIDGES)), rows),
-            "",
-            f"Networks: training errors are zero from width {peaks['first_fitted_width']} on; the test error is "
-            f"{peaks['test_at_peak']:.1%} at width {peaks['width']} and {peaks['test_at_end']:.1%} at {WIDTHS[-1]}.",
-            f"Means (standard errors) over {result['seeds']} seeds.",
-            "",
-            *markdown_table(("width", "parameters", "training error", "test error"), nets),
-            "",
-            "An output of zero counts as wrong, which a network of width 1 often gives.",
-            "",
-            "What this cannot tell: one hidden layer, Gaussian inputs, and no early stopping. With less noise in the "
-            "labels, or a little regularisation, the peak of the network is gone.",
-            "",
-        ]
-    )
+    return [
+        f"Test errors of random features: medians of {result['draws']} draws, without the noise of the targets.",
+        "",
+        *markdown_table(("features", *(f"ridge {ridge:g}" for ridge in RIDGES)), rows),
+        "",
+        f"Networks: means (standard errors) over {result['seeds']} seeds. An output of zero counts as wrong, which a "
+        "network of width 1 often gives.",
+        "",
+        *markdown_table(("width", "parameters", "training error", "test error"), nets),
+    ]
 
 
 def main(argv: Sequence[str]) -> int:
     """Run it; exit codes as for commands."""
-    return guarded("double_descent", _main, argv)
-
-
-def _main(argv: Sequence[str]) -> int:
-    parser = command_line("double_descent", __doc__)
-    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the files go with --quick")
-    parser.add_argument("--quick", action="store_true", help="fewer seeds, nothing committed")
-    options = parser.parse_args(list(argv))
-    place = options.workdir or (pathlib.Path("runs/double_descent") if options.quick else RESULTS)
-    place.mkdir(parents=True, exist_ok=True)
-    result = result_header("double_descent", argv) | measure(options.quick)
-    result["peaks"] = find_peaks(result)
-    write_figure(place / "double_descent.png", plot_errors(result), [])
-    write_result(place, "double_descent", result, make_page(result))
-    if options.json != "-":
-        print(make_page(result))
-    emit_json(result, options.json)
-    return 0
+    return outcome.run_study("double_descent", __doc__, argv, measure, plot_errors, describe)
 
 
 if __name__ == "__main__":

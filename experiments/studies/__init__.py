@@ -1,0 +1,1 @@
+"""Studies of the phenomena of training: one phenomenon a file, each a command (`scalelab study NAME`)."""

@@ -1,0 +1,138 @@
+"""The frame of a study: command line, parts that survive a stop, numbers beside known ones, and the files of a result.
+
+A study measures, draws and describes; this file does the rest, so that `scalelab study` can list what each one found
+and docs/gallery.md can show it.
+"""
+
+import contextlib
+import json
+import pathlib
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from scalelab import records
+from scalelab.__main__ import guarded
+from scalelab.cli.parser import Parser, emit_json, folder_path, print_status
+from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.report.figures.style import write_figure
+
+SPENT_FILE = "spent.json"
+CHECK_COLUMNS = ("number", "known", "source", "ours", "allowed", "inside")
+
+
+def run_study(
+    name: str,
+    doc: str | None,
+    argv: Sequence[str],
+    measure: Callable[[pathlib.Path, bool], dict[str, Any] | None],
+    draw: Callable[[Mapping[str, Any]], Figure],
+    describe: Callable[[Mapping[str, Any]], list[str]],
+) -> int:
+    """Run a study and write NAME.json, NAME.md and NAME.png; exit codes as for commands.
+
+    `measure(folder, quick)` returns a result with the entries `finding` (one sentence), `checks` (rows of
+    `compare_with`) and `limits` (what its setting cannot tell); None if a signal stopped it after saving.
+    `describe(result)` returns the lines of the page below the table of checks.
+    """
+
+    def work(argv: Sequence[str]) -> int:
+        options = _study_options(name, doc).parse_args(list(argv))
+        folder = options.workdir or pathlib.Path("runs") / name
+        place = options.workdir or (folder if options.quick else RESULTS)
+        for each in (folder, place):
+            each.mkdir(parents=True, exist_ok=True)
+        with _count_seconds(folder):
+            measured = measure(folder, options.quick)
+        if measured is None:
+            return 75
+        result = result_header(f"studies.{name}", argv) | records.read_json(folder / SPENT_FILE) | measured
+        page = make_page(name, doc or name, result, describe(result))
+        write_figure(str(place / f"{name}.png"), draw(result), [])
+        write_result(place, name, result, page)
+        if options.json != "-":
+            print(page)
+            print_status(f"{place}/{name}.md, .json and .png")
+        emit_json(result, options.json)
+        return 0
+
+    return guarded(name, work, argv)
+
+
+def _study_options(name: str, doc: str | None) -> Parser:
+    parser = command_line(name, doc)
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where parts and files go; again to resume")
+    parser.add_argument("--quick", action="store_true", help="a smaller setting: at most 3 minutes on 2 cores")
+    return parser
+
+
+@contextlib.contextmanager
+def _count_seconds(folder: pathlib.Path) -> Iterator[None]:
+    """Add the wall and CPU seconds of the body, and of processes that ended in it, to those of earlier calls."""
+    wall, cpu = time.monotonic(), _cpu_seconds()
+    try:
+        yield
+    finally:
+        path = folder / SPENT_FILE
+        before = records.read_json(path) if path.exists() else {"wall_s": 0.0, "cpu_s": 0.0}
+        spent = {"wall_s": time.monotonic() - wall, "cpu_s": _cpu_seconds() - cpu}
+        records.write_json(path, {key: round(before[key] + spent[key], 1) for key in spent})
+
+
+def _cpu_seconds() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def measure_once(folder: pathlib.Path, part: str, settings: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
+    """`compute()`, a value of JSON, from `folder` if an earlier call with these settings finished it."""
+    path = folder / "parts" / f"{part}.json"
+    wanted = json.loads(json.dumps(settings))
+    if path.exists() and (before := records.read_json(path))["settings"] == wanted:
+        return before["value"]
+    value = json.loads(json.dumps(compute()))  # as the next call reads it
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records.write_json(path, {"settings": wanted, "value": value})
+    return value
+
+
+def compare_with(
+    known: float, source: str, name: str, measured: float, low: float, high: float, unit: str = ""
+) -> dict[str, Any]:
+    """A row of checks: a published or closed-form value, ours, and whether ours lies within [low, high]."""
+    return {"name": name, "known": known, "source": source, "measured": measured, "unit": unit,
+            "low": low, "high": high, "inside": bool(low <= measured <= high)}  # fmt: skip
+
+
+def make_page(name: str, doc: str, result: Mapping[str, Any], body: Sequence[str]) -> str:
+    """The page of a result: what was found, the figure, the checks, the study's own lines, and its limits."""
+    title, _, _ = doc.partition("\n")
+    cost = f"{result['cpu_s']:.0f} CPU seconds ({result['wall_s']:.0f} s of wall time)"
+    return "\n".join(
+        [
+            f"# {title.rstrip('.')}",
+            "",
+            f"`{result['command']}`, {result['date']}, {cost}, {result['machine']}",
+            "",
+            result["finding"],
+            "",
+            f"![{title.partition(':')[0]}]({name}.png)",
+            "",
+            *markdown_table(CHECK_COLUMNS, map(check_cells, result["checks"])),
+            "",
+            *body,
+            "",
+            f"What this cannot tell: {result['limits']}",
+            "",
+        ]
+    )  # fmt: skip
+
+
+def check_cells(row: Mapping[str, Any]) -> list[str]:
+    """The cells of a row of checks."""
+    known, measured = (f"{row[key]:.4g}{row['unit'] and ' '}{row['unit']}" for key in ("known", "measured"))
+    allowed = f"{row['low']:.4g} to {row['high']:.4g}"
+    return [row["name"], known, row["source"], measured, allowed, "yes" if row["inside"] else "**no**"]

@@ -1,0 +1,65 @@
+"""The frame of studies: parts that survive a stop, seconds of all calls, the files, and the list of what was found."""
+
+import json
+
+import pytest
+
+from scalelab.commands import study
+from scalelab.experiments.studies import outcome
+from scalelab.report.figures.style import make_figure
+
+DOC = """Trial: a study of nothing.
+
+    scalelab study trial --workdir=runs/trial
+"""
+
+
+def run(folder, measure, capsys):
+    draw = lambda result: make_figure()[0]  # noqa: E731
+    code = outcome.run_study("trial", DOC, [f"--workdir={folder}"], measure, draw, lambda result: ["its own line"])
+    return code, capsys.readouterr()
+
+
+def test_a_part_is_computed_once_and_again_under_other_settings(tmp_path):
+    calls = []
+    for settings in ({"seeds": (1, 2)}, {"seeds": (1, 2)}, {"seeds": (1, 3)}):
+        value = outcome.measure_once(tmp_path, "part", settings, lambda: calls.append(1) or {"sum": (1, 2)})
+        assert value == {"sum": [1, 2]}
+    assert len(calls) == 2
+
+
+def test_an_interrupted_study_goes_on_with_its_parts_and_counts_all_its_seconds(tmp_path, capsys):
+    computed, interruptions = [], [KeyboardInterrupt()]
+
+    def measure(folder, quick):
+        for part in "ab":
+            outcome.measure_once(folder, part, {}, lambda: computed.append(part) or 1)  # noqa: B023
+            if interruptions:
+                raise interruptions.pop()
+        row = outcome.compare_with(2.0, "closed form", "twice one", 2.1, 1.9, 2.05, "nats")
+        return {"finding": "One sentence.", "checks": [row], "limits": "anything."}
+
+    assert run(tmp_path, measure, capsys)[0] == 130 and computed == ["a"]
+    before = json.loads((tmp_path / "spent.json").read_text())
+    assert run(tmp_path, measure, capsys)[0] == 0 and computed == ["a", "b"]
+    result = json.loads((tmp_path / "trial.json").read_text())
+    assert result["cpu_s"] >= before["cpu_s"] and not result["checks"][0]["inside"]
+    page = (tmp_path / "trial.md").read_text()
+    assert "| twice one | 2 nats | closed form | 2.1 nats | 1.9 to 2.05 | **no** |" in page
+    assert page.startswith("# Trial: a study of nothing\n") and "One sentence." in page and "its own line" in page
+    assert (tmp_path / "trial.png").exists()
+
+
+def test_a_study_that_a_signal_stopped_writes_no_result(tmp_path, capsys):
+    assert run(tmp_path, lambda folder, quick: None, capsys)[0] == 75
+    assert not (tmp_path / "trial.json").exists()
+
+
+@pytest.mark.parametrize("name", ["descent", "double_descent"])
+def test_the_list_says_cost_and_finding_of_a_phenomenon(name, capsys):
+    assert study.main([]) == 0
+    text = capsys.readouterr().out
+    assert f"\n{name}  (" in text and text.index(f"\n{name}  (") < text.index("other studies:")
+    rows = {row["name"]: row for row in study.describe_studies()}
+    assert rows[name]["module"] == f"scalelab.experiments.studies.{name}" and rows[name]["cpu_s"] > 0
+    assert rows["isoflop"]["module"] == "scalelab.experiments.isoflop" and rows["isoflop"]["finding"] is None
