@@ -32,7 +32,8 @@ WIDER, NARROWER = 0.5, 0.6  # shares of a range: added at an edge, kept where th
 class Dimension:
     """A searched key: its range and scale.
 
-    `scale`: log; linear; or one_minus, which is log in 1 - value (betas). `whole`: an integer key.
+    `scale`: log; linear; or one_minus, which is log in 1 - value (betas). `whole`: an integer key. `limits`: the least
+    and largest value that the key is declared with, which no round leaves.
     """
 
     key: str
@@ -40,6 +41,7 @@ class Dimension:
     high: float
     scale: str
     whole: bool = False
+    limits: tuple[float, float] = (-math.inf, math.inf)
 
     def to_axis(self, value: float) -> float:
         """The place of a value on an axis on which the search is even; one unit is a factor e, or alike."""
@@ -69,10 +71,12 @@ class Dimension:
         return self.to_axis(self.low), self.to_axis(self.high)
 
     def with_ends(self, low: float, high: float) -> "Dimension":
-        """Another range, its ends given as places on the axis; a linear range from zero up stays there."""
+        """Another range within `limits`, its ends given as places on the axis; a linear range from zero up stays so."""
+        least, most = self.limits
         if self.scale == "linear" and self.low >= 0:
-            low = max(low, 0.0)
-        return Moved(self.key, self.to_value(low), self.to_value(high), self.scale, self.whole, self)
+            least = max(least, 0.0)
+        first, last = (min(max(self.to_value(end), least), most) for end in (low, high))
+        return Moved(self.key, first, last, self.scale, self.whole, self.limits, self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +150,19 @@ def _read_dimension(key: str, given: Any, value: Any, where: str) -> Dimension:
     if scale == "one_minus" and not (low >= 0 and high < 1):
         raise BadInput(f"{where}: {key} has scale one_minus: its range lies in 0 to below 1, got {low:g} to {high:g}")
     whole = isinstance(value, int) or (value is None and isinstance(low, int) and isinstance(high, int))
-    return Dimension(key, low, high, scale, whole)
+    declared = config_lib.key_records()[key].range if key in config_lib.key_records() else None
+    for end in (low, high):
+        if declared and end not in declared:
+            raise BadInput(f"{where}: {key} goes from {low:g} to {high:g}, but must lie in {declared}")
+    return Dimension(key, low, high, scale, whole, _limits(declared))
+
+
+def _limits(declared: Any) -> tuple[float, float]:
+    """The least and largest value of a declared range; a bound that is not part of it is left by a hair."""
+    if declared is None:
+        return -math.inf, math.inf
+    least = float(np.nextafter(declared.low, math.inf)) if declared.above_low else declared.low
+    return least, declared.high
 
 
 def draw_points(space: Space, count: int, seed: int) -> list[Point]:
@@ -175,17 +191,22 @@ def next_space(
         end = beyond[i] if beyond else 0
         if end < 0 or (place < low + EDGE * span and place <= least + EDGE * span):
             wider = dimension.with_ends(least - WIDER * span, high)
-            notes.append(f"{dimension.key}: the best is at the low edge, which moves to {wider.low:.3g}")
+            notes.append(_edge_note(dimension, "low", dimension.low, wider.low))
             moved.append(wider)
         elif end > 0 or (place > high - EDGE * span and place >= most - EDGE * span):
             wider = dimension.with_ends(low, most + WIDER * span)
-            notes.append(f"{dimension.key}: the best is at the high edge, which moves to {wider.high:.3g}")
+            notes.append(_edge_note(dimension, "high", dimension.high, wider.high))
             moved.append(wider)
         else:
             half = NARROWER * span / 2
             middle = min(max(place, least + half), most - half)
             moved.append(dimension.with_ends(middle - half, middle + half))
     return tuple(moved), notes
+
+
+def _edge_note(dimension: Dimension, side: str, before: float, after: float) -> str:
+    moves = f"moves to {after:.3g}" if after != before else f"stays at {after:.3g}, the key's own limit"
+    return f"{dimension.key}: the best is at the {side} edge, which {moves}"
 
 
 def lower_space(space: Space) -> tuple[Space, list[str]]:

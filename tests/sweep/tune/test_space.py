@@ -63,6 +63,20 @@ def test_a_linear_range_from_zero_stays_above_it():
     assert decay.low == 0 and notes
 
 
+def test_no_round_leaves_the_range_that_a_key_is_declared_with(base):
+    nuisance = {"schedule.final_share": (0.1, 0.8), "schedule.warmup_share": (0.05, 0.5, "log")}
+    space = read_spec({"nuisance": nuisance}, base, "x").space
+    for edge in ("moves to 1", "stays at 1, the key's own limit"):
+        space, notes = next_space(space, tuple(each.high for each in space))
+        assert space[0].high == 1 and notes[0] == f"schedule.final_share: the best is at the high edge, which {edge}"
+    for _ in range(5):
+        space, _ = next_space(space, tuple(each.high for each in space))
+        points = np.array(draw_points(space, 64, 0))
+        assert points[:, 1].max() <= 1 and points[:, 0].min() >= 0
+    with pytest.raises(BadInput, match=r"warmup_share goes from 0.1 to 2, but must lie in \[0, 1\]"):
+        read_spec({"nuisance": {"schedule.warmup_share": (0.1, 2.0)}}, base, "x")
+
+
 def test_after_a_round_without_an_end_rates_are_lower():
     (rate, beta), notes = lower_space((RATE, BETA))
     assert (rate.low, rate.high) == pytest.approx((1e-6, 1e-4)) and beta.ends == pytest.approx(BETA.ends)
