@@ -252,6 +252,8 @@ EVAL = {
     "every_steps": key(100, "interval between validation losses; the last step has one", unit="steps", range=COUNT,
         resume=True),
     "batches": key(8, "batches of global_batch sequences from the fixed validation set", range=COUNT, resume=True),
+    "patience": key(0, "end the run (status: stopped early) after so many without a lower loss; 0: never",
+        unit="evaluations", range=(0, 1e9), source="Prechelt 1998, \"Early stopping - but when?\""),
     "metrics": setting("", 'your own metrics of evaluations, as pkg.mod:fn; "": none', user_code=True),
 }  # fmt: skip
 

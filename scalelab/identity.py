@@ -23,7 +23,7 @@ FORMER_IDENTITY_KEYS = (
 
 
 # Keys that earlier versions did not have, with the value that they all trained under: not counted at that value.
-LATER_KEYS = {"optim.clip": "global", "guard.skip": "step"}
+LATER_KEYS = {"optim.clip": "global", "guard.skip": "step", "eval.patience": 0}
 
 
 def is_identity_key(key: str) -> bool:

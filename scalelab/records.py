@@ -50,7 +50,7 @@ EVALUATION_SCHEMA = {
 }  # fmt: skip
 CONFIG_SCHEMA = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCALAR}}
 DAMAGED_STATUS = "damaged"  # the status of a run whose files can't be read, among others
-STOPPED_EARLY_STATUS = "stopped early"  # of a trial that a rule of its sweep ended: it will have no result
+STOPPED_EARLY_STATUS = "stopped early"  # by a rule of its sweep or by eval.patience: no run to its planned end
 ROW_COLUMNS = (
     "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
     "C_chinchilla", "val_loss", "bpb", "identity", "mixed", "spike_score", "rewinds", "clip_share",

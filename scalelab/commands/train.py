@@ -24,7 +24,7 @@ again makes no change twice. The guard does the same by itself under guard.polic
 A run whose step can't fit the memory of the devices is refused before compilation, with a table of its memory by
 component; --force starts it.
 
-Exit code: 0 done, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
+Exit code: 0 done or ended by eval.patience, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
 
     scalelab train --config=tiny --workdir=runs/mine --config.optim.peak_lr=3e-3
 """
@@ -157,7 +157,7 @@ def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> 
         )
     if first:
         _report(result, options.json)
-    return {"done": 0, "stopped": 75}.get(result["status"], 1)
+    return {"done": 0, records.STOPPED_EARLY_STATUS: 0, "stopped": 75}.get(result["status"], 1)
 
 
 def _report(result: dict[str, Any], destination: str | None) -> None:

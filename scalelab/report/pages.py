@@ -110,7 +110,7 @@ def _state(row: dict) -> str:
     if row["status"] == records.STOPPED_EARLY_STATUS:
         why = next((e.get("text", "") for e in records.read_events(row["folder"]) if e["kind"] == "stopped_early"), "")
         return html.render_paragraph(
-            f"A rule of its sweep ended this run early: its last loss is not a result. {why}", "bad"
+            f"This run ended early: its last loss is not that of its planned end. {why}", "bad"
         )
     status = f"This run is not finished (status: {row['status']}): numbers below are of the moment."
     return html.render_paragraph(status, "bad")

@@ -64,7 +64,7 @@ def test_an_ended_trial_is_not_run_again_and_its_page_says_why(swept):
     assert main(["sweep", *arguments]) == 0
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.json*")}
     row = records.read_run(folder / "runs" / content["trials"][0]["name"])
-    assert "A rule of its sweep ended this run early" in pages._state(row) and "p_worse_than_best" in pages._state(row)
+    assert "This run ended early" in pages._state(row) and "p_worse_than_best" in pages._state(row)
 
 
 def test_a_neighbour_of_a_stopped_trial_keeps_its_bits(swept, tmp_path):

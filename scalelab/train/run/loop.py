@@ -147,10 +147,14 @@ def _take_steps(
         step, last = step + n, step + n == end
         if step == config.train.steps or step % config.eval.every_steps == 0:
             _evaluate(parts, states, step)
+            if config.eval.patience and not last:
+                reader.read()
+                early_stop.end_impatient(runs, step, parts.progress)
         stopped = stop()
         if parts.judge and not last and early_stop.is_look_due(step - n, step, config.train.steps):
             reader.read()
             early_stop.end_hopeless(runs, step, parts.judge, parts.progress)
+        last |= bool(config.eval.patience) and not any(run.status == "running" for run in runs)
         due = last or stopped or step % config.checkpoint.every_steps == 0
         if due:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
