@@ -4,7 +4,7 @@
 
 A network of one hidden layer learns (a + b) mod 97 from 40 % of all pairs by AdamW. With weight decay 1 it fits the
 training pairs near step 1,700 and the others near 5,000; without decay it never does; with more data the delay is
-gone. And early stopping: where `eval.patience` would have ended these runs, and what they would have known there. Five
+gone. And early stopping: where `eval.patience` would have ended these runs, and what they would have known there. Ten
 minutes, three seeds; --quick: LR 3e-3, decay 1 and 0, 3,000 steps. Sources: Power et al. (2022); the steps to
 compare with were measured independently on this network.
 
