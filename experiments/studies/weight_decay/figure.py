@@ -18,7 +18,7 @@ def plot_maps(result: Mapping[str, Any]) -> Figure:
         plot_map(ax, one)
     for side, style in (("off", "--"), ("on", "-")):
         one = result["embedding"]["sides"][side]
-        label = "decays" if side == "on" else "does not"
+        label = "decays" if side == "on" else "does not decay"
         axes[3].plot(one["steps"], one["norms"], style, color=INK if side == "on" else ACCENT, label=label)
     axes[3].set(xlabel="step", ylabel="norm", title="the embedding")
     axes[3].set_ylim(bottom=0)

@@ -34,6 +34,7 @@ ARMS: dict[str, tuple[Mapping[str, Any], Sequence[float]]] = {
     INVARIANT: ({"optim.name": "adamw"} | INVARIANT_MODEL, DECOUPLED),
 }
 EMBEDDING_LR, EMBEDDING_DECAY = 4e-2, 0.8  # the highest rate of the maps, where spikes are likeliest
+LAYERS_EVERY = 20  # steps
 ABSENT = range(0xF5, 0x100)  # bytes that no UTF-8 has: their rows get no gradient
 
 
@@ -63,7 +64,7 @@ def make_trials(arm: str, steps: int, lrs: Sequence[float], seeds: Sequence[int]
 
 def embedding_trials(steps: int, seeds: Sequence[int]) -> dict[str, ConfigDict]:
     """{name: config}: the embedding decays or not."""
-    values = {"optim.peak_lr": EMBEDDING_LR, "optim.weight_decay": EMBEDDING_DECAY, "log.layers_every": 20}
+    values = {"optim.peak_lr": EMBEDDING_LR, "optim.weight_decay": EMBEDDING_DECAY, "log.layers_every": LAYERS_EVERY}
     base = config_lib.override(base_config(steps), values)
     return {
         f"{name}-seed{seed}": config_lib.resolve(
@@ -117,13 +118,12 @@ def transfer_regrets(lrs: Sequence[float], means: np.ndarray) -> dict[str, float
 def read_embeddings(folder: pathlib.Path, seeds: Sequence[int], trials: Mapping[str, ConfigDict]) -> dict[str, Any]:
     """Norms of the embedding over time, SpikeScores and losses with and without its decay, and what decay alone does.
 
-    `absent`: norm of the rows of bytes that never occur, decayed over not, by seed; `closed_form`: the product of
-    1 - LR x decay over the steps, which is all that such a row sees.
+    `absent`: norm of the rows of bytes that never occur, decayed over not, by seed; `closed_form`: `decay_alone`.
     """
     sides = {}
     for side in ("on", "off"):
         places = [folder / f"embedding_{side}" / "runs" / f"{side}-seed{seed}" for seed in seeds]
-        lines, rows = [records.read_layers(place) for place in places], [records.read_run(place) for place in places]
+        lines, rows = [regular_lines(place) for place in places], [records.read_run(place) for place in places]
         sides[side] = {
             "steps": [line["step"] for line in lines[0]],
             "norms": np.mean([[line["embed/weight_norm"] for line in each] for each in lines], axis=0).tolist(),
@@ -132,10 +132,19 @@ def read_embeddings(folder: pathlib.Path, seeds: Sequence[int], trials: Mapping[
             "absent_norms": [absent_norm(place) for place in places],
         }
     pairs = zip(sides["on"]["absent_norms"], sides["off"]["absent_norms"], strict=True)
-    config = trials[f"on-seed{seeds[0]}"]
-    lrs = schedule_curves(config, np.arange(config.train.steps))["lr"].astype(np.float64)
-    return {"sides": sides, "absent": [on / off for on, off in pairs],
-            "closed_form": float(np.prod(1 - lrs * EMBEDDING_DECAY))}  # fmt: skip
+    closed_form = decay_alone(trials[f"on-seed{seeds[0]}"])
+    return {"sides": sides, "absent": [on / off for on, off in pairs], "closed_form": closed_form}
+
+
+def regular_lines(place: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of layers.jsonl at every LAYERS_EVERY-th step, without those that follow an alarm."""
+    return [line for line in records.read_layers(place) if line["step"] % LAYERS_EVERY == 0]
+
+
+def decay_alone(trial: ConfigDict) -> float:
+    """What is left of a weight that gets no gradient: the product of 1 - LR x decay over the steps."""
+    lrs = schedule_curves(trial, np.arange(trial.train.steps))["lr"].astype(np.float64)
+    return float(np.prod(1 - lrs * trial.optim.weight_decay))
 
 
 def absent_norm(place: pathlib.Path) -> float:
