@@ -53,10 +53,10 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
         "steps": steps, "seeds": [*seeds], "maps": described, "embedding": embeddings,
         "checks": list_checks(described, embeddings), "finding": describe_finding(described, embeddings),
         "limits": "one block of width 32, 0.3 M tokens, each read once. With 8192 tokens read 25 times (one seed, "
-        "while settings were explored) the best decay of both networks hardly moved with the rate. The two networks differ "
-        "in several parts at once. What the invariant one lacks are weights whose size the loss sees, which AdamW holds "
-        "below 1/decay (Xie & Li 2024), whatever the rate; that this is why the decay decides in the other was not "
-        "shown. Other batch sizes and longer runs were not measured.",
+        "while settings were explored) the best decay of both networks hardly moved with the rate. The networks differ "
+        "in several parts at once. What the invariant one lacks are weights whose size the loss sees, which AdamW "
+        "holds below 1/decay (Xie & Li 2024), whatever the rate; that this is why the decay alone decides in the other "
+        "was not shown. Other batch sizes and longer runs were not measured.",
     }  # fmt: skip
 
 
@@ -129,8 +129,9 @@ def describe(result: Mapping[str, Any]) -> list[str]:
     return [*lines, *_embedding_lines(result["embedding"])]
 
 
-def _best_cells(lr: float, best: float, inside: bool, steps: int) -> list[str]:
-    return [f"{best:.3g}", f"{lr * best:.2g}", f"{1 / (lr * best * steps):.3f}"] if inside else ["-", "-", "-"]
+def _best_cells(lr: float, best: float, inside: bool, steps: int, scales: int) -> list[str]:
+    cells = [f"{best:.3g}", f"{lr * best:.2g}", f"{1 / (lr * best * steps):.3f}"] if inside else ["-", "-", "-"]
+    return cells[: 1 + scales]
 
 
 def _embedding_lines(embedding: Mapping[str, Any]) -> list[str]:
