@@ -115,9 +115,11 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         scales = () if one["arm"] == maps.ADAM else ("rate x decay", "tau")  # in a gradient a decay has no time scale
         columns = ("rate", "no decay", *(f"{decay:g}" for decay in one["decays"]), "best decay", *scales)
         rows = [
-            [f"{lr:g}", *(f"{mean:.4f}" for mean in means), *_best_cells(lr, best, inside, result["steps"])][
-                : len(columns)
-            ]
+            [
+                f"{lr:g}",
+                *(f"{mean:.4f}" for mean in means),
+                *_best_cells(lr, best, inside, result["steps"], len(scales)),
+            ][: len(columns)]
             for lr, means, best, inside in zip(one["lrs"], one["means"], one["best"], one["inside"], strict=True)
         ]
         costs = (
