@@ -119,7 +119,7 @@ def describe(result: Mapping[str, Any]) -> list[str]:
                 f"{lr:g}",
                 *(f"{mean:.4f}" for mean in means),
                 *_best_cells(lr, best, inside, result["steps"], len(scales)),
-            ][: len(columns)]
+            ]
             for lr, means, best, inside in zip(one["lrs"], one["means"], one["best"], one["inside"], strict=True)
         ]
         costs = (
