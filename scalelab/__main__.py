@@ -36,6 +36,7 @@ COMMANDS = {
     "compare": "show how two runs differ, and whether their losses differ by more than seeds do",
     "diagnose": "name what is wrong with a run: ranked causes with evidence, and the knob to turn",
     "replay": "train a window of a run again, bit for bit and under what-ifs: which cure of a spike is cheapest",
+    "noise": "measure a run's gradient noise scale, the batch beyond which more saves few steps",
     "watch": "forecast the final loss of runs while they train; score the forecasts",
     "coordcheck": "measure which activations grow with width or depth (muP, CompleteP)",
     "proxy": "find the learning rate of a large recipe on a small twin",

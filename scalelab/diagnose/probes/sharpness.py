@@ -11,32 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from scalelab.diagnose.probes.subject import Subject, find_second_moments
+from scalelab.diagnose.probes.subject import ADAMS, Subject, adam_roots
 from scalelab.optim import schedules
 from scalelab.train.step.curvature import hessian_product
 from scalelab.train.step.gradients import document_ends
 
 LANCZOS_STEPS = 12  # products; the largest eigenvalue of a network's Hessian stands apart and is met within some ten
 BATCHES = 4  # batches whose mean loss is differentiated: one batch is sharper than the data
-PLAIN, ADAMS = ("sgd",), ("adam", "adamw")
+PLAIN = ("sgd",)
 
 
 def probe_sharpness(subject: Subject) -> dict[str, float]:
     """`sharpness` of the loss of BATCHES batches, preconditioned under Adam, `sharpness_lr` times the LR of that step,
     and `sharpness_limit`, where the optimizer becomes unstable; {} for other optimizers, and on pipelines.
     """
-    static, name = subject.static, subject.static.optim.name
-    second = find_second_moments(subject.state.opt_state)
-    if static.layout.stage > 1 or not (name in PLAIN or (name in ADAMS and second is not None)):
+    static, name, h = subject.static, subject.static.optim.name, subject.h
+    roots = jax.tree.map(jnp.ones_like, subject.params) if name in PLAIN else adam_roots(subject)
+    if static.layout.stage > 1 or roots is None:
         return {}
-    h = subject.h
-    roots = jax.tree.map(jnp.ones_like, subject.params)
     limit = 2.0
     if name in ADAMS:
         beta1 = float(h["beta1"])
         limit = (2 + 2 * beta1) / (1 - beta1)
-        correction = 1 - h["beta2"] ** jnp.maximum(second.count, 1)
-        roots = jax.tree.map(lambda v: (jnp.sqrt(v.astype(jnp.float32) / correction) + h["eps"]) ** -0.5, second.nu)
     ends = document_ends(static, h)
     batches = [subject.batch(subject.step + i) for i in range(BATCHES)]
 

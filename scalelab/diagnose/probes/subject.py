@@ -22,6 +22,8 @@ from scalelab.train.step import program, state
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from scalelab.train.step.state import TrainState
 
+ADAMS = ("adam", "adamw")
+
 
 class Subject(NamedTuple):
     """A run on one device at a saved step: its compiled half, traced numbers, state, and a batch of that step."""
@@ -77,3 +79,13 @@ def find_second_moments(opt_state: Any) -> Any:
     """The state of optax's Adam inside a chain's; None for another optimizer."""
     is_adam = lambda x: isinstance(x, optax.ScaleByAdamState)  # noqa: E731
     return next(filter(is_adam, jax.tree.leaves(opt_state, is_leaf=is_adam)), None)
+
+
+def adam_roots(subject: Subject) -> Any:
+    """1 / sqrt(sqrt(v_hat) + eps) for each parameter, the root of Adam's preconditioner; None for other optimizers."""
+    second = find_second_moments(subject.state.opt_state)
+    if subject.static.optim.name not in ADAMS or second is None:
+        return None
+    correction = 1 - subject.h["beta2"] ** jnp.maximum(second.count, 1)
+    eps = subject.h["eps"]
+    return jax.tree.map(lambda v: (jnp.sqrt(v.astype(jnp.float32) / correction) + eps) ** -0.5, second.nu)
