@@ -4,13 +4,12 @@ python -m docs.generate
 """
 
 import ast
-import json
 import pathlib
-import re
 import sys
 
 import scalelab.commands
 from docs.gallery import gallery_page
+from docs.notebook import make_notebook, notebook_text
 from scalelab.__main__ import COMMANDS
 from scalelab.config import key_records
 from scalelab.config.keys import Key, Range
@@ -34,24 +33,9 @@ def reference_pages() -> dict[str, str]:
     return {
         "commands.md": _commands_page(),
         "keys.md": _keys_page(),
-        "python.ipynb": _notebook(PYTHON_PAGE.read_text()),
+        "python.ipynb": notebook_text(make_notebook(PYTHON_PAGE.read_text())),
         "../gallery.md": NOTE + gallery_page(),
     }
-
-
-def _notebook(page: str) -> str:
-    """A page of Markdown as a notebook: its Python blocks are the code cells."""
-    parts = re.split(r"^```python\n(.*?)^```\n", page, flags=re.MULTILINE | re.DOTALL)
-    cells = [_cell("code" if i % 2 else "markdown", f"{i}", part.strip()) for i, part in enumerate(parts)]
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
-    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-
-
-def _cell(kind: str, name: str, text: str) -> dict:
-    """A cell of nbformat 4.5, not run yet."""
-    cell = {"cell_type": kind, "id": name, "metadata": {}, "source": text.splitlines(keepends=True)}
-    return cell | ({"execution_count": None, "outputs": []} if kind == "code" else {})
 
 
 def _commands_page() -> str:
