@@ -58,6 +58,24 @@ def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool
     return True
 
 
+def train_packs(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool:
+    """Train one pack after the other in this process, so that its CPU seconds are all; False if a signal stopped it.
+
+    Each pack has a folder, named after its first trial. A process of its own for each pack (`train_trials`) would
+    compile a program of several packs several times.
+    """
+    from scalelab.sweep.trials import group_into_packs
+
+    packs = group_into_packs(trials).values()
+    return all(train_trials(folder / names[0], {name: trials[name] for name in names}) for names in packs)
+
+
+def find_runs(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """{name: folder} of the runs that `train_packs` trained under `folder`."""
+    packs = sorted(place for place in folder.iterdir() if place.is_dir())
+    return {place.name: place.resolve() for pack in packs for place in records.run_folders(pack)}
+
+
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table."""
     return [" | ".join(("", *cells, "")).strip() for cells in (columns, ("---",) * len(columns), *rows)]
