@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from scalelab.cli.parser import print_status
 from scalelab.experiments.shared import markdown_table
 from scalelab.experiments.studies import outcome
-from scalelab.report.figures.style import ACCENT, INK, add_axes_legend, make_figure, set_log_axis, styled
+from scalelab.report.figures.style import ACCENT, INK, make_figure, set_log_axis, styled
 from scalelab.train.run.early_stop import find_stop
 
 MODULUS, EMBED, HIDDEN, BATCH, EVERY, SEEDS = 97, 128, 256, 512, 100, 3
@@ -192,7 +192,7 @@ def plot_accuracy(result: Mapping[str, Any]) -> Figure:
         set_log_axis(ax)
         ax.set(xlabel="step", ylim=(-0.03, 1.05), title=name)
     axes[0].set(ylabel="accuracy")
-    add_axes_legend(fig, axes[0])
+    axes[0].legend(loc="upper left")
     return fig
 
 
