@@ -1,0 +1,1 @@
+"""The study of sharpness: its runs, and what they say."""
