@@ -69,11 +69,11 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
         "checks": list_checks(ratios, flat, gain),
         "finding": "Sharpness times learning rate settles at "
         + ", ".join(f"{np.mean(each):.2f} of its edge under {name}" for name, each in ratios.items())
-        + f"; batches of {SMALL_BATCH} instead of {ROWS} sequences end {np.mean(flat):.2f} times as sharp; with warm-up "
-        f"Adam trains at up to {2 ** np.mean(gain):.1f} times the rate.",
+        + f"; batches of {SMALL_BATCH} instead of {ROWS} sequences end {np.mean(flat):.2f} times as sharp; with "
+        f"warm-up Adam trains at up to {2 ** np.mean(gain):.1f} times the rate.",
         "limits": "one layer, 32 short sequences, thousands of steps on the same batch: far from pretraining, where "
-        "each batch is new. Cross-entropy flattens where all is fitted, so later values would fall below the edge. Flatness "
-        "is not generalisation; here nothing is held out.",
+        "each batch is new. Cross-entropy flattens where all is fitted, so later values would fall below the edge. "
+        "Flatness is not generalisation; here nothing is held out.",
     }  # fmt: skip
 
 
