@@ -139,8 +139,8 @@ def list_checks(barriers: Mapping[str, Sequence[float]], averages: Sequence[Mapp
         outcome.compare_with(0, f"falls with later parting: {frankle}", "barrier, parted late over parted early",
                              late / early, 0, 1),
         outcome.compare_with(0, f"0: {frankle}", "barrier between runs that part late", late, -0.02, 0.05, "nats"),
-        outcome.compare_with(0, "above 0: Izmailov et al. 2018", f"last checkpoint above the mean of {AVERAGED}", gain, 1e-3, 1,
-                             "nats"),
+        outcome.compare_with(0, "above 0: Izmailov et al. 2018", f"last checkpoint above the mean of {AVERAGED}",
+                             gain, 1e-3, 1, "nats"),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Loss landscapes: barriers of known curves, filters' norms by hand, and losses along a line against each model's own."""
+"""Loss landscapes: barriers of known curves, norms of filters by hand, losses on a line against the models."""
 
 import jax
 import jax.numpy as jnp
