@@ -1,6 +1,7 @@
 """The walls of the house, read off the source: which room may import which, who prints, and that tests can fail."""
 
 import ast
+import functools
 import pathlib
 import re
 import sys
@@ -72,17 +73,25 @@ def room(path):
     return None if name == "__init__" else name
 
 
+@functools.cache
+def parse(path):
+    """The syntax tree of a file, read once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path):
     """Every module that a file imports, anywhere in it; `from a import b` counts as a and a.b."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    names = set()
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, (
                 f"{relative(path)}:{node.lineno} imports relatively: the walls are read off full names"
             )
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def packages(path):
@@ -201,7 +210,7 @@ def test_a_package_is_imported_in_its_rooms_only(package, homes):
 def test_only_commands_speak_to_the_terminal(path):
     assert not packages(path) & {"absl", "torch", "tensorflow", "pandas"}
     if room(path) not in ("cli", "commands", "__main__"):
-        assert "print" not in calls(ast.parse(path.read_text()))
+        assert "print" not in calls(parse(path))
         assert "sys.argv" not in path.read_text()
 
 
@@ -218,7 +227,7 @@ def can_fail(function, helpers):
 
 @pytest.mark.parametrize("path", TESTS, ids=relative)
 def test_every_test_can_fail(path):
-    functions = {f.name: f for f in ast.walk(ast.parse(path.read_text())) if isinstance(f, ast.FunctionDef)}
+    functions = {f.name: f for f in ast.walk(parse(path)) if isinstance(f, ast.FunctionDef)}
     helpers = {name: f for name, f in functions.items() if not name.startswith("test_")}
     tests = [f for name, f in functions.items() if name.startswith("test_")]
     assert tests, f"{relative(path)} holds no test"
@@ -244,7 +253,7 @@ READ_FROM_A_FILE = {"read_json", "config_of", "planned"}
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_a_config_that_a_file_gave_is_resolved_as_such(path):
     """Else the code that it names would count as the user's own (`scalelab/user_code.py`)."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "resolve":
             stored = {keyword.arg for keyword in node.keywords} == {"stored"}
             assert stored or not calls(node) & READ_FROM_A_FILE, f"{relative(path)}:{node.lineno}: say stored=True"
