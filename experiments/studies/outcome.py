@@ -19,6 +19,7 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import Parser, emit_json, folder_path, print_status
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.report.figures.style import write_figure
+from scalelab.sweep.executors import worker
 
 SPENT_FILE = "spent.json"
 CHECK_COLUMNS = ("number", "known", "source", "ours", "allowed", "inside")
@@ -49,7 +50,9 @@ def run_study(
             measured = measure(folder, options.quick)
         if measured is None:
             return 75
-        result = result_header(f"studies.{name}", argv) | records.read_json(folder / SPENT_FILE) | measured
+        spent = records.read_json(folder / SPENT_FILE)
+        spent["cpu_s"] = round(spent["cpu_s"] + _worker_seconds(folder), 1)
+        result = result_header(f"studies.{name}", argv) | spent | measured
         page = make_page(name, doc or name, result, describe(result))
         write_figure(str(place / f"{name}.png"), draw(result), [])
         write_result(place, name, result, page)
@@ -85,6 +88,12 @@ def _count_seconds(folder: pathlib.Path) -> Iterator[None]:
 def _cpu_seconds() -> float:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _worker_seconds(folder: pathlib.Path) -> float:
+    """CPU seconds of the worker processes that trained packs of trials under `folder`, in all calls."""
+    lines = (line for path in folder.rglob(f"packs/*/{worker.SPENT_FILE}") for line in records.read_json_lines(path))
+    return sum(line["cpu_s"] for line in lines)
 
 
 def measure_once(folder: pathlib.Path, part: str, settings: Mapping[str, Any], compute: Callable[[], Any]) -> Any:

@@ -41,9 +41,12 @@ def test_an_interrupted_study_goes_on_with_its_parts_and_counts_all_its_seconds(
 
     assert run(tmp_path, measure, capsys)[0] == 130 and computed == ["a"]
     before = json.loads((tmp_path / "spent.json").read_text())
+    pack = tmp_path / "sweep" / "packs" / "0"
+    pack.mkdir(parents=True)  # as a worker that trained a pack leaves it
+    (pack / "spent.jsonl").write_text(json.dumps({"start_s": 1, "compile_s": 1, "wall_s": 1, "cpu_s": 1000}) + "\n")
     assert run(tmp_path, measure, capsys)[0] == 0 and computed == ["a", "b"]
     result = json.loads((tmp_path / "trial.json").read_text())
-    assert result["cpu_s"] >= before["cpu_s"] and not result["checks"][0]["inside"]
+    assert result["cpu_s"] >= before["cpu_s"] + 1000 and not result["checks"][0]["inside"]
     page = (tmp_path / "trial.md").read_text()
     assert "| twice one | 2 nats | closed form | 2.1 nats | 1.9 to 2.05 | **no** |" in page
     assert page.startswith("# Trial: a study of nothing\n") and "One sentence." in page and "its own line" in page
