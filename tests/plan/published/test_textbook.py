@@ -41,20 +41,26 @@ BY_HAND = {
     "no bias correction, betas .9, .999: the largest": (2, (1 - 0.9**12) / (1 - 0.999**12) ** 0.5, "match"),
     "RMS of Adam's step on noise": (1, (0.1 / 1.9) ** 0.5, "wrong"),
     "1/K forgotten, K = 8, SGD": (8, 8, "match"),
-    "1/K forgotten, K = 8, AdamW": (8, 1, "wrong"),
+    "1/K forgotten, K = 8, AdamW (optim": (8, 1, "wrong"),
+    "1/K forgotten, K = 8, AdamW after a clip": (8, 1, "wrong"),  # norms near 11: all are clipped to 1
     "accumulation is numerically identical": (1, 2, "wrong"),
-    "get_cosine_schedule_with_warmup": (3e-5, 0, "wrong"),  # 7.7e-14: 3e-4 (pi / 98000 / 2)^2
+    # 1.5e-4 (1 + cos(pi 48/98))
+    "get_cosine_schedule_with_warmup: LR at step 50,000": (1.65e-4, 1.5480784e-4, "wrong"),
+    "get_cosine_schedule_with_warmup: LR at the last": (3e-5, 0, "wrong"),  # 7.7e-14: 3e-4 (pi / 98000 / 2)^2
     "PaLM's LR 100 steps back": (3.16, (1e5 / 99_901) ** 0.5, "wrong"),
     "Schedule-Free: first step": (1, 2000, "wrong"),
+    "Llama 3 trained with WSD": (1, 0.01 + 0.99 * (1 + np.cos(np.pi * 886_069 / 1_780_139)) / 2, "wrong"),
     "rollback from 45,500 to 44,000: steps": (1000, 1500, "wrong"),
     "rollback from 45,500 to 44,000: its cost": (3600, 6000, "wrong"),
     "PaLM's Adafactor": (0.5, 1, "wrong"),
+    "T5's Adafactor": (0.5, 0.0117885 / 56, "wrong"),  # as the row of GB above
     "Llama 2 7B, shaped": (20, 2e12 / 6_738_415_616, "wrong"),
     "Llama 2 70B, shaped": (20, 2e12 / 68_976_648_192, "wrong"),
     "Newton-Schulz drives singular values to 1: the least": (1, 0.6818, "wrong"),
     "Newton-Schulz drives singular values to 1: the largest": (1, 1.1344, "wrong"),
     "Muon preserves": (1000, 1, "wrong"),
-    "steps between saves": (2000, 15, "wrong"),
+    "steps between saves (every few": (2000, 15, "wrong"),
+    "steps between saves (every 500)": (500, 15, "wrong"),
 }
 
 
