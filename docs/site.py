@@ -14,7 +14,14 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SITE = ROOT / "site"
-PAGES = ("*.md", "docs/*.md", "docs/reference/*.md", "scalelab/laws/*.md", "experiments/results/*.md")
+PAGES = (
+    "*.md",
+    "docs/*.md",
+    "docs/reference/*.md",
+    "docs/course/*.md",
+    "scalelab/laws/*.md",
+    "experiments/results/*.md",
+)
 ORDER = ("README", "docs/tutorial", "docs/howto", "docs/faq", "docs/glossary", "docs/python", "docs/index")
 LINK = re.compile(r"\]\(([^)#:]+)[)#]")
 

@@ -1,14 +1,16 @@
 """The course: notebooks that run, checkers that tell right from wrong, and pages that say what the code computes."""
 
+import base64
 import json
 import math
 import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from docs import notebook
-from docs.course import checkers, solutions
+from docs.course import checkers, generate, solutions
 
 COURSE = pathlib.Path(__file__).parent.parent / "docs" / "course"
 TRUE = solutions.solutions(checkers.isoflop_runs(), checkers.LOSSES)  # by hand, without the library's formulas
@@ -131,3 +133,60 @@ def test_a_notebook_holds_what_its_cells_print_and_return():
     assert json.loads(notebook.notebook_text(first)) == first != done
     with pytest.raises(ZeroDivisionError):
         notebook.run_notebook(first, COURSE)
+
+
+def numbers_in(text):
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[+-]?\d+)?", text)]
+
+
+def check_theory(skip):
+    """The committed notebook has the cells of its page, and the numbers that they print today."""
+    stored = json.loads((COURSE / "theory.ipynb").read_text())
+    page = notebook.make_notebook((COURSE / "theory.md").read_text())
+    sources = [[cell["source"] for cell in each["cells"]] for each in (stored, page)]
+    assert sources[0] == sources[1], "run python -m docs.course.generate"
+    done, pictures = notebook.run_notebook(page, COURSE, skip), 0
+    for now, then in zip(done["cells"], stored["cells"], strict=True):
+        if now.get("execution_count") is None:
+            continue
+        for ours, theirs in zip(outputs_of({"cells": [now]}), outputs_of({"cells": [then]}), strict=True):
+            assert re.sub(r"[\d.]+", "", ours) == re.sub(r"[\d.]+", "", theirs)
+            # Numbers are printed with two to four digits; those of other machines differ in the last one.
+            assert numbers_in(ours) == pytest.approx(numbers_in(theirs), rel=0.02, abs=0.002)
+    for cell in stored["cells"]:
+        for output in cell.get("outputs", ()):
+            if "image/png" in output.get("data", {}):
+                assert len(base64.b64decode(output["data"]["image/png"])) < 60_000
+                pictures += 1
+    assert pictures == 9
+
+
+def test_the_theory_prints_what_its_notebook_holds():
+    check_theory(skip={notebook.SLOW})
+
+
+@pytest.mark.slow
+def test_the_slow_part_of_the_theory_too():
+    check_theory(skip=())
+
+
+def test_the_answers_of_the_self_check_are_todays():
+    page = (COURSE / "index.md").read_text()
+    assert generate.fill_self_check(page) == page, "run python -m docs.course.generate"
+    assert generate.fill_self_check(page.replace("| 0.447 learning", "| 0.5 learning")) == page
+
+
+def test_the_index_has_all_that_it_announces():
+    page = (COURSE / "index.md").read_text()
+    names, texts = re.findall(r"^## (.*)$", page, re.MULTILINE), re.split(r"^## .*$", page, flags=re.MULTILINE)[1:]
+    sections = dict(zip(names, texts, strict=True))
+    counts = {name: len(re.findall(r"^\d+\. ", text, re.MULTILINE)) for name, text in sections.items()}
+    assert counts == {"Objectives": 8, "Six exercises": 6, "Ten problems": 10, "Eight practice sets": 8,
+                      "Five milestones": 5, "Self-check": 0, "What this cannot tell": 0}  # fmt: skip
+    titles = re.findall(r"^## \d+\. (.*)$", (COURSE / "exercises.md").read_text(), re.MULTILINE)
+    assert titles == re.findall(r"^\d+\. (.*)\.$", sections["Ten problems"].replace("luck?", "luck?."), re.MULTILINE)
+    theory = re.findall(r"^## (\d+)\. ", (COURSE / "theory.md").read_text(), re.MULTILINE)
+    assert theory == [str(n) for n in range(1, 10)]
+    for name in ("Six exercises", "Eight practice sets", "Five milestones"):
+        parts = re.split(r"^\d+\. ", sections[name], flags=re.MULTILINE)[1:]
+        assert all(re.search(r"^ {8}scalelab ", part, re.MULTILINE) for part in parts)

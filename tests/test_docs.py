@@ -19,8 +19,9 @@ from scalelab.optim import schedules, table
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+COURSE = sorted((ROOT / "docs" / "course").glob("*.md"))
 REFERENCE = ROOT / "docs" / "reference"
-PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "scalelab/laws/README.md", *DOCS]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "scalelab/laws/README.md", *DOCS, *COURSE]
 TINY = ROOT / "configs" / "tiny.py"
 
 
@@ -35,6 +36,7 @@ def test_the_index_lists_every_page_and_the_readme_leads_to_it():
     index = (ROOT / "docs" / "index.md").read_text()
     assert [page.name for page in DOCS if page.name != "index.md" and f"]({page.name})" not in index] == []
     assert [page.name for page in ROOT.glob("*.md") if f"](../{page.name})" not in index] == []
+    assert "](course/index.md)" in index
     assert "](docs/index.md)" in (ROOT / "README.md").read_text()
 
 
