@@ -39,6 +39,7 @@ from scalelab.experiments.shared import (
     train_trials,
     write_result,
 )
+from scalelab.experiments.studies import outcome
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.report.figures.raceplot import plot_replay
 from scalelab.report.figures.style import write_figure
@@ -132,6 +133,8 @@ def format_page(result: Mapping[str, Any]) -> str:
         "",
         f"`{result['command']}`, {result['date']}: {result['machine']}",
         "",
+        result["finding"],
+        "",
         result["what"],
         "",
         *markdown_table(columns, (_cells(arm, result["incidents"]) for arm in ARMS)),
@@ -168,6 +171,27 @@ def answers(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def conclude(incidents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was found, in one sentence, and its numbers beside what is known."""
+    rows = [row for incident in incidents for row in incident["arms"]]
+    last = {arm: float(np.mean([row["final"] for row in rows if row["arm"] == arm])) for arm in ARMS}
+    cured = {arm: sum(row["works"] for row in rows if row["arm"] == arm) for arm in ARMS}
+    equal, lines = (sum(each["reproduced"][key] for each in incidents) for key in ("equal", "lines"))
+    named, planted = (sum(each[key] for each in incidents) for key in ("named_first", "planted"))
+    return {
+        "finding": f"After outliers in {LAST - FIRST + 1} batches five arms end at "
+        + ", ".join(f"{loss:.2f} ({arm})" for arm, loss in last.items())
+        + f" nats; {named} of {planted} planted documents have the largest gradients of their batch.",
+        "checks": [
+            outcome.compare_with(1, "exact replay", "logged steps replayed bit for bit, share", equal / lines, 1, 1),
+            outcome.compare_with(1, "planted by this study", "planted documents named first, share",
+                                 named / planted, 0.8, 1),
+            outcome.compare_with(1, "PaLM (Chowdhery et al. 2022)", "seeds cured by skipping the batches, share",
+                                 cured["skip the batches"] / len(incidents), 1, 1),
+        ],
+    }  # fmt: skip
+
+
 def plan(arguments: Sequence[str]) -> PlannedStudy:
     """The runs of this study (default: --quick), before any of them runs (for `scalelab plan --sweep`)."""
     base, seeds, _ = parse_arguments(arguments or ["--quick"])
@@ -193,16 +217,19 @@ def _main(argv: Sequence[str]) -> int:
     base, seeds, options = parse_arguments(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    if not train_trials(options.workdir, made := make_trials(base, seeds)):
-        return 75
+    options.workdir.mkdir(parents=True, exist_ok=True)
     incidents = []
-    for seed, name in zip(seeds, made, strict=True):
-        print(f"{name}: five arms of {LAST + AFTER - 200} steps", file=sys.stderr, flush=True)
-        incidents.append(measure_incident(options.workdir / "runs" / name, seed, options.price))
+    with outcome.count_seconds(options.workdir):
+        if not train_trials(options.workdir, made := make_trials(base, seeds)):
+            return 75
+        for seed, name in zip(seeds, made, strict=True):
+            print(f"{name}: five arms of {LAST + AFTER - 200} steps", file=sys.stderr, flush=True)
+            incidents.append(measure_incident(options.workdir / "runs" / name, seed, options.price))
     shown = incidents[0].pop("replay")
     for incident in incidents[1:]:
         del incident["replay"]
-    result = result_header("incident", argv) | {
+    result = result_header("incident", argv) | outcome.read_seconds(options.workdir) | conclude(incidents)
+    result |= {
         "what": f"{base.model.n_layers} blocks of width {base.model.d_model}, {base.optim.name} at a constant LR of "
         f"{base.optim.peak_lr:g}, clip {base.optim.clip_norm:g}; {PLANTED_SHARE:.0%} of the batches of steps {FIRST} "
         f"to {LAST} is planted. "

@@ -46,13 +46,11 @@ def run_study(
         place = options.workdir or (folder if options.quick else RESULTS)
         for each in (folder, place):
             each.mkdir(parents=True, exist_ok=True)
-        with _count_seconds(folder):
+        with count_seconds(folder):
             measured = measure(folder, options.quick)
         if measured is None:
             return 75
-        spent = records.read_json(folder / SPENT_FILE)
-        spent["cpu_s"] = round(spent["cpu_s"] + _worker_seconds(folder), 1)
-        result = result_header(f"studies.{name}", argv) | spent | measured
+        result = result_header(f"studies.{name}", argv) | read_seconds(folder) | measured
         page = make_page(name, doc or name, result, describe(result))
         write_figure(str(place / f"{name}.png"), draw(result), [])
         write_result(place, name, result, page)
@@ -73,7 +71,7 @@ def _study_options(name: str, doc: str | None) -> Parser:
 
 
 @contextlib.contextmanager
-def _count_seconds(folder: pathlib.Path) -> Iterator[None]:
+def count_seconds(folder: pathlib.Path) -> Iterator[None]:
     """Add the wall and CPU seconds of the body, and of processes that ended in it, to those of earlier calls."""
     wall, cpu = time.monotonic(), _cpu_seconds()
     try:
@@ -90,10 +88,11 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _worker_seconds(folder: pathlib.Path) -> float:
-    """CPU seconds of the worker processes that trained packs of trials under `folder`, in all calls."""
+def read_seconds(folder: pathlib.Path) -> dict[str, float]:
+    """`wall_s` and `cpu_s` of all calls so far, with the CPU seconds of the workers that trained packs of trials."""
+    spent = records.read_json(folder / SPENT_FILE)
     lines = (line for path in folder.rglob(f"packs/*/{worker.SPENT_FILE}") for line in records.read_json_lines(path))
-    return sum(line["cpu_s"] for line in lines)
+    return spent | {"cpu_s": round(spent["cpu_s"] + sum(line["cpu_s"] for line in lines), 1)}
 
 
 def measure_once(folder: pathlib.Path, part: str, settings: Mapping[str, Any], compute: Callable[[], Any]) -> Any:

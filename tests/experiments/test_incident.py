@@ -32,6 +32,15 @@ def test_the_table_counts_cures_over_seeds():
     assert incident._cells("LR x .7", incidents) == ["LR x .7", "1 of 2", "2.000, 4.000", "3", "36", "16", "1"]
 
 
+def test_the_finding_counts_arms_replays_and_documents():
+    row = {"works": True, "final": 2.0}
+    arms = [{"arm": arm} | row | ({"works": False, "final": 3.0} if arm == "go on" else {}) for arm in incident.ARMS]
+    one = {"arms": arms, "reproduced": {"equal": 9, "lines": 10}, "named_first": 5, "planted": 6}
+    made = incident.conclude([one, one | {"named_first": 6}])
+    assert [check["measured"] for check in made["checks"]] == [0.9, 11 / 12, 1.0]
+    assert "3.00 (go on), 2.00 (skip the batches)" in made["finding"] and "11 of 12 planted" in made["finding"]
+
+
 def test_a_missing_workdir_is_one_line(capsys):
     assert incident.main(["--quick"]) == 2
     assert "--workdir=DIR is needed" in capsys.readouterr().err
