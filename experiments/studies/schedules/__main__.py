@@ -3,11 +3,11 @@
     python -m experiments.studies.schedules [--workdir=DIR] [--quick] [--json[=PATH]]
 
 Real runs of the small transformer of `scalelab study curves`, four seeds each. (1) WSD and cosine at equal tokens, each
-at the best of three learning rates. (2) Decays of 5 to 40 % of the run, linear, cosine and 1-sqrt. (3) The multi-power
-law (Luo et al. 2025), fitted to a constant and a cosine run, predicts the curves of all others. (4) Four sizes with 25
-tokens a parameter: do their curves, normalised, fall on each other (Qiu et al. 2025, "Scaling collapse")? Expected: WSD
-equal to cosine and best with 10 to 20 % or more, 1-sqrt a little better than linear (Hägele et al. 2024), the law
-within 0.5 %, collapse within the noise of seeds. Eight CPU minutes; --quick: 400 steps, two seeds, two sizes.
+at the best of four learning rates. (2) Decays of 5 to 40 % of the run, linear, cosine and 1-sqrt. (3) The multi-power
+law (Luo et al. 2025), fitted to a constant and a cosine run, predicts the curves of all others. (4) Four sizes with as
+many tokens as suit their compute: do their curves, normalised, fall on each other (Qiu et al. 2025, on collapse)?
+Expected: WSD equal to cosine and best with 10 to 20 % or more, 1-sqrt a little better than linear (Hägele et al. 2024),
+the law within 0.5 %, collapse within the noise of seeds. Ten CPU minutes; --quick: 400 steps, two seeds, two sizes.
 
     scalelab study schedules --quick --workdir=runs/schedules
 """
@@ -56,12 +56,12 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
 
 
 LIMITS = (
-    "models of 0.01 to 0.05 M parameters, on bytes of source text. A run has 0.3 to 1.2 M tokens, so that a decay of "
+    "models of 0.01 to 0.05 M parameters, on bytes of source text. A run has 0.3 to 1.8 M tokens, so that a decay of "
     "5 % is 50 steps; in longer runs the tokens that cosine spends at a low rate cost less. The learning rate of the "
     "arms of length and shape was not tuned, nor were weight decay and warm-up. No public table of curves is at hand, "
     "so the law was fitted to these runs alone, and two schedules leave its parameters free to a large extent. In the "
-    "collapse the irreducible loss comes from another study, learning rates follow its rule, and sizes differ by a "
-    "factor of five in parameters, not by orders of magnitude."
+    "collapse the irreducible loss comes from another study, learning rates and tokens follow its rule and law, the "
+    "smallest runs have 500 steps, and sizes differ by a factor of five in parameters, not by orders of magnitude."
 )
 
 
@@ -125,9 +125,12 @@ def describe(result: Mapping[str, Any]) -> list[str]:
                    for name, each in result["differences"].items()]  # fmt: skip
     spreads = [(name, f"{each['spread_rms']:.2%}", f"{each['noise_rms']:.2%}", f"{each['raw_spread']:.1%}")
                for name, each in result["collapse"].items()]  # fmt: skip
+    best = [f"{arm} {lr:g} ({'at the edge of' if lr in (arms.LRS[0], arms.LRS[-1]) else 'inside'} those tried)"
+            for arm, lr in result["best_lr"].items()]  # fmt: skip
     return [
         f"Final validation losses, mean ± standard error of {result['seeds']} seeds, {result['steps']} steps:", "",
         *markdown_table(("schedule", *(f"LR {lr}" for lr in lrs)), finals), "",
+        f"Best learning rates: {', '.join(best)}.", "",
         "Differences by seed (nats), the first at the best LR of each, the others at LR 0.005:", "",
         *markdown_table(("difference", "mean ± standard error", "90 % interval"), differences), "",
         f"The multi-power law, fitted to mean curves of {' and '.join(law.FITTED)}; baseline: a power law in steps:",

@@ -18,7 +18,7 @@ from scalelab.sweep.answer.differences import mean_difference
 SHARES = (5, 10, 20, 40)  # per cent of the run that the decay takes
 STANDARD = "wsd20"
 TUNED = ("cosine", STANDARD)  # at every LR; the others at the middle one
-LRS = (0.0025, 0.005, 0.01)
+LRS = (0.0025, 0.005, 0.01, 0.02)
 MIDDLE = LRS[1]
 EVALS = 40  # of a run, each of 8,192 tokens
 

@@ -18,7 +18,7 @@ from scalelab.experiments.ladder_runs import size_and_tokens
 from scalelab.experiments.shared import find_runs
 from scalelab.sweep.scaling import ladder, rules
 
-TOKENS_PER_PARAMETER = 25  # where the quickstart's law has its optimum from 4e10 to 4e11 FLOPs: 24 to 33
+TOKENS_PER_PARAMETER = {16: 24.6, 24: 29.3, 32: 33.6, 40: 37.6}  # the optima of the quickstart's law, exact FLOPs
 EVALS = 40
 SHARES = np.linspace(0.1, 1.0, 37)  # of a run's compute; the warm-up ends at 0.08
 JUDGED = slice(0, -4)  # up to 0.9: at 1 all curves meet by definition
@@ -31,7 +31,7 @@ def make_trials(widths: Sequence[int], seeds: Sequence[int]) -> dict[str, Config
     for width in widths:
         resized = ladder.resize_width(base, width)
         per_step = base.train.global_batch * base.model.seq_len
-        steps = round(TOKENS_PER_PARAMETER * size_and_tokens(resized)[0] / per_step)
+        steps = round(TOKENS_PER_PARAMETER[width] * size_and_tokens(resized)[0] / per_step)
         rung = ladder.make_rung(base, width, steps * ladder.flops_per_step(resized), rule)
         values = {"schedule.name": "linear", "schedule.final_share": 0.0, "eval.batches": 16,
                   "eval.every_steps": steps // EVALS, "log.role": "", "checkpoint.every_steps": steps}  # fmt: skip

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from scalelab.experiments import isoflop
+from scalelab.experiments.studies.one_trunk import grid
 from scalelab.experiments.studies.schedules import __main__ as study
 from scalelab.experiments.studies.schedules import arms, collapse, figure, law
 from scalelab.laws.curves.curve import make_curve
@@ -60,19 +62,30 @@ def test_spread_and_noise_are_those_that_were_put_in():
 
 def test_decays_are_shares_of_the_run_and_sizes_have_their_tokens():
     trials = arms.make_trials(800, (0, 1))
-    assert len(trials) == 26
+    assert len(trials) == 30
     decays = {share: trials[arms.name_run(f"wsd{share}", arms.MIDDLE, 1)] for share in arms.SHARES}
     assert {share: run.schedule.decay_steps for share, run in decays.items()} == {5: 40, 10: 80, 20: 160, 40: 320}
     assert {run.schedule.final_share for run in decays.values()} == {0.0}
     assert trials["wsd20-sqrt-lr0.005-seed0"].schedule.decay_shape == "sqrt"
     small = collapse.make_trials((16,), (0,))["d16-seed0"]
-    assert small.train.steps * 8 * 64 == pytest.approx(25 * 10_320, rel=0.01)
+    assert small.train.steps * 8 * 64 == pytest.approx(24.6 * 10_320, rel=0.01)
+
+
+def test_tokens_are_the_optimum_of_the_quickstarts_law():
+    """At the optimum dL = 0 along equal FLOPs, which grow as N^e D."""
+    law_of_sizes = {key: float(value[0]) for key, value in isoflop.load_earlier_law().params.items()}
+    A, B, alpha, beta = (law_of_sizes[key] for key in ("A", "B", "alpha", "beta"))
+    for width, ratio in collapse.TOKENS_PER_PARAMETER.items():
+        N, (low, high) = grid.count_parameters(width), (width - 8, width + 8)
+        flops = np.log(grid.count_flops((high, 1)) / grid.count_flops((low, 1)))
+        e = flops / np.log(grid.count_parameters(high) / grid.count_parameters(low))
+        assert alpha * A * N**-alpha == pytest.approx(e * beta * B * (ratio * N) ** -beta, rel=0.005)
 
 
 def test_differences_are_taken_at_each_schedules_best_rate():
     finals = {arm: {arms.MIDDLE: [2.0, 2.1]} for arm in arms.list_arms(100)}
-    finals["cosine"] = dict(zip(arms.LRS, ([1.9, 2.0], [1.95, 2.05], [3.0, 3.0]), strict=True))
-    finals[arms.STANDARD] = dict(zip(arms.LRS, ([2.0, 2.0], [1.97, 2.05], [1.8, 1.92]), strict=True))
+    finals["cosine"] = dict(zip(arms.LRS, ([1.9, 2.0], [1.95, 2.05], [3.0, 3.0], [3.0, 3.1]), strict=True))
+    finals[arms.STANDARD] = dict(zip(arms.LRS, ([2.0, 2.0], [1.97, 2.05], [1.8, 1.92], [2.1, 2.2]), strict=True))
     first = study.list_differences(finals)["wsd20 - cosine"]
     assert arms.find_best(finals["cosine"]) == arms.LRS[0] and first["mean"] == pytest.approx(-0.09)
     assert first["error"] == pytest.approx(0.01)
@@ -88,6 +101,7 @@ def made_up_result():
     row = {"error": 0.004, "baseline": 0.02, "end": -0.01, "steps": at.tolist(), "loss": (3 - at / 400).tolist(),
            "measured": (3.01 - at / 400).tolist()}  # fmt: skip
     return {
+        "best_lr": {arm: arms.find_best(finals[arm]) for arm in arms.TUNED},
         "steps": 400, "seeds": 3, "widths": [16, 24], "width_seeds": 3,
         "finals": {arm: {f"{lr:g}": losses for lr, losses in each.items()} for arm, each in finals.items()},
         "differences": study.list_differences(finals), "collapse": {"irreducible": spread, "zero": spread},
