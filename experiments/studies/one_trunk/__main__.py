@@ -7,7 +7,7 @@ rate and warm-up of its own length. The other trains each size once at one const
 of a fifth of the steps off for each budget (`scalelab train --branch-from`); the same trunks give a grid of equal
 tokens at three sizes. Compared: exponents of the best size, the loss of each cell, FLOPs. Then decays to 0, 1/3 and 2/3
 of three rates: the drop of the loss against the fall of the rate. Expected: equal losses and exponents for two thirds
-of the FLOPs (Hägele et al. 2024), a drop in proportion to the fall (Tissue et al. 2024). Ten CPU minutes; --quick: two
+of the FLOPs (Hägele et al. 2024), a drop in proportion to the fall (Tissue et al. 2024). Twelve CPU minutes; --quick: two
 budgets and two seeds.
 
     scalelab study one_trunk --quick --workdir=runs/one_trunk
@@ -97,11 +97,13 @@ def describe_finding(result: Mapping[str, Any]) -> str:
     if own and branch:
         low, high = own["interval"]
         exponents = f"the best size grows as C^{branch['a']:.2f} against C^{own['a']:.2f} ({low:.2f} to {high:.2f})"
+    clear = sum(abs(each["mean"]) > 2 * each["error"] for each in result["cells"])
     overall, within, across = (result["overall"], *(result["drop_exponents"][key] for key in ("within", "across")))
     return (
         f"One trunk a size and a decay a cell save {result['saved']:.0%} of the FLOPs ({result['saved_isoflop']:.0%} "
-        f"of the IsoFLOP grid alone); {exponents}, and losses differ by {overall['mean']:+.4f} ± "
-        f"{overall['error']:.4f} nats; the drop of a decay goes as the fall of the rate to the power "
+        f"of the IsoFLOP grid alone); {exponents}; losses differ by {overall['mean']:+.4f} ± "
+        f"{overall['error']:.4f} nats in the mean, and in {clear} of {len(result['cells'])} cells by more than two "
+        f"standard errors; the drop of a decay goes as the fall of the rate to the power "
         f"{within['mean']:.2f} ± {within['error']:.2f} for partial decays, {across['mean']:.2f} ± "
         f"{across['error']:.2f} between rates."
     )
