@@ -7,8 +7,8 @@ rate and warm-up of its own length. The other trains each size once at one const
 of a fifth of the steps off for each budget (`scalelab train --branch-from`); the same trunks give a grid of equal
 tokens at three sizes. Compared: exponents of the best size, the loss of each cell, FLOPs. Then decays to 0, 1/3 and 2/3
 of three rates: the drop of the loss against the fall of the rate. Expected: equal losses and exponents for two thirds
-of the FLOPs (Hägele et al. 2024), a drop in proportion to the fall (Tissue et al. 2024). Twelve CPU minutes; --quick: two
-budgets and two seeds.
+of the FLOPs (Hägele et al. 2024), a drop in proportion to the fall (Tissue et al. 2024). Twelve CPU minutes; --quick:
+two budgets and two seeds.
 
     scalelab study one_trunk --quick --workdir=runs/one_trunk
 """
