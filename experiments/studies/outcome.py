@@ -8,6 +8,7 @@ import contextlib
 import json
 import pathlib
 import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -113,6 +114,11 @@ def compare_with(
     """A row of checks: a published or closed-form value, ours, and whether ours lies within [low, high]."""
     return {"name": name, "known": known, "source": source, "measured": measured, "unit": unit,
             "low": low, "high": high, "inside": bool(low <= measured <= high)}  # fmt: skip
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean over seeds and its standard error."""
+    return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
 
 
 def make_page(name: str, doc: str, result: Mapping[str, Any], body: Sequence[str]) -> str:

@@ -18,11 +18,12 @@ BUDGETS = (4e9, 8e9, 1.6e10, 3.2e10, 6.4e10)  # FLOPs, 6ND
 SIZES = (4, 6, 8, 12, 16, 24, 32, 48)  # d_model
 LARGEST = {4: 4e9, 6: 8e9, 8: 1.6e10, 12: 3.2e10}  # d_model: the largest budget of a run; of others the last
 LONG_LARGEST = {4: 1.6e10, 6: 2.4e10, 8: 3.2e10}  # of Kaplan's runs: what he leaves out of C is most of small models
-MATCHED = {4e9: (4, 6, 8, 12), 8e9: (6, 8, 12, 16), 1.6e10: (8, 12, 16, 24), 3.2e10: (12, 16, 24, 32),
-           6.4e10: (16, 24, 32)}  # fmt: skip
-SEEDS, QUICK_SEEDS, QUICK_BUDGETS = (0, 1), (0,), 3
+MATCHED = {4e9: (4, 6, 8, 12), 8e9: (4, 6, 8, 12, 16), 1.6e10: (6, 8, 12, 16, 24), 3.2e10: (8, 12, 16, 24, 32),
+           6.4e10: (12, 16, 24, 32)}  # fmt: skip
+SEEDS, QUICK_SEEDS, QUICK_BUDGETS = (0, 1), (0,), slice(1, 4)
 STEP_TOKENS, LONG_WARMUP, LR = 512, 400, 3e-3
 RATES = (0.5, 1.0, 2.0)  # factors on 0.009 sqrt(16 / d_model)
+MORE_RATES = {d: (0.25, 4.0) for d in (6, 8, 12, 16, 24)}  # of sizes near the best ones
 SHARED = {
     "model.mlp": "relu2", "model.tied_head": True, "model.seq_len": 64, "train.global_batch": STEP_TOKENS // 64,
     "optim.beta2": 0.95, "schedule.name": "cosine", "eval.batches": 32, "train.steps_per_dispatch": 50,
@@ -76,7 +77,7 @@ def make_trials(seeds: Sequence[int], budgets: Sequence[float]) -> dict[str, Con
             constant = {"schedule.final_share": 1.0, "train.seed": seed}
             trials[f"long-d{d}-seed{seed}"] = make_trial(d, long_steps[d], LONG_WARMUP, evaluations=32, **fall["long"])
             trials[f"short-d{d}-seed{seed}"] = make_trial(d, steps[d], short, **fall["short"])
-            for factor in RATES:
+            for factor in (*RATES, *MORE_RATES.get(d, ())):
                 rate = factor * 9e-3 * (16 / d) ** 0.5
                 trials[f"tuned-d{d}-x{factor:g}-seed{seed}"] = make_trial(d, steps[d], short, peak_lr=rate, **constant)
             for budget in (each for each in budgets if d in MATCHED[each]):

@@ -66,3 +66,8 @@ def test_the_list_says_cost_and_finding_of_a_phenomenon(name, capsys):
     rows = {row["name"]: row for row in study.describe_studies()}
     assert rows[name]["module"] == f"scalelab.experiments.studies.{name}" and rows[name]["cpu_s"] > 0
     assert rows["isoflop"]["module"] == "scalelab.experiments.isoflop" and rows["isoflop"]["finding"] is None
+
+
+def test_an_error_is_that_of_the_mean():
+    mean, error = outcome.mean_and_error([1.0, 2.0, 4.0])
+    assert mean == pytest.approx(7 / 3) and error == pytest.approx((7 / 3) ** 0.5 / 3**0.5)
