@@ -130,7 +130,8 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         rows.append([f"{number}. {name}", f"{step['a']:.3f}", interval, f"{step['noise']:.2%}", sizes])
     columns = ("step", "a", "95 % interval", "noise of a loss", "best N of each budget")
     return ["Steps 1 to 4 add up; step 5 has the warm-up of step 3, no decay, and the best of three to five learning "
-            "rates at each size and budget. N of step 1 leaves the output matrix out. A minimum at an edge is not used.", "",
+            "rates at each size and budget. N of step 1 leaves the output matrix out. Minima at an edge are left out.",
+            "",
             *markdown_table(columns, rows)]  # fmt: skip
 
 
