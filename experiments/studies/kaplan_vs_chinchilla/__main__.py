@@ -121,7 +121,7 @@ def plot_exponents(result: Mapping[str, Any]) -> Figure:
         right.errorbar([step["a"]], [row], xerr=[[step["a"] - low], [high - step["a"]]], fmt=style[0], color=colour)
     for value, text in ((0.5, "Chinchilla"), (0.73, "Kaplan")):
         right.axvline(value, color=MUTED, lw=0.8, ls=":")
-        right.annotate(text, (value, -0.6), ha="center", color=MUTED, fontsize=8)
+        right.annotate(f" {text}", (value, -0.6), color=MUTED, fontsize=8)
     for axis in "xy":
         set_log_axis(left, axis)
     left.set(xlabel="compute C (FLOPs)", ylabel="best size N*", title="sizes that are best at their budget")

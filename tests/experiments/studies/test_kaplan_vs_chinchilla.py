@@ -63,9 +63,7 @@ def test_the_study_finds_the_exponent_of_each_count(tmp_path, monkeypatch, trial
         assert step["a"] == pytest.approx(expected, abs=0.04), name
         assert 3e-5 < step["noise"] < 3e-4
     tuned = runs.read_points(tmp_path, "tuned", "total", runs.SEEDS, runs.BUDGETS)
-    np.testing.assert_allclose(
-        tuned["loss"], law(tuned["N"], tuned["C"] / (6 * tuned["N"])), rtol=2e-3
-    )
+    np.testing.assert_allclose(tuned["loss"], law(tuned["N"], tuned["C"] / (6 * tuned["N"])), rtol=2e-3)
     assert exponent_by_search(0, runs.BUDGETS) == pytest.approx(0.5, abs=1e-3)
     assert (tmp_path / "kaplan_vs_chinchilla.png").exists()
 
