@@ -1,0 +1,1 @@
+"""The study of the critical batch size."""
