@@ -1,4 +1,4 @@
-"""Critical batch size: steps against tokens to a loss, the noise scale that foretells it, and the best rate by batch.
+"""Critical batch size: steps against tokens to a loss, beside the noise scale, and the best learning rate.
 
     python -m experiments.studies.critical_batch [--workdir=DIR] [--quick] [--json[=PATH]]
 
@@ -56,12 +56,13 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
 
 
 LIMITS = (
-    "one small model, one loss and one kind of data; the target is reached in the first thousand sequences, where the "
-    "noise scale grows some fiftyfold, and its mean over steps hangs on how these are weighted. At the same loss the run of "
-    "the larger batch has the larger noise scale (compare the tables), so it is not a number of the loss alone. Betas of Adam stay as "
-    "they are at every batch, no rate has a warm-up or a decay, and large batches are held back by stability, which "
-    "the hyperbola does not know. Batches that are best for a fixed number of tokens follow other laws (Zhang et al. "
-    "2024; Bergsma et al. 2025) and were not measured."
+    "one small model, one loss and one kind of data. Target, batches and rates were chosen after runs of one seed "
+    "each. The target is reached in the first thousand sequences, where the noise scale grows some fiftyfold, and its"
+    " mean over steps hangs on how these are weighted. At the same loss the run of the larger batch has the larger "
+    "noise scale (compare the tables), so it is not a number of the loss alone. Betas of Adam stay as they are at "
+    "every batch, no rate has a warm-up or a decay, and large batches are held back by stability, which the hyperbola"
+    " does not know. Batches that are best for a fixed number of tokens follow other laws (Zhang et al. 2024; Bergsma"
+    " et al. 2025) and were not measured."
 )
 
 
