@@ -87,8 +87,8 @@ def measure_quadratic() -> dict[str, Any]:
 
 
 def rate_slope(races: Sequence[Mapping[str, Any]], critical: float) -> list[float]:
-    """(slope of the best rate over the batch, standard error over seeds) up to the critical batch."""
-    small = [one for one in races if one["batch"] <= critical]
+    """(slope of the best rate over the batch, standard error) up to the critical batch, over two batches at least."""
+    small = races[: max(2, sum(one["batch"] <= critical for one in races))]
     batches = np.log([one["batch"] for one in small])
     weights = (batches - batches.mean()) / ((batches - batches.mean()) ** 2).sum()
     slope = weights @ np.log([one["rate"] for one in small])

@@ -20,8 +20,8 @@ def describe_finding(result: Mapping[str, Any]) -> str:
         f"{fit['errors'][1]:.0%}; no batch is more than {fit['worst']:.0%} off); the mean noise scale on the way is "
         f"{scales['simple'][0] / fit['critical']:.1f} times that, in Adam's coordinates "
         f"{scales['adam'][0] / fit['critical']:.1f} times. Below B_crit the best rate grows like B^{slope:.2f} "
-        f"({error:.2f}) under Adam, {abs(slope - 0.5) / error:.1f} standard errors from the square root, and like "
-        f"B^{sgd:.2f} under SGD on a quadratic. A mean of ratios estimates the noise scale {regression['bias']:.0%} "
+        f"(standard error {error:.2f}; the square root is 0.50) under Adam, and like B^{sgd:.2f} under SGD on a "
+        f"quadratic. A mean of ratios estimates the noise scale {regression['bias']:.0%} "
         f"too large, the ratio of means {_percent_off(regression):+.0%}."
     )
 

@@ -13,6 +13,7 @@ from scalelab.cli.parser import print_status
 from scalelab.configs import tiny
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.noise.measure import measure_noise
+from scalelab.errors import WorkFailed
 from scalelab.experiments.shared import train_trials
 from scalelab.laws.use.isoflop_minima import lowest_parabola
 
@@ -57,7 +58,7 @@ def race(folder: pathlib.Path, batch: int, seeds: int, quick: bool) -> dict[str,
     print_status(f"batch {batch}: {len(trials)} runs of {steps} steps")
     if not train_trials(place, trials):
         return None
-    taken = [find_crossing(*read_losses(place / "runs" / name)) for name in trials]
+    taken = [find_crossing(*read_losses(place / "runs" / name), TARGET) for name in trials]
     return {"batch": batch, "rates": rates.tolist()} | describe_race(rates, np.reshape(taken, (len(rates), seeds)))
 
 
@@ -67,7 +68,7 @@ def read_losses(run: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     return np.array([line["step"] for line in lines]), np.array([line["val_loss"] for line in lines])
 
 
-def find_crossing(steps: np.ndarray, losses: np.ndarray, target: float = TARGET) -> float:
+def find_crossing(steps: np.ndarray, losses: np.ndarray, target: float) -> float:
     """The step at which the mean of three evaluations first is at the target, log-linear between; inf if never."""
     mean = np.convolve(losses, np.ones(3) / 3, "valid")
     at = np.log(steps[1:-1])
@@ -83,7 +84,10 @@ def describe_race(rates: np.ndarray, taken: np.ndarray) -> dict[str, Any]:
     """The fewest steps and the best rate, from steps [rates, seeds]: vertices of parabolas in the logarithms.
 
     Errors are of the mean over seeds, relative. `inside`: whether the best rate is not at the edge of those tried.
+    WorkFailed if a seed never reaches the target.
     """
+    if (never := ~np.isfinite(taken).any(axis=0)).any():
+        raise WorkFailed(f"no run of seed {never.argmax()} reaches {TARGET} nats; give them more steps")
     x, y = np.log(rates), np.log(taken)
     mean = y.mean(axis=1)
     place, least, inside, _ = lowest_parabola(x, mean)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from scalelab import records
+from scalelab.errors import WorkFailed
 from scalelab.experiments.shared import RESULTS
 from scalelab.experiments.studies import outcome
 from scalelab.experiments.studies.critical_batch import __main__ as study
@@ -14,7 +15,7 @@ from scalelab.experiments.studies.critical_batch import figure, page, quadratic,
 
 
 def test_gradients_have_the_noise_scale_of_the_closed_form():
-    gradients = quadratic.draw_gradients(np.random.default_rng(0), 200_000)
+    gradients = quadratic.draw_gradients(np.random.default_rng(0), 80_000)
     mean = gradients.mean(axis=0)
     assert gradients.var(axis=0).sum() / (mean @ mean) == pytest.approx(quadratic.true_noise_scale(), rel=0.02)
     assert quadratic.true_noise_scale() == pytest.approx(59.64)
@@ -22,7 +23,7 @@ def test_gradients_have_the_noise_scale_of_the_closed_form():
 
 def test_the_variance_of_a_squared_norm_and_the_spread_of_pairs_are_those_drawn():
     rng = np.random.default_rng(0)
-    drawn = quadratic.draw_gradients(rng, 20_000 * 4).reshape(-1, 4, 50).mean(axis=1)
+    drawn = quadratic.draw_gradients(rng, 15_000 * 4).reshape(-1, 4, 50).mean(axis=1)
     assert quadratic.norm_variance(4) == pytest.approx(np.var((drawn**2).sum(axis=1)), rel=0.15)
     traces, signals = quadratic.pair_estimates(rng, 32, 512, 1500)
     spread = np.var(signals) - np.cov(traces, signals)[0, 1] / quadratic.true_noise_scale()
@@ -63,10 +64,10 @@ def test_a_crossing_is_where_a_falling_loss_meets_the_target():
     steps = np.arange(10, 500, 10)
     losses = 5 - 0.5 * np.log(steps)
     truth = math.exp(5)  # 5 - 0.5 ln(S) = 2.5
-    assert transformer.find_crossing(steps, losses) == pytest.approx(truth, rel=0.01)
-    assert transformer.find_crossing(steps, losses + 1) == math.inf
+    assert transformer.find_crossing(steps, losses, 2.5) == pytest.approx(truth, rel=0.01)
+    assert transformer.find_crossing(steps, losses + 1, 2.5) == math.inf
     noisy = losses + 0.02 * (-1.0) ** np.arange(len(steps))
-    assert transformer.find_crossing(steps, noisy) == pytest.approx(truth, rel=0.03)
+    assert transformer.find_crossing(steps, noisy, 2.5) == pytest.approx(truth, rel=0.03)
 
 
 def test_a_race_is_won_at_the_vertex_with_errors_over_seeds():
@@ -77,6 +78,8 @@ def test_a_race_is_won_at_the_vertex_with_errors_over_seeds():
     assert (best["steps"], best["rate"]) == pytest.approx((100 * math.exp(0.3 * 0.08 / 3), 0.004), rel=1e-6)
     assert best["rate_error"] == pytest.approx(0.2 / 3**0.5) and best["steps_error"] == pytest.approx(0, abs=1e-9)
     assert best["inside"] and not transformer.describe_race(rates[2:], taken[2:])["inside"]
+    with pytest.raises(WorkFailed, match="no run of seed 1 reaches"):
+        transformer.describe_race(rates, np.where([True, False, True], taken, np.inf))
     races = [{"batch": b, "rate": 0.002 * b**0.5, "rate_error": 0.1} for b in (1, 4, 16, 64)]
     assert study.rate_slope(races, 20) == pytest.approx([0.5, 0.1 / (2**0.5 * math.log(4))])
 
@@ -96,3 +99,21 @@ def test_the_committed_result_is_what_its_parts_give():
     made = outcome.make_page("critical_batch", study.__doc__, result, page.describe(result))
     assert made == (RESULTS / "critical_batch.md").read_text()
     assert len(figure.plot_critical_batch(result).axes) == 3
+
+
+@pytest.mark.slow
+def test_a_small_setting_runs_to_its_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(transformer, "BATCHES", {4: (14, 0), 8: (14, 0)})
+    monkeypatch.setattr(transformer, "QUICK_BATCHES", (4, 8))
+    monkeypatch.setattr(transformer, "TARGET", 5.0)
+    monkeypatch.setattr(transformer, "NOISE_SEQUENCES", 32)
+    for name in ("EARLY", "LONG"):
+        monkeypatch.setattr(transformer, name, {"batch": 8, "rate": 0.003, "steps": 4, "saved": (2, 4)})
+    assert study.main(["--quick", f"--workdir={tmp_path}", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    for one in result["races"]:
+        folder = tmp_path / f"batch{one['batch']}" / "runs"
+        crossing = transformer.find_crossing(*transformer.read_losses(folder / f"lr{one['rates'][0]:g}-seed1"), 5.0)
+        assert one["taken"][0][1] == pytest.approx(crossing) and 1 < crossing < 14
+    assert [row["step"] for row in result["noise"]["early"]] == [2, 4]
+    assert (tmp_path / "critical_batch.md").exists() and (tmp_path / "critical_batch.png").exists()
