@@ -67,8 +67,8 @@ def plot_rates(ax: Axes, result: Mapping[str, Any]) -> None:
     for label, (rows, critical, power, colour, marker, line) in curves.items():
         batches, rates = (np.array([row[key] for row in rows], float) for key in ("batch", "rate"))
         ax.plot(batches, rates / rates.max(), marker, ms=4, color=colour, label=label)
-        small = batches <= critical
-        level = np.exp(np.mean(np.log(rates / rates.max() / batches**power)[small]))
+        n = max(2, np.sum(batches <= critical))
+        level = np.exp(np.mean(np.log(rates / rates.max() / batches**power)[:n]))
         ends = np.array([batches[0], critical])
         ax.plot(ends, level * ends**power, line, lw=1, color=colour, label=f"B^{power:g}, up to B_crit")
     set_log_axis(ax)
