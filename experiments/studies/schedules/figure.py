@@ -48,11 +48,12 @@ def _add_points(
 
 def _plot_law(fig: Figure, ax: Axes, result: Mapping[str, Any]) -> None:
     rows = {row["arm"]: row for row in result["law"]["rows"]}
-    for arm, colour, marker in (("constant", MUTED, "s"), ("cosine", "#2f6db3", "^"), (arms.STANDARD, ACCENT, "o")):
+    styles = (("constant", MUTED, "s", ":"), ("cosine", "#2f6db3", "^", "--"), (arms.STANDARD, ACCENT, "o", "-"))
+    for arm, colour, marker, dash in styles:
         row = rows[arm]
         kind = "fitted" if arm in law.FITTED else "predicted"
         ax.plot(row["steps"], row["measured"], marker, ms=2.5, color=colour)
-        ax.plot(row["steps"], row["loss"], "-", color=colour, label=f"{arm}, {kind}")
+        ax.plot(row["steps"], row["loss"], dash, color=colour, label=f"{arm}, {kind}")
         ax.plot([], [], marker, ms=3, color=colour, label=f"{arm}, measured")
     late = [row["measured"][len(row["measured"]) // 6] for row in rows.values()]
     ax.set_ylim(min(min(row["measured"]) for row in rows.values()) - 0.03, max(late))
