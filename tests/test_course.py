@@ -5,6 +5,9 @@ import json
 import math
 import pathlib
 import re
+import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -190,3 +193,16 @@ def test_the_index_has_all_that_it_announces():
     for name in ("Six exercises", "Eight practice sets", "Five milestones"):
         parts = re.split(r"^\d+\. ", sections[name], flags=re.MULTILINE)[1:]
         assert all(re.search(r"^ {8}scalelab ", part, re.MULTILINE) for part in parts)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_index_run(tmp_path):
+    """In an empty folder beside configs and experiments; studies and sweeps have tests of their own."""
+    text = (COURSE / "index.md").read_text().replace("\\\n", " ")
+    lines = dict.fromkeys(re.findall(r"^ {8}scalelab (.*)$", text, re.MULTILINE))
+    for name in ("configs", "experiments"):
+        (tmp_path / name).symlink_to(COURSE.parents[1] / name)
+    for line in [each for each in lines if not re.match("study|isoflop|sweep|fit|runs", each)]:
+        command = [sys.executable, "-m", "scalelab", *shlex.split(line)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}: {done.stderr[-2000:]}"
