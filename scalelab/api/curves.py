@@ -81,11 +81,10 @@ def _every_lr(config: "ConfigDict") -> np.ndarray:
 
 
 def _run_curve(folder: pathlib.Path, loss: str) -> Curve:
-    from ml_collections import ConfigDict
-
     from scalelab import config as config_lib
+    from scalelab.train.resume.facts import config_from_facts
 
-    lr = _every_lr(config_lib.resolve(ConfigDict(records.read_config(folder)), stored=True))
+    lr = _every_lr(config_lib.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True))
     lines = records.read_metrics(folder)
     for line in lines:
         logged, step = line.get("lr"), line["step"]

@@ -9,7 +9,6 @@ import pathlib
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 from scipy import stats
 
 from scalelab import config as configs
@@ -21,6 +20,7 @@ from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.time import FIELDS, step_time
+from scalelab.train.resume.facts import config_from_facts
 
 ENOUGH = 3  # programs from which their own spread says more than the chip's range
 COVERAGE = 0.9  # probability that the next program lies in the range, for residuals that are normal in log time
@@ -138,7 +138,7 @@ def _describe_unfit(folder: pathlib.Path, machine: Machine) -> str:
 
 def _load_run_static(folder: pathlib.Path) -> configs.Static:
     """The static half of a run's config, with the mesh of the run."""
-    tree = configs.resolve(ConfigDict(records.read_config(folder)), stored=True)
+    tree = configs.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True)
     mesh: dict[str, Any] = records.read_json(folder / "record.json")["mesh"]
     layout = configs.Layout(**{key: value for key, value in mesh.items() if key != "devices"})
     return dataclasses.replace(configs.static(tree), layout=layout)

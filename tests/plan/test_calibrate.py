@@ -87,3 +87,12 @@ def test_runs_that_were_really_trained(tmp_path):
         lines = records.read_metrics(run.folders[0])
         assert min(x["tokens_per_s"] for x in lines if "tokens_per_s" in x) <= run.tokens_per_s
         assert step.low_s <= batch * 32 / run.tokens_per_s <= step.high_s  # the range holds what it was made of
+
+
+def test_a_run_of_a_version_without_a_key_counts(tmp_path):
+    run_folder(tmp_path / "a", [1.0, 900.0, 1000.0])
+    config = records.read_json(tmp_path / "a" / "config.json")
+    del config["eval"]["patience"]
+    records.write_json(tmp_path / "a" / "config.json", config)
+    (one,) = calibrate_efficiency(tmp_path, CPU).runs
+    assert one.tokens_per_s == pytest.approx(950, rel=0.1)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.api import curves as curves_lib
+from scalelab.api.curves import read_curve
 from scalelab.laws.curves import forms
 from scalelab.laws.curves.curve import make_curve, schedule_columns
 from scalelab.optim import schedules
@@ -128,3 +130,13 @@ def test_runs_that_are_not_one_schedule_or_one_model_are_refused(capsys, runs, t
     assert "LR decays" in capsys.readouterr().err
     assert main(["fit", runs["cosine"], "--law=annealing", f"--predict-run={runs['cosine']}"]) == 2
     assert "none is left to fit" in capsys.readouterr().err
+
+
+def test_a_run_of_a_version_without_a_key_is_read_like_one_with_it(runs, tmp_path):
+    shutil.copytree(runs["cosine"], tmp_path / "older")
+    config = json.loads((tmp_path / "older" / "config.json").read_text())
+    del config["eval"]["patience"]
+    records.write_json(tmp_path / "older" / "config.json", config)
+    older, newer = read_curve(str(tmp_path / "older")), read_curve(runs["cosine"])
+    np.testing.assert_array_equal(older.lr, newer.lr)
+    np.testing.assert_array_equal(older.loss, newer.loss)
