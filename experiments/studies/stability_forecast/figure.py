@@ -51,7 +51,7 @@ def plot_growth(ax: Axes, result: Mapping[str, Any]) -> None:
         ax.errorbar([width], [one["value"]], [[one["value"] - one["low"]], [one["high"] - one["value"]]],
                     fmt="none", capsize=4, color=colour)  # fmt: skip
         ax.plot([1.06 * width] * len(one["measured"]), one["measured"], "x", ms=5, color=ACCENT)
-    ax.set_yscale("log")
+    set_log_axis(ax, "y")
     ax.set_xscale("log", base=2)
     widths = [*result["widths"], result["wider"]]
     ax.set_xticks(widths, [str(width) for width in widths])
