@@ -2,12 +2,12 @@
 
     python -m experiments.studies.repeated_epochs [--workdir=DIR] [--quick] [--json[=PATH]]
 
-A transformer of 68k parameters trains on 0.79 million bytes: all fresh, or a half, a quarter, … a 32nd of them
-repeated 2, 4, … 32 times. Fresh runs of fewer bytes give the loss over fresh data; read backwards, it says how many
-fresh bytes a repeated run is worth. Each seed has its own split of documents, its own subset, order and first weights.
-Five minutes; --quick: two seeds and fewer runs. Expected: four epochs are nearly as good as fresh data; then the value
-of a repetition decays with a constant of R_D* = 15.4 epochs (Muennighoff et al. 2023, "Scaling Data-Constrained
-Language Models"), which their runs know only to be above 5.8.
+A transformer of 68k parameters trains on 0.79 million bytes: all fresh, or a half, a quarter, … a 32nd of them repeated
+2, 4, … 32 times. Fresh runs of fewer bytes give the loss over fresh data; read backwards, it says how many fresh bytes
+a repeated run is worth. Each seed has its own split of documents, its own subset, order and first weights. Three
+minutes; --quick: two seeds and fewer runs. Expected: four epochs are nearly as good as fresh data; then the value of a
+repetition decays with a constant of R_D* = 15.4 epochs (Muennighoff et al. 2023, "Scaling Data-Constrained Language
+Models"), which their runs know only to be above 5.8.
 
     scalelab study repeated_epochs --quick --workdir=runs/repeated_epochs
 """

@@ -7,9 +7,9 @@ al. (2020): the output matrix is not counted, in N nor in C = 6ND; a warm-up of 
 as the best runs of small budgets; a cosine as long as the longest run; one learning rate. Then one correction after the
 other, in the order of Porian et al. (2024): the matrix is counted; the warm-up is N tokens; the cosine ends with the
 run; and last a constant learning rate, the best of three to five at each size and budget. Beside these the part that is
-counting alone (Pearce & Song 2024), from Chinchilla's published law. Ten minutes on two cores; --quick: one seed and
-three budgets. Expected: a falls from Kaplan's 0.73 to 0.88 to about 0.5. The same corrections on Porian's own runs:
-`scalelab reproduce porian --data=DIR`.
+counting alone (Pearce & Song 2024), from Chinchilla's published law. Five minutes on two cores; --quick: one seed.
+Expected: a falls from Kaplan's 0.73 to 0.88 to about 0.5. The same corrections on Porian's own runs: `scalelab
+reproduce porian --data=DIR`.
 
     scalelab study kaplan_vs_chinchilla --quick --workdir=runs/kaplan
 """
@@ -68,8 +68,8 @@ def count_alone() -> float:
 
 def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
     """The result of the study."""
-    seeds, budgets = (runs.QUICK_SEEDS, runs.BUDGETS[runs.QUICK_BUDGETS]) if quick else (runs.SEEDS, runs.BUDGETS)
-    if not train_trials(folder, runs.make_trials(seeds, budgets)):
+    seeds, budgets = runs.QUICK_SEEDS if quick else runs.SEEDS, runs.BUDGETS
+    if not train_trials(folder, runs.make_trials(seeds)):
         return None
     steps = {}
     for name, (arm, convention) in STEPS.items():

@@ -20,7 +20,7 @@ LARGEST = {4: 4e9, 6: 8e9, 8: 1.6e10, 12: 3.2e10}  # d_model: the largest budget
 LONG_LARGEST = {4: 1.6e10, 6: 2.4e10, 8: 3.2e10}  # of Kaplan's runs: what he leaves out of C is most of small models
 MATCHED = {4e9: (4, 6, 8, 12), 8e9: (4, 6, 8, 12, 16), 1.6e10: (6, 8, 12, 16, 24), 3.2e10: (8, 12, 16, 24, 32),
            6.4e10: (12, 16, 24, 32)}  # fmt: skip
-SEEDS, QUICK_SEEDS, QUICK_BUDGETS = (0, 1), (0,), slice(1, 4)
+SEEDS, QUICK_SEEDS = (0, 1), (0,)
 STEP_TOKENS, LONG_WARMUP, LR = 512, 400, 3e-3
 RATES = (0.5, 1.0, 2.0)  # factors on 0.009 sqrt(16 / d_model)
 MORE_RATES = {d: (0.25, 4.0) for d in (6, 8, 12, 16, 24)}  # of sizes near the best ones
@@ -62,11 +62,11 @@ def make_trial(d_model: int, steps: int, warmup: int, **values: Any) -> ConfigDi
     return config_lib.resolve(config_lib.override(build_model(d_model), changes | values))
 
 
-def make_trials(seeds: Sequence[int], budgets: Sequence[float]) -> dict[str, ConfigDict]:
+def make_trials(seeds: Sequence[int]) -> dict[str, ConfigDict]:
     """{ARM-dWIDTH-…-seedSEED: config} of all arms."""
-    top = budgets[-1]
-    steps = {d: count_steps(d, min(top, LARGEST.get(d, top)), 32) for d in SIZES}
-    long_steps = {d: count_steps(d, min(top, LONG_LARGEST.get(d, top)), 32) for d in SIZES}
+    top = BUDGETS[-1]
+    steps = {d: count_steps(d, LARGEST.get(d, top), 32) for d in SIZES}
+    long_steps = {d: count_steps(d, LONG_LARGEST.get(d, top), 32) for d in SIZES}
     horizon = max(long_steps.values())
     trials = {}
     for seed in seeds:
@@ -80,7 +80,7 @@ def make_trials(seeds: Sequence[int], budgets: Sequence[float]) -> dict[str, Con
             for factor in (*RATES, *MORE_RATES.get(d, ())):
                 rate = factor * 9e-3 * (16 / d) ** 0.5
                 trials[f"tuned-d{d}-x{factor:g}-seed{seed}"] = make_trial(d, steps[d], short, peak_lr=rate, **constant)
-            for budget in (each for each in budgets if d in MATCHED[each]):
+            for budget in (each for each in BUDGETS if d in MATCHED[each]):
                 n = count_steps(d, budget)
                 trials[f"matched-d{d}-{budget:g}-seed{seed}"] = make_trial(
                     d, n, min(short, n // 2), evaluations=1, **{"train.seed": seed})  # fmt: skip

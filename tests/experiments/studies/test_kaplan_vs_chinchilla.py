@@ -22,7 +22,7 @@ def count_by_hand(d):
 
 @pytest.fixture(scope="module")
 def trials():
-    return runs.make_trials(runs.SEEDS[:1], runs.BUDGETS)  # of other seeds they differ in name
+    return runs.make_trials(runs.SEEDS[:1])  # of other seeds they differ in name
 
 
 def write_curves(folder, trials):
@@ -52,7 +52,7 @@ def exponent_by_search(which, budgets):
 
 def test_the_study_finds_the_exponent_of_each_count(tmp_path, monkeypatch, trials):
     monkeypatch.setattr(study, "train_trials", write_curves)
-    monkeypatch.setattr(study.runs, "make_trials", lambda seeds, budgets: trials)
+    monkeypatch.setattr(study.runs, "make_trials", lambda seeds: trials)
     assert study.main([f"--workdir={tmp_path}", "--json=-"]) == 0
     result = json.loads((tmp_path / "kaplan_vs_chinchilla.json").read_text())
     for name, (_, convention) in study.STEPS.items():
