@@ -27,7 +27,7 @@ EDGES = {"gradient descent": (2.0, (0.04, 0.08, 0.16)), "momentum 0.9": (2 + 2 *
          "Adam": ((2 + 2 * MOMENTUM) / (1 - MOMENTUM), (1e-3, 3e-3))}  # fmt: skip
 SMALL_BATCH, BATCH_LR = 2, 0.08  # sequences, of ROWS
 WARMUP, WARMUP_STEPS = 100, 200
-WARMUP_RATES = tuple(0.02 * 2.0**power for power in range(8))
+WARMUP_RATES = tuple(0.16 * 2.0**power for power in range(8))
 
 
 @functools.cache
