@@ -59,7 +59,8 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
         "prediction": prediction, "lead_s": begun - prediction["time"], "scored": scored, "sensitivity": sensitivity,
         "checks": list_checks(rows, scored, sensitivity), "finding": describe_finding(scored, sensitivity, rows),
         "limits": f"one block, heads of {ladder.D_HEAD}, {STEPS} steps, and rates far above the best: at these sizes "
-        "runs get worse where logits grow, but do not diverge. Mean logZ stays near its start, so z-loss has nothing "
+        "runs get worse where logits grow, but do not diverge. Sensitivity falls with width in all arms because the "
+        "lowest rates train the narrow models too little, so only differences between arms count. Mean logZ stays near its start, so z-loss has nothing "
         "to hold here. Runs of one rate share a fit: intervals hit or miss together, so that five rates are five "
         "trials, not fifteen. One doubling of the width is extrapolated; the paper goes farther.",
     }  # fmt: skip
