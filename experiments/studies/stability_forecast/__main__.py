@@ -6,7 +6,7 @@ One block of four widths, trained at five learning rates up to far too high ones
 QK-norm. Measured: the largest attention logit, mean logZ of the output, and LR sensitivity (mean over the rates of the
 loss, capped at its start, less the best). The growth of the attention logits of the plain model, a quadratic in log-log
 as in the paper, is extrapolated to twice the largest width, with intervals; it is written to parts/prediction.json
-before the wider runs begin, and scored by them. Six CPU minutes; --quick: three widths, two seeds. Expected: logits
+before the wider runs begin, and scored by them. Five CPU minutes; --quick: three widths, two seeds. Expected: logits
 grow with width and rate, QK-norm holds them and lowers the sensitivity. Source: Wortsman et al. (2023), "Small-scale
 proxies for large-scale transformer training instabilities".
 
@@ -60,9 +60,10 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
         "checks": list_checks(rows, scored, sensitivity), "finding": describe_finding(scored, sensitivity, rows),
         "limits": f"one block, heads of {ladder.D_HEAD}, {STEPS} steps, and rates far above the best: at these sizes "
         "runs get worse where logits grow, but do not diverge. Sensitivity falls with width in all arms because the "
-        "lowest rates train the narrow models too little, so only differences between arms count. Mean logZ stays near its start, so z-loss has nothing "
-        "to hold here. Runs of one rate share a fit: intervals hit or miss together, so that five rates are five "
-        "trials, not fifteen. One doubling of the width is extrapolated; the paper goes farther.",
+        "lowest rates train the narrow models too little, so only differences between arms count. Mean logZ stays near "
+        "its start, so z-loss has nothing to hold here. Runs of one rate share a fit: intervals hit or miss together, "
+        "so that five rates are five trials, not fifteen. One doubling of the width is extrapolated; the paper goes "
+        "farther.",
     }  # fmt: skip
 
 
