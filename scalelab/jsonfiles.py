@@ -12,7 +12,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 from scalelab.errors import BadInput, WorkFailed
@@ -104,7 +104,7 @@ def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
         return f"{name or 'its content'} is {_short(content)}, not an object of keys and values"
     for key, kind in schema.items():
         plain = key.removesuffix("?")
-        keys = [k for k in content if k not in schema and f"{k}?" not in schema] if key == "*" else [plain]
+        keys = _other_keys(content, schema, kind) if key == "*" else [plain]
         for at in keys:
             if at in content:
                 wrong = describe_mismatch(content[at], kind, f"{name}.{at}" if name else at)
@@ -113,6 +113,13 @@ def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
             if wrong:
                 return wrong
     return ""
+
+
+def _other_keys(content: Mapping[str, Any], schema: Schema, kind: Any) -> list[str]:
+    """Keys that the schema does not name, without those of a plainly right type: lines of metrics are all of these."""
+    leaf, none = (kind[0], {type(None)}) if isinstance(kind, tuple) else (kind, set())
+    right = none | set(TYPES_OF_KIND[leaf]) - {list} if isinstance(leaf, str) else set()
+    return [k for k, v in content.items() if type(v) not in right and k not in schema and f"{k}?" not in schema]
 
 
 def _short(value: Any) -> str:
@@ -194,12 +201,32 @@ def read_json_lines(path: Folder, schema: Schema | None = None, damaged: list[st
     for number, text, row in numbered_lines(path, schema or {}):
         if row is not None:
             rows.append(row)
-            continue
-        what = f"{path}, line {number}: damaged: {_excerpt(text)}"
-        if damaged is None:
-            raise BadInput(what)
-        damaged.append(what)
+        elif damaged is None:
+            raise BadInput(_describe_damage(path, number, text))
+        else:
+            damaged.append(_describe_damage(path, number, text))
     return rows
+
+
+def _describe_damage(path: Folder, number: int, text: bytes) -> str:
+    return f"{path}, line {number}: damaged: {_excerpt(text)}"
+
+
+def last_values(path: Folder, schema: Schema, keys: Collection[str]) -> dict[str, Any]:
+    """The last value of each of `keys` in a JSON-lines file, without those that no line has; {} if it is absent.
+
+    Checks every line, as `read_json_lines` does, and holds one at a time. BadInput for a damaged line.
+    """
+
+    def scan() -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for number, text, row in _each_line(path, schema):
+            if row is None:
+                raise BadInput(_describe_damage(path, number, text))
+            values |= {key: row[key] for key in keys if key in row}
+        return values
+
+    return _retry_reading(path, scan, {})
 
 
 def keep_json_lines(path: Folder, schema: Schema, wanted: Callable[[dict], bool]) -> list[str]:
@@ -257,24 +284,32 @@ def _lines_from_end(path: Folder, size: int) -> tuple[list[bytes], bool]:
 
 def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:
     """(number, bytes, object) of every line but empty ones and a torn last one; the object is None if damaged."""
+    return _retry_reading(path, lambda: list(_each_line(path, schema)), [])
+
+
+def _retry_reading(path: Folder, read: Callable[[], T], absent: T) -> T:
+    """Return `read()`, with retries, or `absent` if there is no such file. BadInput if it can't be read."""
     try:
-        texts = retry_transient(pathlib.Path(path).read_bytes).split(b"\n")
+        return retry_transient(read)
     except FileNotFoundError:
-        return []
+        return absent
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}") from None
-    lines: list[tuple[int, bytes, dict | None]] = []
-    for number, text in enumerate(texts, 1):
-        if not text:
-            continue
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError):
-            if number == len(texts):  # without a newline: not written whole
+
+
+def _each_line(path: Folder, schema: Schema) -> Iterator[tuple[int, bytes, dict | None]]:
+    with pathlib.Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            text = line.removesuffix(b"\n")
+            if not text:
                 continue
-            row = None
-        lines.append((number, text, row if row is not None and not describe_mismatch(row, schema) else None))
-    return lines
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError):
+                if len(text) == len(line):  # without a newline: not written whole
+                    continue
+                row = None
+            yield number, text, row if row is not None and not describe_mismatch(row, schema) else None
 
 
 def _is_json(text: bytes) -> bool:

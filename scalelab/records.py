@@ -135,12 +135,19 @@ def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
 
     BadInput if it is damaged, holds a value that is not plain, or is not the config of the run's record.
     """
-    path = pathlib.Path(folder) / "config.json"
+    return read_config_and_record(pathlib.Path(folder))[0]
+
+
+def read_config_and_record(folder: pathlib.Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Read both, each once; BadInput as for `read_config`."""
+    path = folder / "config.json"
     config: dict[str, dict[str, Any]] = read_json(path, CONFIG_SCHEMA)
     if "role" not in config.get("log", {}):
         raise BadInput(f"{path} has no log.role, which every run's has: was it edited?")
-    read_record(folder)
-    return config
+    record = _read_record_alone(folder)
+    if "identity" in record:
+        check_config_matches_record(path, flatten_keys(config), record)
+    return config, record
 
 
 def read_record(folder: Folder) -> dict[str, Any]:
@@ -148,10 +155,15 @@ def read_record(folder: Folder) -> dict[str, Any]:
 
     BadInput if it is damaged, holds a value of a wrong type, or config.json is another run's.
     """
-    path = pathlib.Path(folder) / "record.json"
-    record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if path.exists() else {}
+    record = _read_record_alone(pathlib.Path(folder))
     if "identity" in record:
         _check_config_identity(pathlib.Path(folder), record)
+    return record
+
+
+def _read_record_alone(folder: pathlib.Path) -> dict[str, Any]:
+    path = folder / "record.json"
+    record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if path.exists() else {}
     return record
 
 
@@ -209,7 +221,10 @@ def flatten_keys(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     """Flatten nested mappings to one level of dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        if isinstance(value, dict | Mapping):  # a dict is told much faster than a Mapping
+            flat.update(flatten_keys(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
@@ -250,7 +265,7 @@ def run_folders(folder: Folder) -> list[pathlib.Path]:
             )
         return [folder]
     below = (
-        sorted(path.parent for path in place.glob("*/config.json") if _may_be_config(path))
+        sorted(path.parent for path in place.glob("*/config.json") if may_be_config(path))
         for place in (folder / "runs", folder)
     )
     runs = next(filter(None, below), [])
@@ -265,8 +280,9 @@ def is_config(path: Folder) -> bool:
     return _in_groups(read_json(path))
 
 
-def _may_be_config(path: pathlib.Path) -> bool:
+def may_be_config(path: Folder) -> bool:
     """Like `is_config`, but also true for a damaged run's (unreadable, or beside a record): its row will say so."""
+    path = pathlib.Path(path)
     try:
         return is_config(path) or (path.parent / "record.json").exists()
     except BadInput:
@@ -286,10 +302,11 @@ def read_runs(folder: Folder) -> list[dict]:
     folders = run_folders(folder)
     if folders == [pathlib.Path(folder)]:
         return [read_run(folders[0])]
-    return [_row_or_damage(path) for path in folders]
+    return [read_run_or_damage(path) for path in folders]
 
 
-def _row_or_damage(folder: pathlib.Path) -> dict:
+def read_run_or_damage(folder: pathlib.Path) -> dict:
+    """Read the row of one run; if it is damaged, a row with that status and the reason in `damage`."""
     try:
         return read_run(folder)
     except BadInput as error:
@@ -308,7 +325,11 @@ def describe_damage(folder: pathlib.Path) -> str:
 
 def read_run(folder: pathlib.Path) -> dict:
     """Read the row of one run; values that an unfinished run doesn't have yet are None."""
-    config, record = read_config(folder), read_record(folder)
+    return make_row(folder, *read_config_and_record(folder))
+
+
+def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> dict:
+    """The row of a run whose config and record have been read, with the rest from its logs."""
     params, flops = record.get("params", {}), record.get("flops", {})
     row = {
         "name": folder.name,

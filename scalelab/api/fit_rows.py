@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.index.table import read_runs
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import ALIASES
 from scalelab.laws.read.study import N_COLUMNS
 from scalelab.laws.read.table import Table, read_table
 from scalelab.laws.read.where import filter_rows
-from scalelab.records import read_runs
 
 
 def read_sources(

@@ -9,6 +9,7 @@ from typing import Any
 
 from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.index.table import read_runs
 
 Source = str | os.PathLike[str]
 
@@ -40,7 +41,7 @@ def runs(sources: Source | Sequence[Source]) -> Rows:
     metric, and scores. BadInput for a folder without runs; of a pattern's matches those without runs are left out.
     """
     given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    return Rows(row for source in given for folder in _folders(os.fspath(source)) for row in records.read_runs(folder))
+    return Rows(row for source in given for folder in _folders(os.fspath(source)) for row in read_runs(folder))
 
 
 def _folders(source: str) -> list[pathlib.Path]:

@@ -168,7 +168,7 @@ def fit(
     comes back, and `options` are those of `laws.groups.fit_groups` (`exponents`, `shared`, `against`, …). BadInput as
     the command; FitError where no optimum can be certified.
     """
-    from scalelab.laws.fit import fit as fit_columns
+    from scalelab.laws.fitting import fit as fit_columns
     from scalelab.laws.law.law import Law, law_of
     from scalelab.laws.law.names import load_law
     from scalelab.laws.read.study import fit_group_study, fit_study

@@ -20,6 +20,7 @@ from typing import Any
 from scalelab import records
 from scalelab.cli.parser import Parser, emit_json, file_path, print_status, print_table
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.index.table import all_columns, read_runs
 from scalelab.report.tables import csv_text
 
 GUARD_COLUMNS = ("spike_score", "rewinds")  # shown where a run has any
@@ -45,8 +46,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.by is not None:
         return _print_by(options)
-    rows = [row for folder in options.folders for row in records.read_runs(folder)]
-    known = list(dict.fromkeys(key for row in rows for key in row))
+    rows = [row for folder in options.folders for row in read_runs(folder)]
+    known = all_columns(rows)
     columns = options.show.split(",") if options.show else None
     for column in columns or ():
         if column not in known:
@@ -59,7 +60,8 @@ def main(argv: list[str]) -> int:
         marks = [column for column in GUARD_COLUMNS if any(row.get(column) for row in rows)]
         shown = columns or [column for column in (*RUN_COLUMNS, *marks) if column in known]
         print_table(shown, [[_cell(row.get(column)) for column in shown] for row in rows])
-    emit_json([{key: row.get(key) for key in columns or known} for row in rows], options.json)
+    if options.json:
+        emit_json([{key: row.get(key) for key in columns or known} for row in rows], options.json)
     damaged = [row for row in rows if row["status"] == records.DAMAGED_STATUS]
     for row in damaged:
         print_status(f"{row['name']} is damaged: {row['damage']}")

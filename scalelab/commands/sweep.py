@@ -64,8 +64,9 @@ def main(argv: list[str]) -> int:
     from scalelab.sweep.answer import wording
     from scalelab.sweep.answer.rows import answer_folder
 
-    rows = status.read_trial_rows(options.workdir)
-    answer = answer_folder(options.workdir)
+    runs = status.read_started_runs(options.workdir)
+    rows = status.read_trial_rows(options.workdir, runs)
+    answer = answer_folder(options.workdir, runs)
     if options.json != "-":
         _print(rows)
         if answer.has_results:

@@ -1,15 +1,26 @@
 """Scaling laws: forms, exact fits with a certificate, what the data identify, intervals, decisions.
 
-Read in this order: `fit` (the entry point), `law`, `read`, `solve`, `trust`, `use`, `groups`, `published`. It never
-imports the trainer.
+Read in this order: `fitting` (the entry point), `law`, `read`, `solve`, `trust`, `use`, `groups`, `published`. It never
+imports the trainer. The names below are imported on first use, so that what needs one small function loads no jax.
 """
 
-from scalelab.laws.fit import fit
-from scalelab.laws.fitted import Fitted
-from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
-from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.use.multiplier.estimate import multiplier
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from scalelab.laws.fitted import Fitted
+    from scalelab.laws.fitting import fit
+    from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
+    from scalelab.laws.solve.optimum import FitError
+    from scalelab.laws.use.multiplier.estimate import multiplier
+
+_MODULES = {
+    "Fitted": "fitted",
+    "fit": "fitting",
+    **dict.fromkeys(("Between", "Coefficient", "Exponent", "Law", "Real", "Scale", "law_of"), "law.law"),
+    "FitError": "solve.optimum",
+    "multiplier": "use.multiplier.estimate",
+}
 __all__ = [
     "Between",
     "Coefficient",
@@ -23,3 +34,14 @@ __all__ = [
     "law_of",
     "multiplier",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import one of the names above."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'scalelab.laws' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"scalelab.laws.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

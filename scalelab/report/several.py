@@ -6,6 +6,7 @@ from typing import Any
 
 from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.index.table import read_runs
 from scalelab.report import gather, html
 from scalelab.report.parts import ReportPage, curve_figures, runs_table
 from scalelab.sweep.answer import rows as answer_rows
@@ -54,7 +55,7 @@ def write_sweeps(path: pathlib.Path, folders: Sequence[records.Folder]) -> dict[
     answers = {name: answer_rows.answer_folder(folder) for name, folder in names.items()}
     table = []
     for name, folder in names.items():
-        rows, best = records.read_runs(folder), next((each for each in answers[name].settings if each.rank == 1), None)
+        rows, best = read_runs(folder), next((each for each in answers[name].settings if each.rank == 1), None)
         line: dict[str, Any] = {"sweep": name, "runs": len(rows), "states": gather.describe_states(rows)}
         if best:
             line["setting"] = wording.name_setting(best.setting.values)

@@ -7,41 +7,43 @@ from typing import Any
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
 from scalelab.jsonfiles import WHOLE
 
 # A trial that diverged is a result of its grid, and one that was stopped early by a rule too.
 ENDED_STATUSES = ("done", "diverged", records.STOPPED_EARLY_STATUS)
 
 
-def read_trial_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+def read_trial_rows(folder: pathlib.Path, runs: Mapping[str, IndexedRun] | None = None) -> list[dict[str, Any]]:
     """Read one row per trial: name, status, step, steps, train_loss, val_loss, tokens_per_s.
 
-    status: waiting, running, done, diverged, stopped early, stopped, failed or damaged. BadInput if the folder
-    holds no sweep.
+    status: waiting, running, done, diverged, stopped early, stopped, failed or damaged. `runs`: those of the folder,
+    if they have been read. BadInput if the folder holds no sweep.
     """
     if not (folder / "sweep.json").exists():
         raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not started there")
     manifest = records.read_json(folder / "sweep.json", {"trials": {"*": WHOLE}})
-    return [read_trial_row(folder / "runs" / name, steps) for name, steps in manifest["trials"].items()]
+    runs = read_started_runs(folder) if runs is None else runs
+    return [
+        _row(name, runs[name].progress, steps) if name in runs else read_trial_row(folder / "runs" / name, steps)
+        for name, steps in manifest["trials"].items()
+    ]
+
+
+def read_started_runs(folder: pathlib.Path) -> dict[str, IndexedRun]:
+    """The runs of a sweep's folder by name; none if no trial has a folder yet."""
+    if not any((folder / "runs").glob("*/config.json")):
+        return {}
+    return read_indexed_runs(folder)
 
 
 def read_trial_row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
     """Read the row of one trial; if its files can't be read, `damage` holds the reason."""
-    try:
-        return _row(folder, steps)
-    except BadInput as error:
-        return {"name": folder.name, "status": records.DAMAGED_STATUS, "step": 0, "steps": steps, "damage": str(error)}
+    return _row(folder.name, progress_or_damage(folder), steps)
 
 
-def _row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
-    record = records.read_record(folder)
-    row: dict[str, Any] = {"name": folder.name, "status": record.get("status", "waiting"), "step": 0, "steps": steps}
-    for line in records.read_metrics(folder):
-        row |= {key: line[key] for key in ("step", "train_loss", "val_loss", "tokens_per_s") if key in line}
-    events = records.read_events(folder)
-    if events and events[-1]["kind"] == "failed":
-        row["status"] = "failed"
-    return row
+def _row(name: str, progress: dict[str, Any], steps: int) -> dict[str, Any]:
+    return {"name": name, "status": progress["status"], "step": 0, "steps": steps} | progress
 
 
 def exit_code(verdicts: Collection[str]) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.fit import flops_column
 from scalelab.laws.fitted import INTERVAL_LEVEL
+from scalelab.laws.fitting import flops_column
 from scalelab.laws.groups import difference, joint_fit, pooled_fit, support
 from scalelab.laws.groups.difference import ComputeFactor
 from scalelab.laws.groups.group_fits import GroupFits

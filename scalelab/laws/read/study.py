@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.fit import fit
 from scalelab.laws.fitted import Fitted
+from scalelab.laws.fitting import fit
 from scalelab.laws.groups.fit_groups import fit_groups
 from scalelab.laws.groups.group_fits import GroupFits
 from scalelab.laws.law.law import Law

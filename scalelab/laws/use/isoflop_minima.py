@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.interpolate import Akima1DInterpolator
 
 NEAR = 1.0  # in units of x: of a learning rate an octave
 
@@ -63,6 +62,8 @@ def akima(x: np.ndarray, y: np.ndarray) -> Minima:
     Between two sizes each is a cubic c3 t^3 + c2 t^2 + c1 t + c0: lowest at a size, or where its first derivative
     is zero and the second positive.
     """
+    from scipy.interpolate import Akima1DInterpolator  # here: the parabola of every sweep needs none of it
+
     curve = Akima1DInterpolator(x, y)
     c3, c2, c1, c0 = curve.c  # each [S - 1, R]
     width = np.diff(x)[:, None]

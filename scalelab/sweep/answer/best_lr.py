@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from scalelab.laws.use.isoflop_minima import lowest_parabola
 
@@ -38,7 +38,7 @@ def find_best_lr(log2_lrs: np.ndarray, losses: np.ndarray) -> BestLr:
     if refusal := _refusal(x, y, best, interior, bent):
         return BestLr(best, loss, interior, refusal=refusal)
     minima = np.array([lowest_parabola(x, row)[0] for row in y])
-    half_width = float(stats.t.ppf((1 + INTERVAL_LEVEL) / 2, len(y) - 1) * minima.std(ddof=1) / len(y) ** 0.5)
+    half_width = float(special.stdtrit(len(y) - 1, (1 + INTERVAL_LEVEL) / 2) * minima.std(ddof=1) / len(y) ** 0.5)
     return BestLr(best, loss, interior, (best - half_width, best + half_width))
 
 

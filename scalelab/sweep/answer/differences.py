@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 LEVEL = 0.9
 
@@ -45,7 +45,7 @@ def mean_difference(
     else:
         numbers = _welch(*(np.array(list(side.values())) for side in (a, b)))
     mean, error, freedom = map(float, numbers)
-    half_width = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    half_width = float(special.stdtrit(freedom, (1 + level) / 2)) * error
     return MeanDifference(mean, error, mean - half_width, mean + half_width, freedom, paired)
 
 

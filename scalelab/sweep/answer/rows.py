@@ -7,18 +7,22 @@ from typing import Any
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.identity import is_identity_key
+from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.jsonfiles import WHOLE
 from scalelab.records import DAMAGED_STATUS
 from scalelab.sweep.answer.ranking import SweepAnswer, answer_sweep
 from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys
-from scalelab.sweep.status import ENDED_STATUSES, read_trial_row
+from scalelab.sweep.status import ENDED_STATUSES, read_started_runs, read_trial_row
 
 MANIFEST_SCHEMA = {"trials": {"*": WHOLE}, "values?": {"*": {}}}
 
 
-def answer_folder(folder: records.Folder) -> SweepAnswer:
-    """The answer of one sweep's folder, by everything that differs between its runs but the seed."""
-    rows, planned = read_rows(folder)
+def answer_folder(folder: records.Folder, runs: Mapping[str, IndexedRun] | None = None) -> SweepAnswer:
+    """The answer of one sweep's folder, by everything that differs between its runs but the seed.
+
+    `runs`: those of the folder, if they have been read.
+    """
+    rows, planned = read_rows(folder, runs)
     return answer_sweep([*rows, *planned], setting_keys(rows) or setting_keys(planned))
 
 
@@ -51,37 +55,30 @@ def _refuse_mixed_settings(rows: Sequence[Mapping[str, Any]], keys: Sequence[str
         )
 
 
-def read_rows(folder: records.Folder) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_rows(
+    folder: records.Folder, runs: Mapping[str, IndexedRun] | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(rows of the runs in a folder, rows of a sweep's trials that have no readable run: status and swept values).
 
-    A run that its pack has marked as failed has that status.
+    A run that its pack has marked as failed has that status. `runs`: those of the folder, if they have been read.
     """
     folder = pathlib.Path(folder)
     manifest = folder / "sweep.json"
     content = records.read_json(manifest, MANIFEST_SCHEMA) if manifest.exists() else {"trials": {}}
-    runs = [_with_failure(row) for row in _read_runs(folder, started=bool(content["trials"]))]
-    readable = {row["name"] for row in runs if row["status"] != DAMAGED_STATUS}
-    rest = [name for name in content["trials"] if name not in readable]
-    unlisted = [row for row in runs if row["status"] == DAMAGED_STATUS and row["name"] not in rest]
+    if runs is None:
+        runs = read_started_runs(folder) if content["trials"] else read_indexed_runs(folder)
+    rows = [_with_failure(run) for run in runs.values()]
+    readable = {row["name"] for row in rows if row["status"] != DAMAGED_STATUS}
+    rest = {name: None for name in content["trials"] if name not in readable}
+    unlisted = [row for row in rows if row["status"] == DAMAGED_STATUS and row["name"] not in rest]
     planned = [_planned_row(folder, name, content) for name in rest]
-    return [row for row in runs if row["name"] in readable], [*planned, *unlisted]
+    return [row for row in rows if row["name"] in readable], [*planned, *unlisted]
 
 
-def _read_runs(folder: pathlib.Path, started: bool) -> list[dict[str, Any]]:
-    """All rows; none if a sweep has started and no trial has a folder yet."""
-    try:
-        return records.read_runs(folder)
-    except BadInput:
-        if started and not any((folder / "runs").glob("*/config.json")):
-            return []
-        raise
-
-
-def _with_failure(row: dict[str, Any]) -> dict[str, Any]:
-    if row["status"] in (*ENDED_STATUSES, DAMAGED_STATUS):
-        return row
-    events = records.read_events(row["folder"])
-    return row | ({"status": "failed"} if events and events[-1]["kind"] == "failed" else {})
+def _with_failure(run: IndexedRun) -> dict[str, Any]:
+    if run.row["status"] in (*ENDED_STATUSES, DAMAGED_STATUS) or run.progress["status"] != "failed":
+        return run.row
+    return run.row | {"status": "failed"}
 
 
 def _planned_row(folder: pathlib.Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from scalelab.config.keys import default_values
+from scalelab.index.table import all_columns
 from scalelab.records import DAMAGED_STATUS, STOPPED_EARLY_STATUS
 
 SEED_KEY = "train.seed"
@@ -117,16 +118,19 @@ def rankable(settings: Sequence[SweptSetting]) -> list[SweptSetting]:
     return [setting for setting in usable if not setting.pending] or usable
 
 
-def swept_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The config values in which runs differ. What only follows from another one (d_ff from d_model) is left out."""
+def swept_keys(rows: Sequence[Mapping[str, Any]], aside: Collection[str] = ()) -> list[str]:
+    """The config values in which runs differ, but those `aside`. What only follows from another one (d_ff from
+    d_model) is left out."""
     groupings: list[list[int]] = []
     names: list[str] = []
     rows = [row for row in rows if row.get("status") != DAMAGED_STATUS]
-    for name in sorted(dict.fromkeys(key for row in rows for key in row), key=_may_follow):
+    for name in sorted(all_columns(rows), key=_may_follow):
         # Config values are named by full keys; what has a slash was measured: of a source, on a task.
-        if "." not in name or "/" in name or name.startswith("log."):
+        if "." not in name or "/" in name or name.startswith("log.") or name in aside:
             continue
         values = [row.get(name) for row in rows]
+        if all(value is values[0] for value in values):  # most keys of an index: nothing to compare
+            continue
         firsts = first_places(values)
         if len(set(firsts)) > 1 and firsts not in groupings:
             groupings.append(firsts)
@@ -141,7 +145,7 @@ def _may_follow(key: str) -> bool:
 
 def setting_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Like `swept_keys`, without the seed, which makes replications of a setting and not another one."""
-    return swept_keys([{key: value for key, value in row.items() if key != SEED_KEY} for row in rows])
+    return swept_keys(rows, aside=(SEED_KEY,))
 
 
 def first_places(values: Sequence[Any]) -> list[int]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scipy import stats
+from scipy import special
 
 from scalelab.sweep.answer.best_lr import INTERVAL_LEVEL
 from scalelab.sweep.answer.ranking import (
@@ -168,7 +168,7 @@ def _seeds_line(answer: SweepAnswer) -> str:
     if not freedoms or answer.each_level is None or min(freedoms) >= 5:
         return ""
     seeds = math.floor(min(freedoms)) + 1
-    now, then = (float(stats.t.ppf(answer.each_level, n - 1)) for n in (seeds, seeds + 2))
+    now, then = (float(special.stdtrit(n - 1, answer.each_level)) for n in (seeds, seeds + 2))
     return f" {seeds} seeds prove gaps above {now:.2g} standard errors, {seeds + 2} seeds above {then:.2g}."
 
 

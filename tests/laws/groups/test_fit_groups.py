@@ -6,7 +6,7 @@ from scipy.optimize import brentq, least_squares
 
 from scalelab import api
 from scalelab.errors import BadInput
-from scalelab.laws.fit import fit
+from scalelab.laws.fitting import fit
 from scalelab.laws.groups import joint_fit
 from scalelab.laws.groups.difference import compare_params, compute_factor
 from scalelab.laws.groups.fit_groups import fit_groups

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fit import fit_chinchilla
+from scalelab.laws.fitting import fit_chinchilla
 from scalelab.laws.read.study import fit_study, select_rows
 from scalelab.laws.trust.uncertainty import bootstrap_fit
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fit import fit
+from scalelab.laws.fitting import fit
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.law import Coefficient, Exponent, law_of
 from scalelab.laws.law.names import LAWS, load_law

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fit import fit
+from scalelab.laws.fitting import fit
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.trust.holdout import Holdout, hold_out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from scalelab.laws.fit import fit
+from scalelab.laws.fitting import fit
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.law import Coefficient, law_of
 from scalelab.laws.law.names import LAWS

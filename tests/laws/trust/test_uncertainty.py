@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from scipy.stats import bootstrap as scipy_bootstrap
 
 from scalelab.errors import BadInput
-from scalelab.laws.fit import fit
+from scalelab.laws.fitting import fit
 from scalelab.laws.solve import newton, refit
 from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.trust import uncertainty

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq, minimize_scalar
 
 from scalelab.errors import BadInput
-from scalelab.laws.fit import fit
+from scalelab.laws.fitting import fit
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.solve.optimum import FitError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fit import fit
+from scalelab.laws.fitting import fit
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import load_objective
 from scalelab.laws.solve.optimum import FitError, minimise_objective

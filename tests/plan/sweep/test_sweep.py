@@ -9,7 +9,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.experiments import isoflop, ladder_runs
-from scalelab.laws.fit import fit
+from scalelab.laws.fitting import fit
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve import optimum

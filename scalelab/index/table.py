@@ -1,0 +1,162 @@
+"""Rows of many runs and the progress of each, read through the index beside them."""
+
+import contextlib
+import functools
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from scalelab import errors, identity, jsonfiles, records, set_by
+from scalelab.errors import BadInput
+from scalelab.index import store
+
+PROGRESS_KEYS = ("step", "train_loss", "val_loss", "tokens_per_s")
+BATCH = 256  # runs that are read before their equal values become one
+RESAVED_SHARE = 0.02  # of runs that changed: fewer are read again faster than the whole index is written
+
+
+class IndexedRun(NamedTuple):
+    """A run's row, as of `records.read_runs`, and its `progress`, as of `read_progress` (or its `damage`)."""
+
+    row: dict[str, Any]
+    progress: dict[str, Any]
+
+
+def read_runs(folder: records.Folder) -> list[dict[str, Any]]:
+    """Read one row per run; equal to `records.read_runs`, and faster where there are many runs."""
+    return [run.row for run in read_indexed_runs(folder).values()]
+
+
+def read_indexed_runs(folder: records.Folder) -> dict[str, IndexedRun]:
+    """{name: run} of the folder if it is a run, else of its `runs/`, else of all runs in it. BadInput if there is none.
+
+    A damaged run has a row that says so; one that is asked for alone is BadInput.
+    """
+    folder = pathlib.Path(folder)
+    if (folder / "config.json").exists():
+        (row,) = records.read_runs(folder)
+        return {folder.name: IndexedRun(row, progress_or_damage(folder))}
+    for place in (folder / "runs", folder):
+        if runs := _read_place(place):
+            return runs
+    return _read_runs(folder, [path.name for path in records.run_folders(folder)])  # says why there is none
+
+
+def all_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of all columns, in order of first appearance."""
+    names: dict[str, None] = {}
+    for row in rows:
+        if not row.keys() <= names.keys():
+            names |= dict.fromkeys(row)
+    return list(names)
+
+
+def read_progress(folder: pathlib.Path) -> dict[str, Any]:
+    """Read the last `step`, `train_loss`, `val_loss` and `tokens_per_s` that a run has logged, as far as it has any.
+
+    `status`: of its record; failed if its logbook ends so; waiting before it has a record. BadInput: damaged files.
+    """
+    return _make_progress(folder, records.read_record(folder))
+
+
+def _make_progress(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    status = record.get("status", "waiting")
+    values = jsonfiles.last_values(folder / "metrics.jsonl", records.METRICS_SCHEMA, PROGRESS_KEYS)
+    events = records.read_events(folder)
+    return {"status": "failed" if events and events[-1]["kind"] == "failed" else status} | values
+
+
+def progress_or_damage(folder: pathlib.Path) -> dict[str, Any]:
+    """Read the progress of a run; if its files can't be read, `damage` holds the reason."""
+    try:
+        return read_progress(folder)
+    except BadInput as error:
+        return {"status": records.DAMAGED_STATUS, "damage": str(error)}
+
+
+def _read_runs(place: pathlib.Path, names: Iterable[str]) -> dict[str, IndexedRun]:
+    """{name: run} of the folders that are a run's."""
+    runs = {name: _read_run(place / name) for name in names}
+    return {name: run for name, run in runs.items() if run}
+
+
+def _read_run(folder: pathlib.Path) -> IndexedRun | None:
+    """Read each file once; None if the folder's config.json is not a run's."""
+    with contextlib.suppress(BadInput):
+        config, record = records.read_config_and_record(folder)
+        return IndexedRun(records.make_row(folder, config, record), _make_progress(folder, record))
+    if not records.may_be_config(folder / "config.json"):
+        return None
+    return IndexedRun(records.read_run_or_damage(folder), progress_or_damage(folder))
+
+
+def _read_place(place: pathlib.Path) -> dict[str, IndexedRun]:
+    """{name: run} of the runs in one folder, in order of names."""
+    states = {name: state for name in _list_folders(place) if (state := store.file_state(f"{place}/{name}"))}
+    if len(states) < store.LEAST_RUNS:
+        return _read_runs(place, states)
+    version = _version()
+    stored, tables = store.load_index(place, version)
+    valid = [name for name, (state, _) in states.items() if stored.get(name) == state]
+    runs = _join(place, {name: tables[0][name] for name in valid}, {name: tables[1][name] for name in valid})
+    if len(runs) < len(states):
+        runs |= _read_and_store(place, version, states, runs)
+    return {name: runs[name] for name in states if name in runs}
+
+
+def _list_folders(place: pathlib.Path) -> list[str]:
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+    return []
+
+
+@functools.cache
+def _version() -> str:
+    from scalelab.configs import base  # what is counted in an identity
+
+    modules = (errors, identity, jsonfiles, records, set_by, base)
+    return store.code_version(__file__, *(str(module.__file__) for module in modules))
+
+
+def _join(
+    place: pathlib.Path, rows: Mapping[str, dict[str, Any]], progress: Mapping[str, dict[str, Any]]
+) -> dict[str, IndexedRun]:
+    """Runs of stored facts, with their names and folders."""
+    for name, row in rows.items():
+        row["name"], row["folder"] = name, f"{place / name}"
+    return {name: IndexedRun(row, progress[name]) for name, row in rows.items()}
+
+
+def _read_and_store(
+    place: pathlib.Path, version: str, states: Mapping[str, tuple[str, int]], valid: Mapping[str, IndexedRun]
+) -> dict[str, IndexedRun]:
+    """Read the runs that are not `valid`, and write the index anew if these are many."""
+    draft = store.IndexDraft(place)
+    try:
+        names = [name for name in states if name not in valid]
+        fresh: dict[str, IndexedRun] = {}
+        for start in range(0, len(names), BATCH):
+            fresh |= _read_batch(place, names[start : start + BATCH])
+        new = {name for name, run in fresh.items() if _is_storable(run) and draft.is_settled(states[name][1])}
+        if len(new) > RESAVED_SHARE * len(states):
+            runs = {name: run for name, run in {**valid, **fresh}.items() if name in valid or name in new}
+            tables = [{name: part for name, part in zip(runs, parts, strict=True)}
+                      for parts in zip(*runs.values(), strict=True)]  # fmt: skip
+            draft.write(version, {name: states[name][0] for name in runs}, tables)
+        return fresh
+    finally:
+        draft.close()
+
+
+def _read_batch(place: pathlib.Path, names: Sequence[str]) -> dict[str, IndexedRun]:
+    """Read runs that share what is equal in all of them."""
+    runs = _read_runs(place, names)
+    whole = {name: run for name, run in runs.items() if _is_storable(run)}
+    rows, progress = (store.share_values({name: run[part] for name, run in whole.items()}) for part in (0, 1))
+    return runs | _join(place, rows, progress)
+
+
+def _is_storable(run: IndexedRun) -> bool:
+    """Whether a run was read in full: damage is described with the path that was asked for, and looked at again."""
+    return "damage" not in run.row and "damage" not in run.progress
