@@ -63,16 +63,13 @@ def _copy_files(template: Mapping[str, Any], name: str, changes: Mapping[str, An
         "val_loss": loss, "bpb": record["bpb"] * moved, "params": dict.fromkeys(record["params"], N),
         "flops": {"6ND": 6.0 * N * D, "chinchilla": 6.2 * N * D, "exact": 6.1 * N * D},
     }  # fmt: skip
-    metrics = [_move_line(line, moved, longer) for line in template["metrics.jsonl"]]
+    faster = changes["optim.peak_lr"] / template["config.json"]["optim"]["peak_lr"]
+    moves = dict.fromkeys(("train_loss", "val_loss", "bpb"), moved) | {"step": longer, "tokens": longer, "lr": faster}
+    metrics = [{key: v and v * moves.get(key, 1) for key, v in line.items()} for line in template["metrics.jsonl"]]
     return {
         "config.json": json.dumps(config, indent=1), "record.json": json.dumps(record, indent=1),
         "metrics.jsonl": _write_lines(metrics), "events.jsonl": _write_lines(template["events.jsonl"]),
     }  # fmt: skip
-
-
-def _move_line(line: Mapping[str, Any], moved: float, longer: int) -> dict[str, Any]:
-    moves = {"train_loss": moved, "val_loss": moved, "bpb": moved, "step": longer, "tokens": longer}
-    return {key: value * moves.get(key, 1) if value is not None else None for key, value in line.items()}
 
 
 def _write_lines(lines: Sequence[Mapping[str, Any]]) -> str:

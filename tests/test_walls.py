@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{key: {"errors"} for key in ("identity", "jsonfiles", "lock", "user_code", "__main__")},
     "records": {"errors", "identity", "jsonfiles", "set_by"},
     # Rooms, each above those that it names.
+    "index": set(),
     "hardware": set(),
     "precision": set(),
     "config": set(),
@@ -43,20 +44,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parallel": {"config", "model", "optim", "precision"},
     "train": {"config", "data", "hardware", "hf", "model", "optim", "parallel", "precision"},
     "evaluate": {"config", "data", "model", "precision", "train"},
-    "sweep": {"config", "hardware", "laws", "model", "optim", "train"},
+    "sweep": {"config", "hardware", "index", "laws", "model", "optim", "train"},
     "testing": {"config", "data", "laws", "model", "optim", "parallel", "train"},
-    "report": {"laws", "precision", "sweep"},
+    "report": {"index", "laws", "precision", "sweep"},
     "plan": {"config", "hardware", "laws", "model", "optim", "parallel", "precision", "sweep", "train"},
     "diagnose": {"config", "data", "evaluate", "laws", "model", "optim", "parallel", "precision", "train"},
-    "api": {"config", "data", "evaluate", "hardware", "laws", "optim", "plan", "sweep", "train"},
+    "api": {"config", "data", "evaluate", "hardware", "index", "laws", "optim", "plan", "sweep", "train"},
     "cli": {"config", "hardware", "plan", "sweep", "train"},
     "commands": {
-        *("api", "cli", "config", "data", "diagnose", "evaluate", "hardware", "hf", "laws", "model"),
+        *("api", "cli", "config", "data", "diagnose", "evaluate", "hardware", "hf", "index", "laws", "model"),
         *("optim", "parallel", "plan", "report", "sweep", "train"),
     },
 }
 # Links to the folders on top, with the rooms that may import them, inside functions.
-LINKS = {"configs": {"config", "identity", "plan", "sweep"}, "experiments": {"commands"}}
+LINKS = {"configs": {"config", "identity", "index", "plan", "sweep"}, "experiments": {"commands"}}
 MOST_ENTRIES = 12  # files and folders of a room, `__init__.py` aside; of the ground floor, files
 LISTS = ("commands", "optim")  # rooms of one file a member
 SOURCES = sorted((ROOT / "scalelab").rglob("*.py"))

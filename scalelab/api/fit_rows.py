@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.index.table import read_runs
+from scalelab.index.table import all_columns, read_runs
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import ALIASES
 from scalelab.laws.read.study import N_COLUMNS
@@ -40,9 +40,10 @@ def read_sources(
     if n_convention:
         columns["N"] = N_COLUMNS[n_convention]
     # If there is a table too, a name that the runs lack may be one of its columns.
-    if all(pathlib.Path(source).is_dir() for source in sources):
-        known = sorted({key for source in sources for run in read_runs(source) for key in run})
-        for name in (name for field, name in columns.items() if field != "N" and name not in known):
+    mapped = [name for field, name in columns.items() if field != "N"]
+    if mapped and all(pathlib.Path(source).is_dir() for source in sources):
+        known = sorted(all_columns(run for source in sources for run in read_runs(source)))
+        for name in (name for name in mapped if name not in known):
             raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest_hint(name, known)}")
     tables = [_read(source, needed, columns, n_convention or "total", where, option) for source in sources]
     if not any(table.rows for table in tables):
@@ -72,26 +73,31 @@ def _read(
     if not pathlib.Path(source).is_dir():
         table = read_table(source, columns, needed, where, option)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
-    runs = [_add_mapped_fields(_rename_columns(run, column), columns) for run in read_runs(source)]
+    runs = read_runs(source)  # changed in place: of thousands, copies would cost more than all else
+    for run in runs:
+        run.update(_rename_columns(run, column))
+        run.update(_map_fields(run, columns))
     filtered = filter_rows(runs, where)
-    return Table([{**run, "N": run["N_total"]} for run in filtered], n_convention, "", len(runs) - len(filtered))
+    for run in runs:
+        run["N"] = run["N_total"]
+    return Table(filtered, n_convention, "", len(runs) - len(filtered))
 
 
-def _add_mapped_fields(run: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """Add the fields that `columns` maps to other columns of the run (e.g. scores of `scalelab eval`) to its row."""
+def _map_fields(run: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The fields that `columns` maps to other columns of the run, e.g. to scores of `scalelab eval`."""
     fields = {field: run[name] for field, name in columns.items() if field != "N" and name in run}
-    return run | fields | ({"val_loss": fields["loss"]} if "loss" in fields else {})
+    return fields | ({"val_loss": fields["loss"]} if "loss" in fields else {})
 
 
-def _rename_columns(run: dict[str, Any], column: str) -> dict[str, Any]:
-    """A run's row with the column names of expressions and laws; N from `column`, the convention's."""
+def _rename_columns(run: Mapping[str, Any], column: str) -> dict[str, Any]:
+    """The column names of expressions and laws for a run's row; N from `column`, the convention's."""
     N, D = run[column], run["D"]
     aliases = {
         field: next((run[n] for n in names if n in run), None) for field, names in ALIASES.items() if field not in run
     }
     sequences, length = run.get("train.global_batch"), run.get("model.seq_len")
     aliases |= {"batch_tokens": sequences * length} if sequences and length else {}
-    return run | aliases | {"N_total": run["N"], "N": N, "M": D / N if D and N else None}
+    return aliases | {"N_total": run["N"], "N": N, "M": D / N if D and N else None}
 
 
 def numeric_columns(rows: Sequence[Mapping[str, Any]], n_convention: str = "total") -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from scalelab.laws.read.points import WIDEST_VALUE, merge_near
 from scalelab.laws.read.raw_grid import SETTINGS
 from scalelab.laws.read.study import N_COLUMNS, select_rows
 from scalelab.laws.use.settings.best import BestSettings, check_names, fit_best_settings
-from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys
+from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys, varying_columns
 
 SIZES = ("N", "D", "U", *SETTINGS)  # fields in which replications do not differ
 SEED_COLUMNS = (SEED_KEY, "seed")
@@ -88,10 +88,10 @@ def _shared_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _check_fields(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str]) -> None:
     """BadInput for a column that no run has, or that holds text."""
-    known = sorted({key for row in rows for key in row if isinstance(row[key], int | float)})
     for field, column in fields.items():
         values = [row[column] for row in rows if row.get(column) is not None]
         if not values:
+            known = sorted({key for row in rows for key in row if isinstance(row[key], int | float)})
             raise BadInput(f"no run has {field!r}{nearest_hint(field, known)}")
         text = next((value for value in values if isinstance(value, bool | str)), None)
         if text is not None:
@@ -121,9 +121,10 @@ def _refuse_mixed(
 ) -> None:
     """BadInput if runs of one setting differ in more of their config than the seed: they are no replications."""
     also = [*_unlike_sizes(rows, list(fields.values()))]
-    also += [
-        key for group in group_rows(rows, list(fields.values())) for key in setting_keys(group) if is_identity_key(key)
-    ]
+    varying = [name for name in varying_columns(rows) if "." in name and is_identity_key(name)]
+    columns = dict.fromkeys([*fields.values(), *varying])  # few of many: groups can't differ in others
+    groups = group_rows([{key: row.get(key) for key in columns} for row in rows], list(fields.values()))
+    also += [key for group in groups for key in setting_keys(group) if is_identity_key(key)]
     if also:
         names = list(dict.fromkeys(also))
         sizes = [name for name in names if name in ("N", "D", "U")]

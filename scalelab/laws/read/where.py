@@ -7,10 +7,11 @@ run as Python.
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from scalelab.errors import BadInput, nearest_hint
 
+Row = TypeVar("Row", bound=Mapping[str, Any])
 LONGEST = 1000  # characters: nobody writes longer expressions by hand
 ARITHMETIC: dict[type, Callable] = {
     ast.Add: operator.add,
@@ -34,15 +35,13 @@ class _Empty(Exception):
     """A cell that the expression needs is empty: the row does not satisfy it."""
 
 
-def filter_rows(
-    rows: Sequence[Mapping[str, Any]], expressions: Iterable[str], option: str = "--where"
-) -> list[Mapping[str, Any]]:
+def filter_rows(rows: Sequence[Row], expressions: Iterable[str], option: str = "--where") -> list[Row]:
     """Filter the rows that satisfy every expression (a row whose needed cell is empty does not).
 
     BadInput, with the `option` that gave it, for an expression that can't be parsed or evaluated, or is not true or
     false.
     """
-    known = {key for row in rows for key in row}
+    known = set().union(*rows)
     for expression in expressions:
         tree = _parse_expression(expression, known, option)
         rows = [row for number, row in enumerate(rows, 1) if _row_satisfies(tree, row, expression, number, option)]

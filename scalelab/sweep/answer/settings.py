@@ -124,18 +124,26 @@ def swept_keys(rows: Sequence[Mapping[str, Any]], aside: Collection[str] = ()) -
     groupings: list[list[int]] = []
     names: list[str] = []
     rows = [row for row in rows if row.get("status") != DAMAGED_STATUS]
-    for name in sorted(all_columns(rows), key=_may_follow):
+    for name in sorted(varying_columns(rows), key=_may_follow):
         # Config values are named by full keys; what has a slash was measured: of a source, on a task.
         if "." not in name or "/" in name or name.startswith("log.") or name in aside:
             continue
-        values = [row.get(name) for row in rows]
-        if all(value is values[0] for value in values):  # most keys of an index: nothing to compare
-            continue
-        firsts = first_places(values)
-        if len(set(firsts)) > 1 and firsts not in groupings:
+        firsts = first_places([row.get(name) for row in rows])
+        if firsts not in groupings:
             groupings.append(firsts)
             names.append(name)
     return names
+
+
+def varying_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of columns in which any rows differ."""
+    others: set[str] = set()  # row by row, which is much faster than column by column
+    for row in rows:
+        if row.keys() == rows[0].keys():  # runs of an index share the objects of equal values
+            others.update([name for name, value in row.items() if value is not rows[0][name]])
+        else:
+            others.update(rows[0], row)
+    return [name for name in all_columns(rows) if name in others and any(first_places([r.get(name) for r in rows]))]
 
 
 def _may_follow(key: str) -> bool:

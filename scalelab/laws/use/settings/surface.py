@@ -136,10 +136,15 @@ def pure_error(rows: Rows) -> tuple[float, int]:
     """(sum of squares, degrees of freedom) of what repeated runs of a setting differ by, less the seeds' shifts."""
     if rows.setting.max() + 1 == len(rows.y):
         return 0.0, 0
-    design = np.column_stack([np.eye(rows.setting.max() + 1)[rows.setting], seed_shifts(rows)])
-    fitted, _, rank, _ = np.linalg.lstsq(design, rows.y)
-    residual = rows.y - design @ fitted
-    return float(residual @ residual), len(rows.y) - int(rank)
+    # A mean for each setting is taken out first (Frisch, Waugh and Lovell): least squares of a few columns remain.
+    counts = np.bincount(rows.setting)
+    y, *shifts = (
+        column - (np.bincount(rows.setting, column) / counts)[rows.setting] for column in (rows.y, *seed_shifts(rows).T)
+    )
+    design = np.array(shifts).reshape(len(shifts), len(y)).T
+    fitted, _, rank, _ = np.linalg.lstsq(design, y) if shifts else (np.empty(0), 0, 0, 0)
+    residual = y - design @ fitted
+    return float(residual @ residual), len(y) - len(counts) - int(rank)
 
 
 def column_pairs(K: int, cross: bool) -> list[tuple[int, int]]:
