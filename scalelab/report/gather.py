@@ -3,7 +3,7 @@
 import datetime
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import records
@@ -35,6 +35,25 @@ SHAREABLE_COLUMNS = (
 )  # a column only where runs differ
 DRAWN_ELSEWHERE = frozenset(("step", "tokens", "time", "train_loss", "val_loss", "bpb", "lr", "grad_norm"))
 PROVENANCE_KEYS = ("data", "git", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
+
+
+MOST_CURVES = 100  # runs whose curves and origins a page shows
+MOST_ROWS = 1000  # runs in its table and in the overview
+
+
+def choose_runs(rows: Sequence[dict], most: int) -> list[dict]:
+    """Rows of all runs, or of `most` of them: evenly by final loss, from the best to the lost ones, in their order."""
+    if len(rows) <= most:
+        return list(rows)
+    ranked = sorted(range(len(rows)), key=lambda place: final_loss(rows[place]))
+    chosen = {ranked[round(rank * (len(rows) - 1) / (most - 1))] for rank in range(most)}
+    return [row for place, row in enumerate(rows) if place in chosen]
+
+
+def final_loss(row: Mapping[str, Any]) -> float:
+    """The validation loss of a run that is done; infinite for all others."""
+    loss = row.get("val_loss")
+    return loss if row["status"] == "done" and loss is not None and math.isfinite(loss) else math.inf
 
 
 def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
@@ -96,16 +115,26 @@ def read_event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     """The logbooks of all runs, in order of time: `run`, `time`, `step`, `kind`, `text`.
 
     An event that was written without a step (a config change, before training starts) stands at the last step logged
-    then.
+    then; of more than MOST_CURVES runs it has none, as that takes all their metrics.
     """
     rows = []
     for folder in folders:
-        lines = records.read_metrics(folder)
+        lines = records.read_metrics(folder) if len(folders) <= MOST_CURVES else None
         for event in records.read_events(folder):
-            before = [line["step"] for line in lines if (line.get("time") or 0) <= event["time"]]
-            step = event["step"] if event["step"] is not None else max(before, default=0)
+            step = event["step"]
+            if step is None and lines is not None:
+                before = [line["step"] for line in lines if (line.get("time") or 0) <= event["time"]]
+                step = max(before, default=0)
             rows.append(event | {"run": folder.name, "step": step})
     return sorted(rows, key=lambda row: row["time"])
+
+
+def merge_events(rows: Sequence[dict]) -> list[dict]:
+    """One row for each kind and text: the first one, with the number of its `runs`, in order of time."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        groups.setdefault((row["kind"], row.get("text", "")), []).append(row)
+    return [group[0] | {"runs": len({row["run"] for row in group})} for group in groups.values()]
 
 
 def collect_provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:

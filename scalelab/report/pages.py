@@ -1,5 +1,6 @@
 """`write_report`: the page of a run, a sweep or a study, depending on the folder."""
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lrplots, plots, style, sweepplots
 from scalelab.report.parts import (
@@ -33,6 +35,8 @@ SOURCE_COLUMNS = {
     "tokens": "tokens trained on",
     "epochs": "epochs",
 }
+
+MOST_SETTINGS = 100  # in the table of settings
 
 DYNAMICS_CAPTION = "Learning rate, gradient norm before clipping, and the size of each update, over the logged steps."
 SPEED_CAPTION = (
@@ -159,34 +163,60 @@ def _conventions(folder: pathlib.Path) -> dict:
 
 def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """The page of a folder of runs: what was swept, who won, who was lost."""
-    folder, rows = page.folder, records.read_runs(page.folder)
-    folders = page.readable(records.run_folders(folder))
+    folder, runs = page.folder, read_indexed_runs(page.folder)
+    damaged = {name: damage for name, run in runs.items() if (damage := _damage(run))}
+    page.missing += [f"{name} is damaged: {damage}" for name, damage in damaged.items()]
+    rows = [run.row for run in runs.values()]
+    readable = [row for row in rows if row["name"] not in damaged]
+    folders = [pathlib.Path(row["folder"]) for row in gather.choose_runs(readable, gather.MOST_CURVES)]
+    few = _describe_choice(len(folders), len(readable))
     swept = settings.swept_keys(rows)
-    answer = answer_rows.answer_folder(folder)
+    answer = answer_rows.answer_folder(folder, runs)
     page.parts.append(html.render_card(_best(answer, rows, swept)))
     if answer.settings:
         page.parts.append(html.render_section("Settings over seeds", _settings_table(answer), _lr_figure(page, answer)))
-    shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept, "status", "val_loss")} for row in rows]
-    if any(map(settings.is_final, rows)):
-        floor, title = gather.entropy_rate(folders), "Final loss over what was swept"
-        caption = (
-            "Final validation loss of every trial; the best setting has a ring at its mean over seeds, "
-            "lost ones stand at the top."
-        )
-        plot = functools.partial(sweepplots.plot_sweep, shown, swept, floor, title)
-        drawn = page.draw("sweep", plot, shown, caption, *_point_charts(shown, swept))
-        page.parts.append(html.render_section("Overview", drawn))
-    else:
-        page.missing.append("Overview: no trial has finished with a finite loss yet.")
+    page.parts.append(_overview(page, rows, swept, gather.entropy_rate(folders)))
     colour = swept[0] if swept else "run"
-    page.parts.append(html.render_section("Loss curves", *loss_sections(page, folders, colour, colour)))
-    page.parts.append(html.render_section("Metrics", metrics_section(page, folders, swept[0] if swept else "name")))
-    page.parts.append(html.render_section("Runs", runs_table(rows, swept)))
-    page.parts.append(html.render_section("Logbook", logbook_section(folders)))
+    page.parts.append(html.render_section("Loss curves", few, *loss_sections(page, folders, colour, colour)))
     page.parts.append(
-        html.render_section("Where it comes from", origin_section(folders, [f"scalelab report {folder}"]))
+        html.render_section("Metrics", few, metrics_section(page, folders, swept[0] if swept else "name"))
+    )
+    page.parts.append(html.render_section("Runs", runs_table(rows, swept)))
+    page.parts.append(
+        html.render_section("Logbook", logbook_section([pathlib.Path(row["folder"]) for row in readable]))
+    )
+    page.parts.append(
+        html.render_section("Where it comes from", few, origin_section(folders, [f"scalelab report {folder}"]))
     )
     return page, page.write(f"Sweep: {folder.resolve().name}", f"{len(rows)} runs: {gather.describe_states(rows)}")
+
+
+def _damage(run: IndexedRun) -> str:
+    """Why a run can't be read; "" if it can."""
+    return str(run.row.get("damage") or run.progress.get("damage") or "")
+
+
+def _describe_choice(shown: int, runs: int) -> str:
+    if shown == runs:
+        return ""
+    text = f"Of {shown:,} of {runs:,} runs, evenly by final loss from the best to the lost ones."
+    return html.render_paragraph(text, "soft")
+
+
+def _overview(page: ReportPage, rows: list[dict], swept: list[str], floor: float | None) -> str:
+    """The final loss of every trial over what was swept."""
+    if not any(map(settings.is_final, rows)):
+        page.missing.append("Overview: no trial has finished with a finite loss yet.")
+        return ""
+    chosen = gather.choose_runs(rows, gather.MOST_ROWS)
+    shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept, "status", "val_loss")} for row in chosen]
+    caption = (
+        "Final validation loss of every trial; the best setting has a ring at its mean over seeds, "
+        "lost ones stand at the top."
+    )
+    plot = functools.partial(sweepplots.plot_sweep, shown, swept, floor, "Final loss over what was swept")
+    drawn = page.draw("sweep", plot, shown, caption, *_point_charts(shown, swept))
+    return html.render_section("Overview", _describe_choice(len(chosen), len(rows)), drawn)
 
 
 def _point_charts(rows: list[dict], swept: Sequence[str]) -> list[charts.Chart]:
@@ -216,8 +246,13 @@ def _best(answer: SweepAnswer, rows: list[dict], swept: list[str]) -> str:
 
 
 def _settings_table(answer: SweepAnswer) -> str:
-    """Every setting with its seeds, mean loss, gap to the best and verdict."""
-    return html.render_table(wording.answer_cells(answer), wording.answer_columns(answer))
+    """Settings with their seeds, mean loss, gap to the best and verdict; of many, the best ones by rank."""
+    few, note = answer, ""
+    if len(answer.settings) > MOST_SETTINGS:
+        ranked = sorted(answer.settings, key=lambda each: each.rank or math.inf)[:MOST_SETTINGS]
+        few = dataclasses.replace(answer, settings=tuple(ranked))
+        note = html.render_paragraph(f"The best {MOST_SETTINGS} of {len(answer.settings):,} settings.", "soft")
+    return note + html.render_table(wording.answer_cells(few), wording.answer_columns(few))
 
 
 def _lr_figure(page: ReportPage, answer: SweepAnswer) -> str:

@@ -212,23 +212,28 @@ def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
     same = [key for key in known if len({row[key] for row in rows}) == 1 < len(rows)]
     shared = ", ".join(f"{columns.pop(key)} {html.format_value(rows[0][key], key)}" for key in same)
     summary = f"{len(rows)} runs: {gather.describe_states(rows)}." + (f" All with {shared}." if shared else "")
-    return html.render_paragraph(summary) + html.render_table(rows, columns)
+    shown = sorted(rows, key=gather.final_loss)[: gather.MOST_ROWS] if len(rows) > gather.MOST_ROWS else rows
+    if len(shown) < len(rows):
+        summary += f" Below: the {len(shown):,} with the lowest final loss."
+    return html.render_paragraph(summary) + html.render_table(shown, columns)
+
+
+MOST_EVENTS = 300  # of all runs in one table; of more, equal ones are one row
 
 
 def logbook_section(folders: Sequence[pathlib.Path]) -> str:
-    """Every event except plain starts and ends, which only a single run's page shows."""
+    """Every event except plain starts and ends, which only a single run's page shows; of many, equal ones once."""
     plain = ("start", "done") if len(folders) > 1 else ()
-    rows = [
-        row | {"at": gather.format_utc(row["time"])}
-        for row in gather.read_event_rows(folders)
-        if row["kind"] not in plain
-    ]
+    rows = [row for row in gather.read_event_rows(folders) if row["kind"] not in plain]
+    columns = {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"}
+    if len(rows) > MOST_EVENTS:
+        rows, columns = gather.merge_events(rows), columns | {"at": "first", "run": "first run", "runs": "runs"}
+    rows = [row | {"at": gather.format_utc(row["time"])} for row in rows]
     if not rows:
         return html.render_paragraph("Nothing happened: no skip, resume, divergence, change or note.")
-    columns = {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"}
     table = functools.partial(html.render_table, columns=columns, css="stack")
     chosen = [row for row in rows if len(folders) > 1 and row["kind"] == "chosen"]  # three lines a run: folded
-    happened = [row for row in rows if row not in chosen]
+    happened = [row for row in rows if row["kind"] != "chosen" or len(folders) == 1]
     events = table(happened) if happened else html.render_paragraph("Nothing else happened.") if chosen else ""
     return events + (
         html.render_details(f"what was chosen for the runs: {len(chosen)}", table(chosen)) if chosen else ""
