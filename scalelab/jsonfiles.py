@@ -273,6 +273,16 @@ def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
     return None
 
 
+def tail_lines(path: Folder, size: int = 2**15) -> list[dict]:
+    """The whole objects in the last `size` bytes of a JSON-lines file, in order; damaged lines are passed over."""
+    none: list[bytes] = []
+    rows = []
+    for text in reversed(_retry_reading(path, lambda: _lines_from_end(path, size)[0], none)):
+        with contextlib.suppress(ValueError, RecursionError):
+            rows.append(json.loads(text))
+    return [row for row in rows if isinstance(row, dict)]
+
+
 def _lines_from_end(path: Folder, size: int) -> tuple[list[bytes], bool]:
     """The whole lines in the last `size` bytes of a file, last first, and whether these are the whole file."""
     with pathlib.Path(path).open("rb") as file:

@@ -4,6 +4,8 @@ Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Tria
 (learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes.
 Running the command again resumes the sweep. At its end stands a line per setting: mean loss over seeds, which settings
 are told apart from the best, and the best learning rate. --status prints the tables, also while the sweep runs.
+--status --follow shows a sweep, or a run, until it ends, wherever it trains: loss curves, tokens/s, time left, and what
+failed and why. It reads files only, and ctrl-C ends nothing else.
 
 --stop-if=RULE ends hopeless trials: RULE is a condition such as p_worse_than_best > 0.95, asked 20 times a trial from
 a tenth of its steps and the end of its warm-up on. It may use what `scalelab watch` forecasts: p_worse_than_best (than
@@ -16,6 +18,7 @@ by a signal after saving.
     scalelab sweep --config=lr_seeds --workdir=runs/lr_seeds
 """
 
+import contextlib
 import sys
 from typing import Any
 
@@ -53,7 +56,10 @@ def main(argv: list[str]) -> int:
         "--force", action="store_true", help="start trials even if they are predicted not to fit this device's memory"
     )
     add_take_over_option(parser)
+    parser.add_argument("--follow", action="store_true", help="show the trials, or a run, until they end; only reads")
     options = parser.parse_args(rest)
+    if options.follow:
+        return _follow(options)
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
@@ -79,6 +85,15 @@ def main(argv: list[str]) -> int:
     verdicts = [row["status"] for row in rows]
     print_status(status.describe_verdicts(verdicts))
     return 0 if options.status else status.exit_code(verdicts)
+
+
+def _follow(options: Any) -> int:
+    """Follow until the end; ctrl-C ends the following and nothing else."""
+    from scalelab.cli.follow import follow
+
+    with contextlib.suppress(KeyboardInterrupt):
+        follow(options.workdir)
+    return 0
 
 
 def _run(config: str, overrides: dict[str, str], options: Any) -> None:
