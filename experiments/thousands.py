@@ -7,6 +7,8 @@ sweeps of many trials: each has a config and an identity of its own and moved lo
 its own: once cold (no index, files dropped from the page cache) and three times warm. One sweep more has logs of ten
 times the length: memory must not grow with them. The page of the smallest sweep is opened in Chromium, where there is
 one. Writes `results/thousands.json` and `.md` beside this file.
+
+    scalelab study thousands --workdir=runs/thousands --trials=1000
 """
 
 import itertools
