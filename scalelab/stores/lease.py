@@ -10,6 +10,7 @@ import os
 import pathlib
 import socket
 import threading
+import time
 import uuid
 from typing import Any
 
@@ -137,5 +138,4 @@ def _now(place: Place) -> float:
     client.put(place, name, name.encode())
     present = client.get_versioned(place, name)
     client.delete(place, [name])
-    assert present, name
-    return present[2].timestamp()
+    return present[2].timestamp() if present else time.time()  # None: another process has just cleaned up

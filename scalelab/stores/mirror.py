@@ -171,7 +171,7 @@ class Mirror:
     def _delete_orphans(self) -> None:
         """Delete objects that a killed process uploaded and never published."""
         known = object_names(self.files) | {self.lease.index}
-        names = [name for part in ("index", "files") for name in client.list_names(self.place, part)]
+        names = [name for part in ("index", "files", "clock") for name in client.list_names(self.place, part)]
         client.delete(self.place, [name for name in names if name not in known])
 
 
