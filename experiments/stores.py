@@ -42,7 +42,7 @@ FAULTS = [
         r"bucket_that|does_not_pass|missing_is_named",
     ),
     ("a second writer", "exit 2, one line; the first unharmed", r"writers|second_writer|one_of_all"),
-    ("the lease taken over from a suspended owner", "he publishes nothing and ends", r"taken_over|passes_on"),
+    ("the lease taken over from a suspended owner", "it publishes nothing and ends", r"taken_over|passes_on"),
     ("kill -9, then an empty machine", "goes on bit-equal from the store", r"killed_amid"),
     ("kill -9 between upload and publication", "uploaded by the next; no orphan stays", r"dead_process"),
     ("a machine overtaken by another", "set aside, never mixed", r"overtaken"),

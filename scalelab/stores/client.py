@@ -27,7 +27,14 @@ ENDPOINTS = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 NO_BUCKET = ("NoSuchBucket", "bucket does not exist")
 EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "token has expired", "invalid_grant")
 WRONG = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "403 Forbidden", "401 Unauthorized")
-NO_CREDENTIALS = ("computeMetadata", "169.254.", "TokenRequest", "MissingAccessKeyId", "MissingSecretAccessKey")
+NO_CREDENTIALS = (
+    "computeMetadata",
+    "169.254.",
+    "/latest/api/token",
+    "TokenRequest",
+    "MissingAccessKeyId",
+    "MissingSecretAccessKey",
+)
 VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN)",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -207,5 +214,6 @@ def explain_refusal(url: str, text: str) -> str:
 
 
 def _first_line(text: str) -> str:
+    """What went wrong, without the request's address and its repetitions."""
     line = text.strip().partition("\n")[0]
-    return line if len(line) <= 240 else f"{line[:237]}..."
+    return (line.rpartition(" - ")[2] or line).partition(": <")[0][:240]

@@ -72,7 +72,10 @@ def test_what_does_not_pass_is_one_line(server, url, monkeypatch, note_line):
     server.heal()
     for name in server.environment:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    if scheme == "s3":
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")  # a machine without a role
+        line = line_of(lambda: client.get(client.open_place(url), "x"), note_line)
+        assert line == f"{url}: no credentials found; set {client.VARIABLES['s3']}"
     assert "no credentials found; set " in client.explain_refusal(
         url, "Error performing GET http://169.254.169.254/latest"
     )
