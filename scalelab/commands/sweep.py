@@ -5,8 +5,8 @@ Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Tria
 Running the command again resumes the sweep. At its end stands a line per setting: mean loss over seeds, which settings
 are told apart from the best, and the best learning rate. --status prints the tables, also while the sweep runs.
 --status --follow shows a sweep, or a run, until it ends, wherever it trains: loss curves, tokens/s, time left, and what
-failed and why. It reads files only, and ctrl-C ends nothing else.
-D may be a folder in an object store, s3://bucket/path or gs://bucket/path.
+failed and why. It reads files only, and ctrl-C ends nothing else. --status --serve=PORT shows the pages of `scalelab
+report` at http://127.0.0.1:PORT, for this machine alone, drawn anew as the files change (0: a port that is free).
 
 --stop-if=RULE ends hopeless trials: RULE is a condition such as p_worse_than_best > 0.95, asked 20 times a trial from
 a tenth of its steps and the end of its warm-up on. It may use what `scalelab watch` forecasts: p_worse_than_best (than
@@ -20,6 +20,7 @@ by a signal after saving.
 """
 
 import contextlib
+import pathlib
 import sys
 from typing import Any
 
@@ -30,16 +31,13 @@ from scalelab.cli.parser import (
     add_trust_option,
     config_path,
     emit_json,
+    folder_path,
     print_status,
     print_table,
-    work_path,
 )
 from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
-from scalelab.stores import mirror
-from scalelab.stores.copies import copy_here
-from scalelab.stores.urls import url_of
 
 
 def main(argv: list[str]) -> int:
@@ -49,7 +47,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--config", type=config_path, metavar="FILE", help="a config file with get_config() and sweep(h)"
     )
-    parser.add_argument("--workdir", required=True, type=work_path, metavar="DIR|URL", help="the sweep's folder")
+    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--status", action="store_true", help="print the table of trials and do nothing else")
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="resume although this key (or group) changed"
@@ -61,16 +59,14 @@ def main(argv: list[str]) -> int:
     )
     add_take_over_option(parser)
     parser.add_argument("--follow", action="store_true", help="show the trials, or a run, until they end; only reads")
+    parser.add_argument("--serve", type=int, metavar="PORT", help="show the report in a browser here, as it goes")
     options = parser.parse_args(rest)
-    if options.follow:
-        return _follow(options)
+    if options.follow or options.serve is not None:
+        return _show_live(parser, options)
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
-        with mirror.attached(options.workdir, options.take_over, print_status):
-            _run(options.config, overrides, options)
-    elif url := url_of(options.workdir):
-        options.workdir = copy_here(url)
+        _run(options.config, overrides, options)
 
     from scalelab.cli.answers import print_answer
     from scalelab.sweep import status
@@ -94,13 +90,31 @@ def main(argv: list[str]) -> int:
     return 0 if options.status else status.exit_code(verdicts)
 
 
-def _follow(options: Any) -> int:
-    """Follow until the end; ctrl-C ends the following and nothing else."""
+def _show_live(parser: Parser, options: Any) -> int:
+    """Follow on the terminal until the end, or serve pages; ctrl-C ends that and nothing else."""
+    if options.follow and options.serve is not None:
+        parser.error("--follow is for a terminal and --serve for a browser: two commands can run side by side")
+    if not options.status:
+        parser.error(f"--{'follow' if options.follow else 'serve'} trains nothing: write it with --status")
+    with contextlib.suppress(KeyboardInterrupt):
+        _serve(options.workdir, options.serve) if options.serve is not None else _follow(options.workdir)
+    return 0
+
+
+def _follow(folder: pathlib.Path) -> None:
     from scalelab.cli.follow import follow
 
-    with contextlib.suppress(KeyboardInterrupt):
-        follow(options.workdir)
-    return 0
+    follow(folder)
+
+
+def _serve(folder: pathlib.Path, port: int) -> None:
+    from scalelab.report.serve import LiveServer
+    from scalelab.sweep.live import read_live
+
+    read_live(folder)  # refuses a folder without runs before a port is taken
+    with LiveServer(folder, port) as server:
+        print_status(f"{server.url} shows {folder} as it goes; ctrl-C ends this, and no run")
+        server.serve_forever()
 
 
 def _run(config: str, overrides: dict[str, str], options: Any) -> None:

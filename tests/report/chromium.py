@@ -74,14 +74,14 @@ class Browser:
             self.complaints.append(json.dumps(reply["params"]["args"])[:600])
         return reply
 
-    def open(self, path: pathlib.Path, width: int = 1280, dark: bool = False, scripts: bool = True) -> None:
-        """Load a file at a width in CSS pixels, in a light or a dark colour scheme; wait until it is drawn."""
+    def open(self, path: pathlib.Path | str, width: int = 1280, dark: bool = False, scripts: bool = True) -> None:
+        """Load a file or an address at a width in CSS pixels, in a light or a dark scheme; wait until it is drawn."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1,
                   mobile=width < 600)  # fmt: skip
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         while self._read().get("method") != "Page.loadEventFired":
             pass
         if scripts:

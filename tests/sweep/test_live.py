@@ -144,7 +144,7 @@ def test_following_ends_with_the_trials(tmp_path, capsys):
 
 def test_interrupting_the_following_is_no_failure(tmp_path):
     place = write_trial(tmp_path, "a", 4)
-    command = [sys.executable, "-m", "scalelab", "sweep", "--follow", f"--workdir={place}"]
+    command = [sys.executable, "-m", "scalelab", "sweep", "--status", "--follow", f"--workdir={place}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     assert process.stdout.readline().startswith("1 trials: 1 running")
     process.send_signal(signal.SIGINT)
