@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-slow test-crash test-diagnose test-parallel gpu test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
+.PHONY: help setup demo quickstart check test test-slow test-crash test-stores test-diagnose test-parallel gpu test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -57,6 +57,9 @@ test-slow: .venv/dev  ## the slow tests: more kills, packs and meshes
 
 test-crash: .venv/dev  ## a quarter of an hour: kill runs at every moment; writes experiments/results/crash.*
 	SCALELAB_CRASH_RESULT=experiments/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'
+
+test-stores: .venv/dev  ## a quarter of an hour: runs on object stores with faults, the crash suite on s3://; writes experiments/results/stores.*
+	.venv/bin/python -m experiments.stores
 
 test-parallel: .venv/base  ## a quarter of an hour: every layout of a mesh against one device; writes experiments/results/
 	.venv/bin/python -m experiments.parallelism

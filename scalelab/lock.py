@@ -48,13 +48,14 @@ class LockOwner:
 HELD_LOCKS: dict[pathlib.Path, tuple[LockOwner, bool]] = {}  # path -> (this process, is the file's existence the lock)
 
 
-def _this_process() -> LockOwner:
+def this_process() -> LockOwner:
+    """This process as an owner."""
     job, restart = (os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "RESTART_COUNT"))
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     return LockOwner(socket.gethostname(), os.getpid(), started, job, int(restart) if restart.isdecimal() else 0)
 
 
-def _parse_owner(text: str) -> LockOwner | None:
+def parse_owner(text: str) -> LockOwner | None:
     """Parse the owner in a lock's text; None for an empty or damaged text."""
     parts = dict(part.strip().partition(" ")[::2] for part in text.split(","))
     job, _, restart = parts.get("job", "").partition(" restart ")
@@ -75,7 +76,7 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
     path = pathlib.Path(folder).absolute() / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, exclusive, warning = _acquire_lock(path, str(folder), option, take_over)
-    owner, left = _this_process(), threading.Event()
+    owner, left = this_process(), threading.Event()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{owner}\n".encode(), 0)
     HELD_LOCKS[path] = owner, exclusive
@@ -92,7 +93,7 @@ def release_lock(path: pathlib.Path) -> None:
     """Release a lock: remove this process's name from it. Another owner's name stays."""
     owner, exclusive = HELD_LOCKS.pop(path, (None, False))
     with contextlib.suppress(OSError):
-        if owner and _parse_owner(path.read_text()) == owner:
+        if owner and parse_owner(path.read_text()) == owner:
             path.unlink() if exclusive else os.truncate(path, 0)
 
 
@@ -108,7 +109,7 @@ def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool)
     for _ in range(5):  # others may come and go meanwhile
         descriptor, ours, exclusive = _open_lock(path)
         try:
-            owner = _parse_owner(os.pread(descriptor, 1000, 0).decode(errors="replace"))
+            owner = parse_owner(os.pread(descriptor, 1000, 0).decode(errors="replace"))
             refusal, news = _judge_lock(descriptor, path.parent, owner, ours, exclusive, take_over)
             if refusal:
                 raise BadInput(f"{folder} {refusal.format(option=option)}")
@@ -151,7 +152,7 @@ def _judge_lock(
         alive = not ours and (not exclusive or _is_owner_alive(owner, descriptor, folder))
         refusal = f"is held by {owner}: stop it, or use another {{option}}"
         return (refusal, "") if alive else ("", "died without releasing it")
-    this = _this_process()
+    this = this_process()
     if this.job and this.job == owner.job and this.restart > owner.restart:
         return "", "was this job before it was requeued"
     if take_over:
@@ -174,13 +175,19 @@ def _is_owner_alive(owner: LockOwner, descriptor: int, folder: pathlib.Path) -> 
     """Whether an owner on this host lives. Its number may be another's now (in a restarted container, ours)."""
     if owner.process == os.getpid():
         return folder / ".lock" in HELD_LOCKS
+    alive = is_process_alive(owner.process)
+    return alive and (not owner.beats or _seconds_since_heartbeat(descriptor, folder) < LEASE_S)
+
+
+def is_process_alive(process: int) -> bool:
+    """Whether a process with this number lives on this host."""
     try:
-        os.kill(owner.process, 0)
+        os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return not owner.beats or _seconds_since_heartbeat(descriptor, folder) < LEASE_S
+    return True
 
 
 def _is_at(path: pathlib.Path, descriptor: int) -> bool:
@@ -205,7 +212,7 @@ def _renew_heartbeat(path: pathlib.Path, owner: LockOwner, left: threading.Event
     """Renew the lock's time until its holder leaves; end the process if another has taken the lock over."""
     while not left.wait(HEARTBEAT_S):
         with contextlib.suppress(OSError):  # a server that doesn't answer now, a file deleted by hand
-            other = _parse_owner(path.read_text())
+            other = parse_owner(path.read_text())
             if other in (owner, None):
                 os.utime(path)
             elif not left.is_set():

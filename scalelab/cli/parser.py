@@ -15,16 +15,24 @@ from scalelab.cli.help import COLUMNS, fit_columns, split_example
 from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
+from scalelab.stores.urls import is_url, local_folder
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with `--json[=PATH]`, without abbreviations, and with errors raised as BadInput (exit 2, one line).
 
     `renamed`: {old option: new option}. An old name works for one more release and prints one line on standard error.
+    `stored`: {argument that may name folders in an object store: options of `copy_here`}; they are copied here.
     """
 
-    def __init__(self, command: str, doc: str | None, renamed: Mapping[str, str] | None = None) -> None:
-        self.renamed = dict(renamed or {})
+    def __init__(
+        self,
+        command: str,
+        doc: str | None,
+        renamed: Mapping[str, str] | None = None,
+        stored: Mapping[str, Mapping[str, bool]] | None = None,
+    ) -> None:
+        self.renamed, self.stored = dict(renamed or {}), dict(stored or {})
         text, example = split_example(doc or "")
         width = min(COLUMNS, shutil.get_terminal_size().columns - 2)
         super().__init__(
@@ -54,7 +62,21 @@ class Parser(argparse.ArgumentParser):
         user_code.trust_names(*getattr(parsed, "trust", None) or ())
         if parsed.json not in (None, "-"):  # fails before the work, not after it
             file_path("--json", parsed.json)
+        for name, value in vars(parsed).items():
+            setattr(parsed, name, self._local(name, value))
         return parsed
+
+    def _local(self, name: str, value: Any) -> Any:
+        """An argument's value, where it names a folder in an object store its local copy; BadInput if it may not."""
+        if isinstance(value, list):
+            return [self._local(name, each) for each in value]
+        if not (isinstance(value, str) and is_url(value)):
+            return value
+        if name not in self.stored:
+            raise BadInput(f"{value}: `{self.prog}` doesn't read object stores here; give a local folder")
+        from scalelab.stores.copies import copy_here
+
+        return str(copy_here(value, **self.stored[name]))
 
     def _nearest_option(self, word: str) -> str:
         """The tail of the message about an unknown option; a config key where the command reads a config."""
@@ -86,10 +108,20 @@ def folder_path(text: str) -> pathlib.Path:
     """argparse type for a folder to make or to resume: refused if the path, or one of its parents, is a file."""
     if not text:  # from an unset shell variable, for example
         raise argparse.ArgumentTypeError("'' is not a folder; the current folder is .")
+    if is_url(text):
+        raise argparse.ArgumentTypeError(f"{text} is in an object store; name a local folder")
     path = pathlib.Path(os.path.expanduser(text))
     if files := [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]:
         raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")
     return path
+
+
+def work_path(text: str) -> pathlib.Path:
+    """argparse type for a folder to work in, also one in an object store: then the local one that stands for it."""
+    try:
+        return local_folder(text) if is_url(text) else folder_path(text)
+    except BadInput as mistake:
+        raise argparse.ArgumentTypeError(str(mistake)) from mistake
 
 
 def config_path(text: str) -> str:

@@ -5,7 +5,8 @@ verify  compare every byte of every checkpoint with its manifest, and check the 
 list    list the steps, their sizes and trials; checks file sizes only, reads no data
 show    print the manifest of one checkpoint (the last, or --step): trials, config, data, versions, arrays
 
-DIR is the folder of a run, a sweep or a study, or a checkpoints folder.
+DIR is the folder of a run, a sweep or a study, or a checkpoints folder. Of s3://bucket/path or gs://bucket/path a copy
+is made here first, with every byte compared with its hash.
 
     scalelab checkpoint verify runs/mine
 """
@@ -23,7 +24,7 @@ from scalelab.train.checkpoints import logs, manifest
 
 def main(argv: list[str]) -> int:
     """Run one action; exit code 0, 1 if verify finds damage, 2 for bad input."""
-    parser = Parser("checkpoint", __doc__)
+    parser = Parser("checkpoint", __doc__, stored={"folder": {"checkpoints": True, "fresh": True}})
     parser.add_argument("action", choices=list(ACTIONS), help="what to do")
     parser.add_argument("folder", metavar="DIR", help="the folder of a run, sweep or study, or a checkpoints folder")
     parser.add_argument("--step", type=int, help="only this step")

@@ -17,6 +17,8 @@ SPEC is files and globs, separated by commas, or a data set of TensorFlow Datase
                           ~/tensorflow_datasets; feature --text-key; missing data are downloaded and prepared
 Parts are sorted by name and files by resolved path, each file once: the order in which you list them doesn't matter.
 
+DIR may be a folder in an object store, s3://bucket/path or gs://bucket/path; data.path then names it too.
+
 T is one of:
   bytes      256 ids, no training; 0 ends a document
   bpe:V      byte-level BPE of V ids, trained on up to 32 MiB of training text from all over the corpus
@@ -39,7 +41,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from scalelab.cli.parser import Parser, add_take_over_option, emit_json, folder_path
+from scalelab.cli.parser import Parser, add_take_over_option, emit_json, print_status, work_path
 from scalelab.cli.progress import PLAIN_EVERY_S
 
 
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> int:
     add = parser.add_argument
     add("--source", action="append", required=True, metavar="[NAME=]SPEC", help="documents; repeat it for more parts")
     add("--tokenizer", required=True, metavar="T", help="bytes, bpe:V, ids:V or a file")
-    add("--out", required=True, type=folder_path, metavar="DIR", help="the folder to make, or to go on with")
+    add("--out", required=True, type=work_path, metavar="DIR|URL", help="the folder to make, or to go on with")
     add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="K", help="processes; default: the cores")
     add("--text-key", default="text", metavar="KEY", help="of JSON lines, parquet and tfds; default: text")
     add(
@@ -68,15 +70,19 @@ def main(argv: list[str]) -> int:
     from scalelab.data.prepare.request import Request
     from scalelab.data.prepare.units import Stopped
     from scalelab.signals import stop_on_signals
+    from scalelab.stores import mirror
+    from scalelab.stores.urls import url_of
 
     out = options.out
     request = Request(
         options.source, options.tokenizer, out, options.separator, options.text_key, options.val_fraction,
         options.split_seed, options.skip_bad, options.workers, options.take_over,
     )  # fmt: skip
-    with _Bar(out.name) as bar, stop_on_signals() as stop:
+    held = mirror.attached(out, options.take_over, print_status, "--out")
+    with held, _Bar(out.name) as bar, stop_on_signals() as stop:
         try:
             result = prepare_corpus(request, bar.update, stop)
+            result["folder"] = url_of(out) or result["folder"]
         except Stopped:
             print(f"scalelab: stopped; the same command goes on with {out}", file=sys.stderr)
             return 75

@@ -27,7 +27,7 @@ MOST_SAMPLED_N = 200e6  # parameters beyond which a page does not wait for texts
 
 def main(argv: list[str]) -> int:
     """Write DIR/report.html and DIR/figures/; print the path and what the page lacks."""
-    parser = Parser("report", __doc__)
+    parser = Parser("report", __doc__, stored={"folders": {}})
     parser.add_argument("folders", nargs="+", metavar="DIR", help="the folder of a run, a sweep or a study")
     parser.add_argument("--output", metavar="PAGE", help="the page over several folders (default: sweeps.html)")
     parser.add_argument("--style", choices=("page", "paper"), default="page", help="paper: figures only, for a column")

@@ -3,7 +3,7 @@
 Print one table of many runs. --csv and --parquet give every column of every run: config values by their full keys
 (optim.peak_lr), and the last value of every metric that the step logs (grad_norm, or one of your own). A run that can't
 be read has the status damaged. Scores of `scalelab eval` at a run's last step are columns SET_METRIC; see
-docs/tasks.md.
+docs/tasks.md. A DIR may be in an object store: s3://bucket/path, gs://bucket/path.
 
 --by=optim.peak_lr prints one line per value instead: runs that differ in train.seed only are replications, so it shows
 their mean loss with its standard error, the gap to the best with what it proves, and where the learning rate is best.
@@ -29,7 +29,7 @@ RUN_COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", 
 
 def main(argv: list[str]) -> int:
     """Print the runs of the given folders as a table, CSV or JSON; exit codes in the module's docstring."""
-    parser = Parser("runs", __doc__, {"--columns": "--show"})
+    parser = Parser("runs", __doc__, {"--columns": "--show"}, stored={"folders": {}})
     parser.add_argument(
         "folders", nargs="+", metavar="DIR", help="the folder of a run, or of runs, also as runs/*/ (a sweep)"
     )

@@ -7,6 +7,7 @@ are told apart from the best, and the best learning rate. --status prints the ta
 --status --follow shows a sweep, or a run, until it ends, wherever it trains: loss curves, tokens/s, time left, and what
 failed and why. It reads files only, and ctrl-C ends nothing else. --status --serve=PORT shows the pages of `scalelab
 report` at http://127.0.0.1:PORT, for this machine alone, drawn anew as the files change (0: a port that is free).
+D may be a folder in an object store, s3://bucket/path or gs://bucket/path.
 
 --stop-if=RULE ends hopeless trials: RULE is a condition such as p_worse_than_best > 0.95, asked 20 times a trial from
 a tenth of its steps and the end of its warm-up on. It may use what `scalelab watch` forecasts: p_worse_than_best (than
@@ -31,13 +32,16 @@ from scalelab.cli.parser import (
     add_trust_option,
     config_path,
     emit_json,
-    folder_path,
     print_status,
     print_table,
+    work_path,
 )
 from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
+from scalelab.stores import mirror
+from scalelab.stores.copies import copy_here
+from scalelab.stores.urls import url_of
 
 
 def main(argv: list[str]) -> int:
@@ -47,7 +51,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--config", type=config_path, metavar="FILE", help="a config file with get_config() and sweep(h)"
     )
-    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
+    parser.add_argument("--workdir", required=True, type=work_path, metavar="DIR|URL", help="the sweep's folder")
     parser.add_argument("--status", action="store_true", help="print the table of trials and do nothing else")
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="resume although this key (or group) changed"
@@ -66,7 +70,10 @@ def main(argv: list[str]) -> int:
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
-        _run(options.config, overrides, options)
+        with mirror.attached(options.workdir, options.take_over, print_status):
+            _run(options.config, overrides, options)
+    elif url := url_of(options.workdir):
+        options.workdir = copy_here(url)
 
     from scalelab.cli.answers import print_answer
     from scalelab.sweep import status

@@ -21,6 +21,8 @@ same commands resume.
 change a run where it goes on, from its last checkpoint or as a branch; the record lists them, and the same command
 again makes no change twice. The guard does the same by itself under guard.policy=rewind.
 
+D may be a folder in an object store, s3://bucket/path or gs://bucket/path (docs/stores.md).
+
 A run whose step can't fit the memory of the devices is refused before compilation, with a table of its memory by
 component; --force starts it.
 
@@ -40,11 +42,21 @@ from typing import Any
 from scalelab import config as config_lib
 from scalelab import git, lock, records
 from scalelab.cli.memory_check import check_memory_fits
-from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, config_path, emit_json, folder_path
+from scalelab.cli.parser import (
+    Parser,
+    add_take_over_option,
+    add_trust_option,
+    config_path,
+    emit_json,
+    print_status,
+    work_path,
+)
 from scalelab.cli.progress import RunProgress
 from scalelab.config import list_not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hardware import device_memory
+from scalelab.stores import mirror
+from scalelab.stores.urls import url_of
 
 
 def main(argv: list[str]) -> int:
@@ -57,7 +69,7 @@ def main(argv: list[str]) -> int:
         metavar="FILE",
         help="a config file, e.g. configs/tiny.py (default of a branch: the trunk's)",
     )
-    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the run's folder")
+    parser.add_argument("--workdir", required=True, type=work_path, metavar="DIR|URL", help="the run's folder")
     parser.add_argument(
         "--init-from", metavar="RUN[@STEP]|hf:DIR", help="start on these weights (sets train.init_from)"
     )
@@ -87,6 +99,11 @@ def main(argv: list[str]) -> int:
     add_change_options(parser)
     options = parser.parse_args(rest)
     options.change = _change(options)
+    with mirror.attached(options.workdir, options.take_over, print_status):
+        return _train_in_folder(parser, options, overrides)
+
+
+def _train_in_folder(parser: Parser, options: Any, overrides: dict[str, str]) -> int:
     device_memory.reserve_gpu_memory()
     if options.init_from:
         overrides["train.init_from"] = options.init_from
@@ -97,7 +114,10 @@ def main(argv: list[str]) -> int:
     from scalelab.parallel import processes
 
     place = processes.find_process_place(options.coordinator, options.processes, options.process_id)
-    return _train(config, options) if place is None else _train_as_process(place, config, options)
+    if place is None:
+        return _train(config, options)
+    mirror.refuse_several_processes(options.workdir)
+    return _train_as_process(place, config, options)
 
 
 def add_change_options(parser: Parser) -> None:
@@ -155,6 +175,7 @@ def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> 
         result = train_single(
             config, folder, progress, stop, options.allow_change, options.take_over, pulse, code, options.change
         )
+    result["folder"] = url_of(folder) or result["folder"]
     if first:
         _report(result, options.json)
     return {"done": 0, records.STOPPED_EARLY_STATUS: 0, "stopped": 75}.get(result["status"], 1)

@@ -78,7 +78,7 @@ def open_dataset(config: DataConfig) -> Dataset:
 
 def _open_prepared(config: DataConfig) -> Dataset:
     """Open a folder of `scalelab prepare`, which has its own split, tokenizer and parts."""
-    folder = pathlib.Path(os.path.expanduser(config.path))
+    folder = prepared.prepared_folder(config.path)
     index, splits = prepared.read_prepared(folder)
     tokenizer, fingerprint = index["tokenizer"], prepared.corpus_fingerprint(index)
     if tokenizer["vocab_size"] > config.vocab_size:

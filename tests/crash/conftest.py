@@ -7,7 +7,30 @@ import sys
 
 import pytest
 
+from scalelab.stores import urls
 from tests.crash import trainer
+from tests.stores.servers import s3_server
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """The root of folders that stand for s3://bucket, where SCALELAB_CRASH_STORE=s3 asks for one; else None."""
+    if os.environ.get("SCALELAB_CRASH_STORE") != "s3":
+        yield None
+        return
+    cache = str(tmp_path_factory.mktemp("cache"))
+    with s3_server() as server:
+        os.environ["SCALELAB_CACHE"] = cache
+        trainer.ENVIRONMENT.update(server.environment | {"SCALELAB_CACHE": cache})
+        yield urls.cache_root() / "work" / "s3" / "bucket"
+
+
+@pytest.fixture
+def tmp_path(tmp_path, store):
+    """The test's folder; with a store, one whose runs stand in it."""
+    folder = store / tmp_path.name if store else tmp_path
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,10 @@ import time
 from collections.abc import Callable
 
 from scalelab import records
+from scalelab.stores.urls import url_of
 from scalelab.sweep.executors.pool import PRELOADED_MODULES, _without_main_import
 from scalelab.train.checkpoints import manifest
+from tests.stores.servers import hurry
 from tests.train.runs import PATIENCE_S, untimed
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -60,19 +62,28 @@ def overrides(**changes: object) -> list[str]:
     return [f"--config.{key}={value}" for key, value in (SETTINGS | changes).items()]
 
 
+ENVIRONMENT: dict[str, str] = {}  # of the processes, on top of the server's; with an object store's address in it
+
+
 def start(folder: pathlib.Path, cue: Cue | None = None, *arguments: str, mortal: bool = False, **changes: object):
     """`scalelab train` in `folder`, as a process of its own; its output goes to FOLDER.log, its JSON to FOLDER.json.
 
-    A `mortal` one is bound by permissions even where it is root's.
+    A folder that stands for one in an object store is named by its URL. A `mortal` process is bound by permissions
+    even where it is root's.
     """
-    argv = ["train", "--config=configs/tiny.py", f"--workdir={folder}", *overrides(**changes), *arguments]
-    process = CONTEXT.Process(target=_live, args=(argv, f"{folder}.log", cue, mortal))
+    workdir = f"--workdir={url_of(folder) or folder}"
+    argv = ["train", "--config=configs/tiny.py", workdir, *overrides(**changes), *arguments]
+    process = CONTEXT.Process(target=_live, args=(argv, f"{folder}.log", cue, mortal, dict(ENVIRONMENT)))
     with _without_main_import():
         process.start()
     return process
 
 
-def _live(argv: list[str], log: str, cue: Cue | None, mortal: bool) -> None:
+def _live(argv: list[str], log: str, cue: Cue | None, mortal: bool, environment: dict[str, str]) -> None:
+    os.makedirs(os.path.dirname(log), exist_ok=True)
+    os.environ.update(environment)
+    if environment:
+        hurry()
     if mortal:
         _heed_permissions()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

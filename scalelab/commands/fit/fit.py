@@ -56,7 +56,8 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("fit", f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}", RENAMED)
+    text = f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}"
+    parser = Parser("fit", text, RENAMED, stored={"sources": {}})
     what = "a folder of runs, or a .csv, .tsv, .jsonl (or .gz) or .parquet table"
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help=what)
     _rows(parser.add_argument_group("which rows").add_argument)

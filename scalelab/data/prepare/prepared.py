@@ -11,8 +11,15 @@ from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.load import load_indexed_tokenizer
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
+from scalelab.stores import copies
+from scalelab.stores.urls import is_url
 
 PREPARED_FORMAT = 1
+
+
+def prepared_folder(path: str) -> pathlib.Path:
+    """The folder of `data.path`; of one in an object store a copy here, whose files are compared by hash."""
+    return copies.copy_here(path) if is_url(path) else pathlib.Path(os.path.expanduser(path))
 
 
 def read_prepared_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, Any]:
@@ -117,7 +124,7 @@ def load_run_tokenizer(data: Any) -> Tokenizer:
     Raises BadInput for synthetic data, which are not text, and for a prepared folder without its tokenizer.
     """
     if data.source == "prepared":
-        folder = pathlib.Path(os.path.expanduser(data.path))
+        folder = prepared_folder(data.path)
         return load_indexed_tokenizer(read_prepared_index(folder)["tokenizer"], folder)
     if data.source == "synthetic":
         raise BadInput("data.source='synthetic' is a language of numbers: there is no text to encode or decode")

@@ -1,0 +1,141 @@
+"""The lease on a folder in a store: head.json, replaced by conditional puts only.
+
+It names the owner, and its time is the owner's last sign of life by the store's clock. It names the index too, so an
+owner that lost it (suspended, or cut off) can't publish anything: its put is refused.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import threading
+import time
+import uuid
+from typing import Any
+
+from scalelab import lock
+from scalelab.errors import BadInput
+from scalelab.stores import client
+from scalelab.stores.client import Conflict, Place, Version
+
+HEAD = "head.json"
+HELD: set[str] = set()  # the URLs that this process holds
+
+
+def read_head(place: Place) -> tuple[dict[str, Any], Version, float] | None:
+    """(content, version, time of the last write in s by the store's clock); None if nothing was written yet.
+
+    BadInput if the object is not scalelab's.
+    """
+    present = client.get_versioned(place, HEAD)
+    if present is None:
+        return None
+    content = None
+    with contextlib.suppress(ValueError):
+        content = json.loads(present[0])
+    if not (isinstance(content, dict) and content.get("format") == 1):
+        raise BadInput(f"{place.url}/{HEAD} was not written by this version of scalelab: use another folder")
+    return content, present[1], present[2].timestamp()
+
+
+class Lease:
+    """The right to write a folder in a store. `index`: the name of the present index, None for a new folder."""
+
+    def __init__(self, place: Place, index: str | None, version: Version | None) -> None:
+        self.place, self.index, self.version = place, index, version
+        self.owner: str | None = str(lock.this_process())
+        self.puts, self.nonce = 0, uuid.uuid4().hex
+        self.turn = threading.Lock()
+
+    def publish(self, index: str | None) -> None:
+        """Make `index` the present one, and give a sign of life. Conflict if another has the lease."""
+        with self.turn:
+            try:
+                self._put(index)
+            except Conflict:  # perhaps with an earlier put of this process that was done, but seemed to fail
+                head = read_head(self.place)
+                if not head or not head[0]["put"].startswith(self.nonce):
+                    raise
+                self.version = head[1]
+                self._put(index)
+            self.index = index
+
+    def _put(self, index: str | None) -> None:
+        self.puts += 1
+        # Unlike any other content, also that of another process: the put's outcome can be recognized.
+        content = {"format": 1, "owner": self.owner, "machine": machine_id(), "index": index}
+        data = json.dumps(content | {"put": f"{self.nonce}.{self.puts}"}, indent=1).encode()
+        self.version = client.put_if(self.place, HEAD, data, self.version)
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self.publish(self.index)
+
+    def release(self) -> None:
+        """Leave the folder to others."""
+        HELD.discard(self.place.url)
+        self.owner = None
+        self.beat()
+
+
+def take_lease(place: Place, option: str = "--workdir", take_over: bool = False) -> tuple[Lease, str | None]:
+    """Take the lease on `place`: (the lease, a warning if an owner didn't release it).
+
+    BadInput if another process holds it, or may hold it; `take_over` asserts that an owner on another host is gone.
+    """
+    for _ in range(5):  # others may come and go meanwhile
+        head = read_head(place)
+        content, version, written = head or ({"index": None}, None, 0.0)
+        owner, news = lock.parse_owner(content.get("owner") or ""), ""
+        if owner:
+            here = content["machine"] == machine_id()
+            refusal, news = _judge(place, owner, here, _now(place) - written, take_over)
+            if refusal:
+                raise BadInput(f"{place.url} {refusal.format(option=option)}")
+        lease = Lease(place, content["index"], version)
+        try:
+            lease.beat()
+        except Conflict:
+            continue
+        HELD.add(place.url)
+        return lease, f"took over {place.url}: {owner} {news}" if news else None
+    raise BadInput(f"{place.url} is held by another process: stop it, or use another {option}")
+
+
+def machine_id() -> str:
+    """What is equal for processes that can see each other: this machine's boot, and the numbering of processes."""
+    try:
+        return (
+            f"{pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+        )
+    except OSError:
+        return socket.gethostname()
+
+
+def _judge(place: Place, owner: lock.LockOwner, here: bool, silent_s: float, take_over: bool) -> tuple[str, str]:
+    """(the reason to refuse the lease, what became of its owner), as for a local folder (`scalelab.lock`)."""
+    silence = f"its last sign of life was {max(silent_s, 0):.0f} s ago"
+    if here:
+        alive = place.url in HELD if owner.process == os.getpid() else lock.is_process_alive(owner.process)
+        alive &= silent_s < lock.LEASE_S
+        refusal = f"is held by {owner}; {silence}: stop it, or use another {{option}}"
+        return (refusal, "") if alive else ("", "died without releasing it")
+    this = lock.this_process()
+    if this.job and this.job == owner.job and this.restart > owner.restart:
+        return "", "was this job before it was requeued"
+    if take_over:
+        return "", "has to make way"
+    if silent_s > lock.LEASE_S:
+        return "", f"gave no sign of life for {silent_s:.0f} s"
+    gone = f"gone is who gives none for {lock.LEASE_S:.0f} s"
+    return f"is held by {owner}; {silence} ({gone}); if that process is gone, pass --take-over", ""
+
+
+def _now(place: Place) -> float:
+    """The store's time in s, as it dates a new object."""
+    name = f"clock/{uuid.uuid4().hex}"
+    client.put(place, name, name.encode())
+    present = client.get_versioned(place, name)
+    client.delete(place, [name])
+    return present[2].timestamp() if present else time.time()  # None: another process has just cleaned up

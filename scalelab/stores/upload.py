@@ -1,0 +1,172 @@
+"""A local folder as immutable objects: files in parts of bounded size, checkpoints in Orbax's own files.
+
+A file that grew gets a new last part; the other parts keep their objects. A checkpoint's objects have the names of its
+files, below a folder that carries the hash of its manifest: Orbax reads it there. Objects that this process made carry
+its mark, so a process that lost the lease can't touch those of another.
+"""
+
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+from typing import Any
+
+from scalelab.stores import client
+from scalelab.stores.client import Place
+
+Parts = list[tuple[str, int, str]]  # (object, bytes, SHA-256) of each part of a file, in order
+Files = dict[str, Parts]  # relative path -> its parts
+PART_BYTES = 2**23
+MANIFEST = "manifest.json"
+STEP = re.compile(r"(?:.*/)?checkpoints/\d+(?=/)")  # of a file in a checkpoint, the checkpoint
+
+
+@dataclasses.dataclass
+class Uploader:
+    """Uploads what changed in `folder` since the last time. `held`: a folder for hard links, on the same disk.
+
+    `present`: what the store's index lists when the lease is taken; `mark`: in the names of new objects.
+    """
+
+    place: Place
+    folder: pathlib.Path
+    held: pathlib.Path
+    mark: str
+    present: Files
+    damaged: list[str] = dataclasses.field(default_factory=list)  # checkpoints that differ from their manifests
+    made: set[str] = dataclasses.field(default_factory=set)  # objects made since `sweep`
+    unchanged: dict[str, tuple[Any, Parts]] = dataclasses.field(default_factory=dict)  # path -> (signature, parts)
+    steps: dict[str, tuple[str, Files]] = dataclasses.field(default_factory=dict)  # step -> (manifest's SHA-256, files)
+    objects: dict[tuple[str, int, str], str] = dataclasses.field(default_factory=dict)  # (path, start, SHA-256) -> name
+
+    def __post_init__(self) -> None:
+        for path, parts in self.present.items():
+            step = STEP.match(path)
+            if step:
+                manifest = self.present[f"{step[0]}/{MANIFEST}"][0][2]
+                self.steps.setdefault(step[0], (manifest, {}))[1][path] = parts
+            start = 0
+            for name, size, sha in () if step else parts:
+                self.objects[path, start, sha] = name
+                start += size
+
+    def upload(self) -> Files:
+        """Upload what the store lacks; returns all files. Checkpoints first: their log lines are on disk by then."""
+        steps, _ = list_folder(self.folder)
+        files: Files = {}
+        for step in steps:
+            files |= self._upload_step(step)
+        _, paths = list_folder(self.folder)
+        uploaded = client.in_parallel(self._upload_file, paths)
+        return files | {path: parts for path, parts in zip(paths, uploaded, strict=True) if parts is not None}
+
+    def _upload_file(self, path: str) -> Parts | None:
+        """The parts of a file, those of before where nothing changed; None if it is gone."""
+        try:
+            with open(self.folder / path, "rb") as file:
+                signature = _signature(file.fileno())
+                if path in self.unchanged and self.unchanged[path][0] == signature:
+                    return self.unchanged[path][1]
+                parts: Parts = []
+                for start in range(0, signature[0], PART_BYTES):
+                    data = file.read(min(PART_BYTES, signature[0] - start))
+                    sha = hashlib.sha256(data).hexdigest()
+                    name = f"files/{path}/{start:015d}-{sha[:16]}-{self.mark}"
+                    parts.append((self._put(path, start, sha, name, data), len(data), sha))
+        except FileNotFoundError:
+            return None
+        self.unchanged[path] = signature, parts
+        return parts
+
+    def _put(self, path: str, start: int, sha: str, name: str, content: bytes | pathlib.Path) -> str:
+        if (path, start, sha) not in self.objects:
+            self.made.add(name)
+            client.put(self.place, name, content)
+            self.objects[path, start, sha] = name
+        return self.objects[path, start, sha]
+
+    def _upload_step(self, step: str) -> Files:
+        """The files of a checkpoint, held by hard links meanwhile: the trainer may delete it. {}: it is gone."""
+        held = self.held / step
+        try:
+            manifest = (self.folder / step / MANIFEST).read_bytes()
+            signature = hashlib.sha256(manifest).hexdigest()
+            if step in self.steps and self.steps[step][0] == signature:
+                return self.steps[step][1]
+            shutil.rmtree(held, ignore_errors=True)
+            shutil.copytree(self.folder / step, held, copy_function=_link)
+        except OSError:
+            if (self.folder / step / MANIFEST).exists():
+                raise
+            return {}
+        names = [path.relative_to(held).as_posix() for path in sorted(held.rglob("*")) if path.is_file()]
+        recorded = json.loads(manifest)["files"] | {MANIFEST: {"sha256": signature}}
+
+        def upload(name: str) -> Parts:
+            with open(held / name, "rb") as file:
+                sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            if recorded.get(name, {}).get("sha256") != sha:
+                return []
+            target = f"files/{step}-{signature[:12]}-{self.mark}/{name}"
+            return [(self._put(target, 0, sha, target, held / name), (held / name).stat().st_size, sha)]
+
+        uploaded = dict(zip((f"{step}/{name}" for name in names), client.in_parallel(upload, names), strict=True))
+        shutil.rmtree(held, ignore_errors=True)
+        if set(names) != set(recorded) or not all(uploaded.values()):
+            self.damaged.append(step)
+            uploaded = {}
+        self.steps[step] = signature, uploaded
+        return uploaded
+
+    def sweep(self, before: Files, now: Files) -> None:
+        """Delete the objects that are not part of the folder any more."""
+        kept = object_names(now)
+        surplus = (object_names(before) | self.made) - kept
+        self.made.clear()
+        self.objects = {key: name for key, name in self.objects.items() if name in kept}
+        client.delete(self.place, sorted(surplus))
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file, or copy it where it is on another disk."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copy2(source, target)
+
+
+def object_names(files: Files) -> set[str]:
+    """The objects that files consist of."""
+    return {name for parts in files.values() for name, _, _ in parts}
+
+
+def list_folder(folder: pathlib.Path) -> tuple[list[str], list[str]]:
+    """(checkpoints, other files) of a folder, as relative paths, without hidden ones and drafts."""
+    steps, paths = [], []
+    for place, folders, names in os.walk(folder):
+        here = pathlib.Path(place)
+        for name in [name for name in folders if _is_step(here / name)]:
+            steps.append((here / name).relative_to(folder).as_posix())
+            folders.remove(name)
+        folders[:] = sorted(name for name in folders if not _is_draft(name))
+        paths += [(here / name).relative_to(folder).as_posix() for name in names if not _is_draft(name)]
+    return sorted(steps, key=lambda step: int(step.rpartition("/")[2]), reverse=True), sorted(paths)
+
+
+def _is_step(path: pathlib.Path) -> bool:
+    return path.parent.name == "checkpoints" and path.name.isdecimal() and (path / MANIFEST).exists()
+
+
+def _is_draft(name: str) -> bool:
+    return name.startswith(".") or name.endswith(".tmp") or ".tmp-" in name
+
+
+def _signature(descriptor: int) -> tuple[int, int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,0 +1,43 @@
+"""URLs of folders in object stores, and the local folders that stand for them."""
+
+import os
+import pathlib
+
+from scalelab.errors import BadInput
+
+EXTRAS = {"s3": "s3", "gs": "gcs"}  # scheme -> the extra of pyproject.toml
+
+
+def is_url(text: str) -> bool:
+    """Whether a text names a folder in an object store."""
+    return str(text).startswith(tuple(f"{scheme}://" for scheme in EXTRAS))
+
+
+def split_url(url: str) -> tuple[str, str, str]:
+    """(scheme, bucket, path) of `url`. BadInput without a bucket or a path, or with a path that leaves it."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, path = rest.rstrip("/").partition("/")
+    if not bucket or not path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise BadInput(f"{url!r} is not a folder in a bucket, e.g. {scheme}://{bucket or 'bucket'}/runs/mine")
+    return scheme, bucket, path
+
+
+def cache_root() -> pathlib.Path:
+    """The folder of all local copies: `stores` in $SCALELAB_CACHE, or in ~/.cache/scalelab."""
+    root = os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
+    return pathlib.Path(os.path.expanduser(root)).absolute() / "stores"
+
+
+def local_folder(url: str, kind: str = "work") -> pathlib.Path:
+    """The local folder of `url`. Its kind: work (written here), read (copied from there), state, held."""
+    scheme, bucket, path = split_url(url)
+    return cache_root() / kind / scheme / bucket / path
+
+
+def url_of(folder: str | os.PathLike[str]) -> str | None:
+    """The URL that a local folder of kind work stands for; None for any other folder."""
+    try:
+        parts = pathlib.Path(folder).absolute().relative_to(cache_root() / "work").parts
+    except ValueError:
+        return None
+    return f"{parts[0]}://{'/'.join(parts[1:])}" if len(parts) > 2 and parts[0] in EXTRAS else None
