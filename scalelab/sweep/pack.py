@@ -23,7 +23,7 @@ from scalelab.train.run import early_stop, loop
 from scalelab.train.run.run import Run, open_run
 from scalelab.train.run.single import continued_config, load_run_dataset
 from scalelab.train.spec import make_train_spec
-from scalelab.train.step.program import resolve_packing
+from scalelab.train.step.program import resolve_packing, spread_trials
 
 
 def train_pack(
@@ -61,7 +61,8 @@ def train_pack(
         trunks = [trunk for trunk in loaded if trunk]
         weights = None if has_checkpoint or trunks else load_initial_weights(specs[names[0]])
         shared: dict[str, Any] = {"git": code or git.code_state()}
-        shared |= {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
+        if mode == "vmap":
+            shared["mesh"] = _spread_over_devices(len(names), progress)
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
         runs = [
             open_run(name, folder / "runs" / name, specs[name], data, allow, pack=facts | {"trial": name}, **shared)
@@ -101,6 +102,17 @@ def _report_openings(runs: Sequence[Run], warnings: Mapping[str, Sequence[str]],
     for run in runs:
         for warning in warnings[run.name]:
             run.event("warning", None, warning)
+
+
+def _spread_over_devices(trials: int, progress: loop.Progress) -> dict[str, int]:
+    """The record's mesh of a pack under vmap, which is also told."""
+    devices = jax.local_device_count()
+    used, each = spread_trials(trials, devices)
+    if devices > 1:
+        copies = used * each - trials
+        filled = f"; the last device also has {copies} idle {'copy' if copies == 1 else 'copies'}" if copies else ""
+        progress({"note": f"{trials} trials on {used} of {devices} devices, {each} on each{filled}"})
+    return {"trial": used, "devices": used}
 
 
 def _rename_damaged_record(folder: pathlib.Path, progress: loop.Progress) -> None:

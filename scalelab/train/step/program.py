@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rows
-from scalelab.sharding import BATCH_AXES
+from scalelab.sharding import BATCH_AXES, without_mesh
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
 from scalelab.train.step.step import evaluation_values, many_steps
@@ -52,27 +52,33 @@ def traced_hparams(h: dict[str, float]) -> dict[str, jax.Array]:
 
 
 @functools.cache
-def _compiled_functions(static: Static, mapped: bool) -> tuple[Callable, Callable, Callable]:
-    """(init, advance, evaluate) of one trial or a stack of trials, jitted once per process and `Static`."""
-    functions = (
-        functools.partial(state_lib.init_state, static),
-        functools.partial(many_steps, static),
-        functools.partial(evaluation_values, static),
-    )
-    if mapped:
-        init, advance, evaluated = functions
-        functions = (
-            jax.vmap(init),
-            jax.vmap(advance, in_axes=(0, 0, None, 0)),
-            jax.vmap(evaluated, in_axes=(0, None, 0)),
-        )
-    return jax.jit(functions[0]), jax.jit(functions[1], donate_argnums=0), jax.jit(functions[2])
+def _compiled_functions(static: Static, trial_mesh: Mesh | None) -> tuple[Callable, Callable, Callable]:
+    """(init, advance, evaluate), jitted once per process, `Static` and mesh: of one trial, or of trials on a mesh."""
+    init: Callable = functools.partial(state_lib.init_state, static)
+    advance: Callable = functools.partial(many_steps, static)
+    evaluated: Callable = functools.partial(evaluation_values, static)
+    if trial_mesh:
+        init = _map_trials(init, trial_mesh, (0,))
+        advance = _map_trials(advance, trial_mesh, (0, 0, None, 0))
+        evaluated = _map_trials(evaluated, trial_mesh, (0, None, 0))
+    return jax.jit(init), jax.jit(advance, donate_argnums=0), jax.jit(evaluated)
+
+
+def _map_trials(function: Callable, mesh: Mesh, in_axes: tuple[int | None, ...]) -> Callable:
+    """vmap `function` over each device's trials. A device waits for no other: a shard_map cannot add communication."""
+
+    def on_one_device(*arguments: Any) -> Any:
+        with without_mesh():  # a trial knows of one device only
+            return jax.vmap(function, in_axes=in_axes)(*arguments)
+
+    specs = tuple(PartitionSpec() if axis is None else PartitionSpec("trial") for axis in in_axes)
+    return jax.shard_map(on_one_device, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("trial"), check_vma=False)
 
 
 def mesh_program(static: Static, hparams: HparamsList) -> Program:
     """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.state_specs` says."""
     mesh = mesh_lib.make_mesh(static.layout)
-    init, advance, evaluated = _compiled_functions(static, False)
+    init, advance, evaluated = _compiled_functions(static, None)
     specs = state_lib.state_specs(static)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
@@ -135,7 +141,7 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
     static = dataclasses.replace(static, layout=mesh_lib.resolve_layout(static.layout, jax.device_count()))
     if static.layout.devices > 1:
         return mesh_program(static, hparams)
-    init, advance, evaluated = _compiled_functions(static, False)
+    init, advance, evaluated = _compiled_functions(static, None)
     traced = [traced_hparams(h) for h in hparams]
 
     return Program(
@@ -147,27 +153,45 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
     )
 
 
+def spread_trials(trials: int, devices: int) -> tuple[int, int]:
+    """(devices used, trials on each): as few on each as can be, on no more devices than that takes.
+
+    Where trials don't divide, the last device trains its last trial more than once: 11 trials on 8 devices are two on
+    each of six, not eleven on one.
+    """
+    each = -(-trials // devices)
+    return -(-trials // each), each
+
+
 def vmapped_program(static: Static, hparams: HparamsList) -> Program:
-    """All trials in one program, the trial axis sharded over as many local devices as divide it."""
+    """All trials in one program, the trial axis sharded over this process's devices as `spread_trials` says."""
     if mesh_lib.resolve_layout(static.layout, jax.device_count()).devices > 1:
         raise BadInput(
             "sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'"
         )
-    init, advance, evaluated = _compiled_functions(static, True)
     devices = jax.local_devices()
-    used = next(k for k in range(min(len(devices), len(hparams)), 0, -1) if len(hparams) % k == 0)
-    # Auto: under vmap the trial axis is not the program's to name; the compiler keeps each trial on its device.
+    used, each = spread_trials(len(hparams), len(devices))
     mesh = jax.make_mesh((used,), ("trial",), axis_types=(AxisType.Auto,), devices=devices[:used])
+    init, advance, evaluated = _compiled_functions(static, mesh)
     by_trial, everywhere = NamedSharding(mesh, PartitionSpec("trial")), NamedSharding(mesh, PartitionSpec())
 
-    def stack(trees: Sequence[Any]) -> Any:
-        return jax.device_put(jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *trees), by_trial)
+    def fill(parts: Sequence[Any]) -> list[Any]:
+        return [*parts, *[parts[-1]] * (used * each - len(parts))]
 
-    def by_run(tree: Any) -> list:
-        return [jax.tree.map(lambda leaf: leaf[i], tree) for i in range(len(hparams))]  # noqa: B023
+    def stack(trees: Sequence[Any]) -> Any:
+        return jax.device_put(
+            jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *fill(trees)), by_trial
+        )
+
+    def by_run(tree: Any) -> list:  # each from its own device's part: nothing is sent between devices
+        leaves, kind = jax.tree.flatten(tree)
+        parts = [[shard.data for shard in leaf.addressable_shards] for leaf in leaves]
+        picked = ([part[i // each][i % each] for part in parts] for i in range(len(hparams)))
+        return [jax.tree.unflatten(kind, row) for row in picked]
 
     def unstack(tree: Any) -> list:
-        return by_run(jax.device_get(tree))
+        on_host = jax.device_get(tree)
+        return [jax.tree.map(lambda leaf: leaf[i], on_host) for i in range(len(hparams))]  # noqa: B023
 
     traced = stack([traced_hparams(h) for h in hparams])
 
@@ -175,7 +199,7 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
         filler = next(
             batch for batch in batches if batch is not None
         )  # a trial that has ended goes on, and its results are dropped
-        stacked = np.stack([filler if batch is None else batch for batch in batches])
+        stacked = np.stack(fill([filler if batch is None else batch for batch in batches]))
         states, metrics = advance(states, jax.device_put(stacked, by_trial), np.int32(n), traced)
         return states, by_run(metrics)
 
@@ -199,13 +223,14 @@ def resolve_packing(choice: str) -> str:
 def restore_targets(static: Static, trials: int, mode: str) -> list[TrainState]:
     """Shapes, dtypes and shardings of the states that `PACKINGS[mode]` joins, as targets to restore to.
 
-    Under vmap each trial lies whole on one of the devices, as many on each.
+    Under vmap each trial lies whole on the device that trains it.
     """
     static = dataclasses.replace(static, layout=mesh_lib.resolve_layout(static.layout, jax.device_count()))
     if mode == "turn" and static.layout.devices > 1:
         return [state_lib.sharded_state_shapes(static, mesh_lib.make_mesh(static.layout))] * trials
     devices = jax.local_devices()
-    places = [devices[i * len(devices) // trials if mode == "vmap" else 0] for i in range(trials)]
+    each = spread_trials(trials, len(devices))[1] if mode == "vmap" else trials
+    places = [devices[i // each] for i in range(trials)]
     return [_on_one_device(state_lib.state_shapes(static), place) for place in places]
 
 
