@@ -103,6 +103,8 @@ def _show_live(parser: Parser, options: Any) -> int:
         parser.error("--follow is for a terminal and --serve for a browser: two commands can run side by side")
     if not options.status:
         parser.error(f"--{'follow' if options.follow else 'serve'} trains nothing: write it with --status")
+    if (url := url_of(options.workdir)) and not options.workdir.exists():
+        parser.error(f"{url} is not trained on this machine, and live pages read local files; --status alone copies it")
     with contextlib.suppress(KeyboardInterrupt):
         _serve(options.workdir, options.serve) if options.serve is not None else _follow(options.workdir)
     return 0

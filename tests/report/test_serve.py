@@ -152,7 +152,9 @@ def test_ports_and_options_that_cannot_be_are_refused_in_a_line(sweep, capsys):
             assert main(["sweep", f"--workdir={sweep}", *arguments]) == 2
             error = capsys.readouterr().err
             assert why in error and error.count("\n") == 1
-    assert main(["sweep", "--status", "--serve=0", f"--workdir={sweep / 'none'}"]) == 2
+    for place in (sweep / "none", "s3://bucket/sweep"):
+        assert main(["sweep", "--status", "--serve=0", f"--workdir={place}"]) == 2
+        assert str(place) in capsys.readouterr().err
 
 
 def test_interrupting_ends_the_command_without_a_word(sweep):
