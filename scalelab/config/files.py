@@ -155,6 +155,7 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
     config = config.copy_and_resolve_references()
     known = default_values()
     groups = {key.split(".")[0] for key in known}
+    parsed: dict[str, dict[str, Any]] = {}
     for key, text in values.items():
         if key in groups:
             first = min(name for name in known if name.startswith(f"{key}."))
@@ -171,8 +172,10 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
         group, name = key.split(".")
         if not _is_group(config.get(group)):
             raise BadInput(f"the config lacks {key!r}: start from scalelab.configs.base.get_config()")
-        with config[group].ignore_type():  # the whole tree's walks every text, and takes 8 times as long
-            config[group][name] = _parse(key, str(text), key_records()[key].kind, known[key])
+        parsed.setdefault(group, {})[name] = _parse(key, str(text), key_records()[key].kind, known[key])
+    for group, changed in parsed.items():
+        with config[group].ignore_type():  # walks every text of the group, and the whole tree's every one of the tree
+            config[group].update(changed)
     if set_by.NOTES_KEY not in values:
         _note(config, [key for key in values if set_by.is_tracked_key(key)], by)
     return config

@@ -3,8 +3,8 @@
 optax joins schedules by branching on Python numbers; these don't branch. Steps count from 0; step 0 already learns.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -241,10 +241,14 @@ def scheduled_values(static: Static, step: jax.Array, h: Hparams) -> dict[str, j
 
 def schedule_curves(config: ConfigDict, steps: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
     """`scheduled_values` at each of `steps` of a resolved config: float32 arrays of their length (`seq_len`: int32)."""
-    static = config_lib.static(config)
-    h = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
-    curves: Any = jax.jit(jax.vmap(lambda step: scheduled_values(static, step, h)))(jnp.asarray(steps, jnp.int32))
+    h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
+    curves = _compiled_curves(config_lib.static(config))(jnp.asarray(steps, jnp.int32), h)
     return {key: np.asarray(value) for key, value in curves.items()}
+
+
+@functools.cache
+def _compiled_curves(static: Static) -> Callable[[jax.Array, Mapping[str, np.float32]], dict[str, jax.Array]]:
+    return jax.jit(jax.vmap(functools.partial(scheduled_values, static), in_axes=(0, None)))
 
 
 def check_user_schedule(config: ConfigDict) -> None:

@@ -154,7 +154,7 @@ def _read(files: list[pathlib.Path]) -> Iterator[bytes]:
 
 def synthetic_source(config: DataConfig) -> Source:
     """A Zipf-Dirichlet bigram language of `vocab_size` tokens (scalelab.data.sources.language), `n_tokens` of it."""
-    drawn = language.make_language(config.vocab_size, config.language_seed)
+    drawn, rate = _language_and_rate(config.vocab_size, config.language_seed)
     rule = {
         "source": "synthetic",
         "vocab_size": config.vocab_size,
@@ -166,7 +166,13 @@ def synthetic_source(config: DataConfig) -> Source:
     # The rule decides every token, so its hash is the fingerprint, and a cached corpus is not drawn again.
     fingerprint = hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()
     sample = functools.cache(lambda: language.sample_documents(drawn, config.n_tokens, config.language_seed))
-    return Source(sample, fingerprint, rule, config.vocab_size, language.entropy_rate(drawn))
+    return Source(sample, fingerprint, rule, config.vocab_size, rate)
+
+
+@functools.lru_cache(maxsize=1)  # a process's runs share it; solving for the rate takes seconds at 4,096 tokens
+def _language_and_rate(vocab_size: int, seed: int) -> tuple[language.Language, float]:
+    drawn = language.make_language(vocab_size, seed)
+    return drawn, language.entropy_rate(drawn)
 
 
 def user_source(config: DataConfig) -> Source:

@@ -246,13 +246,14 @@ def many_steps(
     BadInput if the step returns a metric that cannot be logged.
     """
     k = batches.shape[0]
-    shapes = jax.eval_shape(lambda s, t: train_step(static, s, t, h)[1], state, batches[0])
+    step = jax.jit(functools.partial(train_step, static), inline=True)  # traced once: for its shapes, and in the loop
+    shapes = jax.eval_shape(lambda s, t: step(s, t, h)[1], state, batches[0])
     refuse_unloggable(shapes)
     empty = jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), shapes)
 
     def body(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
         state, log = carry
-        state, metrics = train_step(static, state, batches[i], h)
+        state, metrics = step(state, batches[i], h)
         return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), log, metrics)
 
     return jax.lax.fori_loop(0, n, body, (state, empty))
