@@ -16,7 +16,7 @@ from scalelab.config import split_overrides
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.step import state
-from tests.train.runs import ROOT, command, ended, finish, free_port, train, untimed, wait_for
+from tests.train.runs import ROOT, command, ended, finish, free_port, run_here, train, untimed, wait_for
 
 STEPS, EVERY = 18, 6
 SETTINGS = [
@@ -94,19 +94,19 @@ def largest_difference(a, b):
     return max(jax.tree.leaves(jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)))
 
 
-def test_two_processes_train_what_one_process_trains(whole, tmp_path):
+def test_two_processes_train_what_one_device_trains(tmp_path):
     """Not to the last bit, since gloo adds in another order: 6e-8 after 18 steps (5e-6 at ten times the learning
     rate)."""
-    folder, result = whole
-    one = tmp_path / "one"
-    alone = finish(command(*train(one, *SETTINGS), env=devices(8)))
-    assert result["params_digest"] == state.params_digest(params_at(folder, STEPS))  # gathered from both
-    assert alone["params_digest"] == state.params_digest(params_at(one, STEPS))
+    folder, one, steps = tmp_path / "run", tmp_path / "one", f"--config.train.steps={EVERY}"
+    result = finish_pair(pair(folder, steps))
+    alone = run_here(*train(one, *SETTINGS, steps, "--config.parallel.fsdp=1", "--config.parallel.tensor=1"))
+    assert result["params_digest"] == state.params_digest(params_at(folder, EVERY))  # gathered from both
+    assert alone["params_digest"] == state.params_digest(params_at(one, EVERY))
     for ours, theirs in zip(untimed(folder), untimed(one), strict=True):
         # A loss's distance from its forecast, over the scatter about it: differences enlarge the losses' rounding.
         assert ours.pop("loss_sigmas", 0) == pytest.approx(theirs.pop("loss_sigmas", 0), rel=1e-3)
         assert ours == pytest.approx(theirs, rel=2e-6)
-    assert largest_difference(params_at(folder, STEPS), params_at(one, STEPS)) <= 1e-6
+    assert largest_difference(params_at(folder, EVERY), params_at(one, EVERY)) <= 1e-6
     spent = records.read_record(folder)["seconds_by_process"]
     assert spent.keys() == {"0", "1"} and all(seconds["data"] > 0 for seconds in spent.values())
 

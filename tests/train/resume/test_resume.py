@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from scalelab import records
-from tests.train.runs import command, ended, finish, train, untimed, wait_for
+from scalelab.__main__ import main
+from tests.train.runs import command, finish, run_here, train, untimed, wait_for
 
 STEPS = ["--config.train.steps=120", "--config.eval.every_steps=40", "--config.train.steps_per_dispatch=5"]
 
@@ -15,7 +16,7 @@ STEPS = ["--config.train.steps=120", "--config.eval.every_steps=40", "--config.t
 def whole(tmp_path_factory):
     """The uninterrupted run: its folder and its result."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return folder, finish(command(*train(folder, *STEPS)))
+    return folder, run_here(*train(folder, *STEPS))
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -28,7 +29,7 @@ def test_killed_at_a_random_moment_and_started_again_it_ends_with_the_same_bits(
         process.kill()
         process.communicate()
         kills += 1
-    result = finish(command(*train(folder, *STEPS)))
+    result = run_here(*train(folder, *STEPS))
     assert result["params_digest"] == whole[1]["params_digest"]
     assert result["final_step"] == 120
     assert untimed(folder) == untimed(whole[0])
@@ -37,7 +38,7 @@ def test_killed_at_a_random_moment_and_started_again_it_ends_with_the_same_bits(
 def test_a_second_start_is_a_no_op_with_the_same_answer(whole):
     folder, result = whole
     before = (folder / "metrics.jsonl").read_text()
-    again = finish(command(*train(folder, *STEPS)))
+    again = run_here(*train(folder, *STEPS))
     assert (again["params_digest"], again["val_loss"]) == (result["params_digest"], result["val_loss"])
     assert again["resumed_from"] == 120
     assert (folder / "metrics.jsonl").read_text() == before
@@ -54,35 +55,35 @@ def test_a_signal_saves_the_step_and_exits_75_and_the_run_goes_on_from_there(tmp
     assert 0 < stopped["final_step"] < 120
     assert (folder / "checkpoints" / str(stopped["final_step"])).is_dir()
     assert records.read_json(folder / "record.json")["status"] == "stopped"
-    result = finish(command(*train(folder, *STEPS)))
+    result = run_here(*train(folder, *STEPS))
     assert result["resumed_from"] == stopped["final_step"]
     assert result["params_digest"] == whole[1]["params_digest"]
     assert untimed(folder) == untimed(whole[0])
 
 
-def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path, capsys):
     folder = tmp_path / "run"
     first = command(*train(folder, "--config.train.steps=100000"))
-    wait_for(lambda: len(records.read_metrics(folder)) > 0, first)
-    second = command(*train(folder, "--config.train.steps=100000"))
+    wait_for((folder / "config.json").exists, first)
     try:
-        _, err = ended(second)
+        assert main(["train", *train(folder, "--config.train.steps=100000")]) == 2
     finally:
         first.kill()
         first.communicate()
-    assert second.returncode == 2
+    err = capsys.readouterr().err
     assert f"process {first.pid}" in err and len(err.strip().splitlines()) == 1
 
 
 @pytest.mark.slow
-def test_what_would_make_it_another_run_is_refused_and_what_would_not_is_noted(tmp_path):
+def test_what_would_make_it_another_run_is_refused_and_what_would_not_is_noted(tmp_path, capsys):
     folder = tmp_path / "run"
     constant = "--config.schedule.name=constant"  # whose past doesn't depend on its end
-    finish(command(*train(folder, constant, "--config.train.steps=10")))
-    refused = command(*train(folder, constant, "--config.train.steps=10", "--config.train.seed=1"))
-    _, err = ended(refused)
-    assert refused.returncode == 2 and "train.seed=0" in err and "now it is 1" in err
-    longer = finish(command(*train(folder, constant, "--config.train.steps=20")))
+    run_here(*train(folder, constant, "--config.train.steps=10"))
+    capsys.readouterr()
+    assert main(["train", *train(folder, constant, "--config.train.steps=10", "--config.train.seed=1")]) == 2
+    err = capsys.readouterr().err
+    assert "train.seed=0" in err and "now it is 1" in err
+    longer = run_here(*train(folder, constant, "--config.train.steps=20"))
     assert (longer["resumed_from"], longer["final_step"], longer["status"]) == (10, 20, "done")
     changes = [e for e in records.read_events(folder) if e["kind"] == "config_change"]
     assert "train.steps: 10 -> 20" in changes[0]["text"]
@@ -90,6 +91,6 @@ def test_what_would_make_it_another_run_is_refused_and_what_would_not_is_noted(t
 
 def test_a_run_that_cannot_learn_is_marked_diverged_and_exits_1(tmp_path):
     folder = tmp_path / "run"
-    result = finish(command(*train(folder, "--config.train.steps=60", "--config.optim.peak_lr=1000")), code=1)
+    result = run_here(*train(folder, "--config.train.steps=60", "--config.optim.peak_lr=1000"), code=1)
     assert result["status"] == "diverged"
     assert [e["kind"] for e in records.read_events(folder)][-1] == "diverged"
