@@ -54,12 +54,13 @@ class Browser:
         message |= {"sessionId": self._session} if self._session else {}
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
-            reply = self._read()
+            reply = self.read()
             if reply.get("id") == self._number:
                 assert "error" not in reply, (method, reply["error"])
                 return reply["result"]
 
-    def _read(self) -> dict:
+    def read(self) -> dict:
+        """The browser's next message, waited for; what it says of the page is noted."""
         while b"\0" not in self._buffer:
             block = os.read(self._in, 1 << 20)
             assert block, "the browser is gone"
@@ -82,7 +83,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1,
                   mobile=width < 600)  # fmt: skip
         self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
-        while self._read().get("method") != "Page.loadEventFired":
+        while self.read().get("method") != "Page.loadEventFired":
             pass
         if scripts:
             self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -1,10 +1,12 @@
 """Pages in a real browser: nothing complains, nothing is wider than the window, and what a reader asks is answered."""
 
 import math
+import threading
 
 import pytest
 
 from scalelab import records
+from scalelab.report import serve
 from scalelab.report.pages import write_report
 from tests.report import synthetic
 from tests.report.chromium import CHROMIUM, Browser
@@ -96,6 +98,23 @@ def test_what_a_reader_asks_is_answered(browser, pages):
     browser.run("(() => { const slider = document.querySelector('#training_loss input[type=range]');"
                 "slider.value = 0.9; slider.oninput() })()")  # fmt: skip
     assert not browser.complaints
+
+
+def test_a_live_page_draws_its_charts_and_loads_itself_again(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "LEAST_REST_S", 0.0)
+    monkeypatch.setattr(serve, "REST_SHARE", 0.0)
+    run = tmp_path / "run"
+    synthetic.write_run(run, status="running", lines=20)
+    browser.complaints.clear()
+    with serve.LiveServer(run, 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.open(server.url)
+        assert browser.run("document.querySelectorAll('.chart canvas').length") >= 3
+        records.write_json(run / "record.json", records.read_json(run / "record.json") | {"status": "done"})
+        while browser.read()["method"] != "Page.loadEventFired":
+            pass
+        assert browser.run("document.body.textContent.includes('This run is done.')") and not browser.complaints
+        server.shutdown()
 
 
 def test_a_thousand_trials_are_drawn(browser, tmp_path, capsys):
