@@ -30,7 +30,7 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
     """
     from scalelab.signals import stop_on_signals
     from scalelab.sweep import status
-    from scalelab.sweep.executors.pool import WorkerPool, worker_count
+    from scalelab.sweep.executors import choice
     from scalelab.sweep.run import run_sweep
     from scalelab.train.run.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
@@ -44,14 +44,14 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
         f"{len(grid)} runs, then one of {study.holdout_flops:.3g} FLOPs beside {len(checks)} checks; "
         f"{study.rule.text()}"
     )
-    with stop_on_signals() as stop, WorkerPool(folder, worker_count(study.base.sweep.workers)) as workers:
+    with stop_on_signals() as stop, choice.open_executor(folder, [study.base]) as workers:
 
         def train(trials: Mapping[str, ConfigDict], phase: str) -> bool:
             with clock.timed(phase), PoolProgress(folder, {n: run.train.steps for n, run in trials.items()}) as board:
                 verdicts = run_sweep(folder, trials, watch=board.update, stop=stop, workers=workers)
             if not stop():
                 status.refuse_crashed(folder, verdicts)
-            return not stop()
+            return not stop() and status.exit_code(verdicts.values()) != 75
 
         if not train(grid, "grid"):
             return {}

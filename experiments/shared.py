@@ -14,13 +14,16 @@ from ml_collections import ConfigDict
 from scalelab import records
 from scalelab.cli.parser import Parser
 from scalelab.cli.progress import PoolProgress
+from scalelab.sweep.executors.choice import add_executor_options
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def command_line(name: str, doc: str | None, renamed: Mapping[str, str] | None = None) -> Parser:
     """The parser of `scalelab study NAME`, which is `python -m experiments.NAME` in a checkout."""
-    return Parser(f"study {name}", doc, renamed)
+    parser = Parser(f"study {name}", doc, renamed)
+    add_executor_options(parser)
+    return parser
 
 
 def result_header(name: str, argv: Sequence[str]) -> dict[str, Any]:
@@ -36,7 +39,9 @@ def write_result(folder: pathlib.Path, name: str, result: Any, page: str) -> Non
 
 
 def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool:
-    """Train (or resume) the trials under `folder`, with a progress bar; False if a signal stopped them after saving.
+    """Train (or resume) the trials under `folder`, with a progress bar; False if they have not all ended.
+
+    That is after a signal, or where they train elsewhere (--executor=manifest).
 
     WorkFailed if a process ended without a verdict.
     """
@@ -55,7 +60,7 @@ def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool
         print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
         return False
     status.refuse_crashed(folder, verdicts)
-    return True
+    return status.exit_code(verdicts.values()) != 75
 
 
 def train_packs(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool:

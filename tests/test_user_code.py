@@ -149,9 +149,11 @@ def test_the_current_directory_hides_no_neighbour_either(tmp_path, monkeypatch):
 def test_a_config_may_name_code_that_lies_beside_it_and_workers_find_it_too(tmp_path):
     one = neighbours(tmp_path / "one", 7, 1)
     (tmp_path / "one" / "helper.py").write_text("STEPS = 2\ndef build(*_): raise RuntimeError('reached')\n")
-    config = config_lib.load(one, {"optim.name": "helper:build", "optim.peak_lr": "0.1", "data.source": "synthetic"})
+    config = config_lib.load(
+        one, {"optim.name": "helper:build", "optim.peak_lr": "0.1", "data.source": "synthetic", "sweep.workers": "1"}
+    )
     jobs = {"pack": {"trial": config_lib.resolve(config)}}
-    with pool.WorkerPool(tmp_path / "sweep", 1) as workers:
+    with pool.WorkerPool(tmp_path / "sweep", list(jobs["pack"].values())) as workers:
         assert workers.run(jobs) == {"pack": 1}
     assert "RuntimeError: reached" in (tmp_path / "sweep" / "packs" / "pack" / "log.txt").read_text()
 

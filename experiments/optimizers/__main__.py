@@ -137,7 +137,7 @@ def _trainer(folder: pathlib.Path, stop: Any) -> race.TrainStage:
         print(f"{stage}: {len(made)} runs", file=sys.stderr, flush=True)
         with PoolProgress(folder / stage, {name: config.train.steps for name, config in made.items()}) as board:
             ended = run_sweep(folder / stage, made, watch=board.update, stop=stop)
-        if stop():
+        if stop() or status.exit_code(ended.values()) == 75:
             raise _Stopped
         status.refuse_crashed(folder / stage, ended)
         return [race.read_result(folder / stage / "runs" / name) for name in made]

@@ -7,7 +7,7 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from scalelab import user_code
@@ -23,6 +23,7 @@ class Parser(argparse.ArgumentParser):
 
     `renamed`: {old option: new option}. An old name works for one more release and prints one line on standard error.
     `stored`: {argument that may name folders in an object store: options of `copy_here`}; they are copied here.
+    `before` takes arguments out that argparse can't name, and `after` gets them with the parsed options.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class Parser(argparse.ArgumentParser):
         stored: Mapping[str, Mapping[str, bool]] | None = None,
     ) -> None:
         self.renamed, self.stored = dict(renamed or {}), dict(stored or {})
+        self.before: Callable[[Sequence[str]], tuple[Any, list[str]]] = lambda argv: (None, list(argv))
+        self.after: Callable[[Any, Any], None] = lambda options, taken: None
         text, example = split_example(doc or "")
         width = min(COLUMNS, shutil.get_terminal_size().columns - 2)
         super().__init__(
@@ -49,6 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the options; BadInput for an unknown argument, with the nearest known one."""
+        taken, args = self.before(args)
         # Else `--json DIR` would take the positional DIR as its path: these values are given with `=` or not at all.
         bare = {
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
@@ -64,6 +68,7 @@ class Parser(argparse.ArgumentParser):
             file_path("--json", parsed.json)
         for name, value in vars(parsed).items():
             setattr(parsed, name, self._local(name, value))
+        self.after(parsed, taken)
         return parsed
 
     def _local(self, name: str, value: Any) -> Any:

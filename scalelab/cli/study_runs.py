@@ -12,7 +12,7 @@ from scalelab.cli.progress import PoolProgress
 from scalelab.hardware import device_memory
 from scalelab.signals import stop_on_signals
 from scalelab.sweep import status
-from scalelab.sweep.executors.pool import WorkerPool, worker_count
+from scalelab.sweep.executors import choice
 from scalelab.sweep.run import run_sweep
 from scalelab.train.run.single import load_run_dataset
 from scalelab.train.step.program import cache_compilations
@@ -22,22 +22,22 @@ Train = Callable[[Mapping[str, ConfigDict]], bool]
 
 @contextlib.contextmanager
 def train_in_pool(folder: pathlib.Path, first: ConfigDict, take_over: bool) -> Iterator[Train]:
-    """A function that trains all runs given to it in `folder`, and returns False if a signal stopped it.
+    """A function that trains all runs given to it in `folder`; it returns False where they have not all ended.
 
-    `first`: any of the runs; its data are prepared before the pool starts. WorkFailed if a run crashed.
+    That is after a signal, or where they train elsewhere (--executor=manifest). `first`: any of the runs; its data
+    are prepared before the pool starts. WorkFailed if a run crashed.
     """
     device_memory.reserve_gpu_memory()
     cache_compilations()
     load_run_dataset(first)
-    workers = worker_count(first.sweep.workers)
-    with stop_on_signals() as stop, WorkerPool(folder, workers, (), take_over) as pool:
+    with stop_on_signals() as stop, choice.open_executor(folder, [first], (), take_over) as pool:
 
         def train(trials: Mapping[str, ConfigDict]) -> bool:
             with PoolProgress(folder, {name: trial.train.steps for name, trial in trials.items()}) as board:
                 verdicts = run_sweep(folder, trials, watch=board.update, stop=stop, take_over=take_over, workers=pool)
             if not stop():
                 status.refuse_crashed(folder, verdicts)
-            return not stop()
+            return not stop() and status.exit_code(verdicts.values()) != 75
 
         yield train
 

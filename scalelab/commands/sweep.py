@@ -14,6 +14,14 @@ a tenth of its steps and the end of its warm-up on. It may use what `scalelab wa
 the lowest run of the same FLOPs), p_diverges, progress, step, val_loss, low, high (ends of the 90 % interval),
 train_loss, sigmas_off_law. A trial that it ends is `stopped early`: it has no result, and no fit or answer takes it.
 
+--executor=slurm trains each pack as an element of one array job: --slurm.partition=gpu --slurm.time=4:00:00, or any
+other option of sbatch; --slurm=FILE with one a line. A job that its time limit or a preemption stops saves and is
+requeued, as is one without a new step for train.stall_s; after 5 starts without a new step a pack has failed. Ctrl-C
+leaves the jobs running; the same command attaches to them, --cancel ends them, --status looks. Several tasks
+(--slurm.nodes=2 --slurm.ntasks-per-node=1) train each trial together, over a mesh of all their devices.
+--executor=manifest trains nothing: it prints one command a pack, and writes them for SkyPilot and Kubernetes; --pack
+trains one of these packs.
+
 Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 1 some failed, 2 bad input, 75 stopped
 by a signal after saving.
 
@@ -42,6 +50,8 @@ from scalelab.hardware import device_memory
 from scalelab.stores import mirror
 from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import url_of
+from scalelab.sweep.executors import choice, slurm
+from scalelab.sweep.executors.choice import add_executor_options
 
 
 def main(argv: list[str]) -> int:
@@ -57,6 +67,9 @@ def main(argv: list[str]) -> int:
         "--allow-change", action="append", default=[], metavar="KEY", help="resume although this key (or group) changed"
     )
     parser.add_argument("--stop-if", metavar="RULE", help="end a trial early where this holds (see above)")
+    parser.add_argument("--pack", metavar="KEY", help="train one pack of a manifest, here, and do nothing else")
+    parser.add_argument("--cancel", action="store_true", help="end the sweep's jobs in Slurm; they save first")
+    add_executor_options(parser)
     add_trust_option(parser)
     parser.add_argument(
         "--force", action="store_true", help="start trials even if they are predicted not to fit this device's memory"
@@ -67,6 +80,11 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.follow or options.serve is not None:
         return _show_live(parser, options)
+    if options.pack:
+        return _train_one_pack(options.workdir, options.pack)
+    if options.cancel:
+        print_status(f"cancelled {slurm.cancel(options.workdir)} jobs; they save first")
+        return 0
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
@@ -94,6 +112,8 @@ def main(argv: list[str]) -> int:
             print_status(f"{row['name']} is damaged: {row['damage']}")
     verdicts = [row["status"] for row in rows]
     print_status(status.describe_verdicts(verdicts))
+    if options.status and (line := slurm.describe_queue(options.workdir)):
+        print_status(line)
     return 0 if options.status else status.exit_code(verdicts)
 
 
@@ -126,6 +146,15 @@ def _serve(folder: pathlib.Path, port: int) -> None:
         server.serve_forever()
 
 
+def _train_one_pack(folder: pathlib.Path, pack: str) -> int:
+    """Train a pack of a manifest; exit codes as of the pool."""
+    from scalelab.signals import stop_on_signals
+    from scalelab.sweep.executors import jobs
+
+    with stop_on_signals() as stop:
+        return jobs.train_job(folder, pack, stop)
+
+
 def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     from scalelab.cli.memory_check import check_memory_fits, check_packs_fit
     from scalelab.signals import stop_on_signals
@@ -140,10 +169,12 @@ def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     steps = {name: c.train.steps for name, c in trials.items()}
     code = git.code_state(config)
     grouped = {pack: [trials[name] for name in names] for pack, names in group_into_packs(trials).items()}
-    one = len(grouped) == 1
+    one = len(grouped) == 1 and choice.is_local()
     print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
     cache_compilations()
-    if one and not options.force:
+    if not choice.is_local():  # memory is that of other machines
+        pass
+    elif one and not options.force:
         check_memory_fits(next(iter(trials.values())), folder / "packs" / next(iter(grouped)), len(trials))
     elif not options.force:
         check_packs_fit(grouped)

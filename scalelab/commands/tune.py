@@ -34,6 +34,7 @@ from scalelab.cli.parser import (
 )
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
+from scalelab.sweep.executors.choice import add_executor_options
 
 
 def main(argv: list[str]) -> int:
@@ -60,6 +61,7 @@ def _parser() -> Parser:
     add("--dry-run", action="store_true", help="print the plan and the first round; train nothing")
     add("--status", action="store_true", help="print the table of runs and do nothing else")
     add_trust_option(parser)
+    add_executor_options(parser)
     add_take_over_option(parser)
     return parser
 

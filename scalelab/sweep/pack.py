@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from scalelab import git, lock, records
 from scalelab.errors import BadInput
+from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.resume import branch, determinism
 from scalelab.train.resume.catch_up import catch_up, decide_all
@@ -36,12 +37,12 @@ def train_pack(
     take_over: bool = False,
     code: Mapping[str, git.RepoState] | None = None,
     judge: early_stop.Judge | None = None,
+    pulse: Pulse | None = None,
 ) -> dict[str, str]:
     """Train (or resume) the trials in `folder/runs/NAME`, with checkpoints in `folder/packs/PACK`.
 
-    Returns {trial: status}.
-    `judge` may end trials early. `code` and BadInput as for `train_single`; also BadInput if the trials were not saved
-    together.
+    Returns {trial: status}. `judge` may end trials early; `pulse` ends the process where no step ends. `code` and
+    BadInput as for `train_single`; also BadInput if the trials were not saved together.
     """
     names, config = list(trials), next(iter(trials.values()))
     place = folder / "packs" / pack
@@ -87,7 +88,7 @@ def train_pack(
                     start = trunks[0].step, states
                 params = [start_from_weights(run, weights) for run in runs] if weights and not start else None
                 outcome = loop.train_runs(
-                    runs, data, checkpoints, names, mode, start, progress, stop, params, judge=judge
+                    runs, data, checkpoints, names, mode, start, progress, stop, params, pulse, judge
                 )
             if not decide_all(by_name, outcome.calls, place / "checkpoints"):
                 break

@@ -14,7 +14,7 @@ from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.sweep import status
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
-from scalelab.sweep.executors import pool
+from scalelab.sweep.executors import choice, pool
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.resume import compatibility
@@ -32,15 +32,16 @@ def run_sweep(
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
     take_over: bool = False,
-    workers: pool.WorkerPool | None = None,
+    workers: choice.Executor | None = None,
     code: Mapping[str, git.RepoState] | None = None,
     judge: Judge | None = None,
 ) -> dict[str, str]:
     """Train (or resume) all trials under `folder/runs`. Returns `{trial: verdict}`.
 
-    A single pack is trained in this process and reports to `progress`. Several packs go to the pool, in the order of
-    their first trials, and `watch` is called with the names of the running trials. Finished trials are not run again. A
-    study that sweeps more than once passes its own `workers`: they get every pack, and stay alive. A `judge`, which can
+    A single pack is trained in this process and reports to `progress`. Several packs go to the executor that was chosen
+    (`choice`; by default the pool), in the order of their first trials, and `watch` is called with the names of the
+    running trials. Finished trials are not run again. A study that sweeps more than once passes its own executor as
+    `workers`: it gets every pack, and stays alive. A `judge`, which can
     be pickled, is asked 20 times a trial whether it ends early. `allow`, `take_over`, `code` and BadInput as for
     `train_single`.
     """
@@ -64,18 +65,17 @@ def run_sweep(
         unfinished = {
             pack: names for pack, names in grouped.items() if not all(_ended(folder, n, trials) for n in names)
         }
-        if len(grouped) == 1 and unfinished and not workers:
+        if len(grouped) == 1 and unfinished and not workers and choice.is_local():
             pack, names = next(iter(unfinished.items()))
             train_pack(
                 folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over, code, judge
             )
         elif unfinished:
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
-            n_workers = pool.worker_count(next(iter(trials.values())).sweep.workers)
             with (
                 contextlib.nullcontext(workers)
                 if workers
-                else pool.WorkerPool(folder, n_workers, allow, take_over, judge) as workers_in_use
+                else choice.open_executor(folder, trials.values(), allow, take_over, judge) as workers_in_use
             ):
                 codes = workers_in_use.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
             for pack, exit_code in codes.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, folder_path
 from scalelab.errors import BadInput
+from scalelab.sweep.executors.choice import add_executor_options
 
 LR_KEY = "optim.peak_lr"
 
@@ -23,6 +24,7 @@ def make_parser(doc: str | None) -> Parser:
     _study(parser.add_argument_group("a study").add_argument)
     _more(parser.add_argument_group("before and after the study").add_argument)
     add_trust_option(parser)
+    add_executor_options(parser)
     add_take_over_option(parser)
     return parser
 

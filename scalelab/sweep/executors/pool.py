@@ -22,6 +22,7 @@ from scalelab import config as config_lib
 from scalelab import git, records, signals, user_code
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import expects_accelerator
+from scalelab.sweep.executors import devices
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, run_worker
 
 POLL_S = 0.2
@@ -31,40 +32,50 @@ PackJobs = Mapping[str, Mapping[str, ConfigDict]]  # {pack: {trial: config}}
 WatchTrials = Callable[[Sequence[str]], None]
 
 
-def worker_count(requested: int) -> int:
-    """Number of workers: `sweep.workers`; for 0 one per CPU core (tiny models don't fill two), one on accelerators."""
-    return requested or (1 if expects_accelerator() else len(_cores()))
+def worker_count(configs: Sequence[ConfigDict]) -> int:
+    """Number of workers: `sweep.workers`; for 0 one per CPU core (tiny models don't fill two), or per accelerator.
+
+    Runs with a mesh of several accelerators get them all, one run after the other.
+    """
+    if requested := configs[0].sweep.workers:
+        return int(requested)
+    if not expects_accelerator():
+        return len(_cores())
+    return 1 if any(devices.devices_a_run(config) != 1 for config in configs) else len(devices.list_accelerators()) or 1
 
 
 @dataclasses.dataclass
 class _Worker:
-    """A process, our end of its pipe, its cores, the pack it trains now, and the programs it has compiled."""
+    """A process, our end of its pipe, its cores and accelerator, the pack it trains now, the programs it compiled."""
 
     process: Any
     pipe: connection.Connection
-    cores: list[int]
+    share: tuple[list[int], dict[str, str]]
     pack: str | None = None
     programs: set[Hashable] = dataclasses.field(default_factory=set)
     stop_sent: bool = False
 
 
 class WorkerPool:
-    """At most `workers` processes, started when there is work for them and ended when the context is left.
+    """As many processes as `worker_count` says of `configs` (of all trials, or of one).
 
-    A worker whose parent died saves its pack and ends.
+    They start when there is work for them and end when the context is left. A worker whose parent died saves its pack
+    and ends.
     """
 
     def __init__(
         self,
         folder: pathlib.Path,
-        workers: int,
+        configs: Sequence[ConfigDict],
         allow: Collection[str] = (),
         take_over: bool = False,
         judge: Callable[[pathlib.Path], str] | None = None,
     ) -> None:
         self.folder, self.options = folder, (tuple(allow), take_over, judge)
         self.context = _context()
-        self.free = _split_cores(workers)  # core lists of workers that are not running
+        workers = worker_count(configs)
+        # Cores and environment of workers that are not running.
+        self.free = list(zip(_split_cores(workers), devices.split_accelerators(workers, configs), strict=True))
         self.workers: list[_Worker] = []
 
     def __enter__(self) -> "WorkerPool":
@@ -134,13 +145,13 @@ class WorkerPool:
         return self._start() if self.free else None
 
     def _start(self) -> _Worker:
-        cores = self.free.pop()
+        share = self.free.pop()
         here, there = self.context.Pipe()
-        process = self.context.Process(target=run_worker, args=(self.folder, there, cores, *self.options))
+        process = self.context.Process(target=run_worker, args=(self.folder, there, *share, *self.options))
         with _without_main_import():
             process.start()
         there.close()
-        self.workers.append(_Worker(process, here, cores))
+        self.workers.append(_Worker(process, here, share))
         return self.workers[-1]
 
     def _collect_ended(self) -> dict[str, int]:
@@ -164,7 +175,7 @@ class WorkerPool:
         worker.pipe.close()
         worker.process.join()
         self.workers.remove(worker)
-        self.free.append(worker.cores)
+        self.free.append(worker.share)
 
 
 def choose_pack(waiting: Mapping[str, Hashable], compiled: Collection[Hashable], others: Collection[Hashable]) -> str:

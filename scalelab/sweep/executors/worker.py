@@ -5,7 +5,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing import connection
 from typing import Any
 
@@ -23,6 +23,7 @@ def run_worker(
     folder: pathlib.Path,
     pipe: connection.Connection,
     cores: list[int],
+    environment: Mapping[str, str],
     allow: Collection[str],
     take_over: bool,
     judge: Callable[[pathlib.Path], str] | None = None,
@@ -34,6 +35,7 @@ def run_worker(
     is 75. An exception ends the worker, and with it all that the pack changed in this process. Output goes to the
     pack's log.
     """
+    os.environ.update(environment)  # the accelerator that jax will find
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)  # before jax starts its threads, one per allowed core
     from scalelab.signals import stop_on_signals
@@ -47,7 +49,7 @@ def run_worker(
             pack, configs, permissions, code = job
             user_code.apply_permissions(permissions)
             place = folder / "packs" / pack
-            _log_to(place)
+            log_to(place)
             clock.start()
             trials = {name: ConfigDict(config) for name, config in configs.items()}
             verdicts = train_pack(
@@ -78,7 +80,8 @@ def _next(pipe: connection.Connection, signalled: Callable[[], bool]) -> Any:
         return None
 
 
-def _log_to(place: pathlib.Path) -> None:
+def log_to(place: pathlib.Path) -> None:
+    """Send this process's output to the pack's log."""
     sys.stdout.flush()
     sys.stderr.flush()
     place.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,127 @@
+"""A pack as a file, and its training by whatever process finds that file: a job of Slurm, a line of a manifest.
+
+packs/KEY/job.json       the trials' configs, the user code that they may run, the state of the code, the stop rule
+packs/KEY/starts.jsonl   one line a start and one an end of a process that trains the pack: step, host, code, why
+"""
+
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import git, records, user_code
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.jsonfiles import NUMBER, TEXT, WHOLE
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, log_to
+
+JOB_FILE, STARTS_FILE = "job.json", "starts.jsonl"
+START_SCHEMA = {"time": NUMBER, "submission": TEXT, "job": TEXT, "host": TEXT, "step": WHOLE, "skew_s?": NUMBER,
+                "code?": (WHOLE, None), "why?": TEXT}  # fmt: skip
+
+
+def write_job(
+    folder: pathlib.Path, pack: str, trials: Mapping[str, ConfigDict], code: Mapping[str, git.RepoState] | None,
+    allow: Collection[str], take_over: bool, stop_if: str | None,
+) -> None:  # fmt: skip
+    """Write what another process needs to train the pack."""
+    place = folder / "packs" / pack
+    place.mkdir(parents=True, exist_ok=True)
+    job = {
+        "trials": {name: config.to_dict() for name, config in trials.items()},
+        "permissions": user_code.export_permissions(), "code": code or git.code_state(),
+        "allow": sorted(allow), "take_over": take_over, "stop_if": stop_if,
+    }  # fmt: skip
+    records.write_json(place / JOB_FILE, job)
+
+
+def read_job(folder: pathlib.Path, pack: str) -> dict[str, Any]:
+    """Read what `write_job` wrote; BadInput if there is no such pack."""
+    path = folder / "packs" / pack / JOB_FILE
+    if not path.exists():
+        known = sorted(each.parent.name for each in folder.glob(f"packs/*/{JOB_FILE}"))
+        raise BadInput(f"{folder} holds no pack {pack!r}{nearest_hint(pack, known)}")
+    return records.read_json(path)
+
+
+def train_job(
+    folder: pathlib.Path, pack: str, stop: Callable[[], bool], stalled: Callable[[str], None] | None = None
+) -> int:
+    """Train (or resume) a pack in this process, with its output in the pack's log; the exit code, 0, 1 or 75.
+
+    `stalled(why)` is called in another thread when no step ends for `train.stall_s`; it must end this process.
+    BadInput and WorkFailed as for `train_pack`.
+    """
+    from scalelab.diagnose.watch.stop import StopJudge
+    from scalelab.parallel import processes, pulse
+    from scalelab.sweep.pack import train_pack
+    from scalelab.train.step.program import cache_compilations
+
+    job = read_job(folder, pack)
+    user_code.apply_permissions(job["permissions"])
+    log_to(folder / "packs" / pack)
+    cache_compilations()
+    trials = {name: ConfigDict(config) for name, config in job["trials"].items()}
+    judge = StopJudge(job["stop_if"]) if job["stop_if"] else None
+    beat = pulse.Pulse(stalled) if stalled else None
+    if place := processes.find_process_place(None, None, None):
+        return _train_among(place, folder, pack, trials, job, stop, beat)
+    verdicts = train_pack(folder, pack, trials, stop=stop, allow=job["allow"], take_over=job["take_over"],
+                          code=job["code"], judge=judge, pulse=beat)  # fmt: skip
+    return STOPPED_EXIT_CODE if "stopped" in verdicts.values() else 0
+
+
+def _train_among(
+    place: Any, folder: pathlib.Path, pack: str, trials: Mapping[str, ConfigDict], job: Mapping[str, Any],
+    stop: Callable[[], bool], beat: Any,
+) -> int:  # fmt: skip
+    """Train the pack as one of several processes, one trial after the other: each is a run over all their devices."""
+    from scalelab.parallel import processes, pulse
+    from scalelab.train.run.single import train_single
+
+    beat = beat or pulse.Pulse()
+
+    def lost(code: int, why: str) -> None:
+        os.write(2, f"{place.name()}: {why}\n".encode())
+        os._exit(code)
+
+    facts = {name: str(records.read_json(folder / "packs" / pack / JOB_FILE)["trials"][name]) for name in trials}
+    with processes.run_together(place, facts, folder / "packs" / pack, lost, beat):
+        for name, config in trials.items():
+            result = train_single(config, folder / "runs" / name, stop=stop, allow=job["allow"],
+                                  take_over=job["take_over"], code=job["code"], pulse=beat)  # fmt: skip
+            if result["status"] == "stopped":
+                return STOPPED_EXIT_CODE
+    return 0
+
+
+def note_start(folder: pathlib.Path, pack: str, submission: str, job: str, step: int) -> float:
+    """Append a line for a start; returns by how many seconds this host's clock is ahead of the file server's."""
+    path = folder / "packs" / pack / STARTS_FILE
+    records.append_json_lines(path, [_line(submission, job, step)])
+    return time.time() - path.stat().st_mtime
+
+
+def note_end(folder: pathlib.Path, pack: str, submission: str, job: str, step: int, code: int, why: str = "") -> None:
+    """Append a line for an end: `code` as of a command, 75 where the pack goes on later."""
+    line = _line(submission, job, step) | {"code": code, "why": why}
+    records.append_json_lines(folder / "packs" / pack / STARTS_FILE, [line])
+
+
+def _line(submission: str, job: str, step: int) -> dict[str, Any]:
+    return {"time": time.time(), "submission": submission, "job": job, "host": socket.gethostname(), "step": step}
+
+
+def read_starts(folder: pathlib.Path, pack: str, submission: str = "") -> list[dict[str, Any]]:
+    """Read the lines of starts and ends, of one submission or of all."""
+    lines = records.read_json_lines(folder / "packs" / pack / STARTS_FILE, START_SCHEMA)
+    return [line for line in lines if submission in ("", line["submission"])]
+
+
+def last_step(folder: pathlib.Path, trials: Collection[str]) -> int:
+    """The last step that any of the trials has logged."""
+    metrics = (records.read_metrics(folder / "runs" / name) for name in trials)
+    return max((line["step"] for lines in metrics for line in lines[-1:]), default=0)

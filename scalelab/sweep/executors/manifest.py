@@ -1,0 +1,115 @@
+"""Packs as commands for other engines: one a line, a SkyPilot task, a Kubernetes JobSet.
+
+Nothing is trained here. Each command trains one pack, resumes it where it is begun, and ends with 0 when it has ended,
+75 when it was stopped after saving: then the same command goes on. When all have run, the command that wrote the
+manifest goes on with what they trained.
+"""
+
+import json
+import pathlib
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from scalelab import git
+from scalelab.cli.parser import print_status
+from scalelab.sweep.executors import jobs
+from scalelab.sweep.executors.pool import PackJobs, WatchTrials
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
+
+PLACE = "/sweep"  # where other machines see the sweep's folder
+RESUMING = """\
+# Every command resumes its pack from the last checkpoint, so each may be killed and run again at any time; two at once
+# can't harm a pack (its folder is locked). Exit codes: 0 ended, 75 stopped after saving (run it again), 1 failed (the
+# pack's log.txt says why), 2 bad input (running it again won't help). The folder must be the same for all of them.
+"""
+
+
+class Manifest:
+    """Writes D/manifest/ instead of training; to its caller as a pool that was stopped before the first pack."""
+
+    def __init__(
+        self, folder: pathlib.Path, allow: Collection[str] = (), take_over: bool = False, stop_if: str | None = None
+    ) -> None:
+        self.folder, self.options = folder.absolute(), (tuple(allow), take_over, stop_if)
+
+    def __enter__(self) -> "Manifest":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Nothing was started."""
+
+    def run(
+        self, packs: PackJobs, watch: WatchTrials = lambda running: None, stop: Callable[[], bool] = lambda: False,
+        code: Mapping[str, git.RepoState] | None = None,
+    ) -> dict[str, int]:  # fmt: skip
+        """Write the packs and the commands that train them; {pack: 75}."""
+        for pack, trials in packs.items():
+            allow, take_over, stop_if = self.options
+            jobs.write_job(self.folder, pack, trials, code, allow, take_over, stop_if)
+        place = self.folder / "manifest"
+        place.mkdir(exist_ok=True)
+        commands = [f"scalelab sweep --workdir={shlex.quote(str(self.folder))} --pack={pack}" for pack in packs]
+        (place / "commands.txt").write_text("\n".join([*commands, ""]))
+        (place / "skypilot.yaml").write_text(skypilot_task(list(packs), self.folder.name))
+        (place / "jobset.yaml").write_text(kubernetes_jobset(list(packs), self.folder.name))
+        print("\n".join(commands), flush=True)
+        print_status(f"{len(packs)} packs to train elsewhere, in any order: {place}/commands.txt, skypilot.yaml, "
+                     "jobset.yaml; when they have ended, the same command goes on")  # fmt: skip
+        return dict.fromkeys(packs, STOPPED_EXIT_CODE)
+
+
+def skypilot_task(packs: Sequence[str], name: str) -> str:
+    """A SkyPilot task for one pack, to be launched once a pack."""
+    launches = "".join(f"#   sky jobs launch --yes --name={name}-{p} --env PACK={p} skypilot.yaml\n" for p in packs)
+    task = {
+        "name": dns_name(name),
+        "envs": {"PACK": packs[0]},
+        "resources": {
+            "accelerators": "H100:1", "use_spot": True,
+            "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [STOPPED_EXIT_CODE]},
+        },
+        "file_mounts": {PLACE: {"source": "s3://BUCKET", "mode": "MOUNT"}},
+        "setup": "pip install scalelab",
+        "run": f"scalelab sweep --workdir={PLACE} --pack=$PACK",
+    }  # fmt: skip
+    head = "# SkyPilot, a managed job a pack. Set resources and the bucket that holds the sweep's folder, then:\n"
+    return head + launches + RESUMING + yaml.safe_dump(task, sort_keys=False)
+
+
+def kubernetes_jobset(packs: Sequence[str], name: str) -> str:
+    """A JobSet with one indexed job: each index trains a pack, and is run again after exit code 75 or an eviction."""
+    script = f"set -- {' '.join(packs)}; shift $JOB_COMPLETION_INDEX; exec scalelab sweep --workdir={PLACE} --pack=$1"
+    container = {
+        "name": "train", "image": "IMAGE", "command": ["sh", "-c", script],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "volumeMounts": [{"name": "sweep", "mountPath": PLACE}],
+    }  # fmt: skip
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [STOPPED_EXIT_CODE]}},
+        {"action": "FailIndex", "onExitCodes": {"operator": "In", "values": [2]}},
+    ]
+    job = {
+        "completionMode": "Indexed", "completions": len(packs), "parallelism": len(packs), "backoffLimitPerIndex": 2,
+        "podFailurePolicy": {"rules": rules},
+        "template": {"spec": {
+            "restartPolicy": "Never", "terminationGracePeriodSeconds": 120, "containers": [container],
+            "volumes": [{"name": "sweep", "persistentVolumeClaim": {"claimName": "CLAIM"}}],
+        }},
+    }  # fmt: skip
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": dns_name(name)},
+        "spec": {"replicatedJobs": [{"name": "packs", "replicas": 1, "template": {"spec": job}}]},
+    }  # fmt: skip
+    head = "# Kubernetes JobSet: set IMAGE, CLAIM (a volume that all pods can write) and limits, then\n"
+    head += "#   kubectl apply -f jobset.yaml\n"
+    return head + RESUMING + yaml.safe_dump(json.loads(json.dumps(jobset)), sort_keys=False)
+
+
+def dns_name(text: str) -> str:
+    """A name that Kubernetes and SkyPilot take: lower-case letters, digits and dashes, at most 40."""
+    letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in text.lower())
+    return letters.strip("-")[:40].strip("-") or "sweep"
