@@ -1,98 +1,16 @@
-"""Sweeps on a real Slurm of one node (`make test-slurm`)."""
+"""Sweeps on a real Slurm of one node (`make test-slurm`): arrays, several tasks, attaching, cancelling, refusals."""
 
+import os
 import re
-import subprocess
-import sys
-import time
+import signal
 
 import pytest
 
 from scalelab import records
-from scalelab.sweep.executors import jobs
-from tests.slurm import cluster
-from tests.train.runs import ROOT, untimed
+from tests.slurm.sweep import ONE, PAIR, Sweep, wait_until
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(bool(cluster.missing_program()), reason=f"{cluster.missing_program()} is not installed: "
-                       "apt-get install slurmctld slurmd slurm-client munge"),
-]  # fmt: skip
-WAIT_S = 240
-CONFIG = """
-from scalelab.configs import tiny
-from scalelab.config import override
-def get_config():
-    return override(tiny.get_config(), {{"model.d_model": 16, "train.steps": {steps}, "train.steps_per_dispatch": 1,
-        "eval.batches": 1, "checkpoint.every_steps": 20, "train.deterministic": True}} | {changes})
-def sweep(h): return {grid}
-"""
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    with cluster.start(tmp_path_factory.mktemp("cluster") / "slurm") as running:
-        yield running
-
-
-class Sweep:
-    """A sweep's folder, its config file, and the commands that a user would type."""
-
-    def __init__(self, slurm, folder, grid, steps=60, changes=None):
-        self.slurm, self.folder, self.place = slurm, folder, folder / "sweep"
-        folder.mkdir(exist_ok=True)
-        (folder / "mine.py").write_text(CONFIG.format(grid=grid, steps=steps, changes=changes or {}))
-        self.environment = slurm.environment | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-
-    def start(self, *options, executor="slurm"):
-        command = [sys.executable, "-m", "scalelab", "sweep", f"--config={self.folder}/mine.py",
-                   f"--workdir={self.place}", f"--executor={executor}", *options]  # fmt: skip
-        return subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
-
-    def finish(self, process, code=0):
-        out, err = process.communicate(timeout=WAIT_S)
-        assert process.returncode == code, (process.returncode, out[-2000:], err[-3000:], self.logs())
-        return out, err
-
-    def run(self, *options, code=0, **more):
-        return self.finish(self.start(*options, **more), code)
-
-    def command(self, *options):
-        done = subprocess.run([sys.executable, "-m", "scalelab", "sweep", f"--workdir={self.place}", *options],
-                              env=self.environment, cwd=self.folder, capture_output=True, text=True)  # fmt: skip
-        return done.returncode, done.stdout, done.stderr
-
-    def logs(self):
-        return {str(path): path.read_text()[-1500:] for path in self.place.glob("**/*.out")} | {
-            str(path): path.read_text()[-1500:] for path in self.place.glob("packs/*/log.txt")
-        }
-
-    def jobs(self):
-        return self.slurm.run("squeue", "-h", "-r", "-o", "%i %T").split("\n")[:-1]
-
-    def wait_for_step(self, step, trial=None):
-        end = time.monotonic() + WAIT_S
-        while time.monotonic() < end:
-            names = [trial] if trial else [path.name for path in self.place.glob("runs/*")]
-            if names and all(jobs.last_step(self.place, [name]) >= step for name in names):
-                return
-            time.sleep(0.1)
-        raise AssertionError((self.jobs(), self.logs()))
-
-    def digests(self):
-        return {path.name: untimed(path) for path in sorted(self.place.glob("runs/*"))}
-
-    def starts(self):
-        return [line for path in self.place.glob("packs/*/starts.jsonl") for line in records.read_json_lines(path)]
-
-
+pytestmark = pytest.mark.slurm
 WIDTHS = 'h.sweep("model.d_model", [16, 24, 32, 40, 48, 56])'
-
-
-def release(slurm):
-    """Let requeued jobs start at once: Slurm makes them wait for two minutes."""
-    for job in slurm.run("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i").split():
-        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=slurm.environment, check=False)
 
 
 def test_an_array_of_six_packs_trains_what_the_pool_trains(slurm, tmp_path):
@@ -105,3 +23,65 @@ def test_an_array_of_six_packs_trains_what_the_pool_trains(slurm, tmp_path):
     assert code == 0 and out.count("done") == 6 and "Slurm: no job is left" in err
     _, err = there.run()  # again: nothing to do
     assert "submitted" not in err
+
+
+def test_a_submitter_that_is_killed_costs_nothing_and_the_next_one_attaches(slurm, tmp_path, undisturbed):
+    sweep = Sweep(slurm, tmp_path, PAIR, steps=200)
+    first = sweep.start()
+    sweep.wait_for_step(10)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    _, err = sweep.run()
+    assert "2 packs have a job already: 2 running" in err and "submitted" not in err
+    assert sweep.digests() == undisturbed
+    assert len({line["submission"] for line in sweep.starts()}) == 1
+
+
+def test_ctrl_c_leaves_the_jobs_and_two_submitters_are_one_too_many(slurm, tmp_path):
+    sweep = Sweep(slurm, tmp_path, PAIR, steps=5000)
+    first = sweep.start()
+    sweep.wait_for_step(10)
+    _, err = sweep.run(code=2)
+    assert "is held by host" in err
+    first.send_signal(signal.SIGINT)
+    _, err = sweep.finish(first, 75)
+    assert "the jobs go on in Slurm" in err and "--cancel" in err and len(sweep.jobs()) == 2
+    code, _, err = sweep.command("--status")
+    assert code == 0 and "Slurm: 2 running" in err
+    code, _, err = sweep.command("--cancel")
+    assert (code, err.strip()) == (0, "cancelled 2 jobs; they save first")
+    wait_until(lambda: not sweep.jobs())
+    ends = [line for line in sweep.starts() if "code" in line]
+    assert [line["code"] for line in ends] == [75, 75] and all("cancelled" in line["why"] for line in ends)
+    assert all(list(place.glob("checkpoints/*")) for place in sweep.place.glob("packs/*"))  # saved before
+
+
+def test_several_tasks_train_one_run_together(slurm, tmp_path):
+    sweep = Sweep(slurm, tmp_path, ONE, changes={"parallel.data": -1, "train.deterministic": False})
+    sweep.run("--slurm.ntasks=2")
+    (run,) = sweep.place.glob("runs/*")
+    assert records.read_record(run)["status"] == "done" and records.read_record(run)["mesh"]["devices"] == 2
+    alone = Sweep(slurm, tmp_path / "alone", ONE, changes={"train.deterministic": False})
+    alone.run(executor="local")
+    pairs = zip(sweep.digests().values(), alone.digests().values(), strict=True)
+    assert all(abs(a[-1]["val_loss"] - b[-1]["val_loss"]) < 1e-3 for a, b in pairs)
+
+
+def test_two_hundred_tiny_trials(slurm, tmp_path):
+    grid = 'h.product(h.sweep("train.seed", list(range(50))), h.sweep("model.d_model", [16, 24, 32, 40]))'
+    sweep = Sweep(slurm, tmp_path, grid, steps=4)
+    out, _ = sweep.run()
+    assert out.count("done") >= 200 and len(sweep.digests()) == 200
+
+
+@pytest.mark.parametrize("option, words", [
+    ("--slurm.partition=mian", "--slurm.partition=mian: .*[Ii]nvalid partition.*'main'"),
+    ("--slurm.partitoin=main", "--slurm.partitoin is no option of sbatch; did you mean 'partition'"),
+    ("--slurm.array=1-3", "--slurm.array is set by scalelab; see --max-parallel"),
+    ("--slurm.time=soon", "[Ii]nvalid.*time"),
+])  # fmt: skip
+def test_what_slurm_refuses_is_one_line(slurm, tmp_path, option, words):
+    _, err = Sweep(slurm, tmp_path, PAIR).run(option, code=2)
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("scalelab: --") and re.search(words, last), err
+    assert not list((tmp_path / "sweep" / "slurm").glob("*.json"))

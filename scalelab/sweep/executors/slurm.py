@@ -42,7 +42,7 @@ class SlurmArray:
         check_settings(settings)
         self.folder, self.settings, self.max_parallel = folder.absolute(), settings, max_parallel
         self.options = (tuple(allow), take_over, stop_if)
-        self.silent = False  # whether Slurm did not answer the last time
+        self.said = ""  # the last line about the queue: only another one is printed
 
     def __enter__(self) -> "SlurmArray":
         return self
@@ -81,13 +81,15 @@ class SlurmArray:
         return codes
 
     def _ask_queue(self) -> dict[str, queue.QueuedJob] | None:
-        """The jobs by pack; None, after one line, while Slurm doesn't answer."""
+        """The jobs by pack; None while Slurm doesn't answer. Changes in the queue are printed."""
         try:
-            live, self.silent = find_jobs(self.folder), False
+            live = find_jobs(self.folder)
+            line = f"Slurm: {_summary(live)}" if live else self.said
         except OSError as error:
-            if not self.silent:
-                print_status(f"Slurm doesn't answer ({error}); asked again every {POLL_S:.0f} s")
-            live, self.silent = None, True
+            live, line = None, f"Slurm doesn't answer ({error}); asked again every {POLL_S:.0f} s"
+        if line != self.said:
+            self.said = line
+            print_status(line)
         return live
 
     def _submit(self, packs: Sequence[str]) -> None:
@@ -97,7 +99,8 @@ class SlurmArray:
         submission = f"{int(time.time())}-{secrets.token_hex(3)}"
         place = element.submissions_folder(self.folder)
         place.mkdir(parents=True, exist_ok=True)
-        records.write_json(place / f"{submission}.json", {"packs": {pack: i for i, pack in enumerate(packs)}, "time": time.time()})
+        indices = {pack: index for index, pack in enumerate(packs)}
+        records.write_json(place / f"{submission}.json", {"packs": indices, "time": time.time()})
         executor = submitit.SlurmExecutor(place / "jobs", max_num_timeout=element.MOST_REQUEUES)
         executor.update_parameters(
             job_name=job_name(self.folder), comment=submission, time=None, wckey=None, stderr_to_stdout=True,

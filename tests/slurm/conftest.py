@@ -1,0 +1,22 @@
+"""One cluster for all tests of this folder; they are skipped, with the reason, where Slurm is not installed."""
+
+import pytest
+
+from tests.slurm import cluster
+from tests.slurm.sweep import PAIR, Sweep
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory):
+    if missing := cluster.missing_program():
+        pytest.skip(f"{missing} is not installed: apt-get install slurmctld slurmd slurm-client munge")
+    with cluster.start(tmp_path_factory.mktemp("cluster") / "slurm") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def undisturbed(slurm, tmp_path_factory):
+    """The metric lines of a pair of trials that nothing stopped."""
+    sweep = Sweep(slurm, tmp_path_factory.mktemp("undisturbed"), PAIR, steps=200)
+    sweep.run("--config.sweep.workers=1", executor="local")
+    return sweep.digests()
