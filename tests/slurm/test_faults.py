@@ -52,18 +52,21 @@ def test_slurmd_alone_may_die_while_jobs_go_on(slurm, tmp_path, undisturbed):
 
 
 HANGING = """
-import jax, pathlib, time
+import os, pathlib, sys, time
 
-def hang_once(step):
-    mark = pathlib.Path({mark!r})
-    if step == 100 and not mark.exists():
-        mark.touch()
-        time.sleep(10_000)
-    return step
+MARK, openings = pathlib.Path({mark!r}), []
+
+def hang_once(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("metrics.jsonl") and int(arguments[2] or 0) & os.O_APPEND:
+        openings.append(arguments[0])
+        if len(openings) == 4 and not MARK.exists():
+            MARK.touch()
+            time.sleep(10_000)
 
 def schedule(step, h):
-    return h["peak_lr"] * (jax.pure_callback(hang_once, jax.ShapeDtypeStruct((), step.dtype), step,
-        vmap_method="sequential") >= 0)
+    return h["peak_lr"] + 0 * step
+
+sys.addaudithook(hang_once)
 """
 
 
