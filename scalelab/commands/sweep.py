@@ -50,7 +50,7 @@ from scalelab.hardware import device_memory
 from scalelab.stores import mirror
 from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import url_of
-from scalelab.sweep.executors import choice, slurm
+from scalelab.sweep.executors import choice, sweep_jobs
 from scalelab.sweep.executors.choice import add_executor_options
 
 
@@ -80,10 +80,12 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.follow or options.serve is not None:
         return _show_live(parser, options)
+    if options.pack or options.cancel or options.follow or not choice.is_local():
+        mirror.refuse_several_processes(options.workdir)
     if options.pack:
         return _train_one_pack(options.workdir, options.pack)
     if options.cancel:
-        print_status(f"cancelled {slurm.cancel(options.workdir)} jobs; they save first")
+        print_status(f"cancelled {sweep_jobs.cancel(options.workdir)} jobs; they save first")
         return 0
     if not options.status:
         if options.config is None:
@@ -112,7 +114,7 @@ def main(argv: list[str]) -> int:
             print_status(f"{row['name']} is damaged: {row['damage']}")
     verdicts = [row["status"] for row in rows]
     print_status(status.describe_verdicts(verdicts))
-    if options.status and (line := slurm.describe_queue(options.workdir)):
+    if options.status and (line := sweep_jobs.describe_queue(options.workdir)):
         print_status(line)
     return 0 if options.status else status.exit_code(verdicts)
 

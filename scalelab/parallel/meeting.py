@@ -28,19 +28,21 @@ Hello = Mapping[str, Any]  # index, processes, facts
 
 def meet_processes(
     place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: float = MEET_TIMEOUT_S
-) -> dict[int, PeerLine]:
-    """Wait for all processes and compare `facts` (plain JSON) with process 0's; returns lines to the peers by index.
+) -> tuple[dict[int, PeerLine], str]:
+    """Wait for all processes and compare `facts` (plain JSON) with process 0's.
 
-    Process 0 has a line to each process, the others one to it. All must see `folder`, which holds their secret.
+    Returns lines to the peers by index, and HOST:PORT of jax's service, which process 0 tells the others. Process 0 has
+    a line to each process, the others one to it. All must see `folder`, which holds their secret.
     BadInput, in every process that could be reached, for a process that doesn't come, comes twice, or has other facts.
     """
     if place.index:
-        return {0: _arrive(place, facts, folder, within_s)}
+        line, service = _arrive(place, facts, folder, within_s)
+        return {0: line}, service
     with handshake.offer_secret(folder) as secret:
-        return _receive(place, facts, secret, within_s)
+        return _receive(place, facts, secret, within_s), service_address(place)
 
 
-def _arrive(place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: float) -> PeerLine:
+def _arrive(place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: float) -> tuple[PeerLine, str]:
     until = time.monotonic() + within_s
     hello = json.dumps({"index": place.index, "processes": place.processes, "facts": facts})
     while time.monotonic() < until:
@@ -53,7 +55,7 @@ def _arrive(place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: f
             continue
         kind, text = _ask(line, handshake.read_secret(folder), hello, until)
         if kind == "go":
-            return line
+            return line, text
         line.link.close()
         if kind == "stop":
             raise BadInput(text)
@@ -102,7 +104,7 @@ def _receive(place: ProcessPlace, facts: Facts, secret: bytes, within_s: float) 
                 why = f"of {place.processes} processes, {missing} did not come within {within_s:.0f} s"
                 _refuse(lines.values(), why)
     for line in lines.values():
-        line.send("go")
+        line.send(f"go {service_address(place)}")
     return lines
 
 

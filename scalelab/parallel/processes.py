@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.parallel.meeting import MEET_TIMEOUT_S, Facts, meet_processes, service_address
+from scalelab.parallel.meeting import MEET_TIMEOUT_S, Facts, meet_processes
 from scalelab.parallel.peers import LostCallback, PeerWatch, ProcessPlace
 from scalelab.parallel.pulse import Pulse
 
@@ -70,10 +70,11 @@ def run_together(
     still by its `pulse`. It must end this process, whose main thread may hang in a collective for ever. BadInput where
     the processes don't find each other or differ in `facts`.
     """
-    watch = PeerWatch(place, meet_processes(place, facts, folder), lost, pulse)
+    lines, service = meet_processes(place, facts, folder)
+    watch = PeerWatch(place, lines, lost, pulse)
     with _aborting(watch):
         try:
-            _start(place)
+            _start(place, service)
             yield
         except BaseException as error:  # of any kind: the peers are told why, and it is raised again
             if isinstance(error, jax.errors.JaxRuntimeError) or is_lost_collective(error):
@@ -95,14 +96,13 @@ def format_first_line(error: BaseException) -> str:
     return text if isinstance(error, BadInput | WorkFailed) else f"{type(error).__name__}: {text}"
 
 
-def _start(place: ProcessPlace) -> None:
+def _start(place: ProcessPlace, service: str) -> None:
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the training loop
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # on CPU two programs' collectives could get mixed up
-    address = service_address(place) if place.index == 0 else place.coordinator
-    bind = None if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ else address
+    bind = None if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ else service
     jax.distributed.initialize(
-        address,
+        service,
         place.processes,
         place.index,
         initialization_timeout=int(MEET_TIMEOUT_S),

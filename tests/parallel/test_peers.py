@@ -34,7 +34,7 @@ def gather(address, hellos, within_s=PATIENCE_S):
     def one(hello):
         index, count, facts = hello
         try:
-            return meet_processes(ProcessPlace(coordinator, count, index), facts, folder, within_s)
+            return meet_processes(ProcessPlace(coordinator, count, index), facts, folder, within_s)[0]
         except BadInput as refusal:
             return str(refusal)
 
@@ -165,6 +165,20 @@ def test_a_name_that_leads_home_only_is_listened_at_in_the_network_too(monkeypat
     more = meeting.listen_addresses(ProcessPlace("node7:80", 2, 0))
     assert more[-1] == (socket.AF_INET, ("127.0.1.1", 80)) and len(more) <= 2
     assert meeting.service_address(ProcessPlace("localhost:80", 2, 0)) == "localhost:80"
+
+
+def test_all_are_told_the_one_address_of_jax_s_service_whatever_the_name_means_to_them(address, monkeypatch):
+    """Process 1 on the coordinator's own host, whose name leads home: jax listens in the network only."""
+    port, lookup = free_port(), socket.getaddrinfo
+
+    def resolve(host, *arguments, **more):
+        return lookup("127.0.0.1" if host == "node7" else host, *arguments, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    places = [ProcessPlace(f"node7:{port}", 2, index) for index in range(2)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        (_, first), (_, other) = pool.map(lambda place: meet_processes(place, {}, address[1], PATIENCE_S), places)
+    assert first == other == meeting.service_address(places[0])
 
 
 def test_a_coordinator_elsewhere_is_said(address):

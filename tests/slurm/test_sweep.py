@@ -68,7 +68,7 @@ def test_several_tasks_train_one_run_together(slurm, tmp_path):
 
 
 def test_two_hundred_tiny_trials(slurm, tmp_path):
-    grid = 'h.product(h.sweep("train.seed", list(range(50))), h.sweep("model.d_model", [16, 24, 32, 40]))'
+    grid = 'h.product([h.sweep("train.seed", list(range(50))), h.sweep("model.d_model", [16, 24, 32, 40])])'
     sweep = Sweep(slurm, tmp_path, grid, steps=4)
     out, _ = sweep.run()
     assert out.count("done") >= 200 and len(sweep.digests()) == 200

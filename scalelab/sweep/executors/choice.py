@@ -16,7 +16,7 @@ from scalelab.errors import BadInput
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials, WorkerPool
 
 EXECUTORS = ("local", "slurm", "manifest")
-FILE_LINE = re.compile(r"(?:#SBATCH\s+)?(?:--)?([a-z][a-z-]*)(?:[=\s]\s*(.*?))?\s*")
+FILE_LINE = re.compile(r"(?:#SBATCH\s+)?(?:--([a-z][a-z-]*)(?:(?:\s*=\s*|\s+)(.*))?|([a-z][a-z-]*)(?:\s*=\s*(.*))?)")
 
 
 class Executor(Protocol):
@@ -83,7 +83,7 @@ def read_slurm_file(path: pathlib.Path) -> dict[str, str]:
         match = FILE_LINE.fullmatch(line.strip())
         if not match:
             raise BadInput(f"{path}, line {number}: {line.strip()[:60]!r} is not option=value, e.g. partition=gpu")
-        settings[match[1]] = match[2] or ""
+        settings[match[1] or match[3]] = match[2] or match[4] or ""
     return settings
 
 

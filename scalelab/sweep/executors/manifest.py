@@ -71,11 +71,11 @@ def skypilot_task(packs: Sequence[str], name: str) -> str:
             "accelerators": "H100:1", "use_spot": True,
             "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [STOPPED_EXIT_CODE]},
         },
-        "file_mounts": {PLACE: {"source": "s3://BUCKET", "mode": "MOUNT"}},
+        "volumes": {PLACE: "VOLUME"},
         "setup": "pip install scalelab",
         "run": f"scalelab sweep --workdir={PLACE} --pack=$PACK",
     }  # fmt: skip
-    head = "# SkyPilot, a managed job a pack. Set resources and the bucket that holds the sweep's folder, then:\n"
+    head = "# SkyPilot, a managed job a pack. Set resources and VOLUME, which holds the sweep's folder, then:\n"
     return head + launches + RESUMING + yaml.safe_dump(task, sort_keys=False)
 
 

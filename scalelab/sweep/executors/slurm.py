@@ -8,8 +8,8 @@ to them; a pack without a job, and not at its end, is submitted again.
 """
 
 import contextlib
-import hashlib
 import math
+import os
 import pathlib
 import secrets
 import time
@@ -18,13 +18,11 @@ from typing import Any
 
 from scalelab import git, records
 from scalelab.cli.parser import print_status
-from scalelab.errors import BadInput, WorkFailed, nearest_hint
-from scalelab.jsonfiles import NUMBER, WHOLE
-from scalelab.sweep.executors import element, jobs, queue
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.sweep.executors import element, jobs, queue, sweep_jobs
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
 
 POLL_S = 3.0
-SUBMISSION_SCHEMA = {"packs": {"*": WHOLE}, "time": NUMBER}
 # What the submission itself sets, and what to use instead.
 RESERVED = {"array": "--max-parallel", "comment": "", "job-name": "", "open-mode": "", "output": "packs/KEY/log.txt",
             "error": "packs/KEY/log.txt", "wrap": "", "requeue": "", "no-requeue": "", "parsable": "", "wait": "",
@@ -38,6 +36,7 @@ class SlurmArray:
         self, folder: pathlib.Path, settings: Mapping[str, str], max_parallel: int, allow: Collection[str] = (),
         take_over: bool = False, stop_if: str | None = None,
     ) -> None:  # fmt: skip
+        _import_submitit()
         queue.require_slurm()
         check_settings(settings)
         self.folder, self.settings, self.max_parallel = folder.absolute(), settings, max_parallel
@@ -58,10 +57,10 @@ class SlurmArray:
 
         `stop` leaves the jobs running.
         """
-        known = find_jobs(self.folder)
+        known = sweep_jobs.find_jobs(self.folder)
         new = [pack for pack in packs if pack not in known]
         if known:
-            print_status(f"{len(set(packs) & set(known))} packs have a job already: {_summary(known)}")
+            print_status(f"{len(set(packs) & set(known))} packs have a job already: {sweep_jobs.count_states(known)}")
         for pack in new:
             allow, take_over, stop_if = self.options
             jobs.write_job(self.folder, pack, packs[pack], code, allow, take_over, stop_if)
@@ -70,21 +69,23 @@ class SlurmArray:
         codes: dict[str, int] = {}
         while set(codes) < set(packs):
             if stop():
-                print_status(describe_leaving(self.folder))
+                print_status(sweep_jobs.describe_leaving(self.folder))
                 break
             live = self._ask_queue()
             if live is not None:
                 watch([pack for pack, job in live.items() if job.state == "RUNNING"])
                 waiting = [pack for pack in packs if pack not in codes]
-                codes |= {p: end for p in waiting if (end := settle(self.folder, p, live.get(p))) is not None}
+                codes |= {
+                    p: end for p in waiting if (end := sweep_jobs.settle(self.folder, p, live.get(p))) is not None
+                }
             _sleep(POLL_S, stop)
         return codes
 
     def _ask_queue(self) -> dict[str, queue.QueuedJob] | None:
         """The jobs by pack; None while Slurm doesn't answer. Changes in the queue are printed."""
         try:
-            live = find_jobs(self.folder)
-            line = f"Slurm: {_summary(live)}" if live else self.said
+            live = sweep_jobs.find_jobs(self.folder)
+            line = f"Slurm: {sweep_jobs.count_states(live)}" if live else self.said
         except OSError as error:
             live, line = None, f"Slurm doesn't answer ({error}); asked again every {POLL_S:.0f} s"
         if line != self.said:
@@ -94,8 +95,7 @@ class SlurmArray:
 
     def _submit(self, packs: Sequence[str]) -> None:
         """Submit the packs as one array. BadInput with sbatch's own words if it refuses."""
-        import submitit
-
+        submitit = _import_submitit()
         submission = f"{int(time.time())}-{secrets.token_hex(3)}"
         place = element.submissions_folder(self.folder)
         place.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class SlurmArray:
         records.write_json(place / f"{submission}.json", {"packs": indices, "time": time.time()})
         executor = submitit.SlurmExecutor(place / "jobs", max_num_timeout=element.MOST_REQUEUES)
         executor.update_parameters(
-            job_name=job_name(self.folder), comment=submission, time=None, wckey=None, stderr_to_stdout=True,
+            job_name=sweep_jobs.job_name(self.folder), comment=submission, time=None, wckey=None, stderr_to_stdout=True,
             array_parallelism=self.max_parallel or len(packs),
             additional_parameters={key: value or True for key, value in self.settings.items()} | {"requeue": True},
         )  # fmt: skip
@@ -114,6 +114,21 @@ class SlurmArray:
             (place / f"{submission}.json").unlink()
             raise BadInput(_describe_refusal(str(refusal), self.settings)) from None
         print_status(f"submitted {len(packs)} packs as Slurm job {submitted[0].job_id.partition('_')[0]}")
+
+
+def _import_submitit() -> Any:
+    """submitit without its logging, which closes the streams of other handlers. BadInput if it is not installed."""
+    level = os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
+    try:
+        import submitit
+    except ImportError:
+        raise BadInput(
+            "--executor=slurm needs submitit, which is not installed: pip install 'scalelab[slurm]'"
+        ) from None
+    finally:
+        if level == "NOCONFIG":
+            del os.environ["SUBMITIT_LOG_LEVEL"]  # jobs log as ever
+    return submitit
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
@@ -138,87 +153,6 @@ def _describe_refusal(text: str, settings: Mapping[str, str]) -> str:
         with contextlib.suppress(OSError):
             return f"--slurm.partition={name}: {what}{nearest_hint(name, queue.list_partitions())}"
     return f"--executor=slurm: {what}"
-
-
-def job_name(folder: pathlib.Path) -> str:
-    """The name of all jobs of a sweep: its folder's, and a digest of the whole path."""
-    path = str(folder.absolute())
-    return f"{folder.absolute().name}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
-
-
-def find_jobs(folder: pathlib.Path) -> dict[str, queue.QueuedJob]:
-    """{pack: its unfinished job}, from the queue and the submissions of a sweep. OSError if Slurm doesn't answer."""
-    found = {}
-    for job in queue.list_jobs(job_name(folder)):
-        path = element.submissions_folder(folder) / f"{job.comment}.json"
-        if path.exists():
-            packs = records.read_json(path, SUBMISSION_SCHEMA)["packs"]
-            found |= {pack: job for pack, index in packs.items() if index == job.place}
-    return found
-
-
-def settle(folder: pathlib.Path, pack: str, job: queue.QueuedJob | None) -> int | None:
-    """The exit code of a pack that has ended; None while it has a job. A reason goes into its log where none is."""
-    lines = jobs.read_starts(folder, pack)
-    last = lines[-1] if lines else {}
-    ended = last.get("code") is not None and not last["why"].endswith("; requeued")
-    if ended and (job is None or last["job"] == job.job):
-        return int(last["code"])
-    if job is not None:
-        return None
-    with open(folder / "packs" / pack / "log.txt", "a") as log:
-        log.write(f"{describe_loss(folder, pack, last)}\n")
-    return 1
-
-
-def describe_loss(folder: pathlib.Path, pack: str, last: Mapping[str, Any]) -> str:
-    """Why a pack has neither a job nor an end, as far as the files tell."""
-    outputs = sorted((element.submissions_folder(folder) / "jobs").glob(f"{last.get('job') or '*'}_*.out"))
-    said = [line for path in outputs for line in path.read_text(errors="replace").splitlines() if "error" in line]
-    words = f": {said[-1].strip()}" if said else ""
-    if not last:
-        return f"its Slurm job ended before it wrote into {folder}: is that shared between nodes?{words}"
-    return f"Slurm job {last['job']} on {last['host']} ended without a word (killed, out of memory, node lost){words}"
-
-
-def cancel(folder: pathlib.Path) -> int:
-    """Cancel all jobs of a sweep, which save first; the number of jobs. WorkFailed if Slurm doesn't answer."""
-    queue.require_slurm()
-    try:
-        live = find_jobs(folder)
-        with open(element.submissions_folder(folder) / element.CANCELLED_FILE, "a") as marks:
-            marks.writelines(f"{comment}\n" for comment in sorted({job.comment for job in live.values()}))
-        queue.cancel_jobs([job.job for job in live.values()])
-    except OSError as error:
-        raise WorkFailed(f"Slurm doesn't answer: {error}") from error
-    return len(live)
-
-
-def describe_queue(folder: pathlib.Path) -> str:
-    """One line about the jobs of a sweep, for its status; "" where none was ever submitted."""
-    if not element.submissions_folder(folder).is_dir():
-        return ""
-    try:
-        live = find_jobs(folder)
-    except OSError as error:
-        return f"Slurm doesn't answer: {error}"
-    return f"Slurm: {_summary(live)}" if live else "Slurm: no job is left"
-
-
-def _summary(live: Mapping[str, queue.QueuedJob]) -> str:
-    kinds: dict[str, int] = {}
-    for job in live.values():
-        words = job.state.lower() + (f" ({job.reason})" if job.state == "PENDING" and job.reason != "None" else "")
-        kinds[words] = kinds.get(words, 0) + 1
-    return ", ".join(f"{count} {words}" for words, count in kinds.items())
-
-
-def describe_leaving(folder: pathlib.Path) -> str:
-    """What a user can do after ctrl-C."""
-    return (
-        f"the jobs go on in Slurm; the same command attaches to them. Look: scalelab sweep --workdir={folder} "
-        f"--status, or squeue --name={job_name(folder)}; end them: scalelab sweep --workdir={folder} --cancel"
-    )
 
 
 def _sleep(seconds: float, stop: Callable[[], bool]) -> None:
