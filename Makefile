@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-slow test-crash test-stores test-diagnose test-parallel gpu test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
+.PHONY: help setup demo quickstart check test test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-parallel gpu test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -60,6 +60,12 @@ test-crash: .venv/dev  ## a quarter of an hour: kill runs at every moment; write
 
 test-stores: .venv/dev  ## a quarter of an hour: runs on object stores with faults, the crash suite on s3://; writes experiments/results/stores.*
 	.venv/bin/python -m experiments.stores
+
+test-slurm: .venv/dev  ## a quarter of an hour: sweeps on a Slurm of one node, which it starts and ends; skipped where Slurm is not installed
+	.venv/bin/python -m pytest -m slurm tests/slurm -rs --durations=0
+
+test-manifest: .venv/dev .venv-manifest/made  ## a minute: manifests against the schemas that SkyPilot and JobSet publish, in .venv-manifest
+	.venv/bin/python -m pytest tests/sweep/executors/test_manifest.py
 
 test-parallel: .venv/base  ## a quarter of an hour: every layout of a mesh against one device; writes experiments/results/
 	.venv/bin/python -m experiments.parallelism
@@ -115,7 +121,7 @@ bench: .venv/base  ## measure the table of speed ratios on this machine
 	.venv/bin/python -m experiments.benchmarks
 
 clean:  ## remove environments and caches, but not runs/
-	rm -rf .venv .venv-latest .venv-oracles .venv-wandb site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-latest .venv-manifest .venv-oracles .venv-wandb site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # Checked each time, written only when it changes: the stamps below it are then out of date.
 .venv/choice: FORCE
@@ -137,6 +143,12 @@ clean:  ## remove environments and caches, but not runs/
 	@echo "installing requirements-dev.txt and the extra wandb into .venv-wandb"
 	@$(call make_venv,.venv-wandb)
 	@$(call install,.venv-wandb,-c constraints.txt -r requirements-dev.txt -e '.[wandb]')
+	@touch $@
+
+.venv-manifest/made: requirements-manifest.txt
+	@echo "installing requirements-manifest.txt into .venv-manifest"
+	@$(call make_venv,.venv-manifest)
+	@$(call install,.venv-manifest,-r requirements-manifest.txt)
 	@touch $@
 
 # By pip even where there is uv: only pip looks for torch's CPU build where it is told to (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL).

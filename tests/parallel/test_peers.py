@@ -177,7 +177,11 @@ def test_all_are_told_the_one_address_of_jax_s_service_whatever_the_name_means_t
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     places = [ProcessPlace(f"node7:{port}", 2, index) for index in range(2)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        (_, first), (_, other) = pool.map(lambda place: meet_processes(place, {}, address[1], PATIENCE_S), places)
+        met = list(pool.map(lambda place: meet_processes(place, {}, address[1], PATIENCE_S), places))
+    for lines, _ in met:
+        for line in lines.values():
+            line.link.close()
+    (_, first), (_, other) = met
     assert first == other == meeting.service_address(places[0])
 
 

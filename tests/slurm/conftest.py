@@ -1,5 +1,7 @@
 """One cluster for all tests of this folder; they are skipped, with the reason, where Slurm is not installed."""
 
+import contextlib
+
 import pytest
 
 from tests.slurm import cluster
@@ -7,10 +9,16 @@ from tests.slurm.sweep import PAIR, Sweep
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory):
+def slurm(request, tmp_path_factory):
     if missing := cluster.missing_program():
         pytest.skip(f"{missing} is not installed: apt-get install slurmctld slurmd slurm-client munge")
-    with cluster.start(tmp_path_factory.mktemp("cluster") / "slurm") as running:
+    with contextlib.ExitStack() as stack:
+        try:
+            running = stack.enter_context(cluster.start(tmp_path_factory.mktemp("cluster") / "slurm"))
+        except AssertionError as failure:
+            if request.config.option.markexpr == "slurm":  # `make test-slurm`, not `make test`
+                raise
+            pytest.skip(f"Slurm is installed but does not start here: {failure}")
         yield running
 
 

@@ -65,14 +65,14 @@ class Sweep:
     def wait_for_step(self, step, trial=None):
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
-            names = [trial] if trial else [path.name for path in self.place.glob("runs/*")]
+            names = [trial] if trial else [path.name for path in self.place.glob("runs/*/")]
             if names and all(jobs.last_step(self.place, [name]) >= step for name in names):
                 return
             time.sleep(0.1)
         raise AssertionError((self.jobs(), self.logs()))
 
     def digests(self):
-        return {path.name: untimed(path) for path in sorted(self.place.glob("runs/*"))}
+        return {path.name: untimed(path) for path in sorted(self.place.glob("runs/*/"))}
 
     def starts(self):
         return [line for path in self.place.glob("packs/*/starts.jsonl") for line in records.read_json_lines(path)]
