@@ -34,6 +34,7 @@ import sys
 from typing import Any
 
 from scalelab import git
+from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import (
     Parser,
     add_take_over_option,
@@ -48,10 +49,9 @@ from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
 from scalelab.stores import mirror
-from scalelab.stores.copies import copy_here
+from scalelab.stores.copies import copy_here, kept_up_to_date
 from scalelab.stores.urls import url_of
 from scalelab.sweep.executors import choice, sweep_jobs
-from scalelab.sweep.executors.choice import add_executor_options
 
 
 def main(argv: list[str]) -> int:
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.follow or options.serve is not None:
         return _show_live(parser, options)
-    if options.pack or options.cancel or options.follow or not choice.is_local():
+    if options.pack or options.cancel or not choice.is_local():
         mirror.refuse_several_processes(options.workdir)
     if options.pack:
         return _train_one_pack(options.workdir, options.pack)
@@ -94,7 +94,11 @@ def main(argv: list[str]) -> int:
             _run(options.config, overrides, options)
     elif url := url_of(options.workdir):
         options.workdir = copy_here(url)
+    return _show(options)
 
+
+def _show(options: Any) -> int:
+    """Print the trials and the answer; exit codes in the module's docstring."""
     from scalelab.cli.answers import print_answer
     from scalelab.sweep import status
     from scalelab.sweep.answer import wording
@@ -125,10 +129,10 @@ def _show_live(parser: Parser, options: Any) -> int:
         parser.error("--follow is for a terminal and --serve for a browser: two commands can run side by side")
     if not options.status:
         parser.error(f"--{'follow' if options.follow else 'serve'} trains nothing: write it with --status")
-    if (url := url_of(options.workdir)) and not options.workdir.exists():
-        parser.error(f"{url} is not trained on this machine, and live pages read local files; --status alone copies it")
-    with contextlib.suppress(KeyboardInterrupt):
-        _serve(options.workdir, options.serve) if options.serve is not None else _follow(options.workdir)
+    url = url_of(options.workdir)
+    copy = kept_up_to_date(url) if url and not options.workdir.exists() else contextlib.nullcontext(options.workdir)
+    with contextlib.suppress(KeyboardInterrupt), copy as folder:
+        _serve(folder, options.serve) if options.serve is not None else _follow(folder)
     return 0
 
 
@@ -153,8 +157,9 @@ def _train_one_pack(folder: pathlib.Path, pack: str) -> int:
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.executors import jobs
 
+    judge = _make_judge(jobs.read_job(folder, pack)["stop_if"])
     with stop_on_signals() as stop:
-        return jobs.train_job(folder, pack, stop)
+        return jobs.train_job(folder, pack, stop, judge)
 
 
 def _run(config: str, overrides: dict[str, str], options: Any) -> None:

@@ -23,6 +23,7 @@ import shlex
 import sys
 from typing import Any
 
+from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import (
     Parser,
     add_take_over_option,
@@ -34,7 +35,6 @@ from scalelab.cli.parser import (
 )
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
-from scalelab.sweep.executors.choice import add_executor_options
 
 
 def main(argv: list[str]) -> int:

@@ -1,7 +1,10 @@
 """Local copies of folders in stores, to be read: only what changed is fetched, compared by hash."""
 
+import contextlib
 import json
 import pathlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
@@ -31,6 +34,25 @@ def copy_here(url: str, checkpoints: bool = False, fresh: bool = False) -> pathl
     if not runs:
         raise BadInput(f"{place.url} holds nothing that scalelab wrote, nor do the folders in it")
     return folder
+
+
+@contextlib.contextmanager
+def kept_up_to_date(url: str, every_s: float = 10.0) -> Iterator[pathlib.Path]:
+    """A copy of a folder in a store that follows it until the context is left; a store that is down is asked again."""
+    folder, left = copy_here(url), threading.Event()
+
+    def repeat() -> None:
+        while not left.wait(every_s):
+            with contextlib.suppress(BadInput, WorkFailed):
+                copy_here(url)
+
+    follower = threading.Thread(target=repeat, daemon=True, name="copy")
+    follower.start()
+    try:
+        yield folder
+    finally:
+        left.set()
+        follower.join()
 
 
 def _copy(place: Place, folder: pathlib.Path, checkpoints: bool, fresh: bool) -> None:

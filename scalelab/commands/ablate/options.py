@@ -4,9 +4,9 @@ import argparse
 import pathlib
 from typing import Any
 
+from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, folder_path
 from scalelab.errors import BadInput
-from scalelab.sweep.executors.choice import add_executor_options
 
 LR_KEY = "optim.peak_lr"
 

@@ -1,17 +1,16 @@
-"""Which executor trains the packs of this process's sweeps: `--executor`, and how its packs are submitted.
+"""Which executor trains the packs of this process's sweeps, and how it submits them.
 
-A command adds the options to its parser; sweeps ask for the executor that was chosen. Studies know nothing of it.
+A command's options make the choice (`cli.executor_options`), and sweeps ask for it. Studies know nothing of it.
 """
 
 import contextlib
 import dataclasses
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from scalelab import git
-from scalelab.cli.parser import Parser
 from scalelab.errors import BadInput
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials, WorkerPool
 
@@ -30,46 +29,18 @@ class Executor(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The executor's name; for Slurm the options of sbatch, and how many jobs run at a time (0: all)."""
+    """The executor's name; for Slurm the options of sbatch, and how many jobs run at a time (0: all).
+
+    `report` gets lines for the user.
+    """
 
     name: str = "local"
     slurm: Mapping[str, str] = dataclasses.field(default_factory=dict)
     max_parallel: int = 0
+    report: Callable[[str], None] = lambda line: None
 
 
 CHOSEN: list[Choice] = []  # the last one is that of this process
-
-
-def add_executor_options(parser: Parser) -> None:
-    """Add --executor, --slurm and --max-parallel; `parse_args` then makes the choice."""
-    parser.add_argument(
-        "--executor", choices=EXECUTORS, default="local",
-        help="where packs train: a pool here (default), jobs of Slurm, or commands to run elsewhere",
-    )  # fmt: skip
-    parser.add_argument(
-        "--slurm", metavar="FILE",
-        help="options of sbatch, one a line; any is also --slurm.OPTION=VALUE, e.g. --slurm.partition=gpu",
-    )  # fmt: skip
-    parser.add_argument("--max-parallel", type=int, default=0, metavar="N", help="with slurm: jobs at a time")
-    parser.before, parser.after = split_slurm_options, choose
-
-
-def split_slurm_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Take every --slurm.OPTION[=VALUE] out of `argv`: (settings, other arguments)."""
-    ours = [argument for argument in argv if argument.startswith("--slurm.")]
-    pairs = [argument.removeprefix("--slurm.").partition("=") for argument in ours]
-    return {key.replace("_", "-"): value for key, _, value in pairs}, [each for each in argv if each not in ours]
-
-
-def choose(options: Any, settings: Mapping[str, str]) -> None:
-    """Make the parsed options this process's choice. BadInput for options of Slurm without --executor=slurm."""
-    for option, given in {"--slurm": options.slurm or settings, "--max-parallel": options.max_parallel}.items():
-        if given and options.executor != "slurm":
-            raise BadInput(f"{option} is for --executor=slurm, not {options.executor}")
-    if options.max_parallel < 0:
-        raise BadInput(f"--max-parallel={options.max_parallel} is not a number of jobs; 0 for all, else at least 1")
-    from_file = read_slurm_file(pathlib.Path(options.slurm)) if options.slurm else {}
-    CHOSEN[:] = [Choice(options.executor, from_file | dict(settings), options.max_parallel)]
 
 
 def read_slurm_file(path: pathlib.Path) -> dict[str, str]:
@@ -98,13 +69,12 @@ def open_executor(
 ) -> contextlib.AbstractContextManager[Executor]:  # fmt: skip
     """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one. BadInput as theirs."""
     choice = CHOSEN[-1] if CHOSEN else Choice()
-    stop_if = getattr(judge, "rule", None)
     if choice.name == "slurm":
         from scalelab.sweep.executors.slurm import SlurmArray
 
-        return SlurmArray(folder, choice.slurm, choice.max_parallel, allow, take_over, stop_if)
+        return SlurmArray(folder, choice.slurm, choice.max_parallel, choice.report, allow, take_over, judge)
     if choice.name == "manifest":
         from scalelab.sweep.executors.manifest import Manifest
 
-        return Manifest(folder, allow, take_over, stop_if)
+        return Manifest(folder, choice.report, allow, take_over, judge)
     return WorkerPool(folder, list(configs), allow, take_over, judge)

@@ -20,11 +20,11 @@ CANCELLED_FILE = "cancelled"  # in the folder of submissions: those that nobody 
 class Element:
     """A pack as submitit's function; `checkpoint` is submitit's protocol for a signal before training listens."""
 
-    def __init__(self, folder: str, pack: str, submission: str) -> None:
-        self.folder, self.pack, self.submission = folder, pack, submission
+    def __init__(self, folder: str, pack: str, submission: str, judge: Any = None) -> None:
+        self.folder, self.pack, self.submission, self.judge = folder, pack, submission, judge
 
     def __call__(self) -> int:
-        return train_element(pathlib.Path(self.folder), self.pack, self.submission)
+        return train_element(pathlib.Path(self.folder), self.pack, self.submission, self.judge)
 
     def checkpoint(self) -> Any:
         """What submitit submits again."""
@@ -38,7 +38,7 @@ def submissions_folder(folder: pathlib.Path) -> pathlib.Path:
     return folder / "slurm"
 
 
-def train_element(folder: pathlib.Path, pack: str, submission: str) -> int:
+def train_element(folder: pathlib.Path, pack: str, submission: str, judge: Any = None) -> int:
     """Train a pack as (a process of) this job; the exit code of the pack, also in its starts.jsonl.
 
     Requeued are: a stop before a time limit or by preemption, and a pack without a new step for `train.stall_s`. Only
@@ -49,7 +49,7 @@ def train_element(folder: pathlib.Path, pack: str, submission: str) -> int:
     trials, job = list(jobs.read_job(folder, pack)["trials"]), queue.this_job()
     if os.environ.get("SLURM_PROCID", "0") != "0":
         with stop_on_signals() as stop:
-            return jobs.train_job(folder, pack, stop)
+            return jobs.train_job(folder, pack, stop, judge)
     step = jobs.last_step(folder, trials)
 
     def end(code: int, why: str) -> int:
@@ -65,23 +65,28 @@ def train_element(folder: pathlib.Path, pack: str, submission: str) -> int:
             records.write_event(folder / "runs" / name, "warning", None, text)
 
     def stalled(why: str) -> None:
-        print(why, file=sys.stderr, flush=True)
+        _log(why)
         end(*requeue(folder, submission, job, why))
         os._exit(1)
 
     with stop_on_signals() as stop:
         try:
-            code, why = jobs.train_job(folder, pack, stop, stalled), ""
+            code, why = jobs.train_job(folder, pack, stop, judge, stalled), ""
         except (BadInput, WorkFailed) as error:
             code, why = 2 if isinstance(error, BadInput) else 1, str(error)
         except Exception as error:  # of any kind: the submitter reads why
             traceback.print_exc()
             code, why = 1, f"{type(error).__name__}: {error}".splitlines()[0]
         if why:
-            print(why, file=sys.stderr, flush=True)
+            _log(why)
         return end(
             *requeue(folder, submission, job, "stopped by a signal") if code == STOPPED_EXIT_CODE else (code, why)
         )
+
+
+def _log(why: str) -> None:
+    sys.stderr.write(f"{why}\n")
+    sys.stderr.flush()
 
 
 def refuse_start(lines: list[dict[str, Any]], step: int) -> str:

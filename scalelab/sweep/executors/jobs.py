@@ -25,7 +25,7 @@ START_SCHEMA = {"time": NUMBER, "submission": TEXT, "job": TEXT, "host": TEXT, "
 
 def write_job(
     folder: pathlib.Path, pack: str, trials: Mapping[str, ConfigDict], code: Mapping[str, git.RepoState] | None,
-    allow: Collection[str], take_over: bool, stop_if: str | None,
+    allow: Collection[str], take_over: bool, judge: Any,
 ) -> None:  # fmt: skip
     """Write what another process needs to train the pack."""
     place = folder / "packs" / pack
@@ -33,7 +33,7 @@ def write_job(
     job = {
         "trials": {name: config.to_dict() for name, config in trials.items()},
         "permissions": user_code.export_permissions(), "code": code or git.code_state(),
-        "allow": sorted(allow), "take_over": take_over, "stop_if": stop_if,
+        "allow": sorted(allow), "take_over": take_over, "stop_if": getattr(judge, "rule", None),
     }  # fmt: skip
     records.write_json(place / JOB_FILE, job)
 
@@ -48,14 +48,14 @@ def read_job(folder: pathlib.Path, pack: str) -> dict[str, Any]:
 
 
 def train_job(
-    folder: pathlib.Path, pack: str, stop: Callable[[], bool], stalled: Callable[[str], None] | None = None
-) -> int:
+    folder: pathlib.Path, pack: str, stop: Callable[[], bool], judge: Any = None,
+    stalled: Callable[[str], None] | None = None,
+) -> int:  # fmt: skip
     """Train (or resume) a pack in this process, with its output in the pack's log; the exit code, 0, 1 or 75.
 
-    `stalled(why)` is called in another thread when no step ends for `train.stall_s`; it must end this process.
-    BadInput and WorkFailed as for `train_pack`.
+    `judge` as `train_pack` has it. `stalled(why)` is called in another thread when no step ends for `train.stall_s`; it
+    must end this process. BadInput and WorkFailed as for `train_pack`.
     """
-    from scalelab.diagnose.watch.stop import StopJudge
     from scalelab.parallel import processes, pulse
     from scalelab.sweep.pack import train_pack
     from scalelab.train.step.program import cache_compilations
@@ -65,7 +65,6 @@ def train_job(
     log_to(folder / "packs" / pack)
     cache_compilations()
     trials = {name: ConfigDict(config) for name, config in job["trials"].items()}
-    judge = StopJudge(job["stop_if"]) if job["stop_if"] else None
     beat = pulse.Pulse(stalled) if stalled else None
     if place := processes.find_process_place(None, None, None):
         return _train_among(place, folder, pack, trials, job, stop, beat)

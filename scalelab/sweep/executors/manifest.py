@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from scalelab import git
-from scalelab.cli.parser import print_status
 from scalelab.sweep.executors import jobs
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
@@ -31,9 +30,10 @@ class Manifest:
     """Writes D/manifest/ instead of training; to its caller as a pool that was stopped before the first pack."""
 
     def __init__(
-        self, folder: pathlib.Path, allow: Collection[str] = (), take_over: bool = False, stop_if: str | None = None
-    ) -> None:
-        self.folder, self.options = folder.absolute(), (tuple(allow), take_over, stop_if)
+        self, folder: pathlib.Path, report: Callable[[str], None], allow: Collection[str] = (),
+        take_over: bool = False, judge: Any = None,
+    ) -> None:  # fmt: skip
+        self.folder, self.report, self.options = folder.absolute(), report, (tuple(allow), take_over, judge)
 
     def __enter__(self) -> "Manifest":
         return self
@@ -47,17 +47,15 @@ class Manifest:
     ) -> dict[str, int]:  # fmt: skip
         """Write the packs and the commands that train them; {pack: 75}."""
         for pack, trials in packs.items():
-            allow, take_over, stop_if = self.options
-            jobs.write_job(self.folder, pack, trials, code, allow, take_over, stop_if)
+            jobs.write_job(self.folder, pack, trials, code, *self.options)
         place = self.folder / "manifest"
         place.mkdir(exist_ok=True)
         commands = [f"scalelab sweep --workdir={shlex.quote(str(self.folder))} --pack={pack}" for pack in packs]
         (place / "commands.txt").write_text("\n".join([*commands, ""]))
         (place / "skypilot.yaml").write_text(skypilot_task(list(packs), self.folder.name))
         (place / "jobset.yaml").write_text(kubernetes_jobset(list(packs), self.folder.name))
-        print("\n".join(commands), flush=True)
-        print_status(f"{len(packs)} packs to train elsewhere, in any order: {place}/commands.txt, skypilot.yaml, "
-                     "jobset.yaml; when they have ended, the same command goes on")  # fmt: skip
+        self.report(f"{len(packs)} packs to train elsewhere, in any order: {place}/commands.txt, skypilot.yaml, "
+                    "jobset.yaml; when they have ended, the same command goes on")  # fmt: skip
         return dict.fromkeys(packs, STOPPED_EXIT_CODE)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from scalelab import git, records
-from scalelab.cli.parser import print_status
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.sweep.executors import element, jobs, queue, sweep_jobs
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
@@ -33,15 +32,16 @@ class SlurmArray:
     """Trains packs as the elements of an array job; as `pool.WorkerPool` to its caller."""
 
     def __init__(
-        self, folder: pathlib.Path, settings: Mapping[str, str], max_parallel: int, allow: Collection[str] = (),
-        take_over: bool = False, stop_if: str | None = None,
+        self, folder: pathlib.Path, settings: Mapping[str, str], max_parallel: int = 0,
+        report: Callable[[str], None] = lambda line: None, allow: Collection[str] = (), take_over: bool = False,
+        judge: Any = None,
     ) -> None:  # fmt: skip
         _import_submitit()
         queue.require_slurm()
         check_settings(settings)
-        self.folder, self.settings, self.max_parallel = folder.absolute(), settings, max_parallel
-        self.options = (tuple(allow), take_over, stop_if)
-        self.said = ""  # the last line about the queue: only another one is printed
+        self.folder, self.settings, self.max_parallel, self.report = folder.absolute(), settings, max_parallel, report
+        self.allow, self.take_over, self.judge = tuple(allow), take_over, judge
+        self.reported = ""  # the last line about the queue: only another one is reported
 
     def __enter__(self) -> "SlurmArray":
         return self
@@ -60,16 +60,15 @@ class SlurmArray:
         known = sweep_jobs.find_jobs(self.folder)
         new = [pack for pack in packs if pack not in known]
         if known:
-            print_status(f"{len(set(packs) & set(known))} packs have a job already: {sweep_jobs.count_states(known)}")
+            self.report(f"{len(set(packs) & set(known))} packs have a job already: {sweep_jobs.count_states(known)}")
         for pack in new:
-            allow, take_over, stop_if = self.options
-            jobs.write_job(self.folder, pack, packs[pack], code, allow, take_over, stop_if)
+            jobs.write_job(self.folder, pack, packs[pack], code, self.allow, self.take_over, self.judge)
         if new:
             self._submit(new)
         codes: dict[str, int] = {}
         while set(codes) < set(packs):
             if stop():
-                print_status(sweep_jobs.describe_leaving(self.folder))
+                self.report(sweep_jobs.describe_leaving(self.folder))
                 break
             live = self._ask_queue()
             if live is not None:
@@ -82,15 +81,15 @@ class SlurmArray:
         return codes
 
     def _ask_queue(self) -> dict[str, queue.QueuedJob] | None:
-        """The jobs by pack; None while Slurm doesn't answer. Changes in the queue are printed."""
+        """The jobs by pack; None while Slurm doesn't answer. Changes in the queue are reported."""
         try:
             live = sweep_jobs.find_jobs(self.folder)
-            line = f"Slurm: {sweep_jobs.count_states(live)}" if live else self.said
+            line = f"Slurm: {sweep_jobs.count_states(live)}" if live else self.reported
         except OSError as error:
             live, line = None, f"Slurm doesn't answer ({error}); asked again every {POLL_S:.0f} s"
-        if line != self.said:
-            self.said = line
-            print_status(line)
+        if line != self.reported:
+            self.reported = line
+            self.report(line)
         return live
 
     def _submit(self, packs: Sequence[str]) -> None:
@@ -109,11 +108,13 @@ class SlurmArray:
         )  # fmt: skip
         try:
             with executor.batch():
-                submitted = [executor.submit(element.Element(str(self.folder), p, submission)) for p in packs]
+                submitted = [
+                    executor.submit(element.Element(str(self.folder), p, submission, self.judge)) for p in packs
+                ]
         except submitit.core.utils.FailedJobError as refusal:
             (place / f"{submission}.json").unlink()
             raise BadInput(_describe_refusal(str(refusal), self.settings)) from None
-        print_status(f"submitted {len(packs)} packs as Slurm job {submitted[0].job_id.partition('_')[0]}")
+        self.report(f"submitted {len(packs)} packs as Slurm job {submitted[0].job_id.partition('_')[0]}")
 
 
 def _import_submitit() -> Any:

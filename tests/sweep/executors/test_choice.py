@@ -5,6 +5,7 @@ import os
 import pytest
 
 from scalelab.__main__ import main
+from scalelab.cli import executor_options
 from scalelab.errors import BadInput
 from scalelab.sweep.executors import choice, slurm
 
@@ -33,7 +34,7 @@ def cluster(tmp_path, monkeypatch):
 
 def test_options_of_sbatch_come_from_arguments_and_files(tmp_path):
     argv = ["--slurm.cpus_per_task=4", "--slurm.exclusive", "--workdir=a", "--slurm.mem=1G=2"]
-    assert choice.split_slurm_options(argv) == (
+    assert executor_options.split_slurm_options(argv) == (
         {"cpus-per-task": "4", "exclusive": "", "mem": "1G=2"}, ["--workdir=a"],
     )  # fmt: skip
     file = tmp_path / "options"
@@ -97,4 +98,4 @@ def test_what_sbatch_refuses_is_one_line_and_leaves_no_submission(
 def test_slurm_that_does_not_answer_is_said(cluster, tmp_path, monkeypatch):
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: fatal: no config' >&2; exit 1\n")
     with pytest.raises(BadInput, match="Slurm doesn't answer: sbatch: no config"):
-        slurm.SlurmArray(tmp_path, {"partition": "main"}, 0)
+        slurm.SlurmArray(tmp_path, {"partition": "main"})
