@@ -2,6 +2,7 @@
 
 import random
 import re
+import resource
 import time
 
 import pytest
@@ -88,5 +89,20 @@ def test_a_pack_larger_than_its_memory_fails_with_the_reason_and_the_others_are_
     sweep = Sweep(slurm, tmp_path, 'h.sweep("model.d_model", [16, 4096])', steps=20)
     _, err = sweep.run("--slurm.mem=1500M", "--force", code=1)
     assert "1 done, 1 failed" in err
-    (failed,) = [place for place in sweep.place.glob("runs/*") if "4096" in place.name]
+    (failed,) = [place for place in sweep.place.glob("runs/*/") if "4096" in place.name]
     assert re.search("memory", records.read_events(failed)[-1]["text"])
+
+
+def test_a_full_quota_fails_its_trial_with_the_reason_and_the_others_are_unharmed(slurm, tmp_path):
+    """A limit on the size of a file, which Slurm carries from the submitter to its jobs, in place of a quota."""
+    sweep = Sweep(slurm, tmp_path, 'h.sweep("model.d_model", [16, 512])', steps=20)
+    sweep.environment["JAX_ENABLE_COMPILATION_CACHE"] = "0"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+    try:
+        process = sweep.start("--force")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    _, err = sweep.finish(process, 1)
+    assert "1 done, 1 failed" in err
+    (failed,) = [place for place in sweep.place.glob("runs/*/") if "512" in place.name]
+    assert "File too large" in records.read_events(failed)[-1]["text"]

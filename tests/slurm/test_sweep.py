@@ -59,7 +59,7 @@ def test_ctrl_c_leaves_the_jobs_and_two_submitters_are_one_too_many(slurm, tmp_p
 def test_several_tasks_train_one_run_together(slurm, tmp_path):
     sweep = Sweep(slurm, tmp_path, ONE, changes={"parallel.data": -1, "train.deterministic": False})
     sweep.run("--slurm.ntasks=2")
-    (run,) = sweep.place.glob("runs/*")
+    (run,) = sweep.place.glob("runs/*/")
     assert records.read_record(run)["status"] == "done" and records.read_record(run)["mesh"]["devices"] == 2
     alone = Sweep(slurm, tmp_path / "alone", ONE, changes={"train.deterministic": False})
     alone.run(executor="local")

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from scalelab.stores.copies import copy_here
 from scalelab.stores.download import read_index
 from scalelab.stores.lease import read_head, take_lease
 from scalelab.stores.urls import local_folder
+from tests.train.runs import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -209,3 +211,22 @@ def test_readers_get_what_changed_only_and_the_runs_of_a_folder(server, url):
     assert len(fetched) == 1 and "record" in fetched[0]
     with pytest.raises(BadInput, match="holds nothing that scalelab wrote"):
         copy_here(f"{url}/one/nothing")
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_a_copy_follows_what_another_machine_writes_also_while_the_store_is_down(server, url, machine):
+    folder = local_folder(url)
+    folder.mkdir(parents=True)
+    with mirror.attached(folder):
+        append(folder, "one\n")
+    with copies.kept_up_to_date(url, 0.05) as copy:
+        assert (copy / "metrics.jsonl").read_text() == "one\n"
+        server.strike("error", 1)
+        time.sleep(0.3)
+        server.heal()
+        with mirror.attached(folder):
+            append(folder, "two\n")
+        until = time.monotonic() + PATIENCE_S
+        while (copy / "metrics.jsonl").read_text() != "one\ntwo\n":
+            assert time.monotonic() < until
+            time.sleep(0.05)

@@ -9,6 +9,7 @@ from scalelab import records
 from scalelab.errors import WorkFailed
 from scalelab.jsonfiles import NUMBER, WHOLE
 from scalelab.sweep.executors import element, jobs, queue
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 
 SUBMISSION_SCHEMA = {"packs": {"*": WHOLE}, "time": NUMBER}
 
@@ -31,17 +32,20 @@ def find_jobs(folder: pathlib.Path) -> dict[str, queue.QueuedJob]:
 
 
 def settle(folder: pathlib.Path, pack: str, job: queue.QueuedJob | None) -> int | None:
-    """The exit code of a pack that has ended; None while it has a job. A reason goes into its log where none is."""
+    """The exit code of a pack that has ended; None while it has a job. Why it failed becomes its log's last line."""
     lines = jobs.read_starts(folder, pack)
     last = lines[-1] if lines else {}
     ended = last.get("code") is not None and not last["why"].endswith("; requeued")
     if ended and (job is None or last["job"] == job.job):
-        return int(last["code"])
-    if job is not None:
+        code, why = int(last["code"]), last["why"]
+    elif job is not None:
         return None
-    with open(folder / "packs" / pack / "log.txt", "a") as log:
-        log.write(f"{describe_loss(folder, pack, last)}\n")
-    return 1
+    else:
+        code, why = 1, describe_loss(folder, pack, last)
+    if code not in (0, STOPPED_EXIT_CODE):
+        with open(folder / "packs" / pack / "log.txt", "a") as log:
+            log.write(f"{why}\n")
+    return code
 
 
 def describe_loss(folder: pathlib.Path, pack: str, last: Mapping[str, Any]) -> str:

@@ -55,7 +55,10 @@ RUNNING = QueuedJob("7_0", "RUNNING", "None", SUBMISSION)
 ])  # fmt: skip
 def test_an_end_counts_unless_a_job_goes_on(tmp_path, lines, job, code):
     write_lines(tmp_path, *lines)
+    log = tmp_path / "packs" / PACK / "log.txt"
+    log.write_text("INFO: the library bids farewell\n")
     assert sweep_jobs.settle(tmp_path, PACK, job) == code
+    assert log.read_text().splitlines()[-1] == ("no such file" if code == 2 else "INFO: the library bids farewell")
 
 
 @pytest.mark.parametrize("lines, output, words", [
