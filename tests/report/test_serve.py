@@ -152,7 +152,7 @@ def test_ports_and_options_that_cannot_be_are_refused_in_a_line(sweep, capsys):
             assert main(["sweep", f"--workdir={sweep}", *arguments]) == 2
             error = capsys.readouterr().err
             assert why in error and error.count("\n") == 1
-    for place in (sweep / "none", "s3://bucket/sweep"):
+    for place in (sweep / "none", "s3://bucket"):
         assert main(["sweep", "--status", "--serve=0", f"--workdir={place}"]) == 2
         assert str(place) in capsys.readouterr().err
 
