@@ -275,5 +275,5 @@ def _check_user_number(config: "ConfigDict", key: str, value: Any) -> None:
         raise BadInput(
             f"{key}={value!r} must be a finite number: it is traced; what is compiled in belongs in your function"
         )
-    with config.ignore_type():
+    with config.optim.ignore_type():
         config.optim.own[name] = float(value)

@@ -1,5 +1,6 @@
 """Resolve a config: check it against the default tree, fill in derived values, check their combinations."""
 
+import contextlib
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,15 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
         user_code.trust_names(*(values[name] for name, record in key_records().items() if record.user_code))
     check_values(config)
     model, who = config.model, config_value_origins(config)
-    with config.unlocked(), config.ignore_type():
+    with contextlib.ExitStack() as free:
+        free.enter_context(config.unlocked())
+        for group in (
+            "model",
+            "parametrization",
+            "optim",
+            "schedule",
+        ):  # the whole tree's takes as long as all the rest
+            free.enter_context(config[group].ignore_type())
         _derive_model_sizes(model)
         if config.parametrization.base_d_head is None:
             config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model

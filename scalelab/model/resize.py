@@ -29,7 +29,7 @@ def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int 
             f"d_model={width} does not hold whole groups of {group} heads of {model.d_head}; "
             f"nearest: {low}, {low + unit}"
         )
-    with config.ignore_type():
+    with config.model.ignore_type():
         heads = model.n_heads * width // model.d_model
         config.model.update(
             d_model=width, n_layers=n_layers or model.n_layers, n_heads=heads, n_kv_heads=heads // group

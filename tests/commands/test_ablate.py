@@ -118,8 +118,8 @@ def variant(tmp_path_factory):
 def study_arguments(variant, folder, *options, budgets="1e9,2e9,4e9"):
     sizes = ",".join("16" for _ in budgets.split(","))
     return ["ablate", "--baseline=quickstart", f"--variant={variant}", f"--budgets={budgets}", f"--sizes={sizes}",
-            "--seeds=2", f"--workdir={folder}", "--config.eval.batches=8", "--config.sweep.workers=1",
-            *options]  # fmt: skip
+            "--seeds=2", f"--workdir={folder}", "--config.eval.batches=8", "--config.model.n_layers=1",
+            "--config.sweep.workers=1", *options]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

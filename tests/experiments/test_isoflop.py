@@ -10,10 +10,10 @@ import pytest
 from scalelab import records
 from scalelab.errors import WorkFailed
 from scalelab.experiments import conduct, isoflop, phases
-from tests.train.runs import ROOT, command, finish
+from tests.train.runs import ROOT, run_here
 
 GRID = ["--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout-flops=8e10", "--checks=lr"]
-
+SMALL = ["--config.eval.batches=8", "--config.model.n_layers=1"]
 STANDARD = "--config.parametrization.name=standard"
 
 
@@ -21,7 +21,7 @@ STANDARD = "--config.parametrization.name=standard"
 def study(tmp_path_factory):
     """The folder of a finished study, run as a user would."""
     folder = tmp_path_factory.mktemp("study") / "runs"
-    arguments = ["--config=configs/quickstart.py", *GRID, f"--workdir={folder}", "--config.eval.batches=8", "--json"]
+    arguments = ["--config=configs/quickstart.py", *GRID, f"--workdir={folder}", *SMALL, "--json"]
     start = [sys.executable, "-m", "experiments.isoflop", *arguments]
     done = subprocess.run(start, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr[-2000:]  # runs this short may want another LR, and say so
@@ -72,7 +72,7 @@ def test_the_seconds_of_every_phase_are_told(study):
 
 def test_scalelab_fit_gives_the_same_numbers(study):
     folder, _, summary, _ = study
-    refit = finish(command(str(folder), "--json", name="fit"))
+    refit = run_here(str(folder), "--json", name="fit")
     for key in ("params", "objective", "certificate", "intervals", "n_runs"):
         assert (refit.get("fit") or refit)[key] == summary["fit"][key]
 

@@ -78,6 +78,11 @@ PROGRAM = """
 import contextlib, io, json, sys
 import jax
 from scalelab.__main__ import main
+from scalelab.errors import BadInput
+from scalelab.train.run import loop
+def end(*_, **__):
+    raise BadInput("what is looked for comes before the first step")
+loop._take_steps = end
 compiled = []
 def listen(name, *_, **__):
     if "backend_compile" in name:

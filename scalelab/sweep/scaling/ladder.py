@@ -12,7 +12,7 @@ from scalelab.sweep.scaling.rules import LadderRule
 def resize_width(base: ConfigDict, d_model: int) -> ConfigDict:
     """`base` at another width; depth, number of heads and all other choices stay."""
     config = base.copy_and_resolve_references()
-    with config.ignore_type():
+    with config.model.ignore_type():
         config.model.d_model = int(d_model)
         config.model.d_head = config.model.d_ff = None
     return config_lib.resolve(config)
