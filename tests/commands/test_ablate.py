@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from scalelab.__main__ import main
+from tests.sweep.here import train_packs_here
 
 HEADER = "side,C,seed,loss,tokens,tokens_per_s\n"
 
@@ -125,7 +126,8 @@ def study_arguments(variant, folder, *options, budgets="1e9,2e9,4e9"):
 @pytest.fixture(scope="module")
 def untuned(variant, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ablate") / "study"
-    assert main(study_arguments(variant, folder, "--untuned")) == 0
+    with train_packs_here():
+        assert main(study_arguments(variant, folder, "--untuned")) == 0
     return folder
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
+from tests.sweep.here import train_packs_here
 
 TINY = ["--config=configs/tiny.py", "--config.data.source=synthetic", "--config.data.n_tokens=20000",
     "--config.model.seq_len=16",
@@ -16,7 +17,8 @@ def test_from_a_recipe_to_its_learning_rate(tmp_path, capsys):
     out = tmp_path / "new" / "filled.py"
     at = f"--json={tmp_path / 'proxy.json'}"
     arguments = ["--flops=1e10", f"--workdir={tmp_path / 'work'}", "--seeds=1", "--lrs=1,1e-2,1e-4", f"--out={out}", at]
-    assert main(["proxy", *TINY, *arguments]) == 0
+    with train_packs_here():
+        assert main(["proxy", *TINY, *arguments]) == 0
     result, output = json.loads((tmp_path / "proxy.json").read_text()), capsys.readouterr().err
     assert result["interior"] and 1e-4 < result["peak_lr"] < 1
     assert result["peak_lr_interval90"] is None and f"peak_lr {result['peak_lr']:g}, one seed: no interval" in output

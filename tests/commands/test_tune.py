@@ -7,6 +7,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
+from tests.sweep.here import train_packs_here
 
 FILE = """from scalelab.configs import tiny
 
@@ -42,7 +43,8 @@ def arguments(config, folder, *options):
 def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tune")
     config = write_config(folder / "mine.py")
-    assert main(arguments(config, folder / "study")) == 0
+    with train_packs_here():
+        assert main(arguments(config, folder / "study")) == 0
     return config, folder / "study"
 
 

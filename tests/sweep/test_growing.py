@@ -6,6 +6,13 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.sweep.run import keep_begun_packs, run_sweep
+from tests.sweep.here import train_packs_here
+
+
+@pytest.fixture(autouse=True)
+def in_this_process():
+    with train_packs_here():
+        yield
 
 
 @pytest.fixture(scope="module")
