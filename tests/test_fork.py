@@ -63,20 +63,32 @@ def run_commands(folder, commands):
     return {name: answer for name, (_, answer) in answers.items()}
 
 
+def apply_all(folder):
+    copy_package(folder)
+    for name in COMMANDS:
+        apply_diff(folder, name)
+
+
 @pytest.fixture(scope="module")
 def fork(tmp_path_factory):
     """(folder of a copy with every diff, answers of the commands there): one process, for jax is slow to start."""
     folder = tmp_path_factory.mktemp("fork")
-    copy_package(folder)
-    for name in COMMANDS:
-        apply_diff(folder, name)
+    apply_all(folder)
     return folder, run_commands(folder, COMMANDS)
 
 
-def test_the_page_has_the_seven_edits():
+def test_the_page_has_the_seven_edits_and_each_applies_to_todays_source(tmp_path):
+    """What they do once applied `make test-slow` runs."""
     assert list(COMMANDS) == ["block", "metric", "law", "optimizer", "schedule", "key", "command"]
+    apply_all(tmp_path)
+    sources = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.py")}
+    changed = [name for name in sources if not (ROOT / name).exists() or (ROOT / name).read_text() != sources[name]]
+    assert len(changed) >= 7
+    for name in changed:
+        compile(sources[name], name, "exec")
 
 
+@pytest.mark.slow
 def test_a_changed_block_is_planned(fork):
     plan, gate = fork[1]["block"], SHAPE.n_layers * SHAPE.d_model * SHAPE.n_heads * SHAPE.d_head
     assert plan["params"]["total"] == count_parameters(SHAPE)["total"] + gate
@@ -84,6 +96,7 @@ def test_a_changed_block_is_planned(fork):
     assert per_token == pytest.approx(flops_per_token(SHAPE)["exact"] + 6 * gate)
 
 
+@pytest.mark.slow
 def test_a_new_metric_is_logged(fork):
     lines = [json.loads(line) for line in (fork[0] / "runs" / "metric" / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "ratio/update_to_weight" in line]
@@ -92,6 +105,7 @@ def test_a_new_metric_is_logged(fork):
         assert line["ratio/update_to_weight"] == pytest.approx(line["update_norm"] / line["param_norm"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_new_law_is_fitted(fork):
     fitted = fork[1]["law"]
     E, A, B, alpha = (fitted["params"][name] for name in ("E", "A", "B", "alpha"))
@@ -101,11 +115,13 @@ def test_a_new_law_is_fitted(fork):
     assert np.sqrt(np.mean(np.log((E + A / N**alpha + B / D**alpha) / loss) ** 2)) < 0.011
 
 
+@pytest.mark.slow
 def test_a_new_optimizer_has_its_state_and_defaults(fork):
     groups = {row["optimizer"] for row in fork[1]["optimizer"]["groups"] if row.get("optimizer")}
     assert groups == {"signum"}
 
 
+@pytest.mark.slow
 def test_a_new_schedule_and_a_new_key_change_the_learning_rate(fork):
     steps, warmup, last = np.array([0, 150, 299]), 15, 300
     progress = np.clip((steps - warmup) / (last - warmup), 0, 1)
@@ -116,6 +132,7 @@ def test_a_new_schedule_and_a_new_key_change_the_learning_rate(fork):
     np.testing.assert_allclose(rates["key"], np.maximum(peak * (0.1 + 0.9 * cosine), 0.5 * peak.max()), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_new_command_counts_the_changed_block(fork):
     assert fork[1]["command"]["total"] == fork[1]["block"]["params"]["total"]
     assert fork[1]["command"]["total"] > count_parameters(SHAPE)["total"]

@@ -102,6 +102,7 @@ def test_two_runs_part_where_their_config_says(trained, run, capsys):
     )
 
 
+@pytest.mark.slow
 def test_beside_a_run_in_one_batch_a_missing_division_by_k_shows(trained, tmp_path, capsys):
     """SGD without clipping: the first gradient is K times as large, on the same weights and batch."""
     sgd = {"data__source": "text", "data__path": f"{trained}/*.txt", "optim__name": "sgd", "optim__peak_lr": 0.1}

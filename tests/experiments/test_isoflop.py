@@ -2,14 +2,21 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 
+from scalelab import config as config_lib
 from scalelab import records
 from scalelab.errors import WorkFailed
-from scalelab.experiments import conduct, isoflop, phases
+from scalelab.experiments import conduct, isoflop, ladder_runs, phases
+from scalelab.model.count import count_parameters
+from scalelab.sweep.executors import choice
+from tests.report import synthetic
+from tests.sweep.here import TrainHere
 from tests.train.runs import ROOT, run_here
 
 GRID = ["--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout-flops=8e10", "--checks=lr"]
@@ -29,6 +36,7 @@ def study(tmp_path_factory):
     return folder, start, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.slow
 def test_the_prediction_precedes_the_first_metric_and_is_never_edited(study):
     folder, _, summary, _ = study
     held = summary["held_out"]
@@ -43,6 +51,7 @@ def test_the_prediction_precedes_the_first_metric_and_is_never_edited(study):
     assert held["C"] == pytest.approx(8e10, rel=0.01) == pytest.approx(held["N"] * held["D"] * 6, rel=0.5)
 
 
+@pytest.mark.slow
 def test_the_summary_lists_every_run_and_the_report_stands_beside_it(study):
     folder, _, summary, _ = study
     roles = [run["role"] for run in summary["runs"]]
@@ -56,6 +65,7 @@ def test_the_summary_lists_every_run_and_the_report_stands_beside_it(study):
     assert "<html" in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_seconds_of_every_phase_are_told(study):
     folder, _, summary, output = study
     rows = {row["phase"].strip(): row for row in summary["seconds"]}
@@ -70,6 +80,7 @@ def test_the_seconds_of_every_phase_are_told(study):
     assert len(spent) >= 12 and sum(line["start_s"] > 0 for line in spent) <= len(os.sched_getaffinity(0))
 
 
+@pytest.mark.slow
 def test_scalelab_fit_gives_the_same_numbers(study):
     folder, _, summary, _ = study
     refit = run_here(str(folder), "--json", name="fit")
@@ -100,6 +111,44 @@ def test_batch_checks_asked_for_later_train_only_themselves(study):
     assert all(path.read_bytes() == content for path, content in before.items())
     batches = {run["name"]: records.read_json(f"{run['folder']}/config.json")["train"] for run in later["runs"]}
     assert {batches[row["run"]]["global_batch"] for row in later["batch_checks"]} == {4, 8, 16}
+
+
+class ByLaw(TrainHere):
+    """Trials end at once, at the losses of a known law; `before`: whether the prediction stood, for each of them."""
+
+    before: ClassVar[dict[str, bool]] = {}
+
+    def run(self, jobs, watch=None, stop=None, code=None):
+        for name, config in ((name, config) for trials in jobs.values() for name, config in trials.items()):
+            self.before[name] = (self.folder / "prediction.json").exists()
+            params = count_parameters(config_lib.static(config).model)
+            n, d = params["non_embedding"], ladder_runs.size_and_tokens(config)[1]
+            row = synthetic.write_run(self.folder / "runs" / name, n, d, lines=15)
+            record = records.read_json(self.folder / "runs" / name / "record.json") | {
+                "params": params, "tokens": d, "val_loss": row["loss"], "identity": config_lib.identity(config),
+                "flops": {"6ND": 6 * n * d, "exact": 6 * n * d}, "steps": config.train.steps,
+            }  # fmt: skip
+            records.write_json(self.folder / "runs" / name / "record.json", record)
+            records.write_json(self.folder / "runs" / name / "config.json", config.to_dict())
+        return dict.fromkeys(jobs, 0)
+
+
+def test_a_study_predicts_before_the_held_out_run_and_never_again(tmp_path, monkeypatch):
+    """The whole study is trained in `make test-slow`; here its trials are a law's."""
+    monkeypatch.setattr(choice, "WorkerPool", ByLaw)
+    monkeypatch.setattr(ByLaw, "before", {})
+    data = ["--config.data.source=synthetic", "--config.data.n_tokens=20000"]
+    study, _ = isoflop.parse_arguments(["--config=configs/quickstart.py", *GRID, *data])
+    held = conduct.run_study(study, tmp_path, "", phases.PhaseClock(tmp_path))["held_out"]
+    assert [name for name, told in ByLaw.before.items() if not told] == list(ladder_runs.fit_runs(study))
+    assert "holdout" in ByLaw.before and len(ByLaw.before) == 9 + 1 + 4
+    low, high = held["interval90"]
+    assert low < held["predicted_loss"] < high and held["inside"] == (low <= held["measured_loss"] <= high)
+    assert held["error"] == pytest.approx(held["predicted_loss"] / held["measured_loss"] - 1)
+    written = (tmp_path / "prediction.json").read_bytes()
+    shutil.rmtree(tmp_path / "runs" / "holdout")
+    again = conduct.run_study(study, tmp_path, "", phases.PhaseClock(tmp_path))["held_out"]
+    assert (tmp_path / "prediction.json").read_bytes() == written and again["predicted_at"] == held["predicted_at"]
 
 
 def test_a_held_out_run_that_diverged_scores_nothing():
