@@ -259,7 +259,7 @@ def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, ro
     folder.mkdir(parents=True, exist_ok=True)
     pdf, table = folder / f"{name}.pdf", folder / f"{name}.csv"
     fig.savefig(pdf, metadata={"CreationDate": None, "Creator": "scalelab"})
-    fig.set_layout_engine("none")  # it has done its work, which takes longer than to draw
+    fig.set_layout_engine(None)  # it has done its work; "none" leaves one that has every figure drawn twice
     table.write_text(csv_text(rows))
     return [str(pdf), str(table)]
 
