@@ -94,13 +94,17 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def format_versions() -> str:
+    """The versions of jax and of the compilers."""
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu", "jax-cuda12-pjrt"))
+
+
 def format_heading() -> str:
     """The text above the table."""
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu", "jax-cuda12-pjrt"))
     return (
-        f"`python -m experiments.compiled`, {datetime.date.today()}, {versions}: a device's memory as `scalelab plan` "
-        "predicts it and as XLA compiles the step, on no device. Arguments are exact, and so is what the forward "
-        "saves in the step's own terms; the peak adds estimates of what comes and goes "
+        f"`python -m experiments.compiled`, {datetime.date.today()}, {format_versions()}: a device's memory as "
+        "`scalelab plan` predicts it and as XLA compiles the step, on no device. Arguments are exact, and so is what "
+        "the forward saves in the step's own terms; the peak adds estimates of what comes and goes "
         "(scalelab/plan/memory/memory.py), read off the buffers that XLA assigns."
     )
 

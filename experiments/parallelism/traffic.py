@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 
-COLLECTIVE_KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
+from scalelab.plan.machine import program
+
 GROUP_PATTERN = r"\{\{.*?\}\}|\[[\d,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?|mesh\[.*?\{.*?\}"
-COLLECTIVE_PATTERN = re.compile(
-    rf"= (.*?) (?:{COLLECTIVE_KINDS})\(.*?(replica_groups|source_target_pairs)=({GROUP_PATTERN})"
-)
-DTYPE_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2}  # bytes
+MEMBERS_PATTERN = re.compile(rf"(replica_groups|source_target_pairs)=({GROUP_PATTERN})")
 
 
 def collective_bytes(text: str, mesh: Any) -> dict[str, int]:
@@ -22,38 +20,19 @@ def collective_bytes(text: str, mesh: Any) -> dict[str, int]:
     split = [axis for axis in mesh.axis_names if mesh.shape[axis] > 1]
     groups = {axes: _groups(mesh, axes) for n in range(1, len(split) + 1) for axes in itertools.combinations(split, n)}
     moved: dict[str, int] = {}
-    for computation, times in _turns(text):
-        for shapes, kind, listed in COLLECTIVE_PATTERN.findall(computation):
-            joined = _pairs(listed) if kind == "source_target_pairs" else _listed(listed)
+    computations, entry = program.read_computations(text)
+    for computation, times in program.count_calls(computations, entry).items():
+        for line in computations.get(computation, ()):
+            members = MEMBERS_PATTERN.search(line.rest) if line.operation in program.KINDS else None
+            if members is None:
+                continue
+            joined = _pairs(members[2]) if members[1] == "source_target_pairs" else _listed(members[2])
             if max(map(len, joined)) > 1:
                 name = " x ".join(
                     next((axes for axes, rings_or_groups in groups.items() if rings_or_groups == joined), ("other",))
                 )
-                moved[name] = moved.get(name, 0) + times * _bytes(shapes)
+                moved[name] = moved.get(name, 0) + times * sum(size for _, size in line.arrays)
     return moved
-
-
-def _turns(text: str) -> list[tuple[str, int]]:
-    """(text, number of executions) of every computation that the entry reaches."""
-    computations = re.findall(r"^(ENTRY )?%?([\w.\-]+) \(.*?\{$(.*?)^\}", text, re.MULTILINE | re.DOTALL)
-    bodies, entry = (
-        {name: body for _, name, body in computations},
-        next(name for first, name, _ in computations if first),
-    )
-    times: dict[str, int] = {}
-
-    def visit(name: str, turns: int) -> None:
-        times[name] = times.get(name, 0) + turns
-        for line in bodies[name].splitlines():
-            trip_count = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
-            callees = re.findall(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line)
-            for branches in re.findall(r"branch_computations=\{(.*?)\}", line):
-                callees += [branch.strip().lstrip("%") for branch in branches.split(",")]
-            for callee in callees:
-                visit(callee, turns * (int(trip_count[1]) if trip_count else 1))
-
-    visit(entry, 1)
-    return [(bodies[name], turns) for name, turns in times.items()]
 
 
 def _pairs(text: str) -> frozenset:
@@ -100,10 +79,3 @@ def _ints(text: str) -> list[int]:
 
 def _rows(groups: np.ndarray) -> frozenset:
     return frozenset(frozenset(group.tolist()) for group in groups.reshape(groups.shape[0], -1))
-
-
-def _bytes(shapes: str) -> int:
-    return sum(
-        DTYPE_BYTES.get(kind, 4) * int(np.prod([int(d) for d in dims.split(",") if d] or [1]))
-        for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-    )

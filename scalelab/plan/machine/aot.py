@@ -45,14 +45,14 @@ def answer_request() -> None:
     static = Static(**facts | records)
     machine = Machine(**request["machine"] | {"chip": Chip(**request["machine"]["chip"])})
     try:
-        answer = measure_compiled(static, machine, request["slices"], request["steps"])
+        answer = measure_compiled(static, machine, request["slices"], request["steps"], request["program"])
     except BadInput as refused:
         answer = {"refused": str(refused)}
     pathlib.Path(request["out"]).write_text(json.dumps(answer))
 
 
-def measure_compiled(static: Static, machine: Machine, slices: int, steps: int) -> dict[str, Any]:
-    """`CompiledMemory`'s fields, from the compiler in this process."""
+def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, program: str = "") -> dict[str, Any]:
+    """`CompiledMemory`'s fields, from the compiler in this process; the program's text goes to the file `program`."""
     platform = absent_devices.compiler_platform(machine)
     devices, where = absent_devices.make_absent_devices(machine, static.layout.devices, slices)
     with trace_for_platform(platform):
@@ -63,7 +63,10 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int) 
             lowered = jax.jit(functools.partial(many_steps, static), donate_argnums=0).lower(*arguments)
         oom, memory = None, None
         try:
-            memory = lowered.compile(LEAST_EFFORT if platform == "tpu" else None).memory_analysis()
+            compiled = lowered.compile(LEAST_EFFORT if platform == "tpu" and not program else None)
+            memory = compiled.memory_analysis()
+            if program:
+                pathlib.Path(program).write_text(compiled.as_text() or "")
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -75,7 +78,7 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int) 
     if platform == "cpu":
         peak = sizes["argument_bytes"] + sizes["temp_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"]
         notes.append("a CPU's peak is the sum of all buffers")
-    if platform == "tpu":
+    if platform == "tpu" and not program:
         notes.append("compiled with the least effort (libtpu's exec_time_optimization_effort=-1)")
     if platform == "gpu":
         notes.append("without autotuning, which needs a device")

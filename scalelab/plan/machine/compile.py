@@ -36,12 +36,14 @@ class CompiledMemory:
     note: str
 
 
-def compile_step(static: Static, machine: Machine, slices: int = 0, steps: int = 1) -> CompiledMemory:
+def compile_step(
+    static: Static, machine: Machine, slices: int = 0, steps: int = 1, program: pathlib.Path | None = None
+) -> CompiledMemory:
     """Lower and compile `steps` steps a dispatch of a resolved config for `static.layout.devices` of the machine.
 
     A child process does it, which sees only the CPU, so this process's devices and backends are untouched. `slices`:
-    TPU slices (0: as few as hold the devices). BadInput where the compiler isn't installed or a TPU has no such slice,
-    WorkFailed where it fails for another reason than memory.
+    TPU slices (0: as few as hold the devices). `program`: a file for the text of the compiled program. BadInput where
+    the compiler isn't installed or a TPU has no such slice, WorkFailed where it fails for another reason than memory.
     """
     absent_devices.check_installed(machine)
     rules.check_layout(static, static.layout)
@@ -56,6 +58,7 @@ def compile_step(static: Static, machine: Machine, slices: int = 0, steps: int =
         request = {
             "static": dataclasses.asdict(static), "machine": dataclasses.asdict(machine), "slices": slices,
             "steps": steps, "out": str(out), "permissions": user_code.export_permissions(),
+            "program": str(program or ""),
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-c", CHILD_PROGRAM],

@@ -1,0 +1,185 @@
+"""python -m experiments.programs [--rows="NAME; NAME"] [--quick] [--json[=PATH]]
+
+Read what the compiler makes of the training step for devices that are not here: every collective with its bytes, its
+number format and whether computation runs beside it, large copies, transfers to the host, and the peak of memory.
+Needs the extras plan-tpu and plan-cuda (a row whose compiler is missing is left out, with a message); half an hour on
+two CPU cores. Writes results/programs.json and .md beside this file if every row was compiled.
+
+    scalelab study programs --quick
+"""
+
+import collections
+import datetime
+import pathlib
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelab import config as config_lib
+from scalelab.__main__ import guarded
+from scalelab.cli.parser import emit_json
+from scalelab.config import Static
+from scalelab.errors import BadInput
+from scalelab.experiments.compiled import RECIPES, format_versions
+from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
+from scalelab.model.count import count_parameters
+from scalelab.plan.machine import program
+from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.machine.machine import load_machine
+
+LEAST_SHARE = 0.01  # of the peak: smaller copies are not listed
+# {name: (recipe, hardware, changes to the recipe)}
+CASES: dict[str, tuple[str, str, str]] = {
+    "8B, FSDP": ("llama3_8b", "h100", "parallel.fsdp=8 train.global_batch=16 train.accumulate=2"),
+    "8B, ZeRO-1": ("llama3_8b", "h100", "parallel.fsdp=8 parallel.zero=1 train.global_batch=16 train.accumulate=2"),
+    "8B, FSDP x TP": (
+        "llama3_8b", "h100",
+        "parallel.fsdp=8 parallel.tensor=8 parallel.sequence=true train.global_batch=16 train.accumulate=2",
+    ),
+    "8B, FSDP, TPU": ("llama3_8b", "v5p", "parallel.fsdp=8 train.global_batch=16 train.accumulate=2"),
+    "70B, FSDP x TP": (
+        "llama3_70b", "h100",
+        "parallel.fsdp=32 parallel.tensor=8 parallel.sequence=true train.global_batch=64 train.accumulate=2",
+    ),
+}  # fmt: skip
+
+
+def load_step(name: str) -> Static:
+    """The static config that a row compiles: the recipe with its changes, recomputing everything."""
+    recipe, _, changes = CASES[name]
+    overrides = dict(change.split("=", 1) for change in changes.split()) | {"model.remat": "full"}
+    return config_lib.static(config_lib.load(RECIPES / f"{recipe}.py", overrides | {"schedule.batch_stages": ""}))
+
+
+def textbook_bytes(static: Static) -> float:
+    """What a device has to send a step, by ring algorithms, with bf16 weights and sums and fp32 gradients.
+
+    FSDP: weights gathered twice and gradients scattered once a micro-batch (whole gradients need not fit); ZeRO-1:
+    gradients scattered and weights gathered once a step; tensor parallel: per layer and micro-batch four sums of bf16
+    activations, each as a scatter and a gather.
+    """
+    layout, shape = static.layout, static.model
+    weights = count_parameters(shape)["total"] / layout.tensor
+    ways = layout.fsdp * layout.data
+    each_step = (2 * 2 + 4) * static.accumulate if layout.zero == 3 else 2 + 4
+    total = each_step * weights * (ways - 1) / ways
+    if layout.tensor > 1:
+        tokens = static.global_batch * shape.seq_len / ways
+        total += 4 * shape.n_layers * 2 * 2 * tokens * shape.d_model * (layout.tensor - 1) / layout.tensor
+    return total
+
+
+def read_program(name: str) -> dict[str, Any]:
+    """Compile a row, and what its program does. BadInput if its compiler isn't installed."""
+    static, machine = load_step(name), load_machine(CASES[name][1])
+    with tempfile.TemporaryDirectory(prefix="scalelab-programs-") as folder:
+        path = pathlib.Path(folder) / "program.txt"
+        compiled = compile_step(static, machine, program=path)
+        text = path.read_text() if path.exists() else ""
+    rows = program.read_collectives(text)
+    sent = sum(row.sent_bytes for row in rows)
+    return {
+        "name": name, "recipe": CASES[name][0], "changes": CASES[name][2], "platform": compiled.platform,
+        "note": compiled.note, "seconds": compiled.seconds, "peak_bytes": compiled.peak_bytes,
+        "sent_bytes": sent, "textbook_bytes": textbook_bytes(static),
+        "overlapped_bytes": sum(row.sent_bytes for row in rows if row.overlapped),
+        "collectives": sum_by_kind(rows),
+        "copies": program.large_copies(text, max(1, int(LEAST_SHARE * compiled.peak_bytes))),
+        "host_transfers": program.count_host_transfers(text),
+    }  # fmt: skip
+
+
+def sum_by_kind(rows: Sequence[program.Collective]) -> list[dict[str, Any]]:
+    """The rows summed by kind, number format, members and source, largest first; those below 1 % are left out."""
+    sums: dict[tuple[Any, ...], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for row in rows:
+        key = (row.kind, row.format, row.members, row.times, describe_source(row.source))
+        sums[key].update({"sent_bytes": row.sent_bytes, "overlapped_bytes": row.overlapped * row.sent_bytes})  # type: ignore[dict-item]
+    total = sum(entry["sent_bytes"] for entry in sums.values())
+    names = ("kind", "format", "members", "times", "source")
+    table = [dict(zip(names, key, strict=True)) | dict(entry) for key, entry in sums.items()]
+    return sorted(
+        (row for row in table if row["sent_bytes"] >= LEAST_SHARE * total), key=lambda row: -row["sent_bytes"]
+    )
+
+
+def describe_source(name: str) -> str:
+    """Where in the model a collective comes from, without the loops around it: `backward: blocks/attention/k`."""
+    parts = name.replace("closed_call/", "").replace("while/body/", "").split("/")
+    way = "backward" if "transpose(" in name else "forward" if "jvp(" in name else "update"
+    return f"{way}: {'/'.join(parts[-3:])}" if name else "combined"
+
+
+def format_row(row: Mapping[str, Any]) -> str:
+    """A row as a section in Markdown."""
+    lines = [[each["kind"], each["format"], str(each["members"]), str(each["times"]), f"{each['sent_bytes'] / 1e9:.2f}",
+              f"{each['overlapped_bytes'] / each['sent_bytes']:.0%}", f"`{each['source']}`"]
+             for each in row["collectives"]]  # fmt: skip
+    head = ["collective", "format", "devices", "times a step", "GB sent", "beside computation", "source"]
+    table = "\n".join(markdown_table(head, lines))
+    copies = ", ".join(f"{count} x {kind}" for kind, count in row["copies"].items()) or "none"
+    return (
+        f"## {row['recipe']}: {row['name']} ({row['platform']})\n\n`{row['changes']}`; {row['note']}\n\n"
+        f"{table}\n\nLarge copies, transposes and converts: {copies}. Transfers to the host: "
+        f"{row['host_transfers']}.\n"
+    )
+
+
+def format_page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page: one line a row, then its collectives."""
+    head = ["step", "device", "GB sent a step", "textbook", "ratio", "beside computation", "peak GB"]
+    lines = [[f"{row['recipe']}: {row['name']}", row["platform"], f"{row['sent_bytes'] / 1e9:.1f}",
+              f"{row['textbook_bytes'] / 1e9:.1f}", f"{row['sent_bytes'] / row['textbook_bytes']:.2f}",
+              f"{row['overlapped_bytes'] / row['sent_bytes']:.0%}", f"{row['peak_bytes'] / 1e9:.1f}"]
+             for row in rows]  # fmt: skip
+    table = "\n".join(markdown_table(head, lines))
+    return (
+        f"# What the compiler makes of the step\n\n`python -m experiments.programs`, {datetime.date.today()}, "
+        f"{format_versions()}: the step compiled for devices that are not here. GB are what one device sends in a step "
+        "by ring algorithms; the textbook's: weights gathered in bf16, gradients scattered in fp32 (FSDP: twice and "
+        "once a micro-batch, ZeRO-1: once and once a step), four sums of bf16 activations a layer under tensor "
+        "parallelism. `Beside computation`: started and awaited apart, "
+        f"with computation scheduled between.\n\n{table}\n\n"
+        + "\n".join(format_row(row) for row in rows)
+        + "\n## What this cannot tell\n\nNothing ran: whether a collective beside computation is hidden depends on the "
+        "network. GPU programs are compiled without autotuning and with blockwise attention in place of cuDNN's. "
+        "Collectives below 1 % of a row's bytes are summed, not listed.\n"
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Compile and read; exit code 0, 2 for bad input."""
+    return guarded("programs", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
+    parser = command_line("programs", __doc__)
+    parser.add_argument("--rows", default="; ".join(CASES), metavar="A; B", help=f"rows: {'; '.join(CASES)}")
+    parser.add_argument("--quick", action="store_true", help="the first row alone")
+    options = parser.parse_args(argv)
+    names, rows = [name.strip() for name in options.rows.split(";")][: 1 if options.quick else None], []
+    for name in names:
+        if name not in CASES:
+            raise BadInput(f"--rows={name}: no such row; the rows are {'; '.join(CASES)}")
+        try:
+            rows.append(read_program(name))
+        except BadInput as reason:
+            print(f"left out: {name}: {reason}", file=sys.stderr)
+            continue
+        ratio = rows[-1]["sent_bytes"] / rows[-1]["textbook_bytes"]
+        print(
+            f"{name}: {rows[-1]['sent_bytes'] / 1e9:.1f} GB sent, {ratio:.2f} of the textbook's",
+            file=sys.stderr,
+            flush=True,
+        )
+    if options.json != "-":
+        print(format_page(rows))
+    if len(rows) == len(CASES):
+        write_result(RESULTS, "programs", rows, format_page(rows))
+    emit_json({"rows": rows}, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""What a compiled program moves between devices, read from XLA's text of it.
+
+A loop whose number of rounds the compiler knows (layers, micro-batches, chunks) counts that often. A loop without one
+(the steps of a dispatch) counts once, so the numbers are those of a step. Only scheduled text tells what runs between
+the start and the done of a collective.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+TYPE_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}  # others end in their bits: f32, s8, f8e4m3fn, u4
+ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([a-z][\w-]*)\((.*)")
+COMPUTATION = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{$")
+CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
+BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+ROUNDS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+COMPUTES = ("fusion", "dot", "convolution", "custom-call", "while", "call", "conditional", "sort", "scatter")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a computation: its name, its type as text, its operation, and the rest of the line."""
+
+    name: str
+    type: str
+    operation: str
+    rest: str
+
+    @property
+    def arrays(self) -> list[tuple[str, int]]:
+        """(number format, bytes) of each array of the result."""
+        return [array_bytes(*match) for match in ARRAY.findall(self.type)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A collective of one number format.
+
+    `payload_bytes`: what is gathered, reduced or sent, whole, each time, in bytes; `members`: devices that take part.
+    """
+
+    kind: str
+    format: str
+    payload_bytes: int
+    members: int
+    times: int
+    overlapped: bool  # started and awaited apart, with computation between
+    source: str  # where the model asks for it
+
+    @property
+    def sent_bytes(self) -> float:
+        """What a device sends a step in the ring algorithm (Patarasuk & Yuan 2009)."""
+        share = (self.members - 1) / self.members if self.members else 1.0
+        factor = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share)
+        return factor * self.payload_bytes * self.times
+
+
+def array_bytes(number_format: str, shape: str) -> tuple[str, int]:
+    """The number format and the bytes of `bf16[2,3]`, taken apart."""
+    digits = re.match(r"[fsuc](\d+)", number_format)
+    bits = TYPE_BITS.get(number_format) or int(digits[1] if digits else 8)
+    return number_format, math.ceil(math.prod(int(size) for size in shape.split(",") if size) * bits / 8)
+
+
+def read_computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """{computation: its instructions in order}, and the name of the entry."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, lines = "", list[Instruction]()
+    for line in text.splitlines():
+        if head := COMPUTATION.match(line):
+            lines = computations.setdefault(head[2], [])
+            entry = head[2] if head[1] else entry
+        elif match := INSTRUCTION.match(line):
+            lines.append(Instruction(*match.groups()))
+    return computations, entry
+
+
+def count_calls(computations: Mapping[str, Sequence[Instruction]], entry: str) -> dict[str, int]:
+    """How often each computation runs in a step."""
+    times: collections.Counter[str] = collections.Counter()
+
+    def visit(name: str, count: int) -> None:
+        times[name] += count
+        for line in computations.get(name, ()):
+            branches = [b.strip().lstrip("%") for found in BRANCHES.findall(line.rest) for b in found.split(",")]
+            for called in [*CALLED.findall(line.rest), *branches]:
+                visit(called, count * (count_rounds(computations, line) if line.operation == "while" else 1))
+
+    visit(entry, 1)
+    return dict(times)
+
+
+def count_rounds(computations: Mapping[str, Sequence[Instruction]], loop: Instruction) -> int:
+    """The rounds of a `while`: what the compiler says, or the constant that its counter stays below; 1 if unknown."""
+    if match := ROUNDS.search(loop.rest):
+        return int(match[1])
+    condition = re.search(r"condition=%?([\w.-]+)", loop.rest)
+    lines = computations.get(condition[1], ()) if condition else ()
+    limits = [line for line in lines if line.operation == "constant" and line.type.startswith("s32[]")]
+    below = [line for line in lines if line.operation == "compare" and "direction=LT" in line.rest]
+    if len(limits) == len(below) == 1 and f"%{limits[0].name})" in below[0].rest:
+        return int(limits[0].rest.partition(")")[0])
+    return 1
+
+
+def read_collectives(text: str) -> list[Collective]:
+    """The collectives of a step, in a row for each number format that one carries."""
+    computations, entry = read_computations(text)
+    times = count_calls(computations, entry)
+    rows = []
+    for name, lines in computations.items():
+        if times.get(name):
+            rows += [row for place, line in enumerate(lines) for row in _collectives(lines, place, line, times[name])]
+    return rows
+
+
+def _collectives(lines: Sequence[Instruction], place: int, line: Instruction, times: int) -> Iterator[Collective]:
+    kind = line.operation.removesuffix("-start")
+    if kind not in KINDS:
+        return
+    overlapped, result = False, line
+    if line.operation.endswith("-start"):
+        end = next(i for i in range(place, len(lines)) if f"%{line.name})" in f"{lines[i].rest.split(',')[0]})"
+                   and lines[i].operation == f"{kind}-done")  # fmt: skip
+        overlapped = '"is_sync":true' not in line.rest and any(
+            between.operation in COMPUTES for between in lines[place + 1 : end]
+        )
+        result = lines[end]
+    members = count_members(line.rest)
+    source = re.search(r'op_name="([^"]*)"', line.rest)
+    scale = members if kind == "reduce-scatter" else 1
+    sums: collections.Counter[str] = collections.Counter()
+    for number_format, size in result.arrays:
+        sums[number_format] += size * scale
+    for number_format, size in sums.items():
+        yield Collective(kind, number_format, size, members, times, overlapped, source[1] if source else "")
+
+
+def count_members(attributes: str) -> int:
+    """How many devices one group of a collective has, from its attributes; 0 for pairs."""
+    if match := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        return math.prod(sizes[name] for name in re.findall(r"'(\w+)'", match[2]))
+    if match := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+        return int(match[1])
+    if match := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+        return len(match[1].split(","))
+    return 0
+
+
+def large_copies(text: str, least_bytes: int) -> dict[str, int]:
+    """{operation and type: how many} of copies, transposes and converts of at least so many bytes, fused or not."""
+    computations, entry = read_computations(text)
+    times = count_calls(computations, entry)
+    made: collections.Counter[str] = collections.Counter()
+    for name, lines in computations.items():
+        for line in lines if times.get(name) else ():
+            kind = re.match(r"(?:wrapped_|loop_)?(copy|transpose|convert)(?:_fusion|[.\d]|$)", line.name)
+            if line.operation in ("copy", "transpose", "fusion") and kind:
+                for number_format, shape in ARRAY.findall(line.type):
+                    if array_bytes(number_format, shape)[1] >= least_bytes:
+                        made[f"{kind[1]} {number_format}[{shape}]"] += times[name]
+    return dict(made)
+
+
+def count_host_transfers(text: str) -> int:
+    """How many instructions of a step send to or receive from the host."""
+    computations, entry = read_computations(text)
+    times = count_calls(computations, entry)
+    words = ("send", "recv", "infeed", "outfeed")
+    return sum(times[name] for name, lines in computations.items() if times.get(name)
+               for line in lines if line.operation in words or "S(5)" in line.type)  # fmt: skip
