@@ -10,7 +10,7 @@ here.
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -75,6 +75,29 @@ def reshard_to(x: jax.Array, *names: str | None) -> jax.Array:
 def gather_weight(w: jax.Array, *names: str) -> jax.Array:
     """Gather a parameter over fsdp for the forward pass, still split over tensor; its gradient is scattered back."""
     return reshard_to(w, *names)
+
+
+def mesh_axes(partitions: Iterable[Any]) -> tuple[str, ...]:
+    """The mesh axes in entries of a PartitionSpec."""
+    entries = [entry for entry in partitions if entry]
+    return tuple(axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,)))
+
+
+def share_among_products(x_BSD: jax.Array) -> jax.Array:
+    """`x_BSD` for products whose weights are split over `tensor`: what flows back is added on each device first.
+
+    Between devices it is then added once, in the format of `x_BSD`: not once a product in fp32. Megatron-LM does so by
+    one weight for queries, keys and values; here jax's types say it (`reduced`, whose gradient is `unreduced`).
+    """
+    if mesh_axis_size(TENSOR_AXIS) == 1 or jax.sharding.get_abstract_mesh().manual_axes:
+        return x_BSD
+    return reshard(x_BSD, PartitionSpec(*jax.typeof(x_BSD).sharding.spec.partitions, reduced={TENSOR_AXIS}))
+
+
+def gradient_spec(x: jax.Array) -> PartitionSpec:
+    """The sharding of the gradient of `x`: as `x`, not yet added up along axes along which `x` is `reduced`."""
+    spec = jax.typeof(x).sharding.spec
+    return PartitionSpec(*spec.partitions, unreduced=spec.reduced)
 
 
 def residual_axes(sequence_parallel: bool) -> tuple[str | None, ...]:

@@ -26,6 +26,7 @@ from scalelab.sharding import (
     per_device,
     reshard_to,
     residual_axes,
+    share_among_products,
 )
 from scalelab.user_code import user_function
 
@@ -159,6 +160,8 @@ class MLP(nn.Module):
         """x_BSD -> [B, S, D]; with `due` (see `observe/measures.py`) also what is measured of the hidden units."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
         inner, std = ("batch", "context", "mlp"), self.stds.std
+        if not self.policy.scaling:
+            x_BSD = share_among_products(x_BSD)
         h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
         if self.kind == "swiglu":
             gate_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD)

@@ -17,7 +17,15 @@ from jax.sharding import PartitionSpec, reshard
 from scalelab.precision import fp8
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.precision.products import round_to_tf32
-from scalelab.sharding import activation_spec, gather_weight, has_explicit_mesh, per_device, reshard_to
+from scalelab.sharding import (
+    activation_spec,
+    gather_weight,
+    gradient_spec,
+    has_explicit_mesh,
+    mesh_axes,
+    per_device,
+    reshard_to,
+)
 
 AxisNames = tuple[str | None, ...]
 
@@ -85,9 +93,13 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
         x_TK, dy_TN, w_KN = x.reshape(tokens, inner), c.values.reshape(tokens, -1), b.values.reshape(inner, -1)
         dw, dx = _dot_general(x_TK, dy_TN, (0,), (0,)), _matmul(dy_TN, w_KN.T)
         return _scaled(dx.reshape(x.shape), c, b, out), _scaled(dw.reshape(w.shape), a, c, w.dtype), amax
-    dx = _dot(c.values, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), jax.typeof(x).sharding.spec)
-    dw = _dot(x, c.values, (0, lead), (0, lead), activation_spec(*names))
-    return _scaled(dx, c, b, out), reshard(_scaled(dw, a, c, w.dtype), jax.typeof(w).sharding.spec), amax
+    dy, dw_spec, whole = c.values, gradient_spec(w), activation_spec(*names)
+    if dw_spec.unreduced:  # jax then wants both operands split alike, and all axes of the sum or none
+        dy = reshard_to(dy, *_unsplit(out_axes))
+        whole = PartitionSpec(*whole, unreduced={*mesh_axes(jax.typeof(x).sharding.spec.partitions[:lead])})
+    dx = _dot(dy, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), gradient_spec(x))
+    dw = _dot(x, dy, (0, lead), (0, lead), whole)
+    return _scaled(dx, c, b, out), reshard(_scaled(dw, a, c, w.dtype), dw_spec), amax
 
 
 weight_product.defvjp(_forward, _backward)
@@ -158,8 +170,7 @@ def _spec_of(x: jax.Array) -> PartitionSpec:
 
 def _axes(names: AxisNames) -> tuple[str, ...]:
     """The mesh axes that split any of these logical axes."""
-    entries = [entry for entry in activation_spec(*names) if entry]
-    return tuple(axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,)))
+    return mesh_axes(activation_spec(*names))
 
 
 def _sum_over(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:

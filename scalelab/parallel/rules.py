@@ -19,7 +19,7 @@ from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
 from scalelab.parallel.ticks import predicted_bubble
 from scalelab.precision.policy import POLICIES
-from scalelab.sharding import SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS
+from scalelab.sharding import BATCH_AXES, CONTEXT_AXIS, SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS
 
 FSDP_AXIS = "embed"
 NO_LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty
@@ -46,6 +46,29 @@ def parameter_specs(shape: ModelShape, layout: Layout) -> Any:
 def gradient_specs(shape: ModelShape, layout: Layout) -> Any:
     """Specs of gradients while they are summed over micro-batches."""
     return _specs(shape, layout.zero >= 2, layout.stage > 1)
+
+
+def postponed_axes(layout: Layout) -> frozenset[str]:
+    """The mesh axes along which gradients of micro-batches are added up once a step, if any is longer than one.
+
+    Not `fsdp` where it splits the gradients: whole ones need not fit into a device.
+    """
+    axes = frozenset((*BATCH_AXES, CONTEXT_AXIS)) - ({"fsdp"} if layout.zero >= 2 else set())
+    return axes if any(getattr(layout, axis) > 1 for axis in axes) and layout.stage == 1 else frozenset()
+
+
+def once_a_step(specs: Any, shape: ModelShape, layout: Layout, kind: str) -> Any:
+    """`specs` of parameters or gradients; matrices of blocks `reduced` or `unreduced` (`kind`) over `postponed_axes`.
+
+    A gradient of a parameter that is `reduced` comes `unreduced`: each device has its own part of the sum.
+    """
+    axes = postponed_axes(layout)
+
+    def mark(declaration: Declaration, spec: PartitionSpec) -> PartitionSpec:
+        product = declaration.is_hidden_matrix and declaration.role == "weight"  # of `weight_product`
+        return PartitionSpec(*spec, **{kind: axes}) if product else spec
+
+    return jax.tree.map(mark, parameter_declarations(shape), specs)
 
 
 def moment_specs(shape: ModelShape, layout: Layout) -> Any:

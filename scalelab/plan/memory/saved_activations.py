@@ -252,7 +252,7 @@ def _ends(static: Static, like: Callable) -> DocumentEnds | None:
 
 def _axes_by_dimension(x: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]:
     """The mesh axes that split each axis of an array."""
-    spec = [*(x.sharding.spec if x.sharding else ())]
+    spec = [*(x.sharding.spec.partitions if x.sharding else ())]
     entries = spec + [None] * (len(x.shape) - len(spec))
     return [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in entries]
 

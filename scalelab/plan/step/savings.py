@@ -11,7 +11,7 @@ from scalelab.plan.step.time import step_time
 TRAIT_DESCRIPTIONS = {
     "pipeline_recomputes": "a pipeline that keeps what model.remat says, and doesn't run every block's forward again",
     "summed_bytes": "sums over `tensor` in 16 bits, not fp32",
-    "joined": "one gradient for the input that q, k, v (or up and gate) share",
+    "joined": "one gradient for an input that several products or branches share",
     "reduced_each": "gradients summed over devices once a step, not after each micro-batch",
     "logits_at_once": "the head's logits of a micro-batch in one piece",
     "balanced_ring": "head and tail of a sequence on one device of the ring of attention",

@@ -8,6 +8,7 @@ our trainer does otherwise than those, `systems.py` says so.
 import dataclasses
 
 from scalelab.config import Static
+from scalelab.model.count import count_parameters
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
@@ -50,19 +51,27 @@ def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     # Products of one input send one gradient of it where a system joins them, and their branches give one sum.
     joined = len({p.input_id for p in columns})
     outs = joined if traits.joined else len(rows)
-    inputs = joined if traits.joined else len(columns)
+    # Ours does so within attention and within the MLP, each of which ends in one sum; not in pipelines, nor in fp8.
+    apart = static.layout.stage > 1 or bool(POLICIES[static.precision].scaling)
+    inputs = joined if traits.joined else len(columns) if apart else len(rows)
+    returned = summed if apart else width
     elements = of.tokens * shape.d_model
     # Only sums that something in the block's backward waits for are recomputed.
-    sums = (outs + again * min(outs, sum(p.recomputed for p in rows)), inputs)
+    sums = outs + again * min(outs, sum(p.recomputed for p in rows))
     edges = of.microbatches * of.ends
     ends = [Transfer("tensor", "all-reduce", summed * elements, 2 * edges, False, "embedding, head")]
     if not static.model.sequence_parallel:
-        return [Transfer("tensor", "all-reduce", summed * elements, sum(sums) * runs, False, "products' sums"), *ends]
+        return [
+            Transfer("tensor", "all-reduce", summed * elements, sums * runs, False, "products' sums"),
+            Transfer("tensor", "all-reduce", returned * elements, inputs * runs, False, "gradients of inputs"),
+            *ends,
+        ]
     # Forward and of gradients; before the head and after the embedding.
     gathers = (outs * (1 + again) + outs) * runs + 2 * edges
     return [
         Transfer("tensor", "all-gather", width * elements, gathers, False, "sequences"),
-        Transfer("tensor", "reduce-scatter", summed * elements, sum(sums) * runs, False, "products' sums"),
+        Transfer("tensor", "reduce-scatter", summed * elements, sums * runs, False, "products' sums"),
+        Transfer("tensor", "reduce-scatter", returned * elements, inputs * runs, False, "gradients of inputs"),
         *ends,
     ]
 
@@ -71,7 +80,11 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Gradients over `data`, `fsdp` and `context`; parameters over `fsdp`, as the stage of ZeRO says."""
     layout, of = static.layout, fullest_device_share(static)
     zero, width = layout.zero, array_dtype(POLICIES[static.precision].forward).itemsize
-    each = of.microbatches if traits.reduced_each else 1
+    each: float = of.microbatches if traits.reduced_each == "everywhere" else 1
+    if traits.reduced_each == "outside blocks":
+        blocks = count_parameters(static.model)["kaplan"] / layout.tensor  # of a device that has all layers
+        outside = 1.0 if layout.stage > 1 else 1 - blocks / of.parameters
+        each = 1 + outside * (of.microbatches - 1)
     parameters, updated = of.parameters, of.parameters * 4.0
     transfers = []
     if zero >= 3:

@@ -19,6 +19,7 @@ from scalelab.parallel import rules
 from scalelab.precision.policy import FP32
 from scalelab.precision.products import product_precision
 from scalelab.sharding import activation_spec
+from scalelab.train.step.gradients import split_micro_batches
 
 CURVATURE_STREAM = 0x63757276  # "curv": of the seed's random numbers
 
@@ -118,6 +119,6 @@ def _mean_gradient(static: Static, params: Any, tokens: jax.Array, summed: Any, 
     rows = jnp.arange(tokens.shape[0])
     if n == 1:
         return of(tokens, rows)
-    parts = tokens.reshape(-1, n, tokens.shape[-1]).swapaxes(0, 1)
+    parts = split_micro_batches(static, tokens)
     body = lambda total, part: (jax.tree.map(jnp.add, total, of(*part)), None)  # noqa: E731
     return jax.lax.scan(body, jax.tree.map(jnp.zeros_like, params), (parts, rows.reshape(-1, n).T))[0]

@@ -25,6 +25,7 @@ from scalelab.precision import delayed
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.sharding import activation_spec, has_explicit_mesh
 from scalelab.train.step import hooks
 
 Summed = tuple[LossSums, Any, Any]  # loss sums, gradient, amax: as `scaled_gradients` returns them
@@ -118,7 +119,7 @@ def _count_targets(
     predicted_BS = documents.prediction_targets(tokens, ends) >= 0
     if n_micro_batches is None:
         return jnp.sum(predicted_BS)
-    each = jnp.sum(predicted_BS.reshape(-1, static.accumulate, predicted_BS.shape[-1]), axis=(0, 2))
+    each = jnp.sum(_split_rows(predicted_BS, static.accumulate), axis=(0, 2))
     return jnp.sum(jnp.where(jnp.arange(static.accumulate) < n_micro_batches, each, 0))
 
 
@@ -153,6 +154,12 @@ def _gradients(
     if static.accumulate == 1:
         return differentiate(tokens)
     parts, measured = split_micro_batches(static, tokens), due is not None
+    if once := bool(rules.postponed_axes(static.layout)):
+        whole = reshard_as(static, _once("parameter_specs", "reduced"), params)
+        differentiate = functools.partial(
+            differentiate_micro_batch, static, whole, scales, z_weight, ends, due, counted
+        )
+    laid_out = _once("gradient_specs", "unreduced") if once else rules.gradient_specs
 
     def micro(carry: Summed, at: Any) -> tuple[Summed, None]:
         part, index = at if measured else (at, None)
@@ -160,20 +167,34 @@ def _gradients(
         if measured:
             head = measures.place_rows(sums.measures.head, index, static.accumulate)
             sums = sums._replace(measures=sums.measures._replace(head=head))
-        grads = reshard_as(static, rules.gradient_specs, grads)
+        grads = reshard_as(static, laid_out, grads)
         total = add_sums(carry[0], sums)
         return (total, jax.tree.map(jnp.add, carry[1], grads), jax.tree.map(jnp.maximum, carry[2], amax)), None
 
-    begin = _nothing_summed(static, params, scales, tokens, due)
+    sums, zeros, amax = _nothing_summed(static, params, scales, tokens, due)
+    summed: Summed = sums, reshard_as(static, laid_out, zeros), amax
     if n_micro_batches is not None:
         at = lambda i: (parts[i], i) if measured else parts[i]  # noqa: E731
-        return jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], begin)
-    return jax.lax.scan(micro, begin, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
+        summed = jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], summed)
+    else:
+        summed = jax.lax.scan(micro, summed, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
+    return summed[0], reshard_as(static, rules.gradient_specs, summed[1]), summed[2]
+
+
+def _once(rule: str, kind: str) -> Callable:
+    """A rule of `reshard_as` under which gradients of blocks' matrices are added up between devices once a step."""
+    return lambda shape, layout: rules.once_a_step(getattr(rules, rule)(shape, layout), shape, layout, kind)
 
 
 def split_micro_batches(static: Static, tokens: jax.Array) -> jax.Array:
     """[accumulate, b, S+1]: every n-th row, so that each device's own rows make its part of each micro-batch."""
-    return tokens.reshape(-1, static.accumulate, tokens.shape[-1]).swapaxes(0, 1)
+    return _split_rows(tokens, static.accumulate).swapaxes(0, 1)
+
+
+def _split_rows(x_BS: jax.Array, parts: int) -> jax.Array:
+    """[B / parts, parts, S]; the first axis stays split over devices as B is (jax may split the second, too)."""
+    split = activation_spec("batch", None, None) if has_explicit_mesh() else None
+    return jnp.reshape(x_BS, (-1, parts, x_BS.shape[-1]), out_sharding=split)
 
 
 def differentiate_micro_batch(

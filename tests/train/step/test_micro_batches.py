@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from scalelab import config as config_lib
 from scalelab.config import override
@@ -16,6 +18,7 @@ from scalelab.configs import tiny
 from scalelab.diagnose.probes.communication import read_operations
 from scalelab.errors import BadInput
 from scalelab.train.step import guard, incident
+from scalelab.train.step.gradients import split_micro_batches
 from scalelab.train.step.step import train_step
 from tests.train.runs import ROOT
 from tests.train.step.test_guard import outlier_memory
@@ -200,3 +203,14 @@ def test_all_devices_of_a_mesh_leave_out_the_same_micro_batch():
 def test_a_micro_batch_is_not_left_out_without_others_or_by_a_guard_that_only_looks(changes, line):
     with pytest.raises(BadInput, match=line):
         config_lib.resolve(override(tiny.get_config(), SKIPS | changes))
+
+
+@pytest.mark.parametrize("data, fsdp, rows, parts", [(8, 1, 16, 2), (1, 8, 16, 2), (2, 4, 16, 2), (2, 2, 16, 2)])
+def test_a_micro_batch_is_split_over_devices_as_the_batch_is(data, fsdp, rows, parts):
+    """Also where each device has one row of it: jax's own rule then splits the micro-batches over an axis of one."""
+    mesh = AbstractMesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Explicit,) * 2)
+    tokens = jax.ShapeDtypeStruct((rows, 9), jnp.int32, sharding=NamedSharding(mesh, P(("data", "fsdp"), None)))
+    with jax.sharding.use_abstract_mesh(mesh):
+        split = jax.eval_shape(lambda t: split_micro_batches(setting(**{"train.accumulate": parts})[0], t), tokens)
+    assert split.shape == (parts, rows // parts, 9)
+    assert split.sharding.spec == P(None, ("data", "fsdp"), None)

@@ -1,0 +1,129 @@
+"""What is read from a compiled program: kinds, bytes, formats, rounds of loops, and what runs beside a collective."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from scalelab.plan.machine import program
+
+# Scheduled text as XLA writes it, shortened: a loop of five rounds whose body gathers in bf16 beside a product and
+# sums in fp32; a gather on its own before it; a pair sent after it.
+TEXT = """\
+HloModule jit_step, is_scheduled=true
+
+%body (p: (s32[], bf16[4,8])) -> (s32[], bf16[4,8]) {
+  %p = (s32[], bf16[4,8]{1,0}) parameter(0)
+  %all-gather-start = ((bf16[4,8], f32[2]{0}), (bf16[16,8], f32[8])) all-gather-start(%x, %g), GROUPS SOURCE
+  %product = f32[4,4]{1,0} fusion(%x, %x), kind=kOutput, calls=%fused
+  %all-gather-done = (bf16[16,8]{1,0}, f32[8]{0}) all-gather-done(%all-gather-start)
+  %all-reduce-start = f32[4,4]{1,0} all-reduce-start(%product), replica_groups=MESH, to_apply=%add
+  %all-reduce-done = f32[4,4]{1,0} all-reduce-done(%all-reduce-start)
+  ROOT %tuple = (s32[], bf16[4,8]{1,0}) tuple(%i, %x)
+}
+
+%condition (p: (s32[], bf16[4,8])) -> pred[] {
+  %limit = s32[] constant(5)
+  %i.1 = s32[] get-tuple-element(%p), index=0
+  ROOT %below = pred[] compare(%i.1, %limit), direction=LT
+}
+
+ENTRY %main (a: bf16[4,8]) -> bf16[4,8] {
+  %a = bf16[4,8]{1,0} parameter(0)
+  %reduce-scatter = f32[2,8]{1,0} reduce-scatter(%a), replica_groups=[2,4]<=[8], dimensions={0}
+  %loop = (s32[], bf16[4,8]{1,0}) while(%t), condition=%condition, body=%body ROUNDS
+  %copy.7 = f32[64,64]{1,0} copy(%m)
+  %collective-permute = pred[10]{0} collective-permute(%b), source_target_pairs={{0,1},{1,0}}
+  ROOT %end = bf16[4,8]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+TEXT = TEXT.replace("GROUPS SOURCE", 'replica_groups={{0,1,2,3},{4,5,6,7}}, metadata={op_name="step/q"}')
+TEXT = TEXT.replace("MESH", "mesh['axis_0'=2,'axis_1'=4] {'axis_0'}")
+
+
+@pytest.mark.parametrize("rounds", ["", ', backend_config={"known_trip_count":{"n":"5"}}'])
+def test_collectives_are_read_with_their_bytes_and_rounds(rounds):
+    rows = {(row.kind, row.format): row for row in program.read_collectives(TEXT.replace(" ROUNDS", rounds))}
+    assert {key: (row.payload_bytes, row.members, row.times, row.overlapped) for key, row in rows.items()} == {
+        ("all-gather", "bf16"): (256, 4, 5, True),
+        ("all-gather", "f32"): (32, 4, 5, True),
+        ("all-reduce", "f32"): (64, 2, 5, False),  # nothing between its start and its done
+        ("reduce-scatter", "f32"): (64 * 4, 4, 1, False),
+        ("collective-permute", "pred"): (10, 0, 1, False),
+    }
+    assert rows["all-gather", "bf16"].source == "step/q"
+
+
+def test_sent_bytes_are_those_of_ring_algorithms():
+    """Of n devices each sends (n - 1) / n of what is gathered or scattered, and twice that of what is summed."""
+    sent = {row.kind: row.sent_bytes for row in program.read_collectives(TEXT) if row.format != "f32"}
+    assert sent["all-gather"] == 256 * 3 / 4 * 5 and sent["collective-permute"] == 10
+    summed = {row.kind: row.sent_bytes for row in program.read_collectives(TEXT) if row.format == "f32"}
+    assert summed["all-reduce"] == 2 * 64 / 2 * 5 and summed["reduce-scatter"] == 256 * 3 / 4
+
+
+def test_large_copies_are_counted():
+    assert program.large_copies(TEXT, 64 * 64 * 4) == {"copy f32[64,64]": 1}
+    assert program.large_copies(TEXT, 64 * 64 * 4 + 1) == {} and program.count_host_transfers(TEXT) == 0
+
+
+@pytest.mark.parametrize(
+    "text, size", [("pred", 6), ("bf16", 12), ("f8e4m3fn", 6), ("s4", 3), ("f32", 24), ("c64", 48)]
+)
+def test_bytes_of_number_formats(text, size):
+    assert program.array_bytes(text, "2,3") == (text, size)
+
+
+# The step of a small model on eight fake devices, compiled: what it sends, by where it comes from and how often.
+STEP = """
+import functools, json, sys, jax
+from scalelab import config as config_lib
+from scalelab.config import override
+from scalelab.configs import tiny
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.plan.machine import aot, program
+from scalelab.model.count import count_parameters
+from scalelab.train.step.step import many_steps
+
+SMALL = {"model.d_model": 64, "model.n_layers": 2, "model.n_heads": 8, "model.seq_len": 32, "model.vocab_size": 64,
+         "train.global_batch": 64, "train.accumulate": 4, "train.steps": 8}
+for changes in json.loads(sys.argv[1]):
+    static = config_lib.static(config_lib.resolve(override(tiny.get_config(), SMALL | changes)))
+    arguments, mesh = aot._step_arguments(static, jax.devices(), 1)
+    with jax.set_mesh(mesh):
+        text = jax.jit(functools.partial(many_steps, static)).lower(*arguments).compile().as_text()
+    rows = [[r.kind, r.payload_bytes, r.times] for r in program.read_collectives(text) if r.members == 8]
+    print(json.dumps([count_parameters(static.model)["kaplan"], rows]))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The collectives of a step under data parallelism and under tensor parallelism."""
+    layouts = [
+        {"parallel.data": 8},
+        {"parallel.tensor": 8, "parallel.sequence": True, "train.accumulate": 1, "precision.name": "bf16"},
+    ]
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = subprocess.run([sys.executable, "-c", STEP, json.dumps(layouts)], env=environment,
+                          cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_gradients_of_blocks_are_added_between_devices_once_a_step(compiled):
+    matrices, rows = compiled[0]
+    once = sum(size for kind, size, times in rows if kind == "all-reduce" and times == 1)
+    repeated = sum(size for kind, size, times in rows if kind == "all-reduce" and times > 1)
+    assert once >= 4 * matrices and repeated < matrices  # embedding, head and gains: once a micro-batch
+
+
+def test_a_block_sends_the_gradient_of_its_input_once_for_all_its_products(compiled):
+    """Four sums a layer: of the outputs of attention and MLP, of the gradients of their inputs. Embedding and head."""
+    activations = 64 * 32 * 64 * 4  # bytes: tokens x d_model; XLA adds up in fp32 on a CPU
+    sums = sum(size for kind, size, _ in compiled[1][1] if kind in ("all-reduce", "reduce-scatter"))
+    assert round(sums / activations) == 2 * 4 + 2
