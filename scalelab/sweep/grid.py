@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scipy.stats import qmc
-
 from scalelab.errors import BadInput, nearest_hint
 
 Trial = dict[str, Any]
@@ -47,6 +45,8 @@ def sample(ranges: Mapping[str, tuple], count: int, method: str = "halton", seed
     `method`: scrambled "halton" or "sobol" (scipy). BadInput if the method is unknown, a range is empty, or `count` is
     not a power of two for Sobol.
     """
+    from scipy.stats import qmc  # here: it takes 0.8 s
+
     samplers = {"halton": qmc.Halton, "sobol": qmc.Sobol}
     if method not in samplers:
         raise BadInput(f"h.sample method {method!r} is not a choice{nearest_hint(method, samplers)}")

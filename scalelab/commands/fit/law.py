@@ -5,7 +5,7 @@ from typing import Any
 
 from scalelab.api.fit_rows import numeric_columns, read_sources
 from scalelab.cli.progress import WorkProgress
-from scalelab.commands.fit import next_runs, text, trust_text
+from scalelab.commands.fit import text, trust_text
 from scalelab.errors import BadInput
 from scalelab.laws.fitted import INTERVAL_LEVEL, Fitted
 from scalelab.laws.law import law as law_lib
@@ -58,6 +58,8 @@ def _more(options: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[st
     if options.tournament:
         parts["tournament"] = _tournament(options, fitted)
     if options.next_runs is not None:
+        from scalelab.commands.fit import next_runs  # here: it brings the model, a fifth of a second
+
         parts["next"] = next_runs.propose_next_runs(options, fitted)
     if options.figures:
         from scalelab.report.figures.fitplots import write_fit_figures

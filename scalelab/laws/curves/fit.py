@@ -9,8 +9,7 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy import special
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.curves import forms, spread
@@ -206,5 +205,5 @@ def _leave_out(
         for runs, e, ratio in zip(schedules.values(), missed, ratios, strict=True)
     )
     excess = max(1.0, float(np.sqrt(np.mean(np.square(ratios)))))
-    few = student.ppf(0.95, len(masks)) / norm.ppf(0.95)
+    few = special.stdtrit(len(masks), 0.95) / special.ndtri(0.95)
     return left_out, excess * few

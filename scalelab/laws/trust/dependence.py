@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import sparse
-from scipy.stats import f as f_distribution
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy import sparse, special
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.objective import Objective
@@ -85,13 +82,13 @@ class Dependence:
         spread = np.hypot(self.group_sd, self.row_sd)
         scores = self._scores(objective)
         variance, shared = np.mean(scores**2), np.mean(scores.mean(axis=1) ** 2)
-        slope = 0.5 * (1.0 + objective.overestimate) * (2 * norm.cdf(objective.delta / spread) - 1.0)
+        slope = 0.5 * (1.0 + objective.overestimate) * (2 * special.ndtr(objective.delta / spread) - 1.0)
         effect = self.design_effect(name, shared / variance)
-        return float(variance / slope * effect * f_distribution.ppf(level, 1, self.parameter_dof(name)) / 2)
+        return float(variance / slope * effect * special.fdtri(1, self.parameter_dof(name), level) / 2)
 
     def _scores(self, objective: Objective) -> np.ndarray:
         """Scores [NODES, NODES] of rows with each of NODES group effects and as many errors of their own."""
-        quantiles = norm.ppf((np.arange(NODES) + 0.5) / NODES)
+        quantiles = special.ndtri((np.arange(NODES) + 0.5) / NODES)
         return objective.slope(self.group_sd * quantiles[:, None] + self.row_sd * quantiles)
 
     def simulate_errors(self, count: int, seed: int) -> np.ndarray:
@@ -115,7 +112,7 @@ class Dependence:
     def new_run_errors(self, count: int = 200) -> np.ndarray:
         """Evenly spaced quantiles [count] of the error of a row in a new group."""
         spread = np.hypot(self.group_sd, self.row_sd)
-        return student.ppf((np.arange(count) + 0.5) / count, max(self.dof, LEAST_DOF)) * spread
+        return special.stdtrit(max(self.dof, LEAST_DOF), (np.arange(count) + 0.5) / count) * spread
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

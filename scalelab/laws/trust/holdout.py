@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import binom
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.law import Law
@@ -53,6 +52,8 @@ class Holdout:
     @property
     def inside_by_chance(self) -> tuple[int, int]:
         """How many lie inside in nine of ten cases, were errors independent and the intervals right."""
+        from scipy.stats import binom  # here: it takes 0.8 s, and few commands come by
+
         low, high = binom.interval(0.9, len(self.rows), self.level)
         return int(low), int(high)
 

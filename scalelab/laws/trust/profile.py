@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy import special
 from scipy.optimize import brentq
-from scipy.stats import f as f_distribution
 
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.objective import Objective
@@ -101,7 +101,7 @@ def interval_threshold(
     count = points - params
     if count < 1 or not value > 0:
         return value
-    allowed = count * np.log1p(inflated * f_distribution.ppf(level, 1, count) / count)
+    allowed = count * np.log1p(inflated * special.fdtri(1, count, level) / count)
     top = log_likelihood(value, count, objective)
 
     def excess(log_ratio: float) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
+from scipy import special
 
 from scalelab.errors import BadInput
 from scalelab.laws.solve import near_fit, newton
@@ -198,12 +198,12 @@ def bca_interval(values: np.ndarray, point: float, jackknife: np.ndarray | None,
     would be infinite: the extreme value is used.
     """
     below = (np.sum(values < point) + 0.5 * np.sum(values == point)) / len(values)
-    bias = norm.ppf(np.clip(below, 0.5 / len(values), 1 - 0.5 / len(values)))
+    bias = special.ndtri(np.clip(below, 0.5 / len(values), 1 - 0.5 / len(values)))
     lean = np.zeros(1) if jackknife is None else np.mean(jackknife) - jackknife
     spread = np.sum(lean**2) ** 1.5
     acceleration = np.sum(lean**3) / (6 * spread) if spread > 0 else 0.0
-    ends = norm.ppf([(1 - level) / 2, (1 + level) / 2])
-    shifted = norm.cdf(bias + (bias + ends) / (1 - acceleration * (bias + ends)))
+    ends = special.ndtri([(1 - level) / 2, (1 + level) / 2])
+    shifted = special.ndtr(bias + (bias + ends) / (1 - acceleration * (bias + ends)))
     low, high = np.quantile(values, shifted, method="inverted_cdf")
     return float(low), float(high)
 

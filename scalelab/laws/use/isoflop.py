@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy import special
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.read.points import check_positive, group_near
@@ -173,6 +172,6 @@ def _noise_interval(
 def _widen(interval: tuple[float, float], a: float, dof: float, level: float) -> tuple[float, float]:
     """The interval as wide as Student's t asks for: the noise itself was estimated."""
     tail = (1 + level) / 2
-    factor = float(student.ppf(tail, dof) / norm.ppf(tail))
+    factor = float(special.stdtrit(dof, tail) / special.ndtri(tail))
     low, high = (a + factor * (end - a) for end in interval)
     return low, high

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import spearmanr
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law import law as law_lib
@@ -109,6 +108,8 @@ class Ladder:
     def doubts(self) -> list[str]:
         """What the ladder does not determine, as lines."""
         lines, accuracy = [], self.runs.accuracy
+        from scipy.stats import spearmanr  # here: it takes 0.8 s
+
         if not spearmanr(self.runs.loss, accuracy).pvalue < CHANCE:
             lines.append(
                 f"accuracies of {accuracy.min():.3f} to {accuracy.max():.3f} do not follow the task loss: all runs are "

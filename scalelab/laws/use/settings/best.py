@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.read.points import check_positive, merge_near
@@ -60,7 +60,7 @@ class BestSettings:
         errors, k = group.optimum.standard_errors, self.best_of.index(setting)
         if errors is None or group.optimum.at is None or not group.optimum.df:
             return None
-        half = stats.t.ppf((1 + self.level) / 2, group.optimum.df) * errors[k]
+        half = special.stdtrit(group.optimum.df, (1 + self.level) / 2) * errors[k]
         return tuple(np.exp(group.optimum.at[k] + np.array([-half, half])).tolist())
 
     def cost_of_factor(self, group: SettingGroup, setting: str, factor: float = 2.0) -> float | None:

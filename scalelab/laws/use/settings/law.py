@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 LEAST_ERROR = 1e-9  # of a log optimum: an exact parabola has no error
 STEPS = 50  # of Fisher's scoring, which takes about six
@@ -45,7 +45,7 @@ class SettingLaw:
     @property
     def t(self) -> float:
         """Student's quantile of the intervals; inf without degrees of freedom."""
-        return float(stats.t.ppf((1 + self.level) / 2, self.df)) if self.df else np.inf
+        return float(special.stdtrit(self.df, (1 + self.level) / 2)) if self.df else np.inf
 
     def interval(self, name: str) -> tuple[float, float]:
         """Interval of the exponent of a column."""
@@ -89,7 +89,7 @@ def fit_setting_law(
     weights = (step.known / (data.own + scatter2))[:, None]
     shared = step.inverse @ design.T @ (weights * (np.zeros((len(y), 1)) if common is None else common))
     # Few groups tell the scatter poorly, which Student's t answers; what they share is known from all of their runs.
-    known_better = stats.norm.ppf((1 + level) / 2) / stats.t.ppf((1 + level) / 2, df) if df else 1.0
+    known_better = special.ndtri((1 + level) / 2) / special.stdtrit(df, (1 + level) / 2) if df else 1.0
     covariance = step.inverse * inflation + known_better**2 * shared @ shared.T
     return SettingLaw(
         setting, tuple(columns), centre, step.coefficients, covariance, float(scatter2**0.5), df, level,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from scalelab.laws.use.settings import surface as surface_lib
 from scalelab.laws.use.settings.surface import Rows, Surface, fit_surface
@@ -184,11 +184,11 @@ def _column_p(extras: Sequence[np.ndarray], residuals: Sequence[np.ndarray], pla
     if not own_df or rest_df < 2 or not rest_square > 0:
         return np.nan
     noise = rest_square / rest_df
-    p_own = stats.f.sf(own_square / own_df / noise, own_df, rest_df)
+    p_own = special.fdtrc(own_df, rest_df, own_square / own_df / noise)
     extra, residual = np.concatenate(extras), np.concatenate(residuals)
     fitted, _, rank, _ = np.linalg.lstsq(extra, residual)
     square = residual @ residual - np.sum((residual - extra @ fitted) ** 2)
-    p_shared = stats.f.sf(square / max(rank, 1) / noise, max(rank, 1), rest_df)
+    p_shared = special.fdtrc(max(rank, 1), rest_df, square / max(rank, 1) / noise)
     return float(min(1.0, 2 * min(p_own, p_shared)))
 
 
@@ -207,7 +207,7 @@ def _share_noise(
     seeds_only = True
     if pure[:, 1].sum() > 0 and missed_df > 0 and pure[:, 0].sum() > 0:
         ratio = missed / missed_df / (pure[:, 0].sum() / pure[:, 1].sum())
-        seeds_only = bool(stats.f.sf(ratio, missed_df, pure[:, 1].sum()) > MISFIT)
+        seeds_only = bool(special.fdtrc(missed_df, pure[:, 1].sum(), ratio) > MISFIT)
     if not seeds_only:
         squares, df = np.maximum(squares - pure[:, 0], 0.0), df - pure[:, 1]
     if not df.sum():
