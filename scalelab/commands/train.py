@@ -175,7 +175,8 @@ def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> 
         result = train_single(
             config, folder, progress, stop, options.allow_change, options.take_over, pulse, code, options.change
         )
-    result["folder"] = url_of(folder) or result["folder"]
+    if url := url_of(folder):
+        result["folder"] = url
     if first:
         _report(result, options.json)
     return {"done": 0, records.STOPPED_EARLY_STATUS: 0, "stopped": 75}.get(result["status"], 1)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -85,3 +86,8 @@ def untimed(folder: pathlib.Path) -> list[dict]:
     """Metric lines without what depends on the clock."""
     lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
+
+
+def hear_interrupts() -> None:
+    """For `preexec_fn`: hear SIGINT, which a shell lets its background jobs (and what they start) ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
