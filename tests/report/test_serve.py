@@ -160,8 +160,9 @@ def test_ports_and_options_that_cannot_be_are_refused_in_a_line(sweep, capsys):
 
 def test_interrupting_ends_the_command_without_a_word(sweep):
     command = [sys.executable, "-m", "scalelab", "sweep", "--status", "--serve=0", f"--workdir={sweep}"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-                               preexec_fn=hear_interrupts)  # fmt: skip
+    with hear_interrupts():
+        unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=unbuffered)
     line = process.stderr.readline()
     port = int(re.search(r"http://127.0.0.1:(\d+)/ shows", line)[1])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)

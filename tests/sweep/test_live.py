@@ -146,8 +146,9 @@ def test_following_ends_with_the_trials(tmp_path, capsys):
 def test_interrupting_the_following_is_no_failure(tmp_path):
     place = write_trial(tmp_path, "a", 4)
     command = [sys.executable, "-m", "scalelab", "sweep", "--status", "--follow", f"--workdir={place}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"},
-                               preexec_fn=hear_interrupts)  # fmt: skip
+    with hear_interrupts():
+        unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)
     assert process.stdout.readline().startswith("1 trials: 1 running")
     process.send_signal(signal.SIGINT)
     process.stdout.read(), process.stdout.close()

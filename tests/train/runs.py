@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 from scalelab.__main__ import main
 
@@ -88,6 +89,11 @@ def untimed(folder: pathlib.Path) -> list[dict]:
     return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
 
 
-def hear_interrupts() -> None:
-    """For `preexec_fn`: hear SIGINT, which a shell lets its background jobs (and what they start) ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextlib.contextmanager
+def hear_interrupts() -> Iterator[None]:
+    """Within it a process is started that hears SIGINT, which a shell lets its background jobs' children ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -43,6 +43,16 @@ def test_seeds_shift_curves_and_not_their_optima():
     assert group.optimum.at == pytest.approx([tilted], abs=1e-6) and group.optimum.settings == len(LRS)
 
 
+@pytest.mark.parametrize("center", np.linspace(1.5, 2.5, 8))
+def test_seeds_whose_means_lie_on_the_surface_leave_the_noise_of_the_seeds(center):
+    """At each setting one seed is 0.01 above, one 0.01 below: rounding says whether the means miss by more than 0."""
+    x, seed = np.repeat(np.log([1, 2, 4, 8, 16]), 2), np.tile([0, 1], 5)
+    noise = 0.01 * np.repeat([1, -1, -1, 1, 1], 2) * np.tile([1, -1], 5)
+    (_,), found = optima.find_optima([Rows(x[:, None], 1 + 0.02 * (x - center) ** 2 + noise, seed)], ["lr"])
+    offsets = 10 * 0.002**2  # what the two seeds differ by over all, 0.004, is theirs and no noise
+    assert found.seeds_only and found.sd == pytest.approx(np.sqrt((10 * 0.01**2 - offsets) / (10 - 3 - 1)), rel=1e-6)
+
+
 def test_one_groups_interval_is_the_delta_methods_with_students_t():
     """By hand: a parabola by numpy's polyfit, the vertex -b/2a, its variance from polyfit's covariance."""
     random = np.random.default_rng(3)

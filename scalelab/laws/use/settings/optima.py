@@ -187,7 +187,7 @@ def _column_p(extras: Sequence[np.ndarray], residuals: Sequence[np.ndarray], pla
     p_own = special.fdtrc(own_df, rest_df, own_square / own_df / noise)
     extra, residual = np.concatenate(extras), np.concatenate(residuals)
     fitted, _, rank, _ = np.linalg.lstsq(extra, residual)
-    square = residual @ residual - np.sum((residual - extra @ fitted) ** 2)
+    square = max(residual @ residual - np.sum((residual - extra @ fitted) ** 2), 0.0)
     p_shared = special.fdtrc(max(rank, 1), rest_df, square / max(rank, 1) / noise)
     return float(min(1.0, 2 * min(p_own, p_shared)))
 
@@ -203,7 +203,8 @@ def _share_noise(
     squares = np.array([each.surface.residual @ each.surface.residual for each in placed])
     df = np.array([float(each.surface.df) for each in placed])
     pure = np.array([surface_lib.pure_error(each.rows) for each in placed]).reshape(-1, 2)
-    missed, missed_df = squares.sum() - pure[:, 0].sum(), df.sum() - pure[:, 1].sum()
+    # Never below zero, as it would be by rounding where the seeds' means lie on the surface: fdtrc would be nan there.
+    missed, missed_df = max(squares.sum() - pure[:, 0].sum(), 0.0), df.sum() - pure[:, 1].sum()
     seeds_only = True
     if pure[:, 1].sum() > 0 and missed_df > 0 and pure[:, 0].sum() > 0:
         ratio = missed / missed_df / (pure[:, 0].sum() / pure[:, 1].sum())
