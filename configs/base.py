@@ -75,8 +75,8 @@ MODEL = {
         range=(0, 1e3), source="GPT-2: 0.02; DeepSeek: 0.006"),
     "depth_scaled_init": key(False, "whether projections into the residual stream start 1/sqrt(2 n_layers) as large",
         source="GPT-2, sec. 2.3"),
-    "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls",
-        choices="none dots full"),
+    "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls; auto: least that fits",
+        choices="none dots full auto"),
     "attention": setting("auto", "attention kernel; auto: by backend and length; cudnn: NVIDIA; splash: TPU",
         choices="auto plain blockwise cudnn splash xla", source="blockwise: Dao et al. 2022"),
 }  # fmt: skip
@@ -276,6 +276,7 @@ LOG = {
     "tags": setting("", "tags at Weights & Biases, separated by commas"),
     "sinks": setting("", 'your own, as pkg.mod:fn, several with commas; "": none', user_code=True, several=True),
     "set_by": setting("", "who set each value of optim and schedule; filled in by scalelab"),
+    "remat": setting("", "model.remat=auto: why it became what it is; filled in by scalelab"),
     "role": setting("", 'what the run is to its study, for the fitter; "": nothing', choices="fit check holdout"),
 }  # fmt: skip
 

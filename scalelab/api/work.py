@@ -79,8 +79,10 @@ def train(
     resolved, folder = _resolved(config, overrides), _path(workdir, "workdir")
     _prepare_device()
     from scalelab import git
+    from scalelab.plan.memory.remat import settle_remat
     from scalelab.train.run.single import train_single
 
+    resolved = settle_remat(resolved, folder, force)
     _refuse_too_large([(resolved, 1)], force)
     code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
     return train_single(resolved, folder, progress, stop, allow_change, take_over, code=code)

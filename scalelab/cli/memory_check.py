@@ -19,6 +19,17 @@ from scalelab.hardware.chips import expects_accelerator
 GIB = 2**30
 
 
+def settle_remat(config: Any, place: pathlib.Path, force: bool = False) -> Any:
+    """`config` with `model.remat=auto` replaced by what fits this machine's devices (`plan.memory.remat`)."""
+    if config.model.remat != "auto":
+        return config
+    from scalelab.plan.memory import remat
+    from scalelab.train.resume import determinism
+
+    determinism.set_deterministic_flags(config, place)  # before jax is asked for its devices
+    return remat.settle_remat(config, place, force)
+
+
 def check_memory_fits(config: Any, place: pathlib.Path, trials: int = 1) -> None:
     """Refuse a resolved config whose step can't fit this machine's devices: BadInput, after a table of its memory.
 

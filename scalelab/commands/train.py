@@ -24,7 +24,7 @@ again makes no change twice. The guard does the same by itself under guard.polic
 D may be a folder in an object store, s3://bucket/path or gs://bucket/path (docs/stores.md).
 
 A run whose step can't fit the memory of the devices is refused before compilation, with a table of its memory by
-component; --force starts it.
+component; --force starts it. Under model.remat=auto the policy that recomputes least and fits is chosen and printed.
 
 Exit code: 0 done or ended by eval.patience, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
 
@@ -41,7 +41,7 @@ from typing import Any
 
 from scalelab import config as config_lib
 from scalelab import git, lock, records
-from scalelab.cli.memory_check import check_memory_fits
+from scalelab.cli.memory_check import check_memory_fits, settle_remat
 from scalelab.cli.parser import (
     Parser,
     add_take_over_option,
@@ -167,6 +167,7 @@ def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> 
     for text in list_not_reproduced(options.config) if first and options.config else ():
         print(f"note: {options.config} does not reproduce: {text}", file=sys.stderr)
     folder = options.workdir
+    config = settle_remat(config, folder, options.force)
     if not options.force:
         check_memory_fits(config, folder)
     with RunProgress(folder.name, config.train.steps) as bar, stop_on_signals() as stop:

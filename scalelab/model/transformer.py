@@ -101,7 +101,7 @@ class Transformer(nn.Module):
             self.positions = BareParameter(
                 Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
             )
-        remat = REMAT_POLICIES[s.remat]
+        remat = REMAT_POLICIES.get(s.remat)  # auto, which no trained step has, is as none: a forward keeps nothing
         block = Block if remat is None else nn.remat(Block, policy=remat, prevent_cse=False)
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0, "cache": 0, "probes": 0, measures.COLLECTION: 0},

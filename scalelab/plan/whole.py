@@ -16,6 +16,7 @@ from scalelab.plan.machine.compile import CompiledMemory, compile_step
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.memory import Memory, step_memory
+from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
 from scalelab.plan.run.batch import BatchPlan, plan_batch
 from scalelab.plan.run.goodput import RESTART_S, Checkpointing, plan_checkpointing
 from scalelab.plan.run.inference import Inference, inference_memory
@@ -128,6 +129,9 @@ def plan(
     machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
     static, notes = apply_mesh(config_lib.static(config), devices, mesh)
     refuse_unsupported(static)
+    if static.model.remat == AUTO:
+        choice = choose_remat(static, lambda option: step_memory(option, machine))
+        static, notes = with_remat(static, choice.policy), [*notes, f"model.remat={choice.policy}: {choice.why}"]
     efficiency, steps = efficiency or default_efficiency(machine), config.train.steps
     tokens = schedule_steps.tokens_before(config, steps)
     memory, step = step_memory(static, machine), step_time(static, machine, efficiency)

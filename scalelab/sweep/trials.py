@@ -63,6 +63,11 @@ def group_into_packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
     """
     packs: dict[str, list[str]] = {}
     for trial, config in trials.items():
+        if config.model.remat == "auto":
+            raise BadInput(
+                "model.remat='auto' is chosen for one run on the devices that train it; nearest for trials: what "
+                "`scalelab plan --config=F --hardware=NAME` chooses, as model.remat"
+            )
         shared = {
             key: value
             for key, value in config_lib.leaves(config).items()

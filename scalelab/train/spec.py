@@ -10,6 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab.errors import BadInput
 from scalelab.parallel import mesh
 from scalelab.train.step import hooks
 
@@ -30,6 +31,11 @@ class TrainSpec:
 
 def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None = None) -> TrainSpec:
     """Split a resolved config. BadInput where its layout does not fit the devices here, or the user's functions it."""
+    if config.model.remat == "auto":
+        raise BadInput(
+            "model.remat='auto' is chosen for one run, by `scalelab train`, `scalelab.train` and `scalelab plan`; "
+            "nearest: what `scalelab plan` chooses for this config"
+        )
     static = config_lib.static(config)
     static = dataclasses.replace(static, layout=mesh.resolve_layout(static.layout, jax.device_count()))
     hooks.refuse_unsupported(static)

@@ -26,10 +26,10 @@ def memory_if_too_large(static: Static, trials: int = 1) -> Memory | None:
     share a mesh, and step one after the other. BadInput for a layout that the devices don't make up or that can't be
     divided.
     """
-    static, capacity = _on_present_devices(static)
+    static, capacity = on_present_devices(static)
     if static.layout.devices == 1 and jax.default_backend() != "cpu":
         trials = -(-trials // jax.local_device_count())
-    if not capacity or _rough_bytes(static, trials) < SMALL * capacity:
+    if not capacity or is_clearly_small(static, capacity, trials):
         return None
     rules.check_layout(static, static.layout)
     needed = memory_on_backend(static, jax.default_backend(), capacity, trials)
@@ -43,7 +43,7 @@ def suggest_fitting_change(static: Static) -> "Advice | None":
     )
     from scalelab.plan.machine.machine import load_machine
 
-    static, capacity = _on_present_devices(static)
+    static, capacity = on_present_devices(static)
     kind = jax.local_devices()[0].device_kind
     if jax.default_backend() != "cpu" and chips.find_chip(kind) is None:
         return None
@@ -63,12 +63,17 @@ def describe_excess(static: Static, memory: Memory, trials: int = 1) -> str:
     )
 
 
-def _on_present_devices(static: Static) -> tuple[Static, int]:
+def on_present_devices(static: Static) -> tuple[Static, int]:
     """`static` on the present devices, and the bytes that each has for it; CPU devices share their host's memory."""
     layout = mesh.resolve_layout(static.layout, jax.device_count())
     capacity = chips.capacity_bytes(jax.local_devices()[0])
     alone = layout.devices == 1 and jax.default_backend() == "cpu"
     return dataclasses.replace(static, layout=layout), capacity * (jax.local_device_count() if alone else 1)
+
+
+def is_clearly_small(static: Static, capacity: int, trials: int = 1) -> bool:
+    """Whether a rough count, rather too high, stays below SMALL of the capacity."""
+    return _rough_bytes(static, trials) < SMALL * capacity
 
 
 def _rough_bytes(static: Static, trials: int) -> float:

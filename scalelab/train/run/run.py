@@ -214,6 +214,8 @@ def open_run(
     if config.model.attention == "auto":
         where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
         notes += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
+    if config.log.remat:
+        notes += [("chosen", f"remat: {config.model.remat} ({config.log.remat})")]
     notes += [("precision", word) for word in warnings_for(POLICIES[config.precision.name], jax.default_backend())]
     known = checkpoint_facts(spec, dataset)
     old, changed, taken_over = broadcast_from_first(lambda: _examine(folder, config, known, allow))
@@ -295,6 +297,7 @@ def _describe(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
         "dtypes": formats_found.step_formats(static, spec.hparams),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
         "attention": kernels.step_kernel(static),
+        "remat": {"policy": static.model.remat} | ({"chosen": spec.config.log.remat} if spec.config.log.remat else {}),
         "peak_flops": peak_flops,
         "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
     }

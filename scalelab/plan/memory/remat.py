@@ -1,0 +1,88 @@
+"""What `model.remat=auto` becomes: the policy that recomputes least among those whose step fits a device's memory."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.config import Static
+from scalelab.errors import BadInput
+from scalelab.plan.memory import fits_here
+from scalelab.plan.memory.memory import Memory, memory_on_backend
+from scalelab.train.resume.compatibility import is_untrained
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+AUTO = "auto"
+CHEAPEST_FIRST = ("none", "dots", "full")
+HEADROOM = 0.12  # the account's largest error below a compiled peak (experiments/results/compiled.md)
+
+
+@dataclasses.dataclass(frozen=True)
+class RematChoice:
+    """The policy, why in words, and its step's memory (None: it was not looked at)."""
+
+    policy: str
+    why: str
+    memory: Memory | None = None
+
+
+def with_remat(static: Static, policy: str) -> Static:
+    """`static` under another policy."""
+    return dataclasses.replace(static, model=dataclasses.replace(static.model, remat=policy))
+
+
+def choose_remat(static: Static, memory_of: Callable[[Static], Memory]) -> RematChoice:
+    """The first of CHEAPEST_FIRST whose total leaves HEADROOM; `full` may do without it, and is taken if none fits.
+
+    `memory_of`: the account of a step on the device in question.
+    """
+    if static.layout.stage > 1:
+        return RematChoice("none", "a pipeline recomputes its blocks whatever the policy")
+    refused: list[str] = []
+    for policy in CHEAPEST_FIRST:
+        memory = memory_of(with_remat(static, policy))
+        size = f"{policy} needs {memory.total / fits_here.GIB:,.2f} GiB"
+        room = f"{memory.capacity / fits_here.GIB:,.2f} GiB of a device"
+        if (1 + HEADROOM) * memory.total <= memory.capacity:
+            return RematChoice(policy, ", ".join([*refused, f"{size} of the {room}"]), memory)
+        refused.append(size)
+    tight = "closer than the account's error" if memory.fits else "too much"
+    return RematChoice(policy, f"{', '.join(refused)} of the {room}, {tight}", memory)
+
+
+def choose_remat_here(static: Static) -> RematChoice:
+    """The choice for the devices that are here; `none` where their memory isn't known."""
+    placed, capacity = fits_here.on_present_devices(static)
+    if not capacity:
+        return RematChoice("none", f"the memory of {jax.local_devices()[0].device_kind} is not known")
+    if fits_here.is_clearly_small(placed, capacity):
+        return RematChoice("none", f"the step needs less than {fits_here.SMALL:.0%} of a device's memory")
+    return choose_remat(placed, lambda option: memory_on_backend(option, jax.default_backend(), capacity))
+
+
+def settle_remat(config: "ConfigDict", folder: pathlib.Path, force: bool = False) -> "ConfigDict":
+    """`config` with `auto` replaced for the devices here, and the reason in `log.remat`; others come back unchanged.
+
+    A run that goes on in `folder` keeps its policy. BadInput where nothing fits, unless `force`.
+    """
+    if config.model.remat != AUTO:
+        return config
+    config = config.copy_and_resolve_references()
+    if (folder / "config.json").exists() and not is_untrained(folder):
+        stored = records.read_config(folder)
+        config.model.remat, config.log.remat = stored["model"]["remat"], stored["log"].get("remat", "")
+        return config
+    choice = choose_remat_here(config_lib.static(config))
+    if choice.memory is not None and not choice.memory.fits and not force:
+        change = fits_here.suggest_fitting_change(with_remat(config_lib.static(config), choice.policy))
+        values = " ".join(f"--config.{key}={value}" for key, value in change.changes.items()) if change else ""
+        hint = f"; nearest that fits: {values}" if values else ""
+        raise BadInput(f"model.remat='auto': nothing fits: {choice.why}{hint}; --force starts it anyway")
+    config.model.remat, config.log.remat = choice.policy, choice.why
+    return config
