@@ -239,6 +239,9 @@ TRAIN = {
         user_code=True),
     "ema": number(0.0, "decay of a bias-corrected average of the weights, for `eval --ema`; 0: none", unit="per step",
         range=(0, 0.9999999), resume=False),
+    "updates": setting("whole", "when weights change: after the backward; or in a second one, each layer as its "
+        "gradient arises, so that no other layer's exists", choices="whole per_layer",
+        source="per_layer: LOMO (Lv et al. 2023), sec. 3; GaLore (Zhao et al. 2024), sec. 4.3"),
     "deterministic": setting(False, "the same bits every time, at some speed: on a GPU, ops of fixed order"),
     "init_from": key("", 'start on the weights of RUN, RUN@STEP or hf:DIR (safetensors), all else anew; "": random'),
     "branch_from": setting("", 'go on from RUN@STEP with all state; `scalelab train --branch-from` sets it; "": none',

@@ -1,6 +1,7 @@
 """Config -> optax chain. Every number may be a tracer, so packed trials share one program."""
 
 import functools
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -16,22 +17,28 @@ from scalelab.optim.optimizer import Optimizer, SecondMoment, Tree
 from scalelab.optim.schedules import Hparams
 
 
-def build_optimizer_chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransformationExtraArgs:
+def build_optimizer_chain(
+    static: Static, h: Hparams, lr: jax.Array, names: Collection[str] = (),
+    clipped: optax.GradientTransformation | None = None,
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     """Chain clipping, the optimizer's directions, LR multipliers, decoupled decay and LR; updates are to be added.
 
     A `coupled` optimizer's decay is added to the gradient instead (L2). `parametrization.parameter_scales` gives each
-    parameter's factors on LR, decay and eps.
+    parameter's factors on LR, decay and eps. `names`: the groups of parameters that it is for (default: all);
+    `clipped`: stands in place of the clip.
     """
     optimizer, o = registry.find_optimizer(static.optim.name), static.optim
-    readable = user_numbers.readable_hparams(o, h)
-    scales, mask = groups.optimizer_scales(static.model, o, optimizer), groups.decay_mask(static.model, o)
-    decay = _add_decay(weight_decays(optimizer, static, h), scales, mask, times_lr=not optimizer.coupled)
-    declared = parameter_declarations(static.model)
-    directions = build_directions(optimizer, declared, o, readable, lr)
+    readable, declared = user_numbers.readable_hparams(o, h), parameter_declarations(static.model)
+    paired = not all(map(optimizer.claims, jax.tree.leaves(declared)))
+    trees = declared, groups.optimizer_scales(static.model, o, optimizer), groups.decay_mask(static.model, o)
+    trees = *trees, weight_decays(optimizer, static, h)
+    declared, scales, mask, decays = ({n: tree[n] for n in tree if not names or n in names} for tree in trees)
+    decay = _add_decay(decays, scales, mask, times_lr=not optimizer.coupled)
+    directions = build_directions(optimizer, declared, o, readable, lr, paired)
     if o.clip == "spam":
         directions = clip.clip_spikes(directions, functools.partial(_second_moment_tree, static, h, optimizer))
     return optax.chain(
-        clip.clip_gradients(o.clip, h["clip_norm"], declared),
+        clipped or clip.clip_gradients(o.clip, h["clip_norm"], declared),
         *([decay] if optimizer.coupled else []),
         _with_scaled_eps(scales, directions),
         _scale_each(jax.tree.map(lambda s: s.lr, scales)),
@@ -108,11 +115,11 @@ def _with_scaled_eps(
 
 
 def build_directions(
-    optimizer: Optimizer, declared: Tree, o: Optim, h: Hparams, lr: jax.Array
+    optimizer: Optimizer, declared: Tree, o: Optim, h: Hparams, lr: jax.Array, paired: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer's transform; AdamW takes the parameters that it does not claim."""
+    """The optimizer's transform; AdamW takes the parameters that it does not claim (`paired`: or none)."""
     claimed = {name: d for name, d in named_leaves(declared).items() if optimizer.claims(d)}
-    if len(claimed) == len(named_leaves(declared)):
+    if len(claimed) == len(named_leaves(declared)) and not paired:
         return optax.with_extra_args_support(optimizer.build(declared, o, h, lr))
     transform = optax.with_extra_args_support(optimizer.build(claimed, o, h, lr))
     rest = optax.chain(adam.scale_by_adam(h["rest_beta1"], h["rest_beta2"], h["rest_eps"]), optax.scale(rest_ratio(h)))

@@ -25,6 +25,7 @@ from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.flops import Flops, count_flops
 from scalelab.plan.step.savings import cost_of_traits
 from scalelab.plan.step.time import StepTime, step_time
+from scalelab.train.per_layer import refusals
 from scalelab.train.step.hooks import refuse_unsupported
 
 
@@ -132,6 +133,7 @@ def plan(
     if static.model.remat == AUTO:
         choice = choose_remat(static, lambda option: step_memory(option, machine))
         static, notes = with_remat(static, choice.policy), [*notes, f"model.remat={choice.policy}: {choice.why}"]
+    refusals.refuse_unsupported(static)
     efficiency, steps = efficiency or default_efficiency(machine), config.train.steps
     tokens = schedule_steps.tokens_before(config, steps)
     memory, step = step_memory(static, machine), step_time(static, machine, efficiency)

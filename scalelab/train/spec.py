@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
+from scalelab.train.per_layer import refusals
 from scalelab.train.step import hooks
 
 
@@ -39,4 +40,5 @@ def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None
     static = config_lib.static(config)
     static = dataclasses.replace(static, layout=mesh.resolve_layout(static.layout, jax.device_count()))
     hooks.refuse_unsupported(static)
+    refusals.refuse_unsupported(static)
     return TrainSpec(config, static, config_lib.hparams(config) | dict(data_hparams or {}), config_lib.identity(config))

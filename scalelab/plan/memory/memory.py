@@ -115,7 +115,7 @@ def _state_bytes(static: Static) -> dict[str, int]:
     by_part = dict(zip(like._fields, sizes, strict=True))
     small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"] + by_part["guard"]
     parts = {"parameters": by_part["params"], "optimizer": by_part["opt_state"] + small}
-    if POLICIES[static.precision].parameters != "float32":  # the step widens them before it uses them
+    if POLICIES[static.precision].parameters != "float32" and static.updates == "whole":  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
     return parts | ({"average": by_part["ema"]} if static.ema else {})
 
@@ -153,10 +153,21 @@ def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> 
 def gradient_bytes(static: Static) -> int:
     """Bytes of fp32 gradients: split as parameters are in the backward, by ZeRO's stage in sums over micro-batches.
 
-    So stage 2 only saves where micro-batches are accumulated, beside the gradients of the one under way.
+    So stage 2 only saves where micro-batches are accumulated, beside the gradients of the one under way. Layer by layer
+    those of a block exist, or of what stands before or behind the blocks.
     """
+    if static.updates == "per_layer":
+        return _largest_part_bytes(static.model.plain)
     summed = _parameter_bytes(static, rules.gradient_specs) if static.accumulate > 1 else 0
     return summed + _parameter_bytes(static, rules.parameter_specs)
+
+
+@functools.cache
+def _largest_part_bytes(shape: ModelShape) -> int:
+    """Four bytes of every parameter of a block, of the embedding, or of the head, whichever is most."""
+    declared = transformer.parameter_declarations(shape)
+    sizes = {name: sum(d.size for d in jax.tree.leaves(part)) for name, part in declared.items()}
+    return 4 * max(size // (shape.n_layers if name == "blocks" else 1) for name, size in sizes.items())
 
 
 def _saved_bytes(
@@ -221,7 +232,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     block = saved_activations.count_block_activations(static).bytes(rows) + weight * (multiplied + 4)
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if gathered else 0) + (table * width // 4 if width < 4 else 0)
-    zeros = table if backend == "gpu" else 0
+    zeros = table if backend == "gpu" and static.updates == "whole" else 0
     if layout.stage > 1:
         chunk = _parameter_bytes(static, rules.parameter_specs, blocks=True) // layout.rounds
         return max(block, head) + chunk + _blocks_per_chunk(static) * rows * _stream_bytes(static)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,10 @@ def choose_remat(static: Static, memory_of: Callable[[Static], Memory]) -> Remat
     """
     if static.layout.stage > 1:
         return RematChoice("none", "a pipeline recomputes its blocks whatever the policy")
+    if static.updates == "per_layer":
+        return RematChoice(
+            "full", "train.updates=per_layer recomputes every block", memory_of(with_remat(static, "full"))
+        )
     refused: list[str] = []
     for policy in CHEAPEST_FIRST:
         memory = memory_of(with_remat(static, policy))
@@ -59,6 +64,10 @@ def choose_remat(static: Static, memory_of: Callable[[Static], Memory]) -> Remat
 def choose_remat_here(static: Static) -> RematChoice:
     """The choice for the devices that are here; `none` where their memory isn't known."""
     placed, capacity = fits_here.on_present_devices(static)
+    if static.updates == "per_layer":
+        return choose_remat(
+            placed, lambda option: memory_on_backend(option, jax.default_backend(), capacity or sys.maxsize)
+        )
     if not capacity:
         return RematChoice("none", f"the memory of {jax.local_devices()[0].device_kind} is not known")
     if fits_here.is_clearly_small(placed, capacity):

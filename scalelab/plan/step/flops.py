@@ -31,8 +31,9 @@ def count_flops(static: Static) -> Flops:
 
     In the closed formulas `full` computes the whole forward again, a third more (the "x4 rule"), and `dots` the forward
     of attention. `exact` is walked: the last product of a block and the head are not computed again, whatever the rule
-    says. A pipeline computes each stage's blocks again whatever `model.remat` says; of a stage's end it computes one
-    block twice over, which is not counted.
+    says. Layer by layer the backward runs twice, recomputation and all, and so does the head. A pipeline computes each
+    stage's blocks again whatever `model.remat` says; of a stage's end it computes one block twice over, which is not
+    counted.
     """
     shape = static.model
     remat = "full" if static.layout.stage > 1 else shape.remat
@@ -52,6 +53,9 @@ def count_flops(static: Static) -> Flops:
     more = count.hardware_flops_per_token(shape, remat) - known["exact"]
     hidden = (attention - _attention_flops(shape, causal=True)) / 3 if remat != "none" else 0.0
     again |= {"causal": more - hidden, "exact": more}
+    if static.updates == "per_layer":
+        again = {name: 2 * value + 2 / 3 * per_token[name] for name, value in again.items()}
+        again |= {name: again[name] + 2 * shape.d_model * shape.vocab_size for name in ("causal", "exact")}
     return Flops(
         per_token,
         {name: value + again[name] for name, value in per_token.items()},

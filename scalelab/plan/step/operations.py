@@ -26,7 +26,10 @@ SPARING = (*FUSED, "blockwise")  # kinds that leave out fully masked blocks of l
 
 
 def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR_TRAITS) -> tuple[Operation, ...]:
-    """All operations of a step on the device that has most."""
+    """All operations of a step on the device that has most.
+
+    Layer by layer each block's backward, with its forward, and the head's run twice (train/per_layer).
+    """
     of = fullest_device_share(static)
     block = [
         *_block_products(static, traits),
@@ -34,8 +37,10 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
         *_elementwise_operations(static, traits),
     ]
     runs = of.layers * of.microbatches
-    operations = [dataclasses.replace(op, times=op.times * runs) for op in block]
-    return (*operations, *_head_operations(static, traits), *update.update_operations(static))
+    again = static.updates == "per_layer"
+    operations = [dataclasses.replace(op, times=(op.times + again) * runs) for op in block]
+    head = [dataclasses.replace(op, times=op.times * (1 + again)) for op in _head_operations(static, traits)]
+    return (*operations, *head, *update.update_operations(static))
 
 
 def attention_kind(static: Static, machine: Machine) -> str:

@@ -21,6 +21,8 @@ from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES, Policy
+from scalelab.train.per_layer.backward import Kept, measure_gradient
+from scalelab.train.per_layer.update import update_layers
 from scalelab.train.step import curvature, ema, guard, hooks, incident, layers
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import document_ends, leave_out_bad, loss_sums, reshard_as, scaled_gradients
@@ -53,9 +55,10 @@ def train_step(
     since they read every parameter once more (3 % of a step with a large vocabulary).
     """
     policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h, state.guard)
-    params = upcast(state.params, policy.parameters)
+    params = state.params if static.updates == "per_layer" else upcast(state.params, policy.parameters)
     sums, grads, amax, left_out = _loss_and_gradients(static, state, params, tokens, h, due)
-    loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
+    grad_norm = grads.norm if isinstance(grads, Kept) else optax.tree.norm(grads)
+    loss = sums.nll / jnp.maximum(sums.tokens, 1.0)
     loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
     planned = {**h, **schedules.scheduled_values(static, state.step, h)}
     now = guard.adjust_rates(state.guard, state.step, planned)
@@ -95,7 +98,13 @@ def train_step(
 def _loss_and_gradients(
     static: Static, state: TrainState, params: Any, tokens: jax.Array, h: Hparams, due: jax.Array | None
 ) -> tuple[LossSums, Any, Any, Any]:
-    """Loss sums, gradients sharded as the moments are, the precision policy's amax, and what the guard left out."""
+    """Loss sums, gradients sharded as the moments are, the precision policy's amax, and what the guard left out.
+
+    Under `train.updates=per_layer` there are no gradients yet, but what the second backward needs.
+    """
+    if static.updates == "per_layer":
+        ends = document_ends(static, h, state.step)
+        return *measure_gradient(static, params, tokens, h["z_loss"], ends), (), None
     n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
     ends = document_ends(static, h, state.step)
     # Behind a barrier: else the partitioner slices the parameters to update from the tables gathered for the loss,
@@ -139,6 +148,10 @@ def _update_once(
     policy = POLICIES[static.precision]
     # The barrier ties the gradients to the turn: else products of gradients alone run before it, turn or none.
     (params, opt_state, average, norms), grads, extra = jax.lax.optimization_barrier((state, grads, extra))
+    if isinstance(grads, Kept):
+        params, opt_state, moved, size = update_layers(static, grads, now, params, opt_state)
+        norms = (jnp.sqrt(moved), jnp.sqrt(size), {}) if measured else norms
+        return UpdatedState(params, opt_state, _next_average(static, average, params, now), norms)
     params, opt_state = upcast(params, policy.parameters), upcast(opt_state, policy.moments)
     params = reshard_as(static, rules.moment_specs, params)
     moves, opt_state = compute_updates(static, grads, opt_state, params, now, now["lr"], **extra)
@@ -146,10 +159,16 @@ def _update_once(
     if measured:
         norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params, opt_state, now)
     params = cast_for_storage(params, policy.parameters)
-    if static.ema:
-        resharded = reshard_as(static, rules.moment_specs, upcast(params, policy.parameters))
-        average = ema.update_ema(average, resharded, now["ema"])
+    average = _next_average(static, average, params, now)
     return UpdatedState(params, cast_for_storage(opt_state, policy.moments), average, norms)
+
+
+def _next_average(static: Static, average: Any, params: Any, now: Hparams) -> Any:
+    """The average of the weights with these new ones, as stored; () if there is none."""
+    if not static.ema:
+        return average
+    form = POLICIES[static.precision].parameters
+    return ema.update_ema(average, reshard_as(static, rules.moment_specs, upcast(params, form)), now["ema"])
 
 
 def _next_state(state: TrainState, updated: UpdatedState, accepted: jax.Array, precision: Any) -> TrainState:

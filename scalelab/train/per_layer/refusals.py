@@ -1,0 +1,31 @@
+"""What has no place in a step that updates layer by layer, each by name and with the nearest option."""
+
+from scalelab.config import Static
+from scalelab.errors import BadInput
+from scalelab.optim.parts import refuse_inseparable
+from scalelab.precision.policy import POLICIES
+
+
+def refuse_unsupported(static: Static) -> None:
+    """BadInput where `train.updates=per_layer` does not go with another key."""
+    if static.updates != "per_layer":
+        return
+    policy = POLICIES[static.precision]
+    refusals = (
+        (static.layout.devices > 1, f"a mesh of {static.layout.devices} devices", "it is for a single device, and a mesh "
+         "splits gradients by itself", "train.updates=whole with parallel.fsdp"),
+        (static.accumulate > 1, f"train.accumulate={static.accumulate}", "gradients would have to be summed over "
+         "micro-batches", "train.accumulate=1"),
+        (static.model.remat != "full", f"model.remat={static.model.remat!r}", "every block is computed once more in the "
+         "backward", "model.remat=full"),
+        (policy.scaled_loss or policy.scaling == "delayed", f"precision.name={static.precision!r}", "a loss scale or "
+         "delayed scales need all gradients of a step", "precision.name=bf16"),
+        (static.layers, "log.layers_every", "layers are measured in one backward of all", "log.layers_every=0"),
+        (bool(static.own_loss), f"train.loss={static.own_loss!r}", "it may read all parameters", 'train.loss=""'),
+        (bool(static.own_metrics), f"train.metrics={static.own_metrics!r}", "it gets all gradients at once",
+         'train.metrics=""'),
+    )  # fmt: skip
+    for refused, key, why, nearest in refusals:
+        if refused:
+            raise BadInput(f"train.updates='per_layer' with {key}: {why}; nearest: {nearest}")
+    refuse_inseparable(static)
