@@ -30,8 +30,8 @@ def build_optimizer_chain(
     optimizer, o = registry.find_optimizer(static.optim.name), static.optim
     readable, declared = user_numbers.readable_hparams(o, h), parameter_declarations(static.model)
     paired = not all(map(optimizer.claims, jax.tree.leaves(declared)))
-    trees = declared, groups.optimizer_scales(static.model, o, optimizer), groups.decay_mask(static.model, o)
-    trees = *trees, weight_decays(optimizer, static, h)
+    scales, mask = groups.optimizer_scales(static.model, o, optimizer), groups.decay_mask(static.model, o)
+    trees = declared, scales, mask, weight_decays(optimizer, static, h)
     declared, scales, mask, decays = ({n: tree[n] for n in tree if not names or n in names} for tree in trees)
     decay = _add_decay(decays, scales, mask, times_lr=not optimizer.coupled)
     directions = build_directions(optimizer, declared, o, readable, lr, paired)

@@ -64,15 +64,13 @@ def choose_remat(static: Static, memory_of: Callable[[Static], Memory]) -> Remat
 def choose_remat_here(static: Static) -> RematChoice:
     """The choice for the devices that are here; `none` where their memory isn't known."""
     placed, capacity = fits_here.on_present_devices(static)
-    if static.updates == "per_layer":
-        return choose_remat(
-            placed, lambda option: memory_on_backend(option, jax.default_backend(), capacity or sys.maxsize)
-        )
-    if not capacity:
+    has_choice = static.updates == "whole"
+    if has_choice and not capacity:
         return RematChoice("none", f"the memory of {jax.local_devices()[0].device_kind} is not known")
-    if fits_here.is_clearly_small(placed, capacity):
+    if has_choice and fits_here.is_clearly_small(placed, capacity):
         return RematChoice("none", f"the step needs less than {fits_here.SMALL:.0%} of a device's memory")
-    return choose_remat(placed, lambda option: memory_on_backend(option, jax.default_backend(), capacity))
+    room = capacity or sys.maxsize
+    return choose_remat(placed, lambda option: memory_on_backend(option, jax.default_backend(), room))
 
 
 def settle_remat(config: "ConfigDict", folder: pathlib.Path, force: bool = False) -> "ConfigDict":

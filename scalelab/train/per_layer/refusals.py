@@ -12,11 +12,11 @@ def refuse_unsupported(static: Static) -> None:
         return
     policy = POLICIES[static.precision]
     refusals = (
-        (static.layout.devices > 1, f"a mesh of {static.layout.devices} devices", "it is for a single device, and a mesh "
-         "splits gradients by itself", "train.updates=whole with parallel.fsdp"),
+        (static.layout.devices > 1, f"a mesh of {static.layout.devices} devices", "it is for a single device; a mesh "
+         "splits gradients itself", "train.updates=whole with parallel.fsdp"),
         (static.accumulate > 1, f"train.accumulate={static.accumulate}", "gradients would have to be summed over "
          "micro-batches", "train.accumulate=1"),
-        (static.model.remat != "full", f"model.remat={static.model.remat!r}", "every block is computed once more in the "
+        (static.model.remat != "full", f"model.remat={static.model.remat!r}", "every block is computed again in the "
          "backward", "model.remat=full"),
         (policy.scaled_loss or policy.scaling == "delayed", f"precision.name={static.precision!r}", "a loss scale or "
          "delayed scales need all gradients of a step", "precision.name=bf16"),

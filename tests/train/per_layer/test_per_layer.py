@@ -95,7 +95,13 @@ def test_models_by_layer(changes):
 @functools.cache
 def compiled_steps():
     """(the ordinary step, the step by layer, a state, hparams) of a model whose parameters are in its blocks."""
-    changes = {"optim.name": "sgd", "model.n_layers": 16, "model.d_model": 64, "train.global_batch": 1}
+    changes = {
+        "optim.name": "sgd",
+        "model.n_layers": 16,
+        "model.d_model": 64,
+        "train.global_batch": 1,
+        "guard.policy": "off",
+    }
     static, layered, h = both(**changes)
     state, tokens = init(static, h), jax.ShapeDtypeStruct((1, 17), jnp.int32)
     lowered = [jax.jit(functools.partial(train_step, one)).lower(state, tokens, h) for one in (static, layered)]
