@@ -242,6 +242,9 @@ TRAIN = {
     "updates": setting("whole", "when weights change: after the backward; or in a second one, each layer as its "
         "gradient arises, so that no other layer's exists", choices="whole per_layer",
         source="per_layer: LOMO (Lv et al. 2023), sec. 3; GaLore (Zhao et al. 2024), sec. 4.3"),
+    "moments": setting("device", "where the optimizer's state lies; pinned_host: in the host's memory, from which "
+        "each layer's is fetched for its update (train.updates=per_layer)", choices="device pinned_host",
+        source="Ren et al. 2021, ZeRO-Offload"),
     "deterministic": setting(False, "the same bits every time, at some speed: on a GPU, ops of fixed order"),
     "init_from": key("", 'start on the weights of RUN, RUN@STEP or hf:DIR (safetensors), all else anew; "": random'),
     "branch_from": setting("", 'go on from RUN@STEP with all state; `scalelab train --branch-from` sets it; "": none',

@@ -165,6 +165,7 @@ class Static:
     own_eval_metrics: str = ""
     guard: Guard = Guard()
     updates: str = "whole"  # from train.updates: whether weights are updated after the backward or layer by layer in it
+    moments: str = "device"  # from train.moments: the memory in which the optimizer's state lies
 
 
 def static(config: "ConfigDict") -> Static:
@@ -187,7 +188,7 @@ def static(config: "ConfigDict") -> Static:
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0,
         batch_ramp.batch_ramp_steps(config), config.data.documents,
         schedule.seq_start is not None, config.log.layers_every > 0,
-        train.loss, train.metrics, config.eval.metrics, _guard(config), train.updates,
+        train.loss, train.metrics, config.eval.metrics, _guard(config), train.updates, train.moments,
     )  # fmt: skip
 
 

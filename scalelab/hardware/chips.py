@@ -84,6 +84,17 @@ CHIPS = {
 }
 
 
+# Bytes/s to the host's memory, one direction: PCIe of 16 lanes, less its encoding (128b/130b of 32, 16 and 8 GT/s; the
+# generation by the chip's datasheet). Of TPUs nothing is published, and a CPU's memory is the host's.
+PCIE = {"B200 H200 H100": 63.0e9, "A100 A10 A6000 3090 L40S L4 4090": 31.5e9, "V100 T4": 15.75e9}
+
+
+def host_bytes_per_s(chip: Chip) -> float | None:
+    """Bytes/s between a chip and its host's memory, one direction; None if the table lacks it."""
+    words = chip.name.split()
+    return next((rate for names, rate in PCIE.items() if set(names.split()) & set(words)), None)
+
+
 def find_chip(device_kind: str) -> Chip | None:
     """Find the chip behind jax's `device_kind` ('NVIDIA H100 80GB HBM3', 'TPU v5 lite'); None if the table lacks it.
 

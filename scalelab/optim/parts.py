@@ -68,7 +68,16 @@ def read_part(opt_state: Tree, like: Tree, layer: Any) -> Tree:
         assert layer is not None and x.shape[1:] == wanted.shape[1:], (path, x.shape, wanted.shape)
         return jax.lax.dynamic_slice_in_dim(x, layer, 1)
 
-    return jax.tree_util.tree_map_with_path(read, like)
+    return fetch(jax.tree_util.tree_map_with_path(read, like))
+
+
+def fetch(tree: Tree) -> Tree:
+    """The tree with those arrays copied to the device that lie in the host's memory, as their types say."""
+    return jax.tree.map(lambda x: jax.device_put(x, jax.memory.Space.Device) if _is_on_host(x) else x, tree)
+
+
+def _is_on_host(x: Any) -> bool:
+    return jax.typeof(x).memory_space == jax.memory.Space.Host
 
 
 def write_part(opt_state: Tree, part: Tree, layer: Any = None, last: bool = False) -> Tree:
@@ -81,6 +90,7 @@ def write_part(opt_state: Tree, part: Tree, layer: Any = None, last: bool = Fals
         if new is None or not (belongs or last):
             return old
         new = new.astype(old.dtype)
+        new = jax.device_put(new, jax.memory.Space.Host) if _is_on_host(old) else new
         return new if new.shape == old.shape else jax.lax.dynamic_update_slice_in_dim(old, new, layer, 0)
 
     return jax.tree_util.tree_map_with_path(write, opt_state)

@@ -41,4 +41,5 @@ def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None
     static = dataclasses.replace(static, layout=mesh.resolve_layout(static.layout, jax.device_count()))
     hooks.refuse_unsupported(static)
     refusals.refuse_unsupported(static)
+    refusals.refuse_missing_memory(static)
     return TrainSpec(config, static, config_lib.hparams(config) | dict(data_hparams or {}), config_lib.identity(config))

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab import user_code
 from scalelab.config import LAYERS_NUMBERS, Guard, Layout, ModelShape, Optim, Static, hparam_keys
@@ -74,7 +74,8 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, 
     seconds = time.perf_counter() - start
     names = ("argument", "temp", "output", "alias")
     sizes = {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") if memory else 0 for name in names}
-    peak = memory.peak_memory_in_bytes if memory else 0
+    host = memory.host_argument_size_in_bytes if memory else 0
+    peak = memory.peak_memory_in_bytes - host if memory else 0  # XLA's has all memories
     if platform == "cpu":
         peak = sizes["argument_bytes"] + sizes["temp_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"]
         notes.append("a CPU's peak is the sum of all buffers")
@@ -85,6 +86,7 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, 
         usable = usable_bytes(machine.chip)
         if peak > usable:
             oom = f"{peak / 2**30:.2f} GiB at the peak of {usable / 2**30:.1f} GiB usable (XLA says nothing)"
+    sizes["host_bytes"] = host
     return sizes | {"peak_bytes": peak, "seconds": seconds, "oom": oom, "platform": where, "note": "; ".join(notes)}
 
 
@@ -118,4 +120,9 @@ def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tup
     alone = SingleDeviceSharding(devices[0])
     on_it = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone))
     batches = jax.ShapeDtypeStruct(size, jnp.int32)
-    return on_it((state_lib.state_shapes(static), batches, n, h)), None
+    state, *others = on_it((state_lib.state_shapes(static), batches, n, h))
+    if static.moments != "device":  # an absent device lists no memories, but takes types of a mesh that is not one
+        away = NamedSharding(AbstractMesh((1,), ("host",)), PartitionSpec(), memory_kind=static.moments)
+        send = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=away) if x.ndim else x  # noqa: E731
+        state = state._replace(opt_state=jax.tree.map(send, state.opt_state))
+    return (state, *others), None

@@ -34,6 +34,7 @@ class CompiledMemory:
     oom: str | None  # the compiler's text; ours for a GPU, whose compiler never refuses
     platform: str
     note: str
+    host_bytes: int = 0  # arguments in the host's memory (train.moments=pinned_host), not among the others
 
 
 def compile_step(

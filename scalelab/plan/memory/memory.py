@@ -114,10 +114,18 @@ def _state_bytes(static: Static) -> dict[str, int]:
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
     small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"] + by_part["guard"]
-    parts = {"parameters": by_part["params"], "optimizer": by_part["opt_state"] + small}
+    moments = by_part["opt_state"] - host_bytes(static)
+    parts = {"parameters": by_part["params"], "optimizer": moments + small}
     if POLICIES[static.precision].parameters != "float32" and static.updates == "whole":  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
     return parts | ({"average": by_part["ema"]} if static.ema else {})
+
+
+def host_bytes(static: Static) -> int:
+    """Bytes of optimizer state in the host's memory (`train.moments`); scalars stay on the device."""
+    if static.moments == "device":
+        return 0
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state_lib.state_shapes(static).opt_state) if x.ndim)
 
 
 def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
@@ -242,6 +250,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     ):  # the blocks' gradients aren't there yet; a GPU has filled them with zeros
         head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
     copies = _parameter_bytes(static, rules.parameter_specs) if layout.zero in (1, 2) and layout.fsdp > 1 else 0
+    block += host_bytes(static) // shape.n_layers  # fetched for a layer's update
     return zeros + copies + max(block, head)
 
 
@@ -261,7 +270,9 @@ def _formula_bytes(static: Static) -> int:
 
 
 def _memory_notes(static: Static) -> list[str]:
-    layout, shape, notes = static.layout, static.model, []
+    layout, shape, notes = static.layout, static.model, list[str]()
+    if away := host_bytes(static):
+        notes += [f"{away / 2**30:,.2f} GiB of optimizer state lie in the host's memory and cross its bus twice a step"]
     chunks = layout.stage * layout.rounds
     if layout.stage > 1 and shape.n_layers % chunks:
         most = layout.rounds * math.ceil(shape.n_layers / chunks)

@@ -9,10 +9,11 @@ import math
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.hardware.chips import unit_flops
+from scalelab.hardware.chips import host_bytes_per_s, unit_flops
 from scalelab.model import count
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory.memory import host_bytes
 from scalelab.plan.step import links, operations
 from scalelab.plan.step.bubble import lockstep_bubble, pipeline_bubble
 from scalelab.plan.step.device_share import Operation, fullest_device_share
@@ -171,7 +172,13 @@ def _compute_seconds(
     of = fullest_device_share(static)
     last = [seconds["block"][i] * of.last_layers / of.layers + seconds["head"][i] for i in (0, 1)]
     slowest = max(seconds["block"], last, key=sum)
-    return (slowest[0], slowest[1]), (seconds["update"][0], seconds["update"][1])
+    return (slowest[0], slowest[1]), (seconds["update"][0], seconds["update"][1] + moments_s(static, machine))
+
+
+def moments_s(static: Static, machine: Machine) -> float:
+    """Seconds in which moments in the host's memory come and go, a layer after the other, behind nothing."""
+    rate = host_bytes_per_s(machine.chip)
+    return 2 * host_bytes(static) / rate if rate else 0.0
 
 
 def describe_assumptions(

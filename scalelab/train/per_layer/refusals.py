@@ -1,14 +1,33 @@
 """What has no place in a step that updates layer by layer, each by name and with the nearest option."""
 
+import jax
+
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.optim.parts import refuse_inseparable
 from scalelab.precision.policy import POLICIES
 
 
+def refuse_missing_memory(static: Static) -> None:
+    """BadInput where the devices that are here don't have the memory that `train.moments` names."""
+    device = jax.local_devices()[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if static.moments not in ("device", *kinds):
+        reached = ", ".join(kinds) or "its own memory"
+        raise BadInput(
+            f"train.moments={static.moments!r}: {device.device_kind} reaches only {reached}; "
+            "nearest: train.moments=device"
+        )
+
+
 def refuse_unsupported(static: Static) -> None:
     """BadInput where `train.updates=per_layer` does not go with another key."""
     if static.updates != "per_layer":
+        if static.moments != "device":
+            raise BadInput(
+                f"train.moments={static.moments!r} with train.updates={static.updates!r}, which would fetch the whole "
+                "state at once; nearest: train.updates=per_layer, or train.moments=device"
+            )
         return
     policy = POLICIES[static.precision]
     refusals = (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
@@ -143,13 +143,14 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
         return mesh_program(static, hparams)
     init, advance, evaluated = _compiled_functions(static, None)
     traced = [traced_hparams(h) for h in hparams]
+    on_host = static.moments != "device"
 
     return Program(
         init=lambda: [init(h) for h in traced],
         advance=lambda states, batches, n: _one_by_one(advance, states, batches, n, traced),
         evaluate=lambda states, val: [evaluated(s, val, h) for s, h in zip(states, traced, strict=True)],
-        separate=lambda states: list(states),
-        join=lambda states: list(states),
+        separate=list,
+        join=lambda states: [state_lib.move_moments(static, state) if on_host else state for state in states],
     )
 
 
@@ -169,6 +170,8 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
         raise BadInput(
             "sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'"
         )
+    if static.moments != "device":
+        raise BadInput(f"sweep.pack='vmap' with train.moments={static.moments!r}: use sweep.pack='turn'")
     devices = jax.local_devices()
     used, each = spread_trials(len(hparams), len(devices))
     mesh = jax.make_mesh((used,), ("trial",), axis_types=(AxisType.Auto,), devices=devices[:used])
@@ -231,12 +234,12 @@ def restore_targets(static: Static, trials: int, mode: str) -> list[TrainState]:
     devices = jax.local_devices()
     each = spread_trials(trials, len(devices))[1] if mode == "vmap" else trials
     places = [devices[i // each] for i in range(trials)]
-    return [_on_one_device(state_lib.state_shapes(static), place) for place in places]
+    return [_on_one_device(static, place) for place in places]
 
 
-def _on_one_device(state: TrainState, device: jax.Device) -> TrainState:
-    sharding = SingleDeviceSharding(device)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
+def _on_one_device(static: Static, device: jax.Device) -> TrainState:
+    like, memories = state_lib.state_shapes(static), state_lib.state_memories(static, device)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like, memories)
 
 
 def cache_compilations() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding, auto_axes
 
 from scalelab.config import Layout, Static, traced_names
 from scalelab.model import transformer
@@ -16,6 +16,7 @@ from scalelab.model.declare import named_leaves
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import user_numbers
 from scalelab.optim.chain import build_optimizer_chain
+from scalelab.optim.parts import fetch
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
@@ -55,6 +56,9 @@ def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
         if policy.scaling == "delayed"
         else precision
     )
+    if static.moments != "device":
+        send = lambda x: jax.device_put(x, jax.memory.Space.Host) if x.ndim else x  # noqa: E731
+        opt_state = jax.tree.map(send, opt_state)
     average = ema.init_ema(params) if static.ema else ()
     params, memory = cast_for_storage(params, policy.parameters), guard.init_guard(static.guard)
     return TrainState(zero, params, opt_state, zero, zero, average, precision, memory)
@@ -111,6 +115,25 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
     return TrainState(*each)
 
 
+def state_memories(static: Static, device: jax.Device) -> TrainState:
+    """The place of each part of a state on a single device; arrays of the optimizer's where `train.moments` says."""
+    on_device = SingleDeviceSharding(device)
+    moments = on_device if static.moments == "device" else on_device.with_memory_kind(static.moments)
+    like = state_shapes(static)
+    placed = jax.tree.map(lambda _: on_device, like)
+    return placed._replace(opt_state=jax.tree.map(lambda x: moments if x.ndim else on_device, like.opt_state))
+
+
+def move_moments(static: Static, state: TrainState) -> TrainState:
+    """`state` on this process's first device, its optimizer state where `train.moments` says.
+
+    By way of numpy, since jax 0.10 gives an array its memory's type only where it puts it there itself.
+    """
+    memories = state_memories(static, jax.local_devices()[0]).opt_state
+    put = lambda x, place: jax.device_put(np.asarray(x), place)  # noqa: E731
+    return state._replace(opt_state=jax.tree.map(put, state.opt_state, memories))
+
+
 def sharded_state_shapes(static: Static, mesh: Mesh) -> TrainState:
     """The shapes, dtypes and shardings of a state on `mesh`: the target that a checkpoint is restored to."""
     return jax.tree.map(
@@ -127,7 +150,7 @@ def evaluation_params(static: Static, state: TrainState, h: Hparams) -> Any:
         return params
     if static.layout.devices > 1:  # parameters and optimizer state may be sharded differently
         point = auto_axes(point, out_sharding=rules.parameter_specs(static.model, static.layout))
-    return point(params, upcast(state.opt_state, policy.moments), user_numbers.readable_hparams(static.optim, h))
+    return point(params, upcast(fetch(state.opt_state), policy.moments), user_numbers.readable_hparams(static.optim, h))
 
 
 def params_digest(params: Any) -> str:
