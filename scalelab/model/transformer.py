@@ -16,6 +16,7 @@ from scalelab.config import ModelShape
 from scalelab.model import layers
 from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments
+from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, unbox
 from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_flags
 from scalelab.model.layers import MLP, BareParameter, Norm
@@ -65,7 +66,8 @@ class Block(nn.Module):
         attention, times = Attention(s, self.policy, name="attention"), layers.branch_multiplier(s)
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:
-            x_BSD = layers.run_user_block(s, self.policy, x_BSD, attend, functools.partial(mlp, due=due), times, due)
+            branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)
+            x_BSD = redeal(layers.run_user_block(s, self.policy, restore(x_BSD), *branches, times, due))
         elif s.block == "parallel":
             y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
             x_BSD = x_BSD + times * (attend(y_BSD) + mlp(y_BSD, due))
@@ -124,7 +126,7 @@ class Transformer(nn.Module):
         if self.shape.position == "learned":
             positions_SD = gather_weight(self.positions(), "seq", "embed")
             if packed is None:
-                x_BSD = x_BSD + reshard_to(positions_SD[: tokens_BS.shape[1]], "context", None)[None]
+                x_BSD = x_BSD + reshard_to(deal(positions_SD[: tokens_BS.shape[1]], 0), "context", None)[None]
             else:
                 x_BSD = x_BSD + layers.gather_rows(positions_SD, packed.position_BS)
         return reshard_to(x_BSD, *residual_axes(self.shape.sequence_parallel)).astype(array_dtype(self.policy.residual))
@@ -262,7 +264,10 @@ def summed_loss(
 
     def ended(x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
         sums = _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk, due)
-        return add_loss_term(sums, term(params, tokens_BS, targets_BS, x_BSD, head_DV)) if term else sums
+        if term is None:
+            return sums
+        whole = deal(tokens_BS, back=True), deal(targets_BS, back=True), restore(x_BSD)
+        return add_loss_term(sums, term(params, *whole, head_DV))
 
     if due is None:
         return ended(*_part("__call__", shape, params, policy, tokens_BS, packed, **more))

@@ -96,6 +96,7 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     check_layout_options(layout)
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
         _divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
+    _check_ring(model.seq_len, layout.context)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
     _divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
     if layout.context > 1 and model.attention != "auto":
@@ -108,6 +109,18 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
     _check_curvature(static.optim.name, layout)
     return check_pipeline(static, layout) + unsharded_warnings(parameter_declarations(model), layout)
+
+
+def _check_ring(seq_len: int, context: int) -> None:
+    """Raise BadInput where a sequence doesn't split into a head and a tail for each device (`attention/order.py`)."""
+    if context > 1 and seq_len % (2 * context):
+        low = seq_len // (2 * context) * 2 * context
+        fits = max(k for k in range(1, context) if k == 1 or seq_len % (2 * k) == 0)
+        raise BadInput(
+            f"model.seq_len={seq_len} is not divisible by 2 x parallel.context={2 * context}, as each device takes two "
+            f"parts of a sequence; nearest model.seq_len: {f'{low} or ' if low else ''}{low + 2 * context}, "
+            f"nearest parallel.context: {fits}"
+        )
 
 
 def check_layout_options(layout: Layout) -> None:

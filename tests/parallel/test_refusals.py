@@ -46,7 +46,11 @@ REFUSED = {
         "8 or 16",
         "fsdp: 6",
     ),
-    "context=8 model.seq_len=20": ("model.seq_len=20 is not divisible by parallel.context=8", "16 or 24", "context: 5"),
+    "context=8 model.seq_len=24": (
+        "model.seq_len=24 is not divisible by 2 x parallel.context=16",
+        "16 or 32",
+        "context: 6",
+    ),
     "stage=4 data=2 model.n_layers=6": (
         "model.n_layers=6 is not divisible by parallel.stage x parallel.rounds=4",
         "4 or 8",

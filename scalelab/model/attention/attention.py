@@ -14,6 +14,7 @@ from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.kernels import attention_logits, choose_kernel, compute_attention, masked_attention
 from scalelab.model.attention.logit_measures import measure_logits
 from scalelab.model.attention.mask import MaskInfo, attention_mask
+from scalelab.model.attention.order import token_positions
 from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, layer_frequencies
 from scalelab.model.declare import Declaration, declare_parameter
@@ -75,7 +76,8 @@ class Attention(nn.Module):
         self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None
     ) -> tuple[jax.Array, jax.Array, float]:
         """Queries and keys under RoPE, and the scale of their products."""
-        position_BS = rope_positions(packed and packed.position_BS, layer, q_BSNH.shape[1])
+        length = q_BSNH.shape[1]
+        position_BS = rope_positions(packed.position_BS if packed else token_positions(length), layer, length)
         frequency_P, logit_factor = layer_frequencies(self.shape, layer)
         q_BSNH, k_BSKH = (apply_rope(x, frequency_P, position_BS) for x in (q_BSNH, k_BSKH))
         if isinstance(logit_factor, jax.Array):

@@ -127,8 +127,8 @@ def zero_gradients(
 
 
 def accumulate_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, sums: SoftmaxSums, pairs: np.ndarray, block: int, block_mask: Callable,
-    distances: BlockedRelative | None = None,
+    q: jax.Array, k: jax.Array, v: jax.Array, sums: SoftmaxSums, pairs: np.ndarray | jax.Array, block: int,
+    block_mask: Callable, distances: BlockedRelative | None = None,
 ) -> SoftmaxSums:  # fmt: skip
     """Add the keys of these pairs of blocks to `sums`: q [B, K, G, S, H], scaled; k, v [B, K, T, H].
 
@@ -188,7 +188,7 @@ def largest_and_entropy(
 
 def accumulate_gradients(
     q: jax.Array, k: jax.Array, v: jax.Array, log_z: jax.Array, dy: jax.Array, dy_dot_y: jax.Array, grads: Any,
-    pairs: np.ndarray, block: int, block_mask: Callable, distances: BlockedRelative | None = None,
+    pairs: np.ndarray | jax.Array, block: int, block_mask: Callable, distances: BlockedRelative | None = None,
 ) -> Any:  # fmt: skip
     """Add these pairs of blocks to `grads` (as `zero_gradients`); `dy_dot_y`: sum of dy y over H, [B, K, G, S]."""
 

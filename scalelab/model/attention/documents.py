@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from scalelab.model.attention.order import deal
 from scalelab.sharding import reshard_to
 
 
@@ -39,8 +40,7 @@ def document_segments(
     """The documents of the inputs `tokens` [B, S] (padding below zero).
 
     A document ends with `separator`, and after every `length` tokens: so shorter sequences run in the same program. A
-    run of padding is its own document, so no token attends to it. Computed on whole sequences, then split over the
-    mesh.
+    run of padding is its own document, so no token attends to it. Computed on whole sequences, then dealt to devices.
     """
     index_S = jnp.arange(tokens_BS.shape[1])
     before_BS = jnp.roll(tokens_BS, 1, axis=1)  # wraps around for the first token, which begins a document anyway
@@ -52,9 +52,8 @@ def document_segments(
     begins_BS |= (index_S == 0)[None]
     first_BS = jax.lax.cummax(jnp.where(begins_BS, index_S[None], 0), axis=1)
     # A document's number is its first token's index, so numbers are equal exactly within a document.
-    return PackedDocuments(
-        reshard_to(first_BS, "batch", "context"), reshard_to(index_S[None] - first_BS, "batch", "context")
-    )
+    segment_BS, position_BS = (reshard_to(deal(x), "batch", "context") for x in (first_BS, index_S[None] - first_BS))
+    return PackedDocuments(segment_BS, position_BS)
 
 
 def prediction_targets(tokens: jax.Array, ends: DocumentEnds | None) -> jax.Array:
@@ -72,7 +71,10 @@ def prediction_targets(tokens: jax.Array, ends: DocumentEnds | None) -> jax.Arra
 def split_inputs_targets(
     tokens: jax.Array, ends: DocumentEnds | None
 ) -> tuple[jax.Array, jax.Array, PackedDocuments | None]:
-    """Split `tokens` [B, S+1] into (inputs [B, S], targets [B, S], documents); without `ends` documents are None."""
+    """Split `tokens` [B, S+1] into (inputs [B, S], targets [B, S], documents); without `ends` documents are None.
+
+    All in the order in which a mesh's devices hold them (`order.py`).
+    """
     tokens = tokens.astype(jnp.int32)
     packed = None if ends is None else document_segments(tokens[:, :-1], *ends)
-    return jnp.maximum(tokens[:, :-1], 0), prediction_targets(tokens, ends), packed
+    return deal(jnp.maximum(tokens[:, :-1], 0)), deal(prediction_targets(tokens, ends)), packed

@@ -6,6 +6,7 @@ Shapes: B batch, S queries, T keys, N heads, K key/value heads, H d_head.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +22,9 @@ from scalelab.model.attention.blockwise import (
     visible_block_pairs,
 )
 from scalelab.model.attention.mask import MaskInfo, attention_mask
+from scalelab.model.attention.order import held_position
 from scalelab.model.attention.relative import RelativeInputs, make_blocked_relative
+from scalelab.model.attention.ring import ring_block
 from scalelab.sharding import (
     BATCH_AXES,
     CONTEXT_AXIS,
@@ -80,28 +83,32 @@ def _measure_on_device(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     length, split = q.shape[1], mesh_axis_size(CONTEXT_AXIS) > 1
     block = min(block_size(), length)
-    key_segment, first = mask_info.segment_BS, jnp.int32(0)
+    key_segment, positions = mask_info.segment_BS, (lambda i: i, lambda j: j)
     pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
     if split:
-        block = block if length % block == 0 else length
+        block, positions = ring_block(length), _positions(length)
         gather = functools.partial(jax.lax.all_gather, axis_name=CONTEXT_AXIS, axis=1, tiled=True)
         k, key_segment = gather(k), None if key_segment is None else gather(key_segment)
-        first = jax.lax.axis_index(CONTEXT_AXIS) * length
-        blocks = np.indices((length // block, k.shape[1] // block))
-        pairs = blocks.reshape(2, -1).T.astype(np.int32)
+        pairs = np.indices((length // block, k.shape[1] // block)).reshape(2, -1).T.astype(np.int32)
+    query, key = positions
     distances = None if relative is None else make_blocked_relative(relative, scale, block)
-    if distances is not None and split:
-        distances = distances._replace(ahead=first)
+    distances = distances and distances._replace(ahead=lambda i, j: query(i) - key(j))
     index, segments = jnp.arange(block), [_filled(x, block) for x in (mask_info.segment_BS, key_segment)]
 
     def block_mask(i: jax.Array, j: jax.Array) -> jax.Array:
         cut = [_cut(x, start, block) for x, start in zip(segments, (i, j), strict=True)]
-        mask = attention_mask(first + i + index, j + index, window, mask_info.is_global, *cut)
+        mask = attention_mask(query(i) + index, key(j) + index, window, mask_info.is_global, *cut)
         real = (i + index < length)[:, None]  # padding of the last block is not a query
         return mask & (real if mask.ndim == 2 else real[None])
 
     heads = group_heads(q * scale, k.shape[2]), move_heads_first(k)
     return largest_and_entropy(*heads, pairs, block, block_mask, distances)
+
+
+def _positions(length: int) -> tuple[Callable, Callable]:
+    """Positions of a device's i-th query and of the j-th key of all devices' (`order.py`)."""
+    me, chunk = jax.lax.axis_index(CONTEXT_AXIS), length // 2
+    return lambda i: held_position(me, i, chunk), lambda j: held_position(j // length, j % length, chunk)
 
 
 def _filled(segment_BS: jax.Array | None, block: int) -> Any:

@@ -7,6 +7,8 @@ Shapes: B batch, S queries, T keys or distances, N heads, K key/value heads, G =
 length.
 """
 
+import operator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -52,13 +54,13 @@ def shift_distances(x_BNST: jax.Array) -> jax.Array:
 class BlockedRelative(NamedTuple):
     """`RelativeInputs` laid out for blocks: `q` [N, B, S, H], scaled; `r` [N, T + b, H], zero where out of range.
 
-    `r` runs from distance T - 1 down to -b. S and T are whole blocks. Queries begin `ahead` tokens after the keys, a
-    multiple of the block.
+    `r` runs from distance T - 1 down to -b. S and T are whole blocks. `ahead(i, j)`: tokens from key j to query i,
+    both the first of a block.
     """
 
     q: jax.Array
     r: jax.Array
-    ahead: jax.Array | int = 0
+    ahead: Callable[[jax.Array, jax.Array], jax.Array] = operator.sub
 
 
 def make_blocked_relative(inputs: RelativeInputs, scale: float, block: int) -> BlockedRelative:
@@ -106,7 +108,7 @@ def _parts(blocked: BlockedRelative, i: jax.Array, j: jax.Array, block: int) -> 
 
 
 def _first(blocked: BlockedRelative, i: jax.Array, j: jax.Array, block: int) -> jax.Array:
-    return blocked.r.shape[1] - 2 * block - (blocked.ahead + i - j)
+    return blocked.r.shape[1] - 2 * block - blocked.ahead(i, j)
 
 
 def _shift(x: jax.Array) -> jax.Array:

@@ -1,14 +1,18 @@
 """Ring attention (Liu et al. 2023): queries stay, keys and values go once around the devices that share a sequence.
 
 The arithmetic is that of `blockwise.py`: a device holds the logits of one block of its own queries and one block of
-another device's keys. Device i holds the i-th part of the sequence, so the last one works in every turn, others wait.
+another device's keys. Device i of n has chunks i and 2n - 1 - i, a head and a tail (`order.py`). Of another device's
+keys, causality leaves its tail the other's head, and one more whole pair of chunks: the heads of both if the other
+comes before, else the tails. So a turn is equal work for all devices, without a wholly masked pair.
 
-Shapes: B batch, s a device's part of the sequence, N heads, K key/value heads, H d_head.
+Shapes: B batch, s a device's tokens of the sequence, N heads, K key/value heads, H d_head.
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +30,19 @@ from scalelab.model.attention.blockwise import (
     zero_gradients,
 )
 from scalelab.model.attention.mask import MaskInfo, attention_mask
-from scalelab.model.attention.relative import (
-    BlockedRelative,
-    RelativeInputs,
-    blocked_relative_gradients,
-    make_blocked_relative,
-)
+from scalelab.model.attention.order import held_position
+from scalelab.model.attention.relative import RelativeInputs, blocked_relative_gradients, make_blocked_relative
 from scalelab.sharding import CONTEXT_AXIS, mesh_axis_size
+
+BlockPairs = tuple[tuple[int, int], ...]  # (block of queries, block of keys), each counted within its chunk
+
+
+class Stretch(NamedTuple):
+    """Turns in a row that take the same pairs of blocks: of tail and head, and of two heads or two tails."""
+
+    turns: range
+    tail_to_head: BlockPairs
+    alike: BlockPairs
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -56,18 +66,18 @@ def _forward(
     window: int,
     relative: RelativeInputs | None,
 ) -> tuple[jax.Array, tuple]:
-    q_, (pairs, block) = group_heads(q * scale, k.shape[2]), _pairs(q.shape[1])
+    q_, block = group_heads(q * scale, k.shape[2]), ring_block(q.shape[1])
     distances = None if relative is None else make_blocked_relative(relative, scale, block)
 
-    def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
-        (k, v, key_segments), sums = carry
-        mask = _masks(mask_info, key_segments, turns, window, q.shape[1], block)
-        turned = _relative_after_turns(distances, turns, q.shape[1])
-        sums = accumulate_attention(q_, k, v, sums, pairs, block, mask, turned)
-        return (_pass_around_ring((k, v, key_segments)), sums), None
+    def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int) -> tuple[Any, Any]:
+        k, v, key_segments = held
+        mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
+        turned = distances and distances._replace(ahead=ahead)
+        return held, accumulate_attention(q_, k, v, sums, pairs, block, mask, turned)
 
-    begin = ((move_heads_first(k), move_heads_first(v), mask_info.segment_BS), empty_sums(q_))
-    (_, sums), _ = jax.lax.scan(turn, begin, jnp.arange(mesh_axis_size(CONTEXT_AXIS)))
+    held = move_heads_first(k), move_heads_first(v), mask_info.segment_BS
+    start = empty_sums(q_)
+    sums = _by_window(lambda window: _go_round(attend, held, start, block, window)[1], window, mask_info.is_global)
     y, log_z = finish_softmax(sums)
     # y stays in fp32: the gradient of keys is a small difference
     return ungroup_heads(y).astype(q.dtype), (q, k, v, mask_info, relative, y, log_z)
@@ -75,23 +85,26 @@ def _forward(
 
 def _backward(scale: float, window: int, residuals: tuple, dy: jax.Array) -> tuple[Any, ...]:
     q, k, v, mask_info, relative, y, log_z = residuals
-    heads, (pairs, block) = k.shape[2], _pairs(q.shape[1])
+    heads, block = k.shape[2], ring_block(q.shape[1])
     q_, dy_ = group_heads(q * scale, heads), group_heads(dy, heads)
     dy_dot_y = jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)  # sum of p dp over keys
     distances = None if relative is None else make_blocked_relative(relative, scale, block)
 
-    def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
-        (k, v, key_segments, dk, dv), dq, dr = carry
-        mask = _masks(mask_info, key_segments, turns, window, q.shape[1], block)
-        turned = _relative_after_turns(distances, turns, q.shape[1])
-        sums = dq, dk, dv, dr
-        dq, dk, dv, dr = accumulate_gradients(q_, k, v, log_z, dy_, dy_dot_y, sums, pairs, block, mask, turned)
-        return (_pass_around_ring((k, v, key_segments, dk, dv)), dq, dr), None
+    def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int) -> tuple[Any, Any]:
+        (k, v, key_segments, dk, dv), (dq, dr) = held, sums
+        mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
+        turned, grads = distances and distances._replace(ahead=ahead), (dq, dk, dv, dr)
+        dq, dk, dv, dr = accumulate_gradients(q_, k, v, log_z, dy_, dy_dot_y, grads, pairs, block, mask, turned)
+        return (k, v, key_segments, dk, dv), (dq, dr)
+
+    def go_round(window: int) -> Any:
+        (*_, dk, dv), sums, turn = _go_round(attend, held, (dq, dr), block, window)
+        return _send((dk, dv), mesh_axis_size(CONTEXT_AXIS) - turn), sums
 
     k_, v_ = move_heads_first(k), move_heads_first(v)
     dq, dk, dv, dr = zero_gradients(q, q_, k_, v_, distances)
-    begin = ((k_, v_, mask_info.segment_BS, dk, dv), dq, dr)
-    ((_, _, _, dk, dv), dq, dr), _ = jax.lax.scan(turn, begin, jnp.arange(mesh_axis_size(CONTEXT_AXIS)))
+    held = k_, v_, mask_info.segment_BS, dk, dv
+    (dk, dv), (dq, dr) = _by_window(go_round, window, mask_info.is_global)
     by_distance = None if relative is None else blocked_relative_gradients(dr, relative, scale, block)
     dq = (scale * ungroup_heads(dq)).astype(q.dtype)
     return dq, move_heads_first(dk).astype(k.dtype), move_heads_first(dv).astype(v.dtype), None, by_distance
@@ -100,38 +113,101 @@ def _backward(scale: float, window: int, residuals: tuple, dy: jax.Array) -> tup
 ring_attention.defvjp(_forward, _backward)
 
 
-def _pairs(length: int) -> tuple[np.ndarray, int]:
-    """All pairs of blocks, and a block's length; a query's own block comes first, as in `visible_block_pairs`."""
-    block = block_size() if length % block_size() == 0 else length
-    blocks = range(length // block)
-    return np.array([(i, (i - j) % len(blocks)) for i in blocks for j in blocks], np.int32), block
+def ring_block(length: int) -> int:
+    """Queries and keys at once, of a device's `length` tokens; divides each of its two chunks."""
+    return block_size() if length // 2 % block_size() == 0 else length // 2
 
 
-def _relative_after_turns(distances: BlockedRelative | None, turns: jax.Array, length: int) -> BlockedRelative | None:
-    """`distances` between this device's queries and the keys that have moved by `turns` devices."""
-    if distances is None:
-        return None
-    me = jax.lax.axis_index(CONTEXT_AXIS)
-    return distances._replace(ahead=(me - (me - turns) % mesh_axis_size(CONTEXT_AXIS)) * length)
+def own_pairs(chunk: int, block: int, window: int) -> np.ndarray:
+    """Pairs of blocks [n, 2] of a device's own queries and keys; a query's own block comes first.
+
+    So each query has attended to itself before it meets a block with none of its keys.
+    """
+    blocks = chunk // block
+    alike, tail_to_head = (_pairs_at(distance, chunk, block, window) for distance in (0, 1))
+    tails = [(i + blocks, j + blocks) for i, j in alike]
+    return np.array([*alike, *tails, *((i + blocks, j) for i, j in tail_to_head)], np.int32)
 
 
-def _masks(
-    mask_info: MaskInfo, key_segments: jax.Array | None, turns: jax.Array, window: int, length: int, block: int
-) -> Callable:
-    """Mask function of blocks: this device's queries against the keys that have moved by `turns` devices."""
+def ring_stretches(devices: int, chunk: int, block: int, window: int) -> list[Stretch]:
+    """The turns after the first; in a turn the keys of the device so many places before are held.
+
+    Heads are then `turn` chunks apart, tails devices - turn, tail and head further than the lesser of both. Where a
+    window hides all of them the turn is left out, so keys travel its reach, forwards and backwards.
+    """
+
+    def pairs(turn: int) -> tuple[BlockPairs, BlockPairs]:
+        near = min(turn, devices - turn)
+        return _pairs_at(near + 1, chunk, block, window), _pairs_at(near, chunk, block, window)
+
+    alike = ((key, list(turns)) for key, turns in itertools.groupby(range(1, devices), pairs))
+    return [Stretch(range(turns[0], turns[-1] + 1), *key) for key, turns in alike if key[1]]
+
+
+def turn_pairs(stretch: Stretch, comes_before: Any, blocks: int) -> jax.Array:
+    """Pairs of blocks [n, 2] of a turn; `comes_before`: whether the keys' device comes before the queries'."""
+    tail_to_head = np.array([(i + blocks, j) for i, j in stretch.tail_to_head], np.int32).reshape(-1, 2)
+    alike = np.array(stretch.alike, np.int32) + jnp.where(comes_before, 0, blocks)
+    return jnp.concatenate([tail_to_head, alike])
+
+
+def _pairs_at(distance: int, chunk: int, block: int, window: int) -> BlockPairs:
+    """Pairs of blocks that are not masked completely, of queries so many chunks after the keys."""
+    blocks, reach = chunk // block, window or math.inf
+    causal = ((i, j) for i in range(blocks) for j in range(blocks - 1 if distance else i, -1, -1))
+    return tuple((i, j) for i, j in causal if distance * chunk + (i - j - 1) * block + 1 < reach)
+
+
+def _go_round(attend: Callable, held: Any, sums: Any, block: int, window: int) -> tuple[Any, Any, int]:
+    """(what is held, sums, turns that it went) after the keys of every device that this one may see.
+
+    A turn's attention doesn't wait for what is sent beside it.
+    """
+    devices, chunk, turn = mesh_axis_size(CONTEXT_AXIS), held[0].shape[2] // 2, 0
+    held, sums = attend(held, sums, turn, jnp.array(own_pairs(chunk, block, window)), window)
+    for stretch in ring_stretches(devices, chunk, block, window):
+
+        def meet(held: Any, sums: Any, turn: Any, stretch: Stretch = stretch) -> tuple[Any, Any]:
+            comes_before = jax.lax.axis_index(CONTEXT_AXIS) >= turn
+            return attend(held, sums, turn, turn_pairs(stretch, comes_before, chunk // block), window)
+
+        def meet_and_send(carry: Any, turn: Any, meet: Callable = meet) -> tuple[Any, None]:
+            held, sums = meet(*carry, turn)
+            return (_send(held, 1), sums), None
+
+        held, *turns = _send(held, stretch.turns[0] - turn), *stretch.turns
+        if turns[1:]:
+            (held, sums), _ = jax.lax.scan(meet_and_send, (held, sums), jnp.array(turns[:-1]))
+        held, sums = meet(held, sums, turns[-1])
+        turn = turns[-1]
+    return held, sums, turn
+
+
+def _by_window(go_round: Callable, window: int, is_global: jax.Array | None) -> Any:
+    """One round with or without the window, by the layer's flag; all devices take the same one, as they exchange."""
+    if not window or is_global is None:
+        return go_round(window)
+    return jax.lax.cond(is_global, lambda: go_round(0), lambda: go_round(window))
+
+
+def _relations(
+    segments: jax.Array | None, key_segments: jax.Array | None, turn: Any, window: int, chunk: int, block: int
+) -> tuple[Callable, Callable]:
+    """Mask and distance of blocks: this device's queries against the keys that have moved by `turn` devices."""
     me, index = jax.lax.axis_index(CONTEXT_AXIS), jnp.arange(block)
-    first, first_key = me * length, (me - turns) % mesh_axis_size(CONTEXT_AXIS) * length
+    other = (me - turn) % mesh_axis_size(CONTEXT_AXIS)
 
     def part(segment: jax.Array | None, start: jax.Array) -> jax.Array | None:
         return None if segment is None else jax.lax.dynamic_slice_in_dim(segment, start, block, 1)
 
     def mask_of(i: jax.Array, j: jax.Array) -> jax.Array:
-        segments = part(mask_info.segment_BS, i), part(key_segments, j)
-        return attention_mask(first + i + index, first_key + j + index, window, mask_info.is_global, *segments)
+        query, key = held_position(me, i, chunk), held_position(other, j, chunk)
+        return attention_mask(query + index, key + index, window, None, part(segments, i), part(key_segments, j))
 
-    return mask_of
+    return mask_of, lambda i, j: held_position(me, i, chunk) - held_position(other, j, chunk)
 
 
-def _pass_around_ring(tree: Any) -> Any:
+def _send(tree: Any, by: int) -> Any:
+    """What the device `by` places before holds."""
     n = mesh_axis_size(CONTEXT_AXIS)
-    return jax.lax.ppermute(tree, CONTEXT_AXIS, [(i, (i + 1) % n) for i in range(n)])
+    return jax.lax.ppermute(tree, CONTEXT_AXIS, [(i, (i + by) % n) for i in range(n)])

@@ -103,14 +103,14 @@ def _distance_operations(static: Static, traits: SystemTraits) -> list[Operation
     return operations
 
 
-def keys_per_query(static: Static, machine: Machine, traits: SystemTraits) -> float:
-    """Keys a query's logits are computed for, mean over layers: half of all if fully masked blocks are left out."""
-    shape, context = static.model, static.layout.context
-    length = shape.seq_len
+def keys_per_query(static: Static, machine: Machine) -> float:
+    """Keys a query's logits are computed for, mean over layers: half of all if fully masked blocks are left out.
+
+    Devices that share a sequence have equal parts of them (`model/attention/ring.py`).
+    """
+    shape, length = static.model, static.model.seq_len
     if attention_kind(static, machine) not in SPARING:
         return float(length)
-    if context > 1 and not traits.balanced_ring:
-        return length - length / context / 2  # the last device's: all, less half of its own block
     window = min(shape.window, length) if shape.window else length
     near, far = window - window * (window - 1) / (2 * length), (length + 1) / 2
     local = count_local_layers(shape) / shape.n_layers
@@ -123,7 +123,7 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
     again, kind = recompute_policy(static, traits), attention_kind(static, machine)
     fused = kind in FUSED or (traits.fused_ring and static.layout.context > 1)
     a, width, keys = array_dtype(policy.compute).itemsize, of.heads * shape.d_head, of.key_heads * shape.d_head
-    seen = keys_per_query(static, machine, traits)
+    seen = keys_per_query(static, machine)
     flops = 4.0 * of.tokens * seen * width
     passes, backward = 1 + (again != "none"), 2.5 if kind in SPARING else 2.0
     held = a * of.tokens * (2 * width + 2 * keys)

@@ -14,7 +14,6 @@ TRAIT_DESCRIPTIONS = {
     "joined": "one gradient for an input that several products or branches share",
     "reduced_each": "gradients summed over devices once a step, not after each micro-batch",
     "logits_at_once": "the head's logits of a micro-batch in one piece",
-    "balanced_ring": "head and tail of a sequence on one device of the ring of attention",
     "fused_ring": "kernels in the ring of attention, whose logits stay on the chip",
     "lockstep": "stages that don't wait for each other after each tick",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",

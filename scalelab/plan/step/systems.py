@@ -24,8 +24,6 @@ class SystemTraits:
     reduced_each: str = "outside blocks"
     # model/loss.py: logits a device holds at once; 0: all
     logits_at_once: int = CHUNK_LOGITS
-    # model/attention/ring.py: device i holds the i-th part of a sequence; the last one works in every turn of the ring
-    balanced_ring: bool = False
     # model/attention/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
     fused_ring: bool = False
     # parallel/stage.py: after every tick all stages send, so a tick takes as long as the longest of its operations
@@ -35,11 +33,10 @@ class SystemTraits:
 
 
 OUR_TRAITS = SystemTraits()
-# Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.2 (head and tail of a sequence
-# together).
+# Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.
 MEGATRON_TRAITS = SystemTraits(
     pipeline_recomputes=False, summed_bytes=2, joined=True, reduced_each="nowhere", logits_at_once=0,
-    balanced_ring=True, fused_ring=True, lockstep=False, casts=False,
+    fused_ring=True, lockstep=False, casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
 MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_each="everywhere")

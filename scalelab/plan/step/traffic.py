@@ -8,7 +8,9 @@ our trainer does otherwise than those, `systems.py` says so.
 import dataclasses
 
 from scalelab.config import Static
+from scalelab.model.attention.ring import ring_stretches
 from scalelab.model.count import count_parameters
+from scalelab.model.layer_flags import count_local_layers
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
@@ -106,16 +108,26 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
 
 
 def _ring_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
-    """Keys and values once round the devices that share a sequence, forward; with their gradients (fp32), backward."""
-    shape, of, turns = static.model, fullest_device_share(static), static.layout.context
+    """Keys and values to each other device that shares a sequence; gradients (fp32) beside them, and home once more."""
+    shape, of = static.model, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].compute).itemsize
     elements = 2 * of.tokens * of.key_heads * shape.d_head
-    runs = of.layers * of.microbatches * turns
-    forwards = 2 if recompute_policy(static, traits) != "none" else 1
+    runs = of.layers * of.microbatches
+    turns = _ring_turns(static) * runs
+    # What a recomputed forward and the backward after it send first is one: the compiler joins the two.
+    recomputed = turns - runs if recompute_policy(static, traits) != "none" and turns else 0.0
     return [
-        Transfer("context", "send", width * elements, forwards * runs, True, "keys and values"),
-        Transfer("context", "send", (width + 4) * elements, runs, True, "keys, values and their gradients"),
+        Transfer("context", "send", width * elements, 2 * turns + recomputed, True, "keys and values"),
+        Transfer("context", "send", 4 * elements, turns + runs, True, "gradients of keys and values"),
     ]
+
+
+def _ring_turns(static: Static) -> float:
+    """Turns of the ring in which something is sent, mean over layers: a window needs only those of its reach."""
+    shape, devices = static.model, static.layout.context
+    local, chunk = count_local_layers(shape) / shape.n_layers, shape.seq_len // (2 * devices)
+    near = sum(len(stretch.turns) for stretch in ring_stretches(devices, chunk, chunk, shape.window))
+    return local * near + (1 - local) * (devices - 1)
 
 
 def _stage_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
