@@ -145,7 +145,12 @@ def test_bytes_moved_are_those_of_the_compiled_step(axis):
         if axis == "fsdp" and row["variant"]["train.accumulate"] > 1 and layout.zero == 3:
             continue
         of, _ = parallelism.build_static(row["variant"], layout, "fp32")
-        moved = sum(t.times * t.whole_bytes for t in traffic.step_transfers(of) if t.axis == axis)
+        transfers = [t for t in traffic.step_transfers(of) if t.axis == axis]
+        moved = sum(t.times * t.whole_bytes for t in transfers)
+        if axis == "context" and row["variant"]["model.remat"] == "none":
+            # A CPU's layers are unrolled: what the forward and the backward of one send first is one.
+            sent = next(t.whole_bytes for t in transfers if t.what == "keys and values")
+            moved -= sent * of.model.n_layers * of.accumulate
         compared.append(moved / row["collective_bytes"][axis])
     assert len(compared) >= 4
     assert min(compared) > 0.9 and max(compared) < 1.1, compared
