@@ -23,8 +23,10 @@ from scalelab.sharding import (
     gradient_spec,
     has_explicit_mesh,
     mesh_axes,
+    mesh_axis_size,
     per_device,
     reshard_to,
+    target_platform,
 )
 
 AxisNames = tuple[str | None, ...]
@@ -58,9 +60,12 @@ def _operand(x: jax.Array, form: str, policy: Policy, delayed_scale: jax.Array |
     if not policy.scaling:
         return _Operand(round_to_tf32(x.astype(array_dtype(form))), None)
     amax = fp8.max_magnitude(x)
-    scale = fp8.fp8_scale(amax, form)
-    scale = scale if delayed_scale is None else jnp.where(delayed_scale > 0, delayed_scale, scale)
-    return _Operand(fp8.cast_to_fp8(x, scale, form), scale, amax)
+    if delayed_scale is None:
+        scale = fp8.tensor_scale(amax, form)
+        return _Operand(fp8.cast_to_fp8(x, scale, form), scale, amax)
+    # The barrier holds cast and maximum together, as one pass; else XLA casts once for each layout that is multiplied.
+    values, amax = jax.lax.optimization_barrier((fp8.cast_to_fp8(x, delayed_scale, form), amax))
+    return _Operand(values, delayed_scale, amax)
 
 
 def _unpack_scales(scales: jax.Array | None) -> tuple[jax.Array | None, ...]:
@@ -68,7 +73,17 @@ def _unpack_scales(scales: jax.Array | None) -> tuple[jax.Array | None, ...]:
 
 
 def _scaled(y: jax.Array, a: _Operand, b: _Operand, out: Any) -> jax.Array:
-    return (y if a.scale is None or b.scale is None else y * (a.scale * b.scale)).astype(out)
+    return (y if a.scale is None or b.scale is None else y * (a.scale * b.scale).astype(y.dtype)).astype(out)
+
+
+def _result_form(a: _Operand, out: Any, summed: AxisNames) -> Any:
+    """The format in which a product comes: fp32, and on a GPU `out` if it is of fp8 and no devices add up parts.
+
+    There the library's product takes scales and rounds its sums once, which saves a pass in fp32 over the result.
+    Scales are powers of two, so it makes no difference to the numbers that they come after the rounding.
+    """
+    split = any(mesh_axis_size(axis) > 1 for axis in _axes(summed))
+    return out if a.scale is not None and not split and target_platform() == "gpu" else jnp.float32
 
 
 def _forward(x, w, scales, ins, names, out_axes, policy):
@@ -76,7 +91,8 @@ def _forward(x, w, scales, ins, names, out_axes, policy):
         return _block_forward(x, w, ins, names, out_axes, policy), (x, w)
     of_x, of_w, _ = _unpack_scales(scales)
     a, b = _operand(x, policy.forward, policy, of_x), _operand(w, policy.forward, policy, of_w)
-    y = _dot(a.values, gather_weight(b.values, *names), (x.ndim - ins, x.ndim), (0, ins), activation_spec(*out_axes))
+    whole, form = gather_weight(b.values, *names), _result_form(a, x.dtype, names[:ins])
+    y = _dot(a.values, whole, (x.ndim - ins, x.ndim), (0, ins), activation_spec(*out_axes), form)
     return _scaled(y, a, b, x.dtype), (a, w, scales)
 
 
@@ -87,17 +103,18 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
     x, out, lead = a.values, dy.dtype, a.values.ndim - ins
     _, of_w, of_dy = _unpack_scales(scales)
     b, c = _operand(w, policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
+    form = _result_form(a, out, names[ins:])
     amax = None if scales is None else jnp.stack([part.amax for part in (a, b, c) if part.amax is not None])
     if not has_explicit_mesh():
         tokens, inner = math.prod(x.shape[:lead]), math.prod(x.shape[lead:])
         x_TK, dy_TN, w_KN = x.reshape(tokens, inner), c.values.reshape(tokens, -1), b.values.reshape(inner, -1)
-        dw, dx = _dot_general(x_TK, dy_TN, (0,), (0,)), _matmul(dy_TN, w_KN.T)
+        dw, dx = _dot_general(x_TK, dy_TN, (0,), (0,)), _matmul(dy_TN, w_KN.T, form)
         return _scaled(dx.reshape(x.shape), c, b, out), _scaled(dw.reshape(w.shape), a, c, w.dtype), amax
     dy, dw_spec, whole = c.values, gradient_spec(w), activation_spec(*names)
     if dw_spec.unreduced:  # jax then wants both operands split alike, and all axes of the sum or none
         dy = reshard_to(dy, *_unsplit(out_axes))
         whole = PartitionSpec(*whole, unreduced={*mesh_axes(jax.typeof(x).sharding.spec.partitions[:lead])})
-    dx = _dot(dy, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), gradient_spec(x))
+    dx = _dot(dy, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), gradient_spec(x), form)
     dw = _dot(x, dy, (0, lead), (0, lead), whole)
     return _scaled(dx, c, b, out), reshard(_scaled(dw, a, c, w.dtype), dw_spec), amax
 
@@ -105,23 +122,33 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
 weight_product.defvjp(_forward, _backward)
 
 
-def _dot(a: jax.Array, b: jax.Array, of_a: tuple[int, int], of_b: tuple[int, int], out: PartitionSpec) -> jax.Array:
-    """Contract axes of_a[0] to of_a[1] of `a` with of_b of `b`, in fp32; a mesh splits the result by `out`."""
+def _dot(
+    a: jax.Array,
+    b: jax.Array,
+    of_a: tuple[int, int],
+    of_b: tuple[int, int],
+    out: PartitionSpec,
+    form: Any = jnp.float32,
+) -> jax.Array:
+    """Contract axes of_a[0] to of_a[1] of `a` with of_b of `b`, summed in fp32; a mesh splits the result by `out`."""
     if has_explicit_mesh():  # in fp32: where the contraction is split, the devices' parts are added after it
-        return _dot_general(a, b, tuple(range(*of_a)), tuple(range(*of_b)), out)
+        return _dot_general(a, b, tuple(range(*of_a)), tuple(range(*of_b)), form, out)
     # As one product of two matrices: with more axes, XLA:CPU contracts two of them on a strided copy for the weight's
     # gradient, and a whole step takes 1.5 times as long (experiments/benchmarks).
-    y = _matmul(a.reshape(-1, math.prod(a.shape[of_a[0] :])), b.reshape(math.prod(b.shape[: of_b[1]]), -1))
+    y = _matmul(a.reshape(-1, math.prod(a.shape[of_a[0] :])), b.reshape(math.prod(b.shape[: of_b[1]]), -1), form)
     return y.reshape(*a.shape[: of_a[0]], *b.shape[of_b[1] :])
 
 
-def _matmul(a_MK: jax.Array, b_KN: jax.Array) -> jax.Array:
-    return _dot_general(a_MK, b_KN, (1,), (0,))
+def _matmul(a_MK: jax.Array, b_KN: jax.Array, form: Any) -> jax.Array:
+    return _dot_general(a_MK, b_KN, (1,), (0,), form)
 
 
-def _dot_general(a: jax.Array, b: jax.Array, of_a: tuple, of_b: tuple, out: PartitionSpec | None = None) -> jax.Array:
+def _dot_general(
+    a: jax.Array, b: jax.Array, of_a: tuple, of_b: tuple, form: Any = jnp.float32, out: PartitionSpec | None = None
+) -> jax.Array:
+    precision = fp8.sum_precision() if a.dtype.itemsize == 1 else None
     dims = ((of_a, of_b), ((), ()))
-    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32, out_sharding=out)
+    return jax.lax.dot_general(a, b, dims, precision, form, out_sharding=out)
 
 
 def _block_forward(x, w, ins, names, out_axes, policy):

@@ -1,7 +1,8 @@
 """Delayed scaling of fp8 operands: a tensor's scale comes from its largest magnitudes in earlier steps.
 
-It follows NVIDIA's Transformer Engine (`DelayedScaling`, amax_compute_algo "max", margin 0): a cast needn't wait for a
-pass over its own tensor. Values above the past maximum are clipped. The first step uses its own amax.
+It follows NVIDIA's Transformer Engine (`DelayedScaling`, amax_compute_algo "max", margin 0): a tensor is cast in the
+pass that finds its own maximum. Values above the past maximum are clipped. The first step takes FIRST_AMAX: its own
+would have to be found before the cast, by a second pass in every step's program.
 """
 
 from collections.abc import Mapping
@@ -10,10 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalelab.precision.fp8 import fp8_scale
+from scalelab.precision.fp8 import tensor_scale
 from scalelab.precision.policy import Policy
 
 HISTORY_LENGTH = 16  # steps stored; Transformer Engine's examples use 16, its default is 1024
+# Of (x, w, dy), before any step. e4m3 has 18 octaves, e5m2 32: gradients of a mean over tokens from 2e-13 up pass.
+FIRST_AMAX = (64.0, 1.0, 1e-3)
 
 
 def init_amax_history(declared: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,13 +32,13 @@ def init_amax_history(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def delayed_scales(history: Any, policy: Policy) -> Any:
-    """The scales [layers, 3] of each product's operands (x, w, dy); 0 without a history."""
+    """The scales [layers, 3] of each product's operands (x, w, dy)."""
     forms = (policy.forward, policy.forward, policy.backward)
 
     def scales(history: jax.Array) -> jax.Array:
         amax = history.max(axis=1)
-        scale = jnp.stack([fp8_scale(amax[:, i], form) for i, form in enumerate(forms)], axis=1)
-        return jnp.where(amax > 0, scale, 0.0)
+        amax = jnp.where(amax > 0, amax, jnp.broadcast_to(jnp.array(FIRST_AMAX), amax.shape))
+        return jnp.stack([tensor_scale(amax[:, i], form) for i, form in enumerate(forms)], axis=1)
 
     return jax.tree.map(scales, history)
 

@@ -1,16 +1,17 @@
 """Operands in fp8 with scales: per tensor, or by tiles and blocks (DeepSeek-V3, section 3.3.2).
 
-A scale maps the largest magnitude to the format's largest number. Values are clipped before each cast, as the cast
-alone turns 465 into NaN in e4m3 and 60,000 into Inf in e5m2. Values that are not finite make the product NaN, and the
-step is skipped. Products of fp8 operands are summed in fp32.
+A tile's scale maps its largest magnitude to the format's largest number; a tensor's is the next power of two, so that
+its products can be scaled in bf16 exactly. Values are clipped before each cast, as the cast alone turns 465 into NaN in
+e4m3 and 60,000 into Inf in e5m2. Values that are not finite make the product NaN, and the step is skipped. Products of
+fp8 operands are summed in fp32.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from scalelab.sharding import vary_like
+from scalelab.sharding import target_platform, vary_like
 
 FP8_BLOCK = 128  # length along the contraction, and for weights along their outputs too
 
@@ -27,6 +28,14 @@ def fp8_scale(amax: jax.Array, dtype: str) -> jax.Array:
     return jnp.maximum(amax / float(jnp.finfo(dtype).max), float(jnp.finfo(jnp.float32).tiny))
 
 
+def tensor_scale(amax: jax.Array, dtype: str) -> jax.Array:
+    """`fp8_scale` rounded up to a power of two."""
+    scale = fp8_scale(amax, dtype)
+    bits = jax.lax.bitcast_convert_type(scale, jnp.uint32)
+    power = jax.lax.bitcast_convert_type((bits + jnp.uint32(0x7FFFFF)) & jnp.uint32(0x7F800000), jnp.float32)
+    return jnp.where(jnp.isfinite(scale), power, scale)
+
+
 def max_magnitude(x: jax.Array) -> jax.Array:
     """The largest magnitude of the whole array, over all its devices, in fp32."""
     return jnp.max(jnp.abs(x)).astype(jnp.float32)
@@ -36,6 +45,11 @@ def cast_to_fp8(x: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
     """Cast x / scale to fp8, clipped to the format's range; NaN stays NaN."""
     most = float(jnp.finfo(dtype).max)
     return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(dtype)
+
+
+def sum_precision() -> Any:
+    """The `precision` of a product of fp8 operands that sums in fp32: by default an H100's units keep fewer bits."""
+    return jax.lax.Precision.HIGHEST if target_platform() == "gpu" else None
 
 
 def quantize_tiles(x_MK: jax.Array, dtype: str) -> ScaledBlocks:
@@ -63,7 +77,7 @@ def block_dot(a: ScaledBlocks, b: ScaledBlocks) -> jax.Array:
     def part(total_MN: jax.Array, one: tuple[ScaledBlocks, ScaledBlocks]) -> tuple[jax.Array, None]:
         left, right = one
         dims = (((1,), (0,)), ((), ()))
-        y_MN = jax.lax.dot_general(left.values, right.values, dims, preferred_element_type=jnp.float32)
+        y_MN = jax.lax.dot_general(left.values, right.values, dims, sum_precision(), jnp.float32)
         return total_MN + left.scale * y_MN * right.scale, None
 
     return jax.lax.scan(part, vary_like(zeros, a.values, b.values), (a, b))[0]

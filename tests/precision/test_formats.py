@@ -73,6 +73,18 @@ def test_a_tensor_is_scaled_onto_the_format_whatever_its_size(form, size):
         assert (error <= np.maximum(np.abs(x) * 2.0 ** -(info.nmant + 1), step / 2) * (1 + 1e-6)).all()
 
 
+@pytest.mark.parametrize("form", [E4M3, E5M2])
+def test_a_tensors_scale_is_the_next_power_of_two(form):
+    """So bf16 holds it, and the largest number lies in the upper half of the format's range."""
+    most = float(ml_dtypes.finfo(form).max)
+    amax = np.float32([most, most * 1.0001, 1.0, 3e-5, 0.7e30, most * 2**-100])
+    scale = np.asarray(jax.jit(lambda amax: fp8.tensor_scale(amax, form))(amax))
+    np.testing.assert_array_equal(np.frexp(scale)[0], 0.5)
+    assert ((amax / scale <= most) & (amax / scale > most / 2)).all() and (scale[0], scale[1]) == (1.0, 2.0)
+    assert fp8.tensor_scale(jnp.float32(0), form) > 0
+    assert [bool(jnp.isfinite(fp8.tensor_scale(jnp.float32(x), form))) for x in (np.inf, np.nan)] == [False, False]
+
+
 def test_zeros_stay_zeros_and_what_is_not_finite_is_seen():
     for cut in (per_tensor, fp8.quantize_tiles, fp8.quantize_blocks):
         values, scale = cut(jnp.zeros((4, 6)), E4M3)

@@ -1,6 +1,7 @@
 """What narrow formats do to a product and to a run: errors against fp32, outliers, underflow, and what sums are in."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from scalelab.precision import delayed
 from scalelab.precision.exponent_histograms import zero_shares
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
+from scalelab.sharding import trace_for_platform
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import many_steps
@@ -139,7 +141,9 @@ def test_delayed_scales_are_the_largest_of_the_last_steps_and_what_outgrows_them
         np.testing.assert_array_equal(history[0, : len(seen)], seen[::-1])
     policy = POLICIES["fp8_delayed"]
     scales = np.asarray(delayed.delayed_scales(state.precision, policy)["mlp"]["up"]["s"])[0]
-    np.testing.assert_allclose(scales, np.max(seen, axis=0) / [448, 448, 57344], rtol=1e-6)
+    np.testing.assert_array_equal(scales, 2 ** np.ceil(np.log2(np.max(seen, axis=0) / [448, 448, 57344])))
+    first = np.asarray(delayed.delayed_scales(start.precision, policy)["mlp"]["up"]["s"])[0]
+    np.testing.assert_array_equal(first, 2 ** np.ceil(np.log2(np.array(delayed.FIRST_AMAX) / [448, 448, 57344])))
     poisoned = state._replace(params=state.params | {"head": {"w": state.params["head"]["w"] * jnp.nan}})
     after, _ = step(poisoned, batches(1), jnp.int32(1), h)
     assert after.skipped == 1
@@ -155,3 +159,28 @@ def test_delayed_scales_are_the_largest_of_the_last_steps_and_what_outgrows_them
     assert np.linalg.norm(np.float64(y) - expected) / np.linalg.norm(expected) < 0.06
     amax = pull(jnp.asarray(dy, jnp.bfloat16))[2]
     np.testing.assert_allclose(amax, [np.abs(part).max() for part in (x, w, dy)], rtol=4e-3)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_delayed"])
+def test_a_gpu_multiplies_fp8_operands_and_rounds_their_fp32_sums_once(name):
+    """The program for a GPU, lowered here: no operand is widened before its product, and no sum is in fewer bits."""
+    policy, like = POLICIES[name], jax.ShapeDtypeStruct
+
+    def run(x, w, scales, dy):
+        product = functools.partial(
+            weight_product, ins=1, names=("embed", "mlp"), out_axes=("batch", "context", "mlp"), policy=policy
+        )
+        y, pull = jax.vjp(product, x, w, scales)
+        return y, pull(dy)
+
+    scales = like((3,), jnp.float32) if policy.scaling == "delayed" else None
+    given = like((2, 32, 64), jnp.bfloat16), like((64, 128), jnp.float32), scales, like((2, 32, 128), jnp.bfloat16)
+    with trace_for_platform("gpu"):
+        program = jax.jit(run).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    e4m3, e5m2 = "f8E4M3FN", "f8E5M2"
+    products = re.findall(r"dot_general .*precision = \[(\w+), .*x(\w+)>, .*x(\w+)>\) -> tensor<.*x(\w+)>", program)
+    assert sorted(products) == [
+        ("HIGHEST", e4m3, e4m3, "bf16"), ("HIGHEST", e4m3, e5m2, "f32"), ("HIGHEST", e5m2, e4m3, "bf16"),
+    ]  # fmt: skip
+    assert len(re.findall(r"dot_general ", program)) == 3
+    assert not re.search(rf"convert .*<\S*({e4m3}|{e5m2})>\) ->", program)

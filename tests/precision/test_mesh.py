@@ -11,13 +11,14 @@ from tests.train.runs import ROOT
 
 # (policy, layout, how far gradients may be from one device's, over the largest entry of a leaf): sums in another order
 # move a few activations to the neighbour in bf16, and of those a few to the neighbour in fp8, which is 1/8 (e4m3) or
-# 1/4 (e5m2) away. The first runs in `make test`, the others in `make test-slow`.
+# 1/4 (e5m2) away. Under a tensor's scale, a power of two, one number of bf16 in sixteen lies in the middle between two
+# of e4m3, where the last bit decides. The first runs in `make test`, the others in `make test-slow`.
 CASES = [
     ("fp16", {"fsdp": 4, "tensor": 2}, 2e-3),
     ("fp16", {"stage": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}, 2e-3),
     ("fp8", {"fsdp": 8}, 2e-3),
-    ("fp8", {"fsdp": 4, "tensor": 2, "sequence": True}, 2e-3),
-    ("fp8_delayed", {"fsdp": 4, "tensor": 2}, 2e-3),
+    ("fp8", {"fsdp": 4, "tensor": 2, "sequence": True}, 8e-3),
+    ("fp8_delayed", {"fsdp": 4, "tensor": 2}, 8e-3),
     ("fp8_block", {"fsdp": 4, "tensor": 2, "sequence": True}, 4e-3),
     ("bf16_master", {"fsdp": 4, "tensor": 2}, 8e-3),
 ]

@@ -132,7 +132,10 @@ def make_absent_devices(machine: Machine, count: int, slices: int) -> tuple[list
 
 
 def gpu_target_config(machine: Machine) -> str:
-    """The chip as text proto `GpuTargetConfigProto` (openxla/xla, stream_executor/device_description.proto)."""
+    """The chip as text proto `GpuTargetConfigProto` (openxla/xla, stream_executor/device_description.proto).
+
+    With CUDA's version, without which XLA leaves out the library's fp8 products.
+    """
     gpu, chip = GPUS[machine.chip.name], machine.chip
     major, minor = gpu.capability
     return f"""
@@ -158,5 +161,6 @@ gpu_device_info {{
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}
+runtime_version {{ major: 12 minor: 9 }}
 device_description_str: "{gpu.name}"
 """
