@@ -85,7 +85,8 @@ def _rounding_operations(
     uses = passes + 1
     cast = (4 + operand) * k * n / (layout.fsdp if layout.zero >= 3 else 1) if traits.casts and operand < 4 else 0.0
     gathered = operand * k * n if layout.zero >= 3 and layout.fsdp > 1 else 0.0
-    scaled = (2 * a + operand) * tokens * (passes * k + n) if policy.scaling else 0.0  # once for amax, once to round
+    reads = 1 if policy.scaling == "delayed" else 2  # for amax and to round: of delayed scaling one pass does both
+    scaled = (reads * a + operand) * tokens * (passes * k + n) if policy.scaling else 0.0
     return Operation(f"{name}, rounding", "block", "", 0.0, uses * (cast + gathered) + scaled, 1)
 
 
