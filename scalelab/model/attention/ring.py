@@ -69,7 +69,8 @@ def _forward(
     q_, block = group_heads(q * scale, k.shape[2]), ring_block(q.shape[1])
     distances = None if relative is None else make_blocked_relative(relative, scale, block)
 
-    def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int) -> tuple[Any, Any]:
+    def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int, by: int) -> tuple[Any, Any]:
+        del by
         k, v, key_segments = held
         mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
         turned = distances and distances._replace(ahead=ahead)
@@ -90,21 +91,22 @@ def _backward(scale: float, window: int, residuals: tuple, dy: jax.Array) -> tup
     dy_dot_y = jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)  # sum of p dp over keys
     distances = None if relative is None else make_blocked_relative(relative, scale, block)
 
-    def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int) -> tuple[Any, Any]:
-        (k, v, key_segments, dk, dv), (dq, dr) = held, sums
+    def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int, by: int) -> tuple[Any, Any]:
+        (k, v, key_segments), (dq, dr, before) = held, sums
         mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
-        turned, grads = distances and distances._replace(ahead=ahead), (dq, dk, dv, dr)
-        dq, dk, dv, dr = accumulate_gradients(q_, k, v, log_z, dy_, dy_dot_y, grads, pairs, block, mask, turned)
-        return (k, v, key_segments, dk, dv), (dq, dr)
+        turned, grads = distances and distances._replace(ahead=ahead), (dq, *zeros, dr)
+        dq, *new, dr = accumulate_gradients(q_, k, v, log_z, dy_, dy_dot_y, grads, pairs, block, mask, turned)
+        # What keys have gathered so far follows them while this turn's part is computed.
+        return held, (dq, dr, jax.tree.map(jnp.add, _send(before, by), new))
 
     def go_round(window: int) -> Any:
-        (*_, dk, dv), sums, turn = _go_round(attend, held, (dq, dr), block, window)
-        return _send((dk, dv), mesh_axis_size(CONTEXT_AXIS) - turn), sums
+        _, (dq, dr, gathered), turn = _go_round(attend, held, start, block, window)
+        return dq, dr, _send(gathered, mesh_axis_size(CONTEXT_AXIS) - turn)
 
     k_, v_ = move_heads_first(k), move_heads_first(v)
-    dq, dk, dv, dr = zero_gradients(q, q_, k_, v_, distances)
-    held = k_, v_, mask_info.segment_BS, dk, dv
-    (dk, dv), (dq, dr) = _by_window(go_round, window, mask_info.is_global)
+    dq, *zeros, dr = zero_gradients(q, q_, k_, v_, distances)
+    held, start = (k_, v_, mask_info.segment_BS), (dq, dr, zeros)
+    dq, dr, (dk, dv) = _by_window(go_round, window, mask_info.is_global)
     by_distance = None if relative is None else blocked_relative_gradients(dr, relative, scale, block)
     dq = (scale * ungroup_heads(dq)).astype(q.dtype)
     return dq, move_heads_first(dk).astype(k.dtype), move_heads_first(dv).astype(v.dtype), None, by_distance
@@ -161,21 +163,24 @@ def _pairs_at(distance: int, chunk: int, block: int, window: int) -> BlockPairs:
 def _go_round(attend: Callable, held: Any, sums: Any, block: int, window: int) -> tuple[Any, Any, int]:
     """(what is held, sums, turns that it went) after the keys of every device that this one may see.
 
-    A turn's attention doesn't wait for what is sent beside it.
+    A turn's attention doesn't wait for what is sent beside it. `by`: places that keys moved since the turn before. More
+    than one begin a stretch of one turn, as a window then hides the chunks one further.
     """
     devices, chunk, turn = mesh_axis_size(CONTEXT_AXIS), held[0].shape[2] // 2, 0
-    held, sums = attend(held, sums, turn, jnp.array(own_pairs(chunk, block, window)), window)
+    held, sums = attend(held, sums, turn, jnp.array(own_pairs(chunk, block, window)), window, 0)
     for stretch in ring_stretches(devices, chunk, block, window):
+        by = stretch.turns[0] - turn
+        assert by == 1 or len(stretch.turns) == 1
 
-        def meet(held: Any, sums: Any, turn: Any, stretch: Stretch = stretch) -> tuple[Any, Any]:
+        def meet(held: Any, sums: Any, turn: Any, stretch: Stretch = stretch, by: int = by) -> tuple[Any, Any]:
             comes_before = jax.lax.axis_index(CONTEXT_AXIS) >= turn
-            return attend(held, sums, turn, turn_pairs(stretch, comes_before, chunk // block), window)
+            return attend(held, sums, turn, turn_pairs(stretch, comes_before, chunk // block), window, by)
 
         def meet_and_send(carry: Any, turn: Any, meet: Callable = meet) -> tuple[Any, None]:
             held, sums = meet(*carry, turn)
             return (_send(held, 1), sums), None
 
-        held, *turns = _send(held, stretch.turns[0] - turn), *stretch.turns
+        held, *turns = _send(held, by), *stretch.turns
         if turns[1:]:
             (held, sums), _ = jax.lax.scan(meet_and_send, (held, sums), jnp.array(turns[:-1]))
         held, sums = meet(held, sums, turns[-1])
@@ -210,4 +215,6 @@ def _relations(
 def _send(tree: Any, by: int) -> Any:
     """What the device `by` places before holds."""
     n = mesh_axis_size(CONTEXT_AXIS)
+    if by == 0:
+        return tree
     return jax.lax.ppermute(tree, CONTEXT_AXIS, [(i, (i + by) % n) for i in range(n)])
