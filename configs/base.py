@@ -218,6 +218,8 @@ PARALLEL = {
         source="Shoeybi et al. 2019"),
     "sequence": setting(False, "whether `tensor` splits the sequence between blocks",
         source="Korthikanti et al. 2022, sec. 4.2.2"),
+    "sums": setting("compute", "format of the partial products that `tensor` adds up: of activations, or fp32",
+        choices="compute float32"),
     "zero": setting(3, "split along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
         range=(0, 3), source="Rajbhandari et al. 2020; 3: FSDP"),
     "schedule": setting("1f1b", "order of a pipeline; 1f1b: `stage` micro-batches at most; circular: smaller bubble",

@@ -63,8 +63,29 @@ def without_mesh() -> AbstractContextManager:
 
 
 def activation_spec(*names: str | None) -> PartitionSpec:
-    """The sharding of an activation with these logical axes; `split_seq` is the sequence between blocks."""
-    return PartitionSpec(*[MESH_AXES_OF.get(n) for n in names])
+    """The sharding of an activation with these logical axes; `split_seq` is the sequence between blocks.
+
+    Within a shard_map, of a device's part: without the axes over which it is mapped.
+    """
+    return without_axes(PartitionSpec(*[MESH_AXES_OF.get(n) for n in names]), mapped_axes())
+
+
+def mapped_axes() -> frozenset[str]:
+    """The mesh axes of the shard_maps around: a pipeline's stages, and the batch's that it maps too."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def token_axes() -> tuple[str, ...]:
+    """The mesh axes that split tokens, without those over which a pipeline is mapped: along these it adds up itself."""
+    return tuple(axis for axis in (*BATCH_AXES, CONTEXT_AXIS) if axis not in mapped_axes())
+
+
+def without_axes(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
+    """`spec` of the parts that are left once an array is split along `axes`."""
+    if not (axes := set(axes)):
+        return spec
+    entries = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    return PartitionSpec(*[tuple(axis for axis in entry if axis not in axes) or None for entry in entries])
 
 
 def reshard_to(x: jax.Array, *names: str | None) -> jax.Array:
@@ -83,21 +104,21 @@ def mesh_axes(partitions: Iterable[Any]) -> tuple[str, ...]:
     return tuple(axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,)))
 
 
-def share_among_products(x_BSD: jax.Array) -> jax.Array:
-    """`x_BSD` for products whose weights are split over `tensor`: what flows back is added on each device first.
-
-    Between devices it is then added once, in the format of `x_BSD`: not once a product in fp32. Megatron-LM does so by
-    one weight for queries, keys and values; here jax's types say it (`reduced`, whose gradient is `unreduced`).
-    """
-    if mesh_axis_size(TENSOR_AXIS) == 1 or jax.sharding.get_abstract_mesh().manual_axes:
-        return x_BSD
-    return reshard(x_BSD, PartitionSpec(*jax.typeof(x_BSD).sharding.spec.partitions, reduced={TENSOR_AXIS}))
+def spec_of(x: jax.Array) -> PartitionSpec:
+    """The sharding of `x`; without a mesh that of a whole array."""
+    return jax.typeof(x).sharding.spec if has_explicit_mesh() else PartitionSpec()
 
 
 def gradient_spec(x: jax.Array) -> PartitionSpec:
     """The sharding of the gradient of `x`: as `x`, not yet added up along axes along which `x` is `reduced`."""
-    spec = jax.typeof(x).sharding.spec
+    spec = spec_of(x)
     return PartitionSpec(*spec.partitions, unreduced=spec.reduced)
+
+
+def times_scalar(x: jax.Array, scalar: jax.Array) -> jax.Array:
+    """`x` times a number that all devices know; `x` may be sums that are not yet added up (`unreduced`)."""
+    parts = spec_of(x).unreduced
+    return x * (reshard(scalar, PartitionSpec(reduced=parts)) if parts else scalar)
 
 
 def residual_axes(sequence_parallel: bool) -> tuple[str | None, ...]:

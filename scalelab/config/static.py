@@ -58,11 +58,12 @@ class ModelShape:
     base_layers: int
     base_d_head: float
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
+    sums: str = "compute"  # from parallel.sums
 
     @functools.cached_property
     def plain(self) -> "ModelShape":
         """The shape, with options that change neither parameters nor FLOPs at their defaults: fewer shapes to trace."""
-        return dataclasses.replace(self, remat="none", attention="plain", sequence_parallel=False)
+        return dataclasses.replace(self, remat="none", attention="plain", sequence_parallel=False, sums="compute")
 
     @property
     def width_ratio(self) -> float:
@@ -85,6 +86,7 @@ class Layout:
     context: int = 1
     stage: int = 1
     sequence: bool = False
+    sums: str = "compute"
     zero: int = 3
     schedule: str = "1f1b"
     microbatches: int = 1
@@ -175,6 +177,7 @@ def static(config: "ConfigDict") -> Static:
         parametrization=config.parametrization.name,
         **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
+        sums=config.parallel.sums if config.parallel.tensor != 1 else "compute",
     )
     train, schedule = config.train, config.schedule
     # A trunk runs the program of the run that is planned with its end: so equal bits do not depend on the compiler.

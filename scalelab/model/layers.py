@@ -16,17 +16,18 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.observe import measures
-from scalelab.model.product import weight_product
+from scalelab.model.product import share_among_products, weight_product
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import (
     TENSOR_AXIS,
     activation_spec,
     gather_weight,
     has_explicit_mesh,
+    mesh_axes,
     per_device,
     reshard_to,
     residual_axes,
-    share_among_products,
+    spec_of,
 )
 from scalelab.user_code import user_function
 
@@ -160,8 +161,7 @@ class MLP(nn.Module):
         """x_BSD -> [B, S, D]; with `due` (see `observe/measures.py`) also what is measured of the hidden units."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
         inner, std = ("batch", "context", "mlp"), self.stds.std
-        if not self.policy.scaling:
-            x_BSD = share_among_products(x_BSD)
+        x_BSD = share_among_products(x_BSD, self.policy)
         h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
         if self.kind == "swiglu":
             gate_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD)
@@ -177,19 +177,26 @@ class MLP(nn.Module):
         return out(h_BSF)
 
 
-def lookup_embeddings(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
-    """Rows of the embedding [B, S, D]; on a mesh each device looks up its part of the vocabulary, then all add up."""
+def lookup_embeddings(embed_VD: jax.Array, tokens_BS: jax.Array, form: Any) -> jax.Array:
+    """Rows of the embedding [B, S, D] in `form`. On a mesh rows travel, not the table, which is the larger.
 
-    def device_rows(table_vD: jax.Array, tokens: jax.Array) -> jax.Array:
-        row = tokens - jax.lax.axis_index(TENSOR_AXIS) * table_vD.shape[0]
-        is_here = (row >= 0) & (row < table_vD.shape[0])
-        rows = table_vD[jnp.where(is_here, row, 0)]
-        return jax.lax.psum(jnp.where(is_here[..., None], rows, 0.0), TENSOR_AXIS)
-
+    A device looks up its part of the vocabulary and of D for the tokens of all devices that hold the other parts.
+    """
     if not has_explicit_mesh():
-        return embed_VD[tokens_BS]
-    split_tokens = activation_spec("batch", "context")
-    specs = (activation_spec("vocab", None), split_tokens)
+        return embed_VD[tokens_BS].astype(form)
+    table = spec_of(embed_VD)
+    split = mesh_axes(table.partitions[1:])
+
+    def device_rows(table_vd: jax.Array, tokens_bs: jax.Array) -> jax.Array:
+        tokens_bs = jax.lax.all_gather(tokens_bs, split, tiled=True) if split else tokens_bs
+        row = tokens_bs - jax.lax.axis_index(TENSOR_AXIS) * table_vd.shape[0]
+        is_here = (row >= 0) & (row < table_vd.shape[0])
+        rows = table_vd[jnp.where(is_here, row, 0)]
+        # All but one of the added rows are zero: nothing is lost by adding in any format.
+        rows_bsd = jax.lax.psum(jnp.where(is_here[..., None], rows, 0.0).astype(form), TENSOR_AXIS)
+        return jax.lax.all_to_all(rows_bsd, split, 0, 2, tiled=True) if split else rows_bsd
+
+    specs = (table, activation_spec("batch", "context"))
     return per_device(device_rows, specs, activation_spec("batch", "context", None))(embed_VD, tokens_BS)
 
 

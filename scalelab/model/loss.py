@@ -14,19 +14,21 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from scalelab.model.observe.measures import NO_TOKEN, HeadMeasures, combine, sum_over_devices, when
-from scalelab.precision.products import mixed_matmul
+from scalelab.precision.products import matmul_gradients, mixed_matmul
 from scalelab.sharding import (
-    BATCH_AXES,
-    CONTEXT_AXIS,
     TENSOR_AXIS,
     activation_spec,
+    gradient_spec,
     has_explicit_mesh,
+    mesh_axes,
     per_device,
+    spec_of,
+    times_scalar,
+    token_axes,
     vary_like,
 )
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient costs time
-TOKEN_AXES = (*BATCH_AXES, CONTEXT_AXIS)  # the mesh axes that split tokens
 
 
 class LossSums(NamedTuple):
@@ -56,12 +58,14 @@ def add_loss_term(sums: LossSums, term: jax.Array) -> LossSums:
     return sums._replace(objective=sums.objective + weighted, term=weighted)
 
 
-def _chunk_sums(
-    x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any,
-    due: jax.Array | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Any]]:  # fmt: skip
+def _chunk_logits(x_TD: jax.Array, head_DV: jax.Array, form: Any) -> jax.Array:
     # precision/formats_in_jaxpr.py finds the logits by this name.
-    logits_TV = checkpoint_name(mixed_matmul(x_TD, head_DV, form), "logits")
+    return checkpoint_name(mixed_matmul(x_TD, head_DV, form), "logits")
+
+
+def _chunk_sums(
+    logits_TV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, due: jax.Array | None = None
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Any]]:
     logits_TV = softcap_logits(logits_TV, softcap)
     counts_T = targets_T >= 0
     log_z_T, correct_T = (_split_vocabulary if has_explicit_mesh() else _whole_vocabulary)(
@@ -126,19 +130,24 @@ def smooth_cross_entropy(
     sums' `measures` are `HeadMeasures`, taken where it is true.
     """
 
+    split, axes = _split_axes(head_DV), token_axes()
+
     def device_sums(
         x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array, *due: jax.Array
     ) -> LossSums:
+        head_DV = _gather(head_DV, split, x_BSD.dtype)
+
         def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, Any]:
-            objective, more = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap, x_BSD.dtype, *due)
+            logits_TV = _chunk_logits(part[0], head_DV, x_BSD.dtype)
+            objective, more = _chunk_sums(logits_TV, part[1], z_weight, softcap, *due)
             return _added(sums, objective, *more), _token_nll(more[2])
 
         begin = _zero(x_BSD, head_DV, bool(due))
         sums, nll = jax.lax.scan(body, begin, _chunks(x_BSD, head_DV, targets_BS, chunk))
-        return _with_tokens(_sum_over_devices(sums), nll, targets_BS)
+        return _with_tokens(_sum_over_devices(sums, axes), nll, targets_BS)
 
     more = () if due is None else (due,)
-    specs = (*loss_argument_specs(), *[PartitionSpec() for _ in more])
+    specs = (*_argument_specs(x_BSD, head_DV), *[PartitionSpec() for _ in more])
     return per_device(device_sums, specs, _sums_specs(due))(x_BSD, head_DV, targets_BS, z_weight, *more)
 
 
@@ -162,10 +171,19 @@ def softcap_logits(logits_TV: jax.Array, softcap: float) -> jax.Array:
     return softcap * jnp.tanh(logits_TV / softcap) if softcap else logits_TV
 
 
-def loss_argument_specs() -> tuple[PartitionSpec, ...]:
-    """How a mesh splits the arguments of `cross_entropy`."""
-    hidden, targets = activation_spec("batch", "context", None), activation_spec("batch", "context")
-    return hidden, activation_spec(None, "vocab"), targets, PartitionSpec()
+def _argument_specs(x_BSD: jax.Array, head_DV: jax.Array) -> tuple[PartitionSpec, ...]:
+    """How a mesh splits the arguments of `cross_entropy`: hidden states and head as they come."""
+    return spec_of(x_BSD), spec_of(head_DV), activation_spec("batch", "context"), PartitionSpec()
+
+
+def _split_axes(head_DV: jax.Array) -> tuple[str, ...]:
+    """The mesh axes that split the head along D."""
+    return mesh_axes(spec_of(head_DV).partitions[:1])
+
+
+def _gather(head_DV: jax.Array, axes: tuple[str, ...], form: Any) -> jax.Array:
+    """This device's part of the vocabulary, whole along D: sent in `form`, which is that of its products."""
+    return jax.lax.all_gather(head_DV.astype(form), axes, tiled=True) if axes else head_DV
 
 
 def _added(sums: LossSums, objective: jax.Array, nll: jax.Array, count: jax.Array, measured: Any) -> LossSums:
@@ -194,16 +212,16 @@ def _sums_specs(due: Any) -> Any:
     return LossSums(whole, whole, whole, measured, ())
 
 
-def _sum_over_devices(tree: Any) -> Any:
+def _sum_over_devices(tree: Any, axes: tuple[str, ...]) -> Any:
     """Sums of all devices. Of the logits' squares each device has those of its part of the vocabulary."""
     if not has_explicit_mesh():
         return tree
     if isinstance(tree, LossSums) and tree.measures:
         squares, log_z, most, _ = tree.measures
         squares, most = jax.lax.psum(squares, TENSOR_AXIS), jax.lax.pmax(most, TENSOR_AXIS)
-        measured = sum_over_devices(HeadMeasures(squares, log_z, most, ()), TOKEN_AXES)
-        return _sum_over_devices(tree._replace(measures=()))._replace(measures=measured)
-    return jax.tree.map(lambda x: jax.lax.psum(x, TOKEN_AXES), tree)
+        measured = sum_over_devices(HeadMeasures(squares, log_z, most, ()), axes)
+        return _sum_over_devices(tree._replace(measures=()), axes)._replace(measures=measured)
+    return jax.tree.map(lambda x: jax.lax.psum(x, axes), tree)
 
 
 def _zero(x: jax.Array, head: jax.Array, measured: bool) -> LossSums:
@@ -224,40 +242,55 @@ def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: 
 
 
 def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
+    split, postponed, axes = _split_axes(head_DV), spec_of(head_DV).reduced, token_axes()
+    rest = tuple(axis for axis in axes if axis not in {*split, *postponed})
+    shared = tuple(spec_of(x_BSD).reduced)  # devices along these have parts of the gradient of x, added up elsewhere
+
     def device_gradients(x_BSD, head_DV, targets_BS, z_weight, *due):
-        gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
-        head_DV = vary_like(head_DV, x_BSD)  # so that its gradient is summed over the batch once, after the last chunk
+        form = x_BSD.dtype
+        whole_DV = vary_like(_gather(head_DV, split, form).astype(form), x_BSD)
 
         def body(carry, part):
             sums, head_grad = carry
-            x_TD = part[0].astype(jnp.float32)  # devices with parts of the vocabulary add their gradients in fp32
-            (objective, more), (x_grad, part_grad) = gradient(
-                x_TD, head_DV, part[1], z_weight, softcap, x_BSD.dtype, *due
-            )
+            logits_TV = _chunk_logits(part[0], whole_DV, form)
+            of_logits = jax.value_and_grad(_chunk_sums, has_aux=True)
+            (objective, more), logits_grad = of_logits(logits_TV, part[1], z_weight, softcap, *due)
+            x_grad, part_grad = matmul_gradients(vary_like(part[0], whole_DV), whole_DV, logits_grad, form)
             carry = _added(sums, objective, *more), head_grad + part_grad
-            return carry, (x_grad.astype(grad_dtype), _token_nll(more[2]))
+            return carry, (x_grad.astype(grad_dtype if shared else jnp.float32), _token_nll(more[2]))
 
         # Gradients of single tokens before the loss scale: fp16 would lose the smallest ones.
-        grad_dtype = jnp.float32 if x_BSD.dtype == jnp.float16 else x_BSD.dtype
-        zeros = vary_like(jnp.zeros(head_DV.shape, head_DV.dtype), x_BSD, head_DV)
+        grad_dtype = jnp.float32 if form == jnp.float16 else form
+        zeros = vary_like(jnp.zeros(whole_DV.shape), x_BSD, whole_DV)
         (sums, head_grad), (x_grad, nll) = jax.lax.scan(
-            body, (_zero(x_BSD, head_DV, bool(due)), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk)
+            body, (_zero(x_BSD, whole_DV, bool(due)), zeros), _chunks(x_BSD, whole_DV, targets_BS, chunk)
         )
         x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
-        return _with_tokens(_sum_over_devices(sums), nll, targets_BS), (x_grad, _sum_over_devices(head_grad))
+        if has_explicit_mesh() and not shared:
+            x_grad = jax.lax.psum(x_grad, TENSOR_AXIS).astype(grad_dtype)
+        return _with_tokens(_sum_over_devices(sums, axes), nll, targets_BS), (x_grad, _scatter(head_grad, split, rest))
 
-    out = _sums_specs(due), (activation_spec("batch", "context", None), activation_spec(None, "vocab"))
+    out = _sums_specs(due), (gradient_spec(x_BSD), gradient_spec(head_DV))
     more = () if due is None else (due,)
-    specs = (*loss_argument_specs(), *[PartitionSpec() for _ in more])
+    specs = (*_argument_specs(x_BSD, head_DV), *[PartitionSpec() for _ in more])
     sums, grads = per_device(device_gradients, specs, out)(x_BSD, head_DV, targets_BS, z_weight, *more)
     return sums, (*grads, jnp.zeros((), x_BSD.dtype))
+
+
+def _scatter(head_grad: jax.Array, split: tuple[str, ...], rest: tuple[str, ...]) -> jax.Array:
+    """The gradient of this device's part of the head: scattered along `split`, summed along `rest`."""
+    if not has_explicit_mesh():
+        return head_grad
+    if split:
+        head_grad = jax.lax.psum_scatter(head_grad, split, scatter_dimension=0, tiled=True)
+    return jax.lax.psum(head_grad, rest) if rest else head_grad
 
 
 def _backward(softcap, chunk, residuals, cotangents):
     del softcap, chunk
     x_grad, head_grad, like_x = residuals
     scale = cotangents.objective
-    return (scale * x_grad).astype(like_x.dtype), scale * head_grad, None, None, None
+    return times_scalar(x_grad, scale).astype(like_x.dtype), times_scalar(head_grad, scale), None, None, None
 
 
 cross_entropy = jax.custom_vjp(smooth_cross_entropy, nondiff_argnums=(4, 5))

@@ -1,9 +1,10 @@
 """The product of activations with a weight, and its backward, in the policy's formats.
 
 The backward is written out for three reasons. The weight's gradient is summed over tokens and devices in fp32, even
-where products run in bf16. A weight split by fsdp is gathered again, so it isn't held in between. fp8 needs another
-format for the gradient that flows back. No library does this: qwix (0.1.8) has a backward around `lax.dot_general` but
-sets no `out_sharding`, which a contraction over a split axis needs here.
+where products run in bf16. A weight is cast and gathered again, so that the copy isn't held in between; where the block
+is recomputed, what it gathers then serves the backward too. fp8 needs another format for the gradient that flows back.
+No library does this: qwix (0.1.8) has a backward around `lax.dot_general` but sets no `out_sharding`, which a
+contraction over a split axis needs here.
 """
 
 import functools
@@ -18,15 +19,19 @@ from scalelab.precision import fp8
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.precision.products import round_to_tf32
 from scalelab.sharding import (
+    TENSOR_AXIS,
     activation_spec,
     gather_weight,
     gradient_spec,
     has_explicit_mesh,
+    is_in_stage,
     mesh_axes,
     mesh_axis_size,
     per_device,
     reshard_to,
+    spec_of,
     target_platform,
+    times_scalar,
 )
 
 AxisNames = tuple[str | None, ...]
@@ -48,6 +53,23 @@ def weight_product(
     it carries the amax of the three.
     """
     return _forward(x, w, scales, ins, names, out_axes, policy)[0]
+
+
+def share_among_products(x_BSD: jax.Array, policy: Policy) -> jax.Array:
+    """`x_BSD` for products whose weights are split over `tensor`: what flows back is added on each device first.
+
+    Between devices it is then added once, in the format of `x_BSD`: not once a product in fp32. Megatron-LM does so by
+    one weight for queries, keys and values; here jax's types say it (`reduced`, whose gradient is `unreduced`).
+    """
+    if not _sends_parts(policy) or policy.scaling:
+        return x_BSD
+    return reshard(x_BSD, PartitionSpec(*spec_of(x_BSD).partitions, reduced={TENSOR_AXIS}))
+
+
+def _sends_parts(policy: Policy) -> bool:
+    """Whether partial products are sent in the format of activations; jax has no types for it within a stage."""
+    split = mesh_axis_size(TENSOR_AXIS) > 1 and not jax.sharding.get_abstract_mesh().manual_axes
+    return split and policy.sums_in_compute
 
 
 class _Operand(NamedTuple):
@@ -73,7 +95,9 @@ def _unpack_scales(scales: jax.Array | None) -> tuple[jax.Array | None, ...]:
 
 
 def _scaled(y: jax.Array, a: _Operand, b: _Operand, out: Any) -> jax.Array:
-    return (y if a.scale is None or b.scale is None else y * (a.scale * b.scale).astype(y.dtype)).astype(out)
+    if a.scale is None or b.scale is None:
+        return y.astype(out)
+    return times_scalar(y, (a.scale * b.scale).astype(y.dtype)).astype(out)
 
 
 def _result_form(a: _Operand, out: Any, summed: AxisNames) -> Any:
@@ -91,18 +115,22 @@ def _forward(x, w, scales, ins, names, out_axes, policy):
         return _block_forward(x, w, ins, names, out_axes, policy), (x, w)
     of_x, of_w, _ = _unpack_scales(scales)
     a, b = _operand(x, policy.forward, policy, of_x), _operand(w, policy.forward, policy, of_w)
+    in_parts, place = _sends_parts(policy) and TENSOR_AXIS in _axes(names[:ins]), activation_spec(*out_axes)
+    out = PartitionSpec(*activation_spec(*_unsplit(out_axes)), unreduced={TENSOR_AXIS}) if in_parts else place
     whole, form = gather_weight(b.values, *names), _result_form(a, x.dtype, names[:ins])
-    y = _dot(a.values, whole, (x.ndim - ins, x.ndim), (0, ins), activation_spec(*out_axes), form)
-    return _scaled(y, a, b, x.dtype), (a, w, scales)
+    y = _scaled(_dot(a.values, whole, (x.ndim - ins, x.ndim), (0, ins), out, form), a, b, x.dtype)
+    keep = (policy.recomputed or is_in_stage()) and "fsdp" in mesh_axes(spec_of(w).partitions)
+    gathered = b._replace(values=whole) if keep else None
+    return reshard(y, place) if in_parts else y, (a, w, gathered, scales)
 
 
 def _backward(ins, names, out_axes, policy, residuals, dy):
     if policy.scaling == "block":
         return _block_backward(ins, names, out_axes, policy, residuals, dy)
-    a, w, scales = residuals
+    a, w, gathered, scales = residuals
     x, out, lead = a.values, dy.dtype, a.values.ndim - ins
     _, of_w, of_dy = _unpack_scales(scales)
-    b, c = _operand(w, policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
+    b, c = gathered or _operand(w, policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
     form = _result_form(a, out, names[ins:])
     amax = None if scales is None else jnp.stack([part.amax for part in (a, b, c) if part.amax is not None])
     if not has_explicit_mesh():
@@ -154,13 +182,15 @@ def _dot_general(
 def _block_forward(x, w, ins, names, out_axes, policy):
     """Product in fp8 tiles and blocks of each device's part; same as on one device where parts are whole blocks."""
 
+    added = _axes(names[:ins])
+
     def device_product(x: jax.Array, w: jax.Array) -> jax.Array:
         x_MK, w_KN = x.reshape(-1, math.prod(x.shape[x.ndim - ins :])), w.reshape(math.prod(w.shape[:ins]), -1)
         y_MN = fp8.block_dot(fp8.quantize_tiles(x_MK, policy.forward), fp8.quantize_blocks(w_KN, policy.forward))
         y = y_MN.reshape(*x.shape[: x.ndim - ins], *w.shape[ins:])
-        return _sum_over(y, _axes(names[:ins]))
+        return _sum_over(y, added)
 
-    x_spec = _spec_of(x)
+    x_spec = spec_of(x)
     y = per_device(device_product, (x_spec, activation_spec(*names)), activation_spec(*_unsplit(out_axes)))(
         x, gather_weight(w, *names)
     )
@@ -170,6 +200,7 @@ def _block_forward(x, w, ins, names, out_axes, policy):
 def _block_backward(ins, names, out_axes, policy, residuals, dy):
     x, w = residuals
     lead = x.ndim - ins
+    of_x, of_w = _axes(names[ins:]), _axes(_unsplit(out_axes)[:lead])
 
     def device_gradients(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
         tokens, inner = math.prod(x.shape[:lead]), math.prod(x.shape[lead:])
@@ -178,10 +209,10 @@ def _block_backward(ins, names, out_axes, policy, residuals, dy):
         dy_tiles = fp8.quantize_tiles(dy_TN.T, policy.backward)  # along tokens, the contracted axis
         swapped = fp8.ScaledBlocks(dy_tiles.values.swapaxes(1, 2), dy_tiles.scale.swapaxes(1, 2))
         dw_KN = fp8.block_dot(fp8.quantize_tiles(x_TK.T, policy.forward), swapped)
-        dx = _sum_over(dx_TK.reshape(x.shape), _axes(names[ins:]))
-        return dx.astype(x.dtype), _sum_over(dw_KN.reshape(w.shape), _axes(_unsplit(out_axes)[:lead]))
+        dx = _sum_over(dx_TK.reshape(x.shape), of_x)
+        return dx.astype(x.dtype), _sum_over(dw_KN.reshape(w.shape), of_w)
 
-    x_spec, w_spec = _spec_of(x), activation_spec(*names)
+    x_spec, w_spec = spec_of(x), activation_spec(*names)
     mapped = per_device(device_gradients, (x_spec, w_spec, activation_spec(*_unsplit(out_axes))), (x_spec, w_spec))
     dx, dw = mapped(x, gather_weight(w, *names), reshard_to(dy, *_unsplit(out_axes)))
     return dx, reshard(dw, jax.typeof(w).sharding.spec) if has_explicit_mesh() else dw, None
@@ -189,10 +220,6 @@ def _block_backward(ins, names, out_axes, policy, residuals, dy):
 
 def _unsplit(out_axes: AxisNames) -> AxisNames:
     return tuple("context" if name == "split_seq" else name for name in out_axes)
-
-
-def _spec_of(x: jax.Array) -> PartitionSpec:
-    return jax.typeof(x).sharding.spec if has_explicit_mesh() else PartitionSpec()
 
 
 def _axes(names: AxisNames) -> tuple[str, ...]:

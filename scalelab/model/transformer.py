@@ -23,14 +23,25 @@ from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_cross_entropy, softcap_logits
 from scalelab.model.loss import head_token_losses as token_losses_of
 from scalelab.model.observe import measures
+from scalelab.model.product import share_among_products
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform, without_mesh
 
 Params = dict[str, Any]
 
+
+def save_products(primitive: Any, *values: Any, **parameters: Any) -> Any:
+    """A policy of `jax.checkpoint`: results of products are saved, those in parts on several devices once added up."""
+    if primitive.name == "reshard":
+        return bool(values[0].sharding.spec.unreduced)
+    place = parameters.get("out_sharding")
+    in_parts = primitive.name == "dot_general" and place is not None and bool(place.spec.unreduced)
+    return not in_parts and jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *values, **parameters)
+
+
 REMAT_POLICIES = {
     "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": save_products,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 MAX_UNROLLED_LAYERS = 12  # blocks; beyond, compiling takes longer than a CPU run gains
@@ -58,16 +69,16 @@ class Block(nn.Module):
 
         With `due`, a traced boolean, the collection `measures` is written (`observe/measures.py`).
         """
-        s = self.shape
-        norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
+        s, policy = self.shape, self.policy.of_model(self.shape.sums, self.shape.remat)
+        norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(policy.compute))
         out = residual_axes(s.sequence_parallel)
-        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, out, layers.projection_init(s), name="mlp")
+        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, policy, out, layers.projection_init(s), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products take all of it
-        attention, times = Attention(s, self.policy, name="attention"), layers.branch_multiplier(s)
+        attention, times = Attention(s, policy, name="attention"), layers.branch_multiplier(s)
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:
             branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)
-            x_BSD = redeal(layers.run_user_block(s, self.policy, restore(x_BSD), *branches, times, due))
+            x_BSD = redeal(layers.run_user_block(s, policy, restore(x_BSD), *branches, times, due))
         elif s.block == "parallel":
             y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
             x_BSD = x_BSD + times * (attend(y_BSD) + mlp(y_BSD, due))
@@ -81,7 +92,7 @@ class Block(nn.Module):
             start = measures.like(jnp.zeros(()), x_BSD)
             self.put_variable(measures.COLLECTION, "squares", measures.when(due, measures.sum_of_squares, start, x_BSD))
             probe: Any = self.get_variable("probes", "zeros")  # None unless the policy's gradients can underflow
-            x_BSD = x_BSD if probe is None else measures.count_zeros(x_BSD, probe, due, self.policy.backward)
+            x_BSD = x_BSD if probe is None else measures.count_zeros(x_BSD, probe, due, policy.backward)
         return x_BSD, None
 
 
@@ -119,23 +130,26 @@ class Transformer(nn.Module):
 
     def enter(self, tokens_BS: jax.Array, packed: PackedDocuments | None = None) -> jax.Array:
         """tokens_BS (int) -> x_BSD, the residual stream before the first block."""
-        # fp32 up to the sum, so that a row's gradient is summed over tokens in fp32
+        # fp32 up to the sum; a row's gradient is summed over tokens in fp32 whatever the rows' format
+        learned, residual = self.shape.position == "learned", array_dtype(self.policy.residual)
         x_BSD = layers.lookup_embeddings(
-            gather_weight(self.embed(), "vocab", "embed"), reshard_to(tokens_BS, "batch", "context")
+            self.embed(), reshard_to(tokens_BS, "batch", "context"), jnp.float32 if learned else residual
         )
-        if self.shape.position == "learned":
+        if learned:
             positions_SD = gather_weight(self.positions(), "seq", "embed")
             if packed is None:
                 x_BSD = x_BSD + reshard_to(deal(positions_SD[: tokens_BS.shape[1]], 0), "context", None)[None]
             else:
                 x_BSD = x_BSD + layers.gather_rows(positions_SD, packed.position_BS)
-        return reshard_to(x_BSD, *residual_axes(self.shape.sequence_parallel)).astype(array_dtype(self.policy.residual))
+        return reshard_to(x_BSD, *residual_axes(self.shape.sequence_parallel)).astype(residual)
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x_BSD after the last block -> (x_BSD, head_DV)."""
-        head_DV = gather_weight(self.embed().T if self.shape.tied_head else self.head(), "embed", "vocab")
+        """x_BSD after the last block -> (x_BSD, head_DV); the head is split over devices as it is at rest."""
         times = layers.head_multiplier(self.shape) * layers.logit_multiplier(self.shape)
-        return reshard_to(self.final_norm(x_BSD), "batch", "context", None) * times, head_DV
+        x_BSD = reshard_to(self.final_norm(x_BSD), "batch", "context", None) * times
+        return share_among_products(
+            x_BSD, self.policy.of_model(self.shape.sums, self.shape.remat)
+        ), self.embed().T if self.shape.tied_head else self.head()
 
     def __call__(
         self, tokens_BS: jax.Array, packed: PackedDocuments | None = None, due: jax.Array | None = None
@@ -200,7 +214,8 @@ def cached_logits(
 
 
 def _logits(shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array) -> jax.Array:
-    logits_BSV = jnp.dot(x_BSD, head_DV.astype(x_BSD.dtype), preferred_element_type=jnp.float32)
+    head_DV = gather_weight(head_DV.astype(x_BSD.dtype), "embed", "vocab")
+    logits_BSV = jnp.dot(x_BSD, head_DV, preferred_element_type=jnp.float32)
     return softcap_logits(logits_BSV, shape.logit_softcap)
 
 
@@ -267,7 +282,7 @@ def summed_loss(
         if term is None:
             return sums
         whole = deal(tokens_BS, back=True), deal(targets_BS, back=True), restore(x_BSD)
-        return add_loss_term(sums, term(params, *whole, head_DV))
+        return add_loss_term(sums, term(params, *whole, gather_weight(head_DV, "embed", "vocab")))
 
     if due is None:
         return ended(*_part("__call__", shape, params, policy, tokens_BS, packed, **more))

@@ -3,7 +3,8 @@
 Embedding, final norm and head are on every stage, used by the first and the last. The other mesh axes split the model
 as without a pipeline: they are Auto where a stage's arrays come in and out, and Explicit within it. A shard_map over
 some of a mesh's Explicit axes would gather its arguments along all others (jax 0.10.2), so every device would hold its
-stage's whole parameters and gradients in fp32. What a stage does is in `stage.py`.
+stage's whole parameters and gradients in fp32. Axes of the batch that split no gradient are mapped as the stages are,
+so that replicas add up their gradients once a step (`replica_axes`). What a stage does is in `stage.py`.
 
 Shapes: m micro-batches, S sequence.
 """
@@ -19,13 +20,18 @@ from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 from scalelab.config import Layout, Static
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums
-from scalelab.model.observe.measures import Measures
+from scalelab.model.observe.measures import HeadMeasures, Measures
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.parallel.stage import run_stage
 from scalelab.parallel.ticks import make_tick_table
-from scalelab.sharding import STAGE_AXIS, has_explicit_mesh
+from scalelab.precision.policy import POLICIES
+from scalelab.sharding import BATCH_AXES, STAGE_AXIS, has_explicit_mesh, without_axes
 
-COMPILER_AXES = tuple(axis for axis in MESH_AXES if axis != STAGE_AXIS)
+
+def replica_axes(static: Static) -> frozenset[str]:
+    """The mesh axes along which gradients are added up after the last micro-batch: none where fp8's amax is of all."""
+    layout, axes = static.layout, {"data"} if static.layout.zero >= 2 else {"data", "fsdp"}
+    return frozenset(axis for axis in axes if getattr(layout, axis) > 1 and not POLICIES[static.precision].scaling)
 
 
 def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
@@ -87,20 +93,28 @@ def _run(
     rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/step/gradients.py`
     rest = {name: part for name, part in params.items() if name != "blocks"}
     stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE_AXIS))
-    by_stage, whole = PartitionSpec(STAGE_AXIS), PartitionSpec()
+    by_stage: Any = PartitionSpec(STAGE_AXIS)
+    whole: Any = PartitionSpec()
     z_weight = jnp.asarray(z_weight, jnp.float32)
     arguments = stages, params["blocks"], rest, rows.swapaxes(0, 1), z_weight, counted, ends, due
     specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
+    mapped = {STAGE_AXIS} | replica_axes(static)
+    by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in mapped) or None)
+    by_compiler = tuple(axis for axis in MESH_AXES if axis != STAGE_AXIS)
+    within = jax.tree.map(lambda spec: without_axes(spec, mapped), specs)
+    of_sums = LossSums(whole, whole, whole, HeadMeasures(whole, whole, whole, by_row) if due is not None else ())
     run = jax.shard_map(
         explicit_axes(
-            functools.partial(run_stage, static, ticks), axes=COMPILER_AXES, in_sharding=jax.tree.map(_within, specs)
+            functools.partial(run_stage, static, ticks),
+            axes=tuple(axis for axis in by_compiler if axis not in mapped),
+            in_sharding=within,
         ),
-        in_specs=(by_stage, by_stage, whole, whole, whole, whole, whole, whole),
-        out_specs=(whole, by_stage, whole, by_stage) if counted is not None else (whole, None, None, None),
-        axis_names={STAGE_AXIS},
+        in_specs=(by_stage, by_stage, whole, PartitionSpec(None, *by_row), whole, whole, whole, whole),
+        out_specs=(of_sums, by_stage, whole, by_stage) if counted is not None else (of_sums, None, None, None),
+        axis_names=mapped,
     )
     out = (whole, *((*specs[1:3], by_stage) if counted is not None else (None, None, None)))
-    sums, blocks, others, measured = auto_axes(run, axes=COMPILER_AXES, out_sharding=out)(*arguments)
+    sums, blocks, others, measured = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
     if due is not None:
         sums = sums._replace(measures=_whole_measures(measured, sums, rows[..., 1:].size, layout))
     return sums, None if counted is None else {**others, "blocks": blocks}
@@ -110,8 +124,3 @@ def _whole_measures(by_layer: dict[str, jax.Array], sums: LossSums, positions: i
     """The measures of all stages' layers, in the model's order, on every device."""
     ordered = {name: in_model_order(reshard(x, PartitionSpec()), layout) for name, x in by_layer.items()}
     return Measures(positions=jnp.float32(positions), head=sums.measures, **ordered)
-
-
-def _within(spec: PartitionSpec) -> PartitionSpec:
-    """The split of a stage's part of an array: as before, without the stage axis."""
-    return PartitionSpec(*[None if entry == STAGE_AXIS else entry for entry in spec])

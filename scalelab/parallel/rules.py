@@ -57,16 +57,20 @@ def postponed_axes(layout: Layout) -> frozenset[str]:
     return axes if any(getattr(layout, axis) > 1 for axis in axes) and layout.stage == 1 else frozenset()
 
 
+def is_postponed(declaration: Declaration) -> bool:
+    """Whether the parameter's gradient can be left unadded: of `weight_product`, the embedding and the head."""
+    return (declaration.is_hidden_matrix and declaration.role == "weight") or "vocab" in declaration.axes
+
+
 def once_a_step(specs: Any, shape: ModelShape, layout: Layout, kind: str) -> Any:
-    """`specs` of parameters or gradients; matrices of blocks `reduced` or `unreduced` (`kind`) over `postponed_axes`.
+    """`specs` of parameters or gradients; all matrices `reduced` or `unreduced` (`kind`) over `postponed_axes`.
 
     A gradient of a parameter that is `reduced` comes `unreduced`: each device has its own part of the sum.
     """
     axes = postponed_axes(layout)
 
     def mark(declaration: Declaration, spec: PartitionSpec) -> PartitionSpec:
-        product = declaration.is_hidden_matrix and declaration.role == "weight"  # of `weight_product`
-        return PartitionSpec(*spec, **{kind: axes}) if product else spec
+        return PartitionSpec(*spec, **{kind: axes}) if is_postponed(declaration) else spec
 
     return jax.tree.map(mark, parameter_declarations(shape), specs)
 

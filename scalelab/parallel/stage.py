@@ -21,7 +21,7 @@ from scalelab.model.loss import LossSums, add_sums
 from scalelab.model.observe import measures
 from scalelab.parallel.ticks import TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
-from scalelab.sharding import STAGE_AXIS, reshard_to, residual_axes
+from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
 
 
 class StageInputs(NamedTuple):
@@ -78,29 +78,42 @@ def run_stage(
     Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
     """
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
-    rest, rows, z, ends, due = _vary((rest, rows.astype(jnp.int32), z, ends, due))
+    chunks, rest, rows, z, ends, due = _vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
     inputs = StageInputs(number[0], chunks, rest, rows, z, counted, ends, due)
     tick = functools.partial(_tick, static, inputs)
     columns = tuple(jnp.asarray(column) for column in ticks[:5])
     carry, _ = jax.lax.scan(tick, _first_carry(static, inputs, ticks.slots), columns)
-    sums = jax.lax.psum(carry.sums._replace(measures=()), STAGE_AXIS)
+    everyone, replicas = tuple(mapped_axes()), tuple(mapped_axes() - {STAGE_AXIS})
+    sums = jax.lax.psum(carry.sums._replace(measures=()), everyone)
     if due is not None:
-        sums = sums._replace(measures=measures.sum_over_devices(carry.sums.measures, STAGE_AXIS))
+        head = measures.sum_over_devices(carry.sums.measures._replace(token_nll=()), everyone)
+        each = jax.lax.pmax(carry.sums.measures.token_nll, STAGE_AXIS)
+        sums = sums._replace(measures=head._replace(token_nll=each))
     if counted is None:
         return sums, None, None, None
     of_chunks, of_rest, measured = carry.grads
+    # Here a replica's gradients are added to the others', once for all micro-batches.
     of_blocks = jax.tree.map(lambda g, w: g.reshape(w.shape), of_chunks, blocks)
-    return sums, of_blocks, jax.lax.psum(of_rest, STAGE_AXIS), {} if due is None else _by_layer(measured)
+    of_blocks = jax.lax.psum(of_blocks, replicas) if replicas else of_blocks
+    return sums, of_blocks, jax.lax.psum(of_rest, everyone), {} if due is None else _by_layer(measured, replicas)
 
 
 def _vary(tree: Any) -> Any:
-    """The same values, marked as different from stage to stage."""
-    return jax.tree.map(lambda x: jax.lax.pcast(x, (STAGE_AXIS,), to="varying"), tree)
+    """The same values, marked as different from stage to stage and from replica to replica."""
+
+    def vary(x: jax.Array) -> jax.Array:
+        return jax.lax.pcast(x, tuple(mapped_axes() - jax.typeof(x).manual_axis_type.varying), to="varying")
+
+    return jax.tree.map(vary, tree)
 
 
-def _by_layer(measured: Any) -> dict[str, jax.Array]:
-    """Measures of the chunks [v, k, …] -> of the stage's layers [v k, …]."""
+def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
+    """Measures of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
     fields = {name: getattr(measured, name) for name in measures.BLOCK_FIELDS}
+    if replicas:
+        fields = {
+            name: (jax.lax.pmax if name in measures.MAXIMA else jax.lax.psum)(x, replicas) for name, x in fields.items()
+        }
     return {name: x.reshape(-1, *x.shape[2:]) for name, x in fields.items()}
 
 

@@ -25,7 +25,8 @@ class Policy:
     backward: str = "float32"  # the gradient operand of the products in its backward pass
     compute: str = "float32"  # activations between layers, operands of attention and head
     residual: str = "float32"  # the stream to which every block adds
-    accumulation: str = "float32"  # sums inside every product, and partial products summed over devices
+    accumulation: str = "float32"  # sums inside every product, and gradients of parameters summed over devices
+    sums_in_compute: bool = False  # whether `tensor` adds up partial products in `compute`, not in fp32
     gradients: str = "float32"  # gradients of the parameters
     reductions: str = "float32"  # sums over tokens and features: norms, softmax, loss, gradients of biases
     logits: str = "float32"
@@ -34,6 +35,7 @@ class Policy:
     moments: str = "float32"  # the optimizer's state, as stored between steps
     scaling: str = ""  # of fp8 operands: current (amax of the tensor) | delayed (amax of earlier steps) | block
     scaled_loss: bool = False  # dynamic loss scaling
+    recomputed: bool = False  # no format: the backward computes each block once more (model.remat)
     harm: str = ""  # why the policy is not recommended
 
     @property
@@ -43,6 +45,14 @@ class Policy:
         if self.compute != TF32:
             pairs.add(" x ".join(sorted({self.compute, "float32"})))
         return sorted(pairs)
+
+    def of_model(self, sums: str, remat: str) -> "Policy":
+        """The policy of a model with `parallel.sums` (compute: partial products are sent in its format) and `remat`.
+
+        fp16 would lose small gradients that are sent in parts: their sums stay fp32.
+        """
+        narrow = sums == "compute" and self.compute != "float16"
+        return dataclasses.replace(self, sums_in_compute=narrow, recomputed=remat != "none")
 
     @property
     def unit(self) -> str:

@@ -75,10 +75,17 @@ def _half_matmul(x_TD: jax.Array, w_DV: jax.Array, form: Any) -> jax.Array:
     return _einsum("td,dv->tv", x_TD.astype(form), w_DV.astype(form))
 
 
+def matmul_gradients(x_TD: jax.Array, w_DV: jax.Array, dy_TV: jax.Array, form: Any) -> tuple[jax.Array, jax.Array]:
+    """(dx [T, D], dw [D, V]) of `mixed_matmul` in fp32, whatever the formats of x and w; `dy_TV` in fp32."""
+    x_TD, w_DV = (round_to_tf32(values.astype(form)) for values in (x_TD, w_DV))
+    dy_TV = round_to_tf32(dy_TV) if form == jnp.float32 else dy_TV
+    return _einsum("tv,dv->td", dy_TV, w_DV), _einsum("td,tv->dv", x_TD, dy_TV)
+
+
 def _half_backward(form: Any, saved: tuple[jax.Array, jax.Array], dy_TV: jax.Array) -> tuple[jax.Array, jax.Array]:
     x_TD, w_DV = saved
-    dx_TD = _einsum("tv,dv->td", dy_TV, w_DV.astype(form)).astype(x_TD.dtype)
-    return dx_TD, _einsum("td,tv->dv", x_TD.astype(form), dy_TV).astype(w_DV.dtype)
+    dx_TD, dw_DV = matmul_gradients(x_TD, w_DV, dy_TV, form)
+    return dx_TD.astype(x_TD.dtype), dw_DV.astype(w_DV.dtype)
 
 
 _half_matmul.defvjp(lambda x_TD, w_DV, form: (_half_matmul(x_TD, w_DV, form), (x_TD, w_DV)), _half_backward)

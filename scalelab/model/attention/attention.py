@@ -21,8 +21,9 @@ from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.layer_flags import LayerFlags, rope_positions
 from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.model.observe import measures
+from scalelab.model.product import share_among_products
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import gather_weight, residual_axes, share_among_products, vary_like
+from scalelab.sharding import gather_weight, residual_axes, vary_like
 
 LOGITS_NAME = "attention_logits"  # name of the sown intermediate, see `activations.collect_activations`
 
@@ -46,8 +47,7 @@ class Attention(nn.Module):
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
         by_head, by_key = ("batch", "context", "heads", None), ("batch", "context", "kv_heads", None)
         bias, init = s.bias or s.qkv_bias, projection_init(s)
-        if not self.policy.scaling:
-            x_BSD = share_among_products(x_BSD)
+        x_BSD = share_among_products(x_BSD, self.policy)
         q_BSNH = Einsum(embed, queries, bias, self.policy, by_head, std=init.std, name="q")(x_BSD)
         k_BSKH = Einsum(embed, keys, bias, self.policy, by_key, std=init.std, name="k")(x_BSD)
         v_BSKH = Einsum(embed, keys, bias, self.policy, by_key, std=init.std, name="v")(x_BSD)

@@ -26,13 +26,13 @@ from scalelab.model.attention.order import held_position
 from scalelab.model.attention.relative import RelativeInputs, make_blocked_relative
 from scalelab.model.attention.ring import ring_block
 from scalelab.sharding import (
-    BATCH_AXES,
     CONTEXT_AXIS,
     TENSOR_AXIS,
     activation_spec,
     has_explicit_mesh,
     mesh_axis_size,
     per_device,
+    token_axes,
     vary_like,
 )
 
@@ -60,6 +60,7 @@ def measure_logits(
         "is_global": (mask_info.is_global, PartitionSpec()),
     }
     arrays = {name: pair for name, pair in optional.items() if pair[0] is not None}
+    axes = (*token_axes(), TENSOR_AXIS)
 
     def on_device(q: jax.Array, k: jax.Array, *more: jax.Array) -> dict[str, jax.Array]:
         values = dict(zip(arrays, more, strict=True))
@@ -67,7 +68,6 @@ def measure_logits(
         limits = MaskInfo(values.get("segment_BS"), values.get("is_global"))
         most, *sums = _measure_on_device(q, k, distances, limits, scale, window)
         if has_explicit_mesh():
-            axes = (*BATCH_AXES, CONTEXT_AXIS, TENSOR_AXIS)
             most, sums = jax.lax.pmax(most, axes), jax.lax.psum(sums, axes)
         return {"attention_logit_max": most, "attention_entropy": sums[0], "attention_queries": sums[1]}
 

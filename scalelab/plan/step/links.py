@@ -70,7 +70,7 @@ def closes_ring(machine: Machine, size: int) -> bool:
 
 
 # What a device sends of the whole array, in shares of it: a ring's n - 1 turns of 1 / n each.
-SENDS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
+SENDS = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "all-reduce": 2}
 
 
 def ring_s(kind: str, whole_bytes: float, size: int, rate: float, hop_s: float = HOP_S) -> float:

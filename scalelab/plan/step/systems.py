@@ -15,13 +15,13 @@ class SystemTraits:
 
     # parallel/stage.py keeps only the inputs of a stage's blocks and recomputes their forward, whatever model.remat
     pipeline_recomputes: bool = True
-    # model/product.py: parts of a product's output that devices of `tensor` add up are fp32
+    # model/product.py: in a stage, parts of a product's output that devices of `tensor` add up are fp32
     summed_bytes: int = 4
     # model/attention/attention.py, layers.py: attention and MLP each send the gradient of their input, not both one
     joined: bool = False
-    # train/step/gradients.py: where gradients are summed over devices after each micro-batch, not once a step (what is
-    # not a block's matrix, and pipelines): "nowhere" | "outside blocks" | "everywhere"
-    reduced_each: str = "outside blocks"
+    # train/step/gradients.py, parallel/pipeline.py: gradients are summed over devices once a step; in fp8 pipelines sum
+    # them after each micro-batch
+    reduced_once: bool = True
     # model/loss.py: logits a device holds at once; 0: all
     logits_at_once: int = CHUNK_LOGITS
     # model/attention/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
@@ -35,8 +35,8 @@ class SystemTraits:
 OUR_TRAITS = SystemTraits()
 # Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.
 MEGATRON_TRAITS = SystemTraits(
-    pipeline_recomputes=False, summed_bytes=2, joined=True, reduced_each="nowhere", logits_at_once=0,
+    pipeline_recomputes=False, summed_bytes=2, joined=True, logits_at_once=0,
     fused_ring=True, lockstep=False, casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
-MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_each="everywhere")
+MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_once=False)

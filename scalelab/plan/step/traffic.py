@@ -7,10 +7,13 @@ our trainer does otherwise than those, `systems.py` says so.
 
 import dataclasses
 
-from scalelab.config import Static
+import jax
+
+from scalelab.config import ModelShape, Static
 from scalelab.model.attention.ring import ring_stretches
-from scalelab.model.count import count_parameters
 from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.transformer import parameter_declarations
+from scalelab.parallel import rules
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
@@ -27,7 +30,7 @@ class Transfer:
     """
 
     axis: str
-    kind: str  # all-gather | reduce-scatter | all-reduce | send
+    kind: str  # all-gather | reduce-scatter | all-reduce | all-to-all | send
     whole_bytes: float
     times: float
     hidden: bool
@@ -45,7 +48,9 @@ def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Activations between devices that share a product."""
     shape, of = static.model, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].compute).itemsize
-    summed = max(traits.summed_bytes, width)
+    policy = POLICIES[static.precision].of_model(shape.sums, shape.remat)
+    wide = static.layout.stage > 1 or not policy.sums_in_compute  # model/product.py: parts are sent in fp32
+    summed = max(traits.summed_bytes, width) if wide or policy.scaling == "block" else width
     again = recompute_policy(static, traits) == "full"
     runs = of.layers * of.microbatches
     products = [product for product in block_products(shape) if not product.of_constant]
@@ -53,22 +58,29 @@ def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     # Products of one input send one gradient of it where a system joins them, and their branches give one sum.
     joined = len({p.input_id for p in columns})
     outs = joined if traits.joined else len(rows)
-    # Ours does so within attention and within the MLP, each of which ends in one sum; not in pipelines, nor in fp8.
-    apart = static.layout.stage > 1 or bool(POLICIES[static.precision].scaling)
+    # Ours does so within attention and within the MLP, each of which ends in one sum; not in fp32, nor in fp8.
+    apart = wide or bool(policy.scaling)
     inputs = joined if traits.joined else len(columns) if apart else len(rows)
-    returned = summed if apart else width
+    returned = max(traits.summed_bytes, width) if apart else width
     elements = of.tokens * shape.d_model
     # Only sums that something in the block's backward waits for are recomputed.
     sums = outs + again * min(outs, sum(p.recomputed for p in rows))
     edges = of.microbatches * of.ends
-    ends = [Transfer("tensor", "all-reduce", summed * elements, 2 * edges, False, "embedding, head")]
-    if not static.model.sequence_parallel:
+    ends = [
+        Transfer(
+            "tensor", "all-reduce", (4 if shape.position == "learned" else width) * elements, edges, False, "rows"
+        ),
+        Transfer(
+            "tensor", "all-reduce", (summed if wide else width) * elements, edges, False, "gradient of the head's input"
+        ),
+    ]
+    if not shape.sequence_parallel:
         return [
             Transfer("tensor", "all-reduce", summed * elements, sums * runs, False, "products' sums"),
             Transfer("tensor", "all-reduce", returned * elements, inputs * runs, False, "gradients of inputs"),
             *ends,
         ]
-    # Forward and of gradients; before the head and after the embedding.
+    # Forward and of gradients; before the head and of the gradient of the embedding.
     gathers = (outs * (1 + again) + outs) * runs + 2 * edges
     return [
         Transfer("tensor", "all-gather", width * elements, gathers, False, "sequences"),
@@ -82,18 +94,23 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Gradients over `data`, `fsdp` and `context`; parameters over `fsdp`, as the stage of ZeRO says."""
     layout, of = static.layout, fullest_device_share(static)
     zero, width = layout.zero, array_dtype(POLICIES[static.precision].forward).itemsize
-    each: float = of.microbatches if traits.reduced_each == "everywhere" else 1
-    if traits.reduced_each == "outside blocks":
-        blocks = count_parameters(static.model)["kaplan"] / layout.tensor  # of a device that has all layers
-        outside = 1.0 if layout.stage > 1 else 1 - blocks / of.parameters
-        each = 1 + outside * (of.microbatches - 1)
+    each = of.microbatches
+    if traits.reduced_once and not (layout.stage > 1 and POLICIES[static.precision].scaling):
+        each = static.accumulate if layout.stage > 1 else 1
+    small = GRADIENT_BYTES * _small_parameters(static.model)  # gains, biases, positions: after each micro-batch
     parameters, updated = of.parameters, of.parameters * 4.0
     transfers = []
     if zero >= 3:
-        gathered = "all-gather", width * parameters
-        transfers += [Transfer("fsdp", *gathered, 2 * of.microbatches, True, "parameters, forward and backward")]
+        # model/loss.py gathers the head once for both passes; model/layers.py sends an embedding's rows, not the table.
+        head = static.model.vocab_size * static.model.d_model / layout.tensor
+        layers = parameters - head * (1 if static.model.tied_head else 2)
+        rows = array_dtype(POLICIES[static.precision].residual).itemsize * of.tokens * static.model.d_model
+        scattered = GRADIENT_BYTES * (layers + head)
         transfers += [
-            Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * parameters, of.microbatches, True, "gradients")
+            Transfer("fsdp", "all-gather", width * layers, 2 * of.microbatches, True, "parameters, both passes"),
+            Transfer("fsdp", "all-gather", width * head, of.microbatches, True, "the head"),
+            Transfer("fsdp", "all-to-all", rows, 2 * of.microbatches, False, "rows of the embedding"),
+            Transfer("fsdp", "reduce-scatter", scattered, of.microbatches, True, "gradients"),
         ]
     elif zero >= 1:
         scatters = of.microbatches if zero == 2 else each
@@ -104,7 +121,14 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     scattered = parameters / (layout.fsdp if zero >= 2 else 1)
     for axis in ("data", "context"):
         transfers += [Transfer(axis, "all-reduce", GRADIENT_BYTES * scattered, each, True, "gradients")]
+        transfers += [Transfer(axis, "all-reduce", small, of.microbatches - each, True, "gradients of gains")]
     return transfers
+
+
+def _small_parameters(shape: ModelShape) -> int:
+    """Parameters whose gradients are summed over devices after each micro-batch, whatever the others' are."""
+    declared = parameter_declarations(shape)
+    return sum(each.size for each in jax.tree.leaves(declared) if not rules.is_postponed(each))
 
 
 def _ring_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:

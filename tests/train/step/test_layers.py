@@ -305,6 +305,7 @@ print(len(expected))
         {"data": 2, "fsdp": 2, "tensor": 2},
         {"context": 2, "fsdp": 2, "tensor": 2, "sequence": True},
         {"stage": 2, "fsdp": 2, "tensor": 2, "microbatches": 4},
+        {"stage": 2, "data": 2, "fsdp": 2, "zero": 1, "microbatches": 2},
         {"stage": 2, "fsdp": 2, "tensor": 2, "microbatches": 2, "schedule": "circular", "rounds": 2},
     ],
     ids=str,
