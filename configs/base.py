@@ -129,8 +129,8 @@ OPTIM = {
     "scale": key(derived(str), "muon: sqrt(max(1, out/in)), or 0.2 sqrt(max(in, out))", choices="spectral rms"),
     "newton_schulz": key(derived(str), "muon: format of the products", choices="bf16 fp32"),
     "every": key(derived(int), "interval of preconditioners, projections or Hessians", unit="steps", range=COUNT),
-    "rank": key(derived(int), "galore, apollo: rows kept of the smaller side", range=COUNT),
-    "low_rank_scale": number(derived(float), "galore, apollo: factor of a low-rank update", range=above(0, 1e6)),
+    "rank": key(derived(int), "galore, galore8bit, apollo: rows kept of the smaller side", range=COUNT),
+    "low_rank_scale": number(derived(float), "galore, galore8bit, apollo: factor of a low-rank update", range=above(0, 1e6)),
     "rest_lr": number(derived(float), "optimizers for hidden matrices: peak LR of the AdamW for the rest",
         unit="per step", range=(0, 1e3)),
     "rest_beta1": number(derived(float), "beta1 of rest_lr's AdamW", unit="per step", range=(0, 0.999999)),
@@ -201,9 +201,11 @@ PARAMETRIZATION = {
 PRECISION = {
     # fp16: dynamic loss scaling; fp8: e4m3, gradients e5m2, a scale a tensor; fp8_delayed: from the last 16 steps;
     # fp8_block: a scale for each tile of 128 (DeepSeek-V3).
+    # Without fp32 weights: bf16_stochastic (2 bytes a weight), bf16_kahan (2 and 2 for what rounding lost).
     # Harmful, to show it: bf16_master; warned of: fp16_unscaled | bf16_moments (results/precision.md).
     "name": key("fp32", "formats of activations and products; each in scalelab/precision/policy.py",
-        choices="fp32 tf32 bf16 fp16 fp8 fp8_delayed fp8_block fp16_unscaled bf16_moments bf16_master"),
+        choices="fp32 tf32 bf16 fp16 fp8 fp8_delayed fp8_block fp16_unscaled bf16_moments bf16_master "
+        "bf16_stochastic bf16_kahan"),
 }  # fmt: skip
 
 # Devices along each axis of the mesh; one may be -1: the rest.

@@ -159,6 +159,16 @@ OPTIM_DEFAULTS: dict[str, OptimDefaults] = {
         "low_rank_scale": (0.25, "Zhao et al. 2024, their scripts"),
         "weight_decay": (0.0, "Zhao et al. 2024, their scripts"),
     },
+    "galore8bit": {
+        "peak_lr": (0.01, "Zhao et al. 2024, their scripts"),
+        "beta1": (0.9, "Zhao et al. 2024, their code"),
+        "beta2": (0.999, "Zhao et al. 2024, their code"),
+        "eps": (1e-6, "Zhao et al. 2024, their code"),
+        "rank": (128, "Zhao et al. 2024, their scripts, for 60 M parameters; never more than a matrix's smaller side"),
+        "every": (200, "Zhao et al. 2024, their scripts"),
+        "low_rank_scale": (0.25, "Zhao et al. 2024, their scripts"),
+        "weight_decay": (0.0, "Zhao et al. 2024, their scripts"),
+    },
     "apollo": _APOLLO,
     "apollo_mini": _APOLLO
     | {

@@ -19,6 +19,7 @@ from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim.optimizer import Optimizer, Tree
 from scalelab.optim.schedules import Hparams
+from scalelab.sharding import target_platform
 
 CODE_BLOCK = 256
 MIN_CODED_SIZE = 4096  # numbers in the smallest tensor that is coded: bitsandbytes' min_8bit_size
@@ -61,7 +62,11 @@ def encode_moment(x: jax.Array, stack: int, signed: bool) -> CodedMoment:
     scales = jnp.max(jnp.abs(rows), axis=-1)
     middles = jnp.asarray((table[:-1] + table[1:]) / 2)
     shares = rows / jnp.where(scales > 0, scales, 1.0)[..., None]
-    return CodedMoment(jnp.searchsorted(middles, shares).astype(jnp.uint8), scales)
+    if target_platform() == "cpu":
+        codes = jnp.searchsorted(middles, shares).astype(jnp.uint8)
+    else:  # compared with all 255 in registers: a search by halves keeps arrays of indices, of four bytes a number
+        codes = jnp.sum(shares[..., None] > middles, axis=-1, dtype=jnp.uint8)
+    return CodedMoment(codes, scales)
 
 
 def decode_moment(coded: CodedMoment, shape: tuple[int, ...], signed: bool) -> jax.Array:

@@ -19,6 +19,7 @@ from scalelab.optim import (
     ademamix,
     apollo,
     galore,
+    galore8bit,
     lion,
     muon,
     nadamw,
@@ -52,6 +53,7 @@ OPTIMIZERS = {
     "soap": soap.SOAP,
     "shampoo": shampoo.SHAMPOO,
     "galore": galore.GALORE,
+    "galore8bit": galore8bit.GALORE8BIT,
     "apollo": apollo.APOLLO,
     "apollo_mini": apollo.APOLLO_MINI,
 }

@@ -32,6 +32,7 @@ class Policy:
     logits: str = "float32"
     loss: str = "float32"
     parameters: str = "float32"  # as stored between steps; the update itself is in fp32
+    rounding: str = "nearest"  # of parameters to that format: nearest | stochastic | kahan (precision/rounding.py)
     moments: str = "float32"  # the optimizer's state, as stored between steps
     scaling: str = ""  # of fp8 operands: current (amax of the tensor) | delayed (amax of earlier steps) | block
     scaled_loss: bool = False  # dynamic loss scaling
@@ -89,9 +90,11 @@ POLICIES = {
         ),
         _half(
             "bf16_master", "bfloat16", parameters="bfloat16",
-            harm="weights kept in bf16 (8 bits) lose every update smaller than 1/512 of the weight: use bf16, whose "
-            "weights are fp32",
+            harm="weights kept in bf16 (8 bits) lose every update smaller than 1/512 of the weight: use "
+            "bf16_stochastic, which keeps them on average, or bf16, whose weights are fp32",
         ),
+        _half("bf16_stochastic", "bfloat16", parameters="bfloat16", rounding="stochastic"),
+        _half("bf16_kahan", "bfloat16", parameters="bfloat16", rounding="kahan"),
     )
 }  # fmt: skip
 FP32 = POLICIES["fp32"]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from scalelab.config import Static
 from scalelab.model import layer_flags, transformer
@@ -21,6 +22,7 @@ from scalelab.model.loss import LossSums
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.sharding import target_platform
 from scalelab.train.step.state import upcast
 
 
@@ -62,9 +64,17 @@ def make_pieces(static: Static, tokens: jax.Array, z_weight: Any, counted: jax.A
     )
 
 
+def keep_layout(x: jax.Array) -> jax.Array:
+    """`x`, one of a stack, in the order of its axes.
+
+    Else a GPU's compiler hands the layout that a product likes on to the whole stack, and keeps a second copy of it.
+    """
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if target_platform() == "gpu" else x
+
+
 def read_layer(static: Static, params: Any, layer: Any) -> Any:
     """The weights [1, …] of a layer in fp32; no others are widened."""
-    read = lambda w: jax.lax.dynamic_slice_in_dim(w, layer, 1)  # noqa: E731
+    read = lambda w: keep_layout(jax.lax.dynamic_slice_in_dim(w, layer, 1))  # noqa: E731
     return upcast(jax.tree.map(read, params["blocks"]), POLICIES[static.precision].parameters)
 
 
@@ -113,7 +123,7 @@ def measure_gradient(
 
         def run_block(x_BSD: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
             weights = jax.tree.map(lambda w: w[0], read_layer(static, params, layer))
-            return pieces.block(weights, x_BSD, layer), x_BSD
+            return pieces.block(weights, x_BSD, layer), keep_layout(x_BSD)
 
         first_BSD = pieces.enter(read_rest(static, params, entering(params)))
         last_BSD, inputs_LBSD = jax.lax.scan(run_block, first_BSD, jnp.arange(static.model.n_layers))
@@ -123,7 +133,7 @@ def measure_gradient(
         def add_layer(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             layer, (dy_BSD, squares) = static.model.n_layers - 1 - turn, carry
             weights = read_layer(static, params, layer)
-            grads, dx_BSD = layer_gradient(pieces, weights, inputs_LBSD[layer], layer, dy_BSD)
+            grads, dx_BSD = layer_gradient(pieces, weights, keep_layout(inputs_LBSD[layer]), layer, dy_BSD)
             return dx_BSD, squares + sum_squares(grads)
 
         dx_BSD, squares = jax.lax.fori_loop(0, static.model.n_layers, add_layer, (dx_BSD, sum_squares(grads)))

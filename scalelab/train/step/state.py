@@ -21,7 +21,7 @@ from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.parallel.processes import gather_to_host
-from scalelab.precision import delayed, loss_scale
+from scalelab.precision import delayed, loss_scale, rounding
 from scalelab.precision.policy import POLICIES
 from scalelab.train.step import ema, guard
 
@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
     skipped: jax.Array  # int32, batches skipped so far
     streak: jax.Array  # int32, batches skipped in a row up to now
     ema: Any = ()  # an `ema.Ema` if train.ema > 0
-    precision: Any = ()  # the precision policy's state: a LossScale, amax of past steps, or nothing
+    precision: Any = ()  # the precision policy's state: a LossScale, amax of past steps, what rounding lost, or nothing
     guard: Any = ()  # a `guard.GuardState` unless guard.policy is off
 
 
@@ -60,6 +60,8 @@ def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
         send = lambda x: jax.device_put(x, jax.memory.Space.Host) if x.ndim else x  # noqa: E731
         opt_state = jax.tree.map(send, opt_state)
     average = ema.init_ema(params) if static.ema else ()
+    if policy.rounding == "kahan":
+        precision = rounding.split_tree(params)[1]
     params, memory = cast_for_storage(params, policy.parameters), guard.init_guard(static.guard)
     return TrainState(zero, params, opt_state, zero, zero, average, precision, memory)
 
@@ -111,6 +113,8 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
 
     opt_state, average = jax.tree_util.tree_map_with_path(of, (like.opt_state, like.ema))
     precision, memory = jax.tree.map(lambda _: whole, (like.precision, like.guard))
+    if POLICIES[static.precision].rounding == "kahan":
+        precision = rules.parameter_specs(shape, layout)
     each: Any = (whole, rules.parameter_specs(shape, layout), opt_state, whole, whole, average, precision, memory)
     return TrainState(*each)
 

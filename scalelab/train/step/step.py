@@ -19,7 +19,7 @@ from scalelab.optim.clip import clip_ratio
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
-from scalelab.precision import delayed, loss_scale
+from scalelab.precision import delayed, loss_scale, rounding
 from scalelab.precision.policy import POLICIES, Policy
 from scalelab.train.per_layer.backward import Kept, measure_gradient
 from scalelab.train.per_layer.update import update_layers
@@ -34,11 +34,15 @@ LOSS_SCALE = "loss_scale"  # a metric under policies that have one: this step's 
 
 
 class UpdatedState(NamedTuple):
-    """What an update changes, and its norms: of the update, of the weights after it, of both by layer."""
+    """What an update changes, and its norms: of the update, of the weights after it, of both by layer.
+
+    `lost`: what rounding the weights lost, under a policy that keeps it.
+    """
 
     params: Any
     opt_state: Any
     ema: Any
+    lost: Any
     norms: tuple[jax.Array, jax.Array, dict[str, layers.Norms]]
 
 
@@ -73,7 +77,7 @@ def train_step(
     measured = logged | guard.measures_updates(static, state.step)
     updated = _update_if(accepted, static, state, grads, extra, now, measured)
     update_norm, param_norm, norms_by_layer = updated.norms
-    precision = _next_precision_state(policy, state.precision, amax, finite, accepted)
+    precision = updated.lost or _next_precision_state(policy, state.precision, amax, finite, accepted)
     new = _next_state(state, updated, accepted, precision)
     shown = [jnp.where(logged | ~accepted, norm, jnp.nan) for norm in (update_norm, param_norm)]
     values = loss, grad_norm, *shown, now["lr"], new.skipped
@@ -134,33 +138,49 @@ def _update_if(
     """
     by_layer = jax.eval_shape(lambda s: _norms_by_layer(static, s.params, s.params, s.opt_state, now), state)
     no_norms = jnp.where(accepted, jnp.nan, 0.0), jnp.float32(jnp.nan), layers.nothing_measured(by_layer)
-    updated = UpdatedState(state.params, state.opt_state, state.ema, no_norms)
+    lost = state.precision if POLICIES[static.precision].rounding == "kahan" else ()
+    updated = UpdatedState(state.params, state.opt_state, state.ema, lost, no_norms)
     for measured, active in ((False, accepted & ~logged), (True, accepted & logged)):
-        update = functools.partial(_update_once, static, grads, extra, now, measured)
+        update = functools.partial(_update_once, static, grads, extra, now, state.step, measured)
         updated = jax.lax.fori_loop(0, active.astype(jnp.int32), update, updated)
     return updated
 
 
 def _update_once(
-    static: Static, grads: Any, extra: dict[str, Any], now: Hparams, measured: bool, _: jax.Array, state: UpdatedState
-) -> UpdatedState:
-    """Update parameters, optimizer state and EMA; with `measured` also the norms."""
+    static: Static, grads: Any, extra: dict[str, Any], now: Hparams, step: jax.Array, measured: bool, _: jax.Array,
+    state: UpdatedState,
+) -> UpdatedState:  # fmt: skip
+    """Update parameters, optimizer state and EMA at `step`; with `measured` also the norms."""
     policy = POLICIES[static.precision]
     # The barrier ties the gradients to the turn: else products of gradients alone run before it, turn or none.
-    (params, opt_state, average, norms), grads, extra = jax.lax.optimization_barrier((state, grads, extra))
+    (params, opt_state, average, lost, norms), grads, extra = jax.lax.optimization_barrier((state, grads, extra))
     if isinstance(grads, Kept):
-        params, opt_state, moved, size = update_layers(static, grads, now, params, opt_state)
+        params, opt_state, moved, size = update_layers(static, grads, now, step, params, opt_state)
         norms = (jnp.sqrt(moved), jnp.sqrt(size), {}) if measured else norms
-        return UpdatedState(params, opt_state, _next_average(static, average, params, now), norms)
-    params, opt_state = upcast(params, policy.parameters), upcast(opt_state, policy.moments)
+        return UpdatedState(params, opt_state, _next_average(static, average, params, now), lost, norms)
+    params = rounding.join_trees(params, lost) if lost else upcast(params, policy.parameters)
+    opt_state = upcast(opt_state, policy.moments)
     params = reshard_as(static, rules.moment_specs, params)
     moves, opt_state = compute_updates(static, grads, opt_state, params, now, now["lr"], **extra)
     params = reshard_as(static, rules.parameter_specs, optax.apply_updates(params, moves))
     if measured:
         norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params, opt_state, now)
-    params = cast_for_storage(params, policy.parameters)
+    params, lost = _round_parameters(static, params, now, step)
     average = _next_average(static, average, params, now)
-    return UpdatedState(params, cast_for_storage(opt_state, policy.moments), average, norms)
+    return UpdatedState(params, cast_for_storage(opt_state, policy.moments), average, lost, norms)
+
+
+def _round_parameters(static: Static, params: Any, now: Hparams, step: jax.Array) -> tuple[Any, Any]:
+    """fp32 parameters as stored between steps, and what their rounding lost: () unless the policy keeps it."""
+    policy = POLICIES[static.precision]
+    if policy.rounding == "kahan":
+        return rounding.split_tree(params)
+    if policy.rounding == "nearest":
+        return cast_for_storage(params, policy.parameters), ()
+    round_tree: Any = rounding.round_tree
+    if static.layout.devices > 1:  # random bits name no sharding
+        round_tree = auto_axes(round_tree, out_sharding=rules.parameter_specs(static.model, static.layout))
+    return round_tree(params, rounding.step_key(now["seed"], step)), ()
 
 
 def _next_average(static: Static, average: Any, params: Any, now: Hparams) -> Any:

@@ -45,7 +45,7 @@ def two_ways(static, layered, h):
 
     def by_layer(params, opt_state, tokens):
         sums, kept = measure_gradient(layered, params, tokens, h["z_loss"], None)
-        updated = update_layers(layered, kept, now, params, opt_state)
+        updated = update_layers(layered, kept, now, jnp.int32(7), params, opt_state)
         return sums.nll, kept.norm, updated.params, updated.opt_state
 
     return whole, by_layer
