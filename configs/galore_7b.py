@@ -1,10 +1,12 @@
-"""LLaMA 7B on a card of 24 GB: 8-bit GaLore, updated layer by layer, weights in bf16 (Zhao et al. 2024, arXiv 2403.03507).
+"""LLaMA 7B on a card of 24 GB: 8-bit GaLore, updated layer by layer, weights in bf16 (Zhao et al. 2024, 2403.03507).
 
     scalelab plan --config=galore_7b --hardware=rtx4090
 
-The paper's claim (abstract; section 5.4: 22.0 GB; the authors' scripts/single_gpu/llama_7b.sh: 22.72 GB) at sequences of
-256 tokens without recomputation; here 2,048 tokens with it. experiments/results/memory.md has what the planner and XLA
-say of it. Sizes are those of the authors' configs/llama_7b.json, the optimizer's of that script.
+The paper claims pre-training of 7 G parameters on an RTX 4090. The authors' scripts/single_gpu/llama_7b.sh says
+22.72 G, with 256 tokens a sequence (their default) and nothing recomputed. Here a sequence has 2,048 tokens, every
+block is computed twice more, and weights are rounded stochastically, not to nearest. Sizes are those of their
+configs/llama_7b.json, the optimizer's values those of that script. experiments/results/memory.md has its memory as
+planned and as compiled. Not run by us.
 """
 
 from ml_collections import ConfigDict

@@ -66,7 +66,8 @@ PRECISION_SETTINGS = {
         {"train.global_batch": 1024, "model.seq_len": 64, "model.d_model": 32, "model.n_layers": 1, "eval.batches": 1},
         20, ["fp32", "fp16", "fp16_unscaled"],
     ),
-    "usual": PrecisionSetting("Usual updates", {}, 150, [name for name, policy in POLICIES.items() if policy.rounding == "nearest"]),
+    "usual": PrecisionSetting("Usual updates", {}, 150, 
+        [name for name, policy in POLICIES.items() if policy.rounding == "nearest"]),
 }  # fmt: skip
 SEEDS = 5
 

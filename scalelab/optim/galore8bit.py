@@ -1,8 +1,8 @@
-"""8-bit GaLore (Zhao et al. 2024, section 4.3): GaLore whose moments are stored as 8-bit codes; 8-bit Adam for the rest.
+"""8-bit GaLore (Zhao et al. 2024, section 4.3): GaLore whose moments are stored as 8-bit codes; 8-bit Adam for others.
 
-As in the authors' code (GaLoreAdamW8bit): the projection is kept in bf16, matrices and all others share the LR, and
-moments of the projected gradient are coded as `adam8bit.py` codes any others. Each matrix is decomposed by itself, which
-takes less memory than `galore.py`'s batches.
+As in the authors' code (GaLoreAdamW8bit) the projection is kept in bf16, and matrices and all others share the LR.
+Moments of the projected gradient are coded as `adam8bit.py` codes any others. Each matrix is decomposed by itself,
+which takes less memory than `galore.py`'s batches.
 """
 
 import math

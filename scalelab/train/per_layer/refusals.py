@@ -39,8 +39,8 @@ def refuse_unsupported(static: Static) -> None:
          "backward", "model.remat=full"),
         (policy.scaled_loss or policy.scaling == "delayed", f"precision.name={static.precision!r}", "a loss scale or "
          "delayed scales need all gradients of a step", "precision.name=bf16"),
-        (policy.rounding == "kahan", f"precision.name={static.precision!r}", "weights and what their rounding lost take as "
-         "much memory as fp32", "precision.name=bf16_stochastic"),
+        (policy.rounding == "kahan", f"precision.name={static.precision!r}", "weights with what rounding lost are "
+         "as large as fp32", "precision.name=bf16_stochastic"),
         (static.layers, "log.layers_every", "layers are measured in one backward of all", "log.layers_every=0"),
         (bool(static.own_loss), f"train.loss={static.own_loss!r}", "it may read all parameters", 'train.loss=""'),
         (bool(static.own_metrics), f"train.metrics={static.own_metrics!r}", "it gets all gradients at once",
