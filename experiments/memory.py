@@ -1,9 +1,9 @@
 """python -m experiments.memory [--quick] [--rows="NAME; NAME"] [--json[=PATH]]
 
-Ask what each means of saving memory saves in a step of LLaMA 7B on one device, as `scalelab plan` predicts it and as XLA
-compiles the step for an H100 that is not here: updates layer by layer, moments in the host's memory, weights in bf16,
-8-bit GaLore. Needs the extra plan-cuda; ten minutes on two CPU cores. Writes results/memory.json and .md beside this
-file if every row was compiled.
+Ask what each means of saving memory saves in a step of LLaMA 7B on one device, as `scalelab plan` predicts it and as
+XLA compiles the step for an H100 that is not here: updates layer by layer, moments in the host's memory, weights in
+bf16, 8-bit GaLore. Needs the extra plan-cuda; ten minutes on two CPU cores. Writes results/memory.json and .md beside
+this file if every row was compiled.
 
     scalelab study memory --quick
 """
@@ -75,7 +75,7 @@ def format_page(rows: Sequence[Mapping[str, Any]]) -> str:
     usable, last = rows[0]["usable_bytes"], rows[-1]
     return "\n".join([
         "# LLaMA 7B on a card of 24 GB", "",
-        f"`python -m experiments.memory`, {datetime.date.today()}, {versions}: one sequence of 2,048 tokens a step, every "
+        f"`python -m experiments.memory`, {datetime.date.today()}, {versions}: one sequence of 2,048 tokens, every "
         "block recomputed, on one device. Planned: the total of `scalelab plan`; compiled: XLA's peak for "
         f"{last['platform']} ({last['note']}). Card: whether the compiled peak is below what a program gets of an RTX "
         f"4090, {usable / 1e9:.2f} GB by the planner (24 GiB less the driver's part, 90 % of the rest for jax). "

@@ -46,10 +46,7 @@ def test_what_rounding_lost_comes_back_to_sixteen_bits():
     np.testing.assert_allclose(rounding.join_trees(w, lost)["w"], x["w"], rtol=2.0**-16)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    ["bf16_kahan", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bf16_master", "bf16_stochastic"))],
-)
+@pytest.mark.parametrize("policy", ["bf16_kahan", pytest.param("bf16_master", marks=pytest.mark.slow)])
 def test_small_updates_add_up_or_are_lost(policy):
     """Twenty steps of AdamW at a rate of 1e-5, a hundredth of half a spacing of 1: gains of one, the norms', tell."""
     changes = {"precision.name": policy, "optim.peak_lr": 1e-5, "optim.weight_decay": 0.0, "schedule.warmup_steps": 0}
@@ -62,7 +59,7 @@ def test_small_updates_add_up_or_are_lost(policy):
     moved = np.float64(state.params["final_norm"]["g"].astype(jnp.float32)) - first
     lost = np.float64(state.precision["final_norm"]["g"].astype(jnp.float32)) if policy == "bf16_kahan" else 0.0
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
-    if policy == "bf16_kahan":
-        assert 5e-5 < np.abs(moved + lost).max() < 2.5e-4 and np.abs(lost).max() > 5e-5
-    elif policy == "bf16_master":
+    if policy == "bf16_master":
         assert not moved.any()
+    else:
+        assert 5e-5 < np.abs(moved + lost).max() < 2.5e-4 and np.abs(lost).max() > 5e-5
