@@ -91,7 +91,7 @@ def table_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The cells of the table for people."""
     cells = []
     for r in rows:
-        tolerance = "other formula" if r["tolerance"] is None else f"{r['tolerance']:.0e}"
+        tolerance = "other formula" if r["tolerance"] is None else f"{r['tolerance']:.2g}"
         cells.append((r["what"], r["setting"], r["oracle"], f"{r['difference']:.1e}", tolerance, r["note"]))
     return cells
 

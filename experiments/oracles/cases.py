@@ -91,6 +91,10 @@ CASES = [
     OracleCase("galore", "galore_torch.GaLoreAdamW", theirs.run_galore, LOW_RANK | {"optim.eps": 1e-10},
         note="its singular vectors given our sign; an eps too small to matter: "
         "theirs is added before the bias correction"),
+    OracleCase("galore8bit", "galore_torch.GaLoreAdamW8bit", theirs.run_galore8bit,
+        {"model.d_model": 128, "model.d_ff": 192, "optim.rank": 32, "optim.every": 10}, tolerance=1.5e-2,
+        dtype=torch.float32,
+        note="its projection rounded to bf16, as ours; codes as adam8bit's; GaLore in fp32 differs by 2.1e-2"),
     OracleCase("apollo", "apollo_torch.APOLLOAdamW", theirs.run_apollo, LOW_RANK, note="given our random projections"),
     OracleCase("apollo_mini", "apollo_torch.APOLLOAdamW", theirs.run_apollo, {"optim.every": 10},
         note="given our random projections"),

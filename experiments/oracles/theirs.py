@@ -114,17 +114,49 @@ def run_shampoo(p: UpdateProblem) -> None:
 
 def run_galore(p: UpdateProblem) -> None:
     """The authors' GaLore, with our signs of singular vectors: the paper leaves them open, old moments use them."""
+    with mock.patch.object(galore_torch.galore_projector.GaLoreProjector, "get_orthogonal_matrix", _with_our_sign):
+        p.follow(galore_torch.GaLoreAdamW(_low_rank_groups(p), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, **_quiet))
+
+
+def run_galore8bit(p: UpdateProblem) -> None:
+    """The authors' 8-bit GaLore on the CPU kernels of bitsandbytes, in fp32 with a projection rounded to bf16.
+
+    Low-rank gradients lie as ours (rank x large), so that blocks of codes hold the same numbers.
+    """
+    projector = galore_torch.galore_projector.GaLoreProjector
+    project, project_back = projector.project, projector.project_back
+
+    def rounded(self: Any, weights: torch.Tensor, rank: int, type: str) -> torch.Tensor:
+        return _with_our_sign(self, weights, rank, type).bfloat16().float()
+
+    def project_turned(self: Any, gradient: torch.Tensor, step: int) -> torch.Tensor:
+        low = project(self, gradient, step)
+        return low if low.shape[0] < low.shape[1] else low.T.contiguous()
+
+    def project_turned_back(self: Any, low: torch.Tensor) -> torch.Tensor:
+        columns = self.ortho_matrix.shape[0] > self.ortho_matrix.shape[1]  # "left"; else they stand as rows
+        return project_back(self, low if columns else low.T)
+
+    turned = {"project": project_turned, "project_back": project_turned_back, "get_orthogonal_matrix": rounded}
+    with mock.patch.multiple(projector, **turned), mock.patch.object(torch.cuda, "synchronize"):
+        p.follow(galore_torch.GaLoreAdamW8bit(_low_rank_groups(p), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps))
+
+
+_orthogonal_matrix = galore_torch.galore_projector.GaLoreProjector.get_orthogonal_matrix
+
+
+def _with_our_sign(self: Any, weights: torch.Tensor, rank: int, type: str) -> torch.Tensor:
+    vectors = _orthogonal_matrix(self, weights, rank, type)  # "left": as columns; "right": as rows
+    axis = 0 if type == "left" else 1
+    return vectors * torch.sign(vectors.gather(axis, vectors.abs().argmax(axis, keepdim=True)))
+
+
+def _low_rank_groups(p: UpdateProblem) -> list[dict[str, Any]]:
+    """Parameter groups with the authors' options in those of matrices alone."""
     low = {"rank": p.o.rank, "update_proj_gap": p.o.every, "scale": p.o.low_rank_scale, "proj_type": "std"}
-    whole = galore_torch.galore_projector.GaLoreProjector.get_orthogonal_matrix
-
-    def with_sign(self: object, weights: torch.Tensor, rank: int, type: str) -> torch.Tensor:
-        vectors = whole(self, weights, rank, type)  # "left": as columns; "right": as rows
-        axis = 0 if type == "left" else 1
-        return vectors * torch.sign(vectors.gather(axis, vectors.abs().argmax(axis, keepdim=True)))
-
-    groups = [group | low for group in p.groups()]
-    with mock.patch.object(galore_torch.galore_projector.GaLoreProjector, "get_orthogonal_matrix", with_sign):
-        p.follow(galore_torch.GaLoreAdamW(groups, betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, **_quiet))
+    matrices = [name for name in p.own if p.declared[name].is_hidden_matrix]
+    others = [name for name in p.own if name not in matrices]
+    return [group | low for group in p.groups(matrices)] + (p.groups(others) if others else [])
 
 
 def run_apollo(p: UpdateProblem) -> None:

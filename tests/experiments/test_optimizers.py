@@ -161,10 +161,10 @@ def test_target_is_interpolated_and_median_over_seeds():
 
 def test_what_a_hundred_steps_cannot_tell_follows_from_the_optimizers_own_values():
     lines = "\n".join(limits.describe_limits(BASE, list(OPTIM_DEFAULTS)))
-    assert "galore, apollo, apollo_mini: a projection is drawn every 200 steps, so once in 100" in lines
+    assert "galore, galore8bit, apollo, apollo_mini: a projection is drawn every 200 steps, so once in 100" in lines
     assert "ademamix: the slow moment averages over 10,000 steps" in lines
     assert "sophia_h, sophia_g, soap, shampoo: preconditioners or Hessians" in lines and "10 times in a run" in lines
-    assert "galore, apollo: rank 128" in lines and "apollo_mini: rank" not in lines
+    assert "galore, galore8bit, apollo: rank 128" in lines and "apollo_mini: rank" not in lines
     long = limits.describe_limits(study._options(["--quick", "--config.train.steps=20000"])[1], ["galore", "ademamix"])
     assert not any(line.startswith(("galore: a projection", "ademamix")) for line in long)
 

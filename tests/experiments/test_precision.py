@@ -7,6 +7,7 @@ import pytest
 from scalelab.experiments import precision
 from scalelab.experiments.precision_page import describe_harm, differences_to_fp32, format_page
 from scalelab.experiments.shared import RESULTS
+from scalelab.experiments.studies import bf16_weights
 from scalelab.precision.policy import POLICIES
 
 
@@ -37,9 +38,8 @@ def test_harm_is_a_gap_of_three_standard_errors_of_pairs():
 
 def test_each_setting_pairs_every_policy_with_fp32_and_the_warned_of_are_all_tried():
     tried = {name for setting in precision.PRECISION_SETTINGS.values() for name in setting.policies}
-    assert tried == set(POLICIES) and all(
-        "fp32" in setting.policies for setting in precision.PRECISION_SETTINGS.values()
-    )
+    assert all("fp32" in setting.policies for setting in precision.PRECISION_SETTINGS.values())
+    assert tried | set(bf16_weights.WEIGHTS) == set(POLICIES), "bf16 weights have a study of their own"
     planned = precision.plan(["--only=small"]).runs
     assert {config.train.seed for config in planned.values()} == set(range(5))
     assert {config.optim.peak_lr for config in planned.values()} == {1e-4}

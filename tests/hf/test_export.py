@@ -234,6 +234,7 @@ WORDS = {
     "logit_scale": "none rsqrt_width",
     "mlp": "swiglu gelu relu2 relu",
     "remat": "none dots full",
+    "sums": "compute float32",
     "rope_scaling": "none linear ntk llama3 yarn",
     "block": "sequential parallel",
     "norm_place": "before after",
