@@ -12,7 +12,7 @@ import contextvars
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,40 @@ def reshard_to(x: jax.Array, *names: str | None) -> jax.Array:
 def gather_weight(w: jax.Array, *names: str) -> jax.Array:
     """Gather a parameter over fsdp for the forward pass, still split over tensor; its gradient is scattered back."""
     return reshard_to(w, *names)
+
+
+class GatheredWeight(NamedTuple):
+    """A weight that was gathered over fsdp once, for all products of a step.
+
+    `values`: in the format of these products. `master`: what is differentiated in its place, an fp32 array whose values
+    are not read: the gradient takes its sharding.
+    """
+
+    values: jax.Array
+    master: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        return self.master.shape
+
+
+Weight = jax.Array | GatheredWeight
+
+
+def weight_values(w: Weight) -> jax.Array:
+    """What is multiplied."""
+    return w.values if isinstance(w, GatheredWeight) else w
+
+
+def weight_master(w: Weight) -> jax.Array:
+    """What gets the gradient."""
+    return w.master if isinstance(w, GatheredWeight) else w
+
+
+def gradient_like(w: Weight, gradient: jax.Array) -> Any:
+    """The gradient of `w` as a backward returns it."""
+    return GatheredWeight(None, gradient) if isinstance(w, GatheredWeight) else gradient  # type: ignore[arg-type]
 
 
 def mesh_axes(partitions: Iterable[Any]) -> tuple[str, ...]:

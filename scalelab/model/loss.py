@@ -17,7 +17,9 @@ from scalelab.model.observe.measures import NO_TOKEN, HeadMeasures, combine, sum
 from scalelab.precision.products import matmul_gradients, mixed_matmul
 from scalelab.sharding import (
     TENSOR_AXIS,
+    Weight,
     activation_spec,
+    gradient_like,
     gradient_spec,
     has_explicit_mesh,
     mesh_axes,
@@ -26,6 +28,8 @@ from scalelab.sharding import (
     times_scalar,
     token_axes,
     vary_like,
+    weight_master,
+    weight_values,
 )
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient costs time
@@ -118,7 +122,7 @@ def _split_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.A
 
 
 def smooth_cross_entropy(
-    x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array, softcap: float = 0.0,
+    x_BSD: jax.Array, head_DV: Weight, targets_BS: jax.Array, z_weight: jax.Array, softcap: float = 0.0,
     chunk: int = 0, due: jax.Array | None = None,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats of next-token logits `x_BSD @ head_DV`; targets below zero are ignored.
@@ -129,7 +133,7 @@ def smooth_cross_entropy(
     carries gradients. On a mesh each device computes its own sequences and part of the vocabulary. With `due` the
     sums' `measures` are `HeadMeasures`, taken where it is true.
     """
-
+    head_DV = weight_values(head_DV)
     split, axes = _split_axes(head_DV), token_axes()
 
     def device_sums(
@@ -242,13 +246,14 @@ def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: 
 
 
 def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
-    split, postponed, axes = _split_axes(head_DV), spec_of(head_DV).reduced, token_axes()
+    weight, master, head_DV = head_DV, weight_master(head_DV), weight_values(head_DV)
+    gathered, split, postponed, axes = _split_axes(head_DV), _split_axes(master), spec_of(master).reduced, token_axes()
     rest = tuple(axis for axis in axes if axis not in {*split, *postponed})
     shared = tuple(spec_of(x_BSD).reduced)  # devices along these have parts of the gradient of x, added up elsewhere
 
     def device_gradients(x_BSD, head_DV, targets_BS, z_weight, *due):
         form = x_BSD.dtype
-        whole_DV = vary_like(_gather(head_DV, split, form).astype(form), x_BSD)
+        whole_DV = vary_like(_gather(head_DV, gathered, form).astype(form), x_BSD)
 
         def body(carry, part):
             sums, head_grad = carry
@@ -270,11 +275,11 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
             x_grad = jax.lax.psum(x_grad, TENSOR_AXIS).astype(grad_dtype)
         return _with_tokens(_sum_over_devices(sums, axes), nll, targets_BS), (x_grad, _scatter(head_grad, split, rest))
 
-    out = _sums_specs(due), (gradient_spec(x_BSD), gradient_spec(head_DV))
+    out = _sums_specs(due), (gradient_spec(x_BSD), gradient_spec(master))
     more = () if due is None else (due,)
     specs = (*_argument_specs(x_BSD, head_DV), *[PartitionSpec() for _ in more])
-    sums, grads = per_device(device_gradients, specs, out)(x_BSD, head_DV, targets_BS, z_weight, *more)
-    return sums, (*grads, jnp.zeros((), x_BSD.dtype))
+    sums, (x_grad, head_grad) = per_device(device_gradients, specs, out)(x_BSD, head_DV, targets_BS, z_weight, *more)
+    return sums, (x_grad, gradient_like(weight, head_grad), jnp.zeros((), x_BSD.dtype))
 
 
 def _scatter(head_grad: jax.Array, split: tuple[str, ...], rest: tuple[str, ...]) -> jax.Array:
@@ -290,7 +295,8 @@ def _backward(softcap, chunk, residuals, cotangents):
     del softcap, chunk
     x_grad, head_grad, like_x = residuals
     scale = cotangents.objective
-    return times_scalar(x_grad, scale).astype(like_x.dtype), times_scalar(head_grad, scale), None, None, None
+    head_grad = jax.tree.map(lambda grad: times_scalar(grad, scale), head_grad)
+    return times_scalar(x_grad, scale).astype(like_x.dtype), head_grad, None, None, None
 
 
 cross_entropy = jax.custom_vjp(smooth_cross_entropy, nondiff_argnums=(4, 5))

@@ -20,8 +20,10 @@ from scalelab.precision.policy import Policy, array_dtype
 from scalelab.precision.products import round_to_tf32
 from scalelab.sharding import (
     TENSOR_AXIS,
+    Weight,
     activation_spec,
     gather_weight,
+    gradient_like,
     gradient_spec,
     has_explicit_mesh,
     is_in_stage,
@@ -32,6 +34,8 @@ from scalelab.sharding import (
     spec_of,
     target_platform,
     times_scalar,
+    weight_master,
+    weight_values,
 )
 
 AxisNames = tuple[str | None, ...]
@@ -40,14 +44,14 @@ AxisNames = tuple[str | None, ...]
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
 def weight_product(
     x: jax.Array,
-    w: jax.Array,
+    w: Weight,
     scales: jax.Array | None,
     ins: int,
     names: tuple[str, ...],
     out_axes: AxisNames,
     policy: Policy,
 ) -> jax.Array:
-    """x [..., ins] times w [ins, outs] (fp32, logical axes `names`) -> [..., outs] in x's dtype, split by `out_axes`.
+    """x [..., ins] times w [ins, outs] (logical axes `names`) -> [..., outs] in x's dtype, split by `out_axes`.
 
     `scales` [3]: delayed scaling's scales of x, w and the gradient that flows back. Their "gradient" is not a gradient:
     it carries the amax of the three.
@@ -111,15 +115,16 @@ def _result_form(a: _Operand, out: Any, summed: AxisNames) -> Any:
 
 
 def _forward(x, w, scales, ins, names, out_axes, policy):
+    values = weight_values(w)
     if policy.scaling == "block":
-        return _block_forward(x, w, ins, names, out_axes, policy), (x, w)
+        return _block_forward(x, values, ins, names, out_axes, policy), (x, w)
     of_x, of_w, _ = _unpack_scales(scales)
-    a, b = _operand(x, policy.forward, policy, of_x), _operand(w, policy.forward, policy, of_w)
+    a, b = _operand(x, policy.forward, policy, of_x), _operand(values, policy.forward, policy, of_w)
     in_parts, place = _sends_parts(policy) and TENSOR_AXIS in _axes(names[:ins]), activation_spec(*out_axes)
     out = PartitionSpec(*activation_spec(*_unsplit(out_axes)), unreduced={TENSOR_AXIS}) if in_parts else place
     whole, form = gather_weight(b.values, *names), _result_form(a, x.dtype, names[:ins])
     y = _scaled(_dot(a.values, whole, (x.ndim - ins, x.ndim), (0, ins), out, form), a, b, x.dtype)
-    keep = (policy.recomputed or is_in_stage()) and "fsdp" in mesh_axes(spec_of(w).partitions)
+    keep = (policy.recomputed or is_in_stage()) and "fsdp" in mesh_axes(spec_of(values).partitions)
     gathered = b._replace(values=whole) if keep else None
     return reshard(y, place) if in_parts else y, (a, w, gathered, scales)
 
@@ -127,10 +132,11 @@ def _forward(x, w, scales, ins, names, out_axes, policy):
 def _backward(ins, names, out_axes, policy, residuals, dy):
     if policy.scaling == "block":
         return _block_backward(ins, names, out_axes, policy, residuals, dy)
-    a, w, gathered, scales = residuals
+    a, weight, gathered, scales = residuals
+    w = weight_master(weight)
     x, out, lead = a.values, dy.dtype, a.values.ndim - ins
     _, of_w, of_dy = _unpack_scales(scales)
-    b, c = gathered or _operand(w, policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
+    b, c = gathered or _operand(weight_values(weight), policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
     form = _result_form(a, out, names[ins:])
     amax = None if scales is None else jnp.stack([part.amax for part in (a, b, c) if part.amax is not None])
     if not has_explicit_mesh():
@@ -144,7 +150,7 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
         whole = PartitionSpec(*whole, unreduced={*mesh_axes(jax.typeof(x).sharding.spec.partitions[:lead])})
     dx = _dot(dy, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), gradient_spec(x), form)
     dw = _dot(x, dy, (0, lead), (0, lead), whole)
-    return _scaled(dx, c, b, out), reshard(_scaled(dw, a, c, w.dtype), dw_spec), amax
+    return _scaled(dx, c, b, out), gradient_like(weight, reshard(_scaled(dw, a, c, w.dtype), dw_spec)), amax
 
 
 weight_product.defvjp(_forward, _backward)
@@ -198,8 +204,8 @@ def _block_forward(x, w, ins, names, out_axes, policy):
 
 
 def _block_backward(ins, names, out_axes, policy, residuals, dy):
-    x, w = residuals
-    lead = x.ndim - ins
+    x, weight = residuals
+    w, lead = weight_values(weight), x.ndim - ins
     of_x, of_w = _axes(names[ins:]), _axes(_unsplit(out_axes)[:lead])
 
     def device_gradients(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -215,7 +221,9 @@ def _block_backward(ins, names, out_axes, policy, residuals, dy):
     x_spec, w_spec = spec_of(x), activation_spec(*names)
     mapped = per_device(device_gradients, (x_spec, w_spec, activation_spec(*_unsplit(out_axes))), (x_spec, w_spec))
     dx, dw = mapped(x, gather_weight(w, *names), reshard_to(dy, *_unsplit(out_axes)))
-    return dx, reshard(dw, jax.typeof(w).sharding.spec) if has_explicit_mesh() else dw, None
+    if has_explicit_mesh():
+        dw = reshard(dw, spec_of(weight_master(weight)))
+    return dx, gradient_like(weight, dw), None
 
 
 def _unsplit(out_axes: AxisNames) -> AxisNames:

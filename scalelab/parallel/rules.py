@@ -1,7 +1,8 @@
 """The table from a parameter's declared axes to the mesh axes that split it, and checks of what it can't split.
 
-ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing, 1 optimizer state, 2 also gradients,
-3 also parameters (FSDP). `tensor` splits the same axes at every ZeRO stage (Shoeybi et al. 2019).
+ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing, 1 optimizer state and fp32 parameters,
+2 also gradients, 3 gathers weights layer by layer (FSDP), where 1 and 2 gather them once a step (`gathered.py`).
+`tensor` splits the same axes at every ZeRO stage (Shoeybi et al. 2019).
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
 from scalelab.parallel.ticks import predicted_bubble
 from scalelab.precision.policy import POLICIES
-from scalelab.sharding import BATCH_AXES, CONTEXT_AXIS, SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS
+from scalelab.sharding import BATCH_AXES, CONTEXT_AXIS, SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS, mesh_axes
 
 FSDP_AXIS = "embed"
 NO_LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty
@@ -39,13 +40,22 @@ def _specs(shape: ModelShape, fsdp: bool, stages: bool) -> Any:
 
 
 def parameter_specs(shape: ModelShape, layout: Layout) -> Any:
-    """Specs of the parameters at rest."""
-    return _specs(shape, layout.zero >= 3, layout.stage > 1)
+    """Specs of the parameters at rest. In a pipeline ZeRO 1 and 2 leave them whole: a stage gathers nothing."""
+    return _specs(shape, layout.zero >= 3 or (layout.zero >= 1 and layout.stage == 1), layout.stage > 1)
+
+
+def whole_specs(shape: ModelShape) -> Any:
+    """Specs of the parameters whole along `fsdp`, all layers on every device."""
+    return _specs(shape, False, False)
 
 
 def gradient_specs(shape: ModelShape, layout: Layout) -> Any:
-    """Specs of gradients while they are summed over micro-batches."""
-    return _specs(shape, layout.zero >= 2, layout.stage > 1)
+    """Specs of gradients while they are summed over micro-batches. Rows of an embedding go back where they lie."""
+    split, whole = (_specs(shape, fsdp, layout.stage > 1) for fsdp in (layout.zero >= 1, layout.zero >= 2))
+    if layout.stage > 1:
+        return whole
+    declared = parameter_declarations(shape)
+    return jax.tree.map(lambda d, at, once: at if "vocab" in d.ins else once, declared, split, whole)
 
 
 def postponed_axes(layout: Layout) -> frozenset[str]:
@@ -70,7 +80,7 @@ def once_a_step(specs: Any, shape: ModelShape, layout: Layout, kind: str) -> Any
     axes = postponed_axes(layout)
 
     def mark(declaration: Declaration, spec: PartitionSpec) -> PartitionSpec:
-        return PartitionSpec(*spec, **{kind: axes}) if is_postponed(declaration) else spec
+        return PartitionSpec(*spec, **{kind: axes - {*mesh_axes(spec)}}) if is_postponed(declaration) else spec
 
     return jax.tree.map(mark, parameter_declarations(shape), specs)
 

@@ -20,7 +20,7 @@ from scalelab.model.loss import LossSums, add_sums
 from scalelab.model.observe import measures
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
-from scalelab.parallel import pipeline, rules
+from scalelab.parallel import gathered, pipeline, rules
 from scalelab.precision import delayed
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
@@ -133,8 +133,10 @@ def micro_batch_objective(
     ends: DocumentEnds | None,
     due: jax.Array | None = None,
     probes: Any = None,
+    copies: Any = None,
 ) -> tuple[jax.Array, LossSums]:
-    """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]."""
+    """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]; `copies` of weights: see `parallel/gathered.py`."""
+    params = gathered.with_gathered(params, copies)
     sums = loss_sums(static, params, part, z_weight, ends, scales, due, hooks.loss_term(static), probes)
     return sums.objective / counted, sums
 
@@ -150,20 +152,21 @@ def _gradients(
     ends: DocumentEnds | None,
     due: jax.Array | None,
 ) -> Summed:
-    differentiate = functools.partial(differentiate_micro_batch, static, params, scales, z_weight, ends, due, counted)
+    copies = gathered.gather_weights(static, params) if gathered.gathers_once(static) else None
+
+    def differentiate(params: Any, part: jax.Array) -> Summed:
+        return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies)
+
     if static.accumulate == 1:
-        return differentiate(tokens)
+        return differentiate(params, tokens)
     parts, measured = split_micro_batches(static, tokens), due is not None
-    if once := bool(rules.postponed_axes(static.layout)):
-        whole = reshard_as(static, _once("parameter_specs", "reduced"), params)
-        differentiate = functools.partial(
-            differentiate_micro_batch, static, whole, scales, z_weight, ends, due, counted
-        )
-    laid_out = _once("gradient_specs", "unreduced") if once else rules.gradient_specs
+    once = bool(rules.postponed_axes(static.layout))
+    laid_out = _once("unreduced") if once else rules.gradient_specs
+    summed_as = reshard_as(static, _once("reduced"), params) if once else params
 
     def micro(carry: Summed, at: Any) -> tuple[Summed, None]:
         part, index = at if measured else (at, None)
-        sums, grads, amax = differentiate(part)
+        sums, grads, amax = differentiate(summed_as, part)
         if measured:
             head = measures.place_rows(sums.measures.head, index, static.accumulate)
             sums = sums._replace(measures=sums.measures._replace(head=head))
@@ -178,12 +181,12 @@ def _gradients(
         summed = jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], summed)
     else:
         summed = jax.lax.scan(micro, summed, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
-    return summed[0], reshard_as(static, rules.gradient_specs, summed[1]), summed[2]
+    return summed[0], reshard_as(static, rules.moment_specs, summed[1]), summed[2]
 
 
-def _once(rule: str, kind: str) -> Callable:
+def _once(kind: str) -> Callable:
     """A rule of `reshard_as` under which gradients of blocks' matrices are added up between devices once a step."""
-    return lambda shape, layout: rules.once_a_step(getattr(rules, rule)(shape, layout), shape, layout, kind)
+    return lambda shape, layout: rules.once_a_step(rules.gradient_specs(shape, layout), shape, layout, kind)
 
 
 def split_micro_batches(static: Static, tokens: jax.Array) -> jax.Array:
@@ -206,6 +209,7 @@ def differentiate_micro_batch(
     due: jax.Array | None,
     counted: jax.Array,
     part: jax.Array,
+    copies: Any = None,
 ) -> Summed:
     """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`."""
     if static.layout.stage > 1:
@@ -214,7 +218,7 @@ def differentiate_micro_batch(
     probes = jnp.zeros(static.model.n_layers) if can_underflow else None
     objective = functools.partial(micro_batch_objective, static)
     differentiate = jax.value_and_grad(objective, argnums=(0, 1, 7), has_aux=True)
-    (_, sums), (grads, amax, zeros) = differentiate(params, scales, part, z_weight, counted, ends, due, probes)
+    (_, sums), (grads, amax, zeros) = differentiate(params, scales, part, z_weight, counted, ends, due, probes, copies)
     if zeros is not None:
         sums = sums._replace(measures=sums.measures._replace(gradient_zeros=zeros))
     return sums, grads, amax
