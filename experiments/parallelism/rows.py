@@ -236,10 +236,11 @@ def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) ->
 def adam_state_bytes(static: Static) -> float:
     """Bytes per device of the fp32 Adam state: 4 for parameters and 8 for moments, split as the ZeRO stage says.
 
-    Without tensor parallelism: 12, (4 + 8/n), 12/n bytes a parameter at ZeRO 0, 1 and 2, 3 (Rajbhandari et al. 2020,
-    fig. 1, in fp32); leaves without an `embed` axis are not split.
+    Without tensor parallelism: 12 bytes a parameter at ZeRO 0, 12/n at the others (Rajbhandari et al. 2020, fig. 1: K;
+    in a pipeline 4 + 8/n at ZeRO 1 and 2); leaves without an `embed` axis are not split.
     """
     layout = static.layout
+    split_at = 1 if layout.stage == 1 else 3
 
     def share(declaration: Any, split: bool) -> float:
         fsdp = layout.fsdp if split and "embed" in declaration.axes else 1
@@ -248,7 +249,7 @@ def adam_state_bytes(static: Static) -> float:
         return declaration.size / (fsdp * tensor * stage)
 
     leaves = jax.tree.leaves(rules.parameter_declarations(static.model))
-    return sum(4 * share(d, layout.zero >= 3) + 8 * share(d, layout.zero >= 1) for d in leaves)
+    return sum(4 * share(d, layout.zero >= split_at) + 8 * share(d, layout.zero >= 1) for d in leaves)
 
 
 def temporary_bytes(schedule: str, microbatches: int) -> int:

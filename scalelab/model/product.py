@@ -136,7 +136,8 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
     w = weight_master(weight)
     x, out, lead = a.values, dy.dtype, a.values.ndim - ins
     _, of_w, of_dy = _unpack_scales(scales)
-    b, c = gathered or _operand(weight_values(weight), policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
+    b = gathered or _operand(weight_values(weight), policy.forward, policy, of_w)
+    c = _operand(dy, policy.backward, policy, of_dy)
     form = _result_form(a, out, names[ins:])
     amax = None if scales is None else jnp.stack([part.amax for part in (a, b, c) if part.amax is not None])
     if not has_explicit_mesh():

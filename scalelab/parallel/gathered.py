@@ -14,7 +14,7 @@ from scalelab.config import Static
 from scalelab.model.declare import Declaration
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import rules
-from scalelab.precision.policy import Policy, POLICIES, array_dtype
+from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import GatheredWeight
 
 
@@ -24,14 +24,27 @@ def gathers_once(static: Static) -> bool:
     return layout.zero in (1, 2) and layout.fsdp > 1 and layout.stage == 1 and not static.own_loss
 
 
+def gathered_format(static: Static, declaration: Declaration) -> jnp.dtype | None:
+    """The format of a parameter's copy, fp32 where fp8 takes its scale from the weight; None: it has no copy.
+
+    An embedding has none, tied to the head or not: its rows travel. Gains and biases are small.
+    """
+    if not gathers_once(static) or not rules.is_postponed(declaration) or "vocab" in declaration.ins:
+        return None
+    policy = POLICIES[static.precision]
+    return jnp.dtype(jnp.float32) if policy.scaling and not declaration.is_table else array_dtype(policy.compute)
+
+
 def gather_weights(static: Static, params: Any) -> Any:
-    """Copies whole along `fsdp` of the matrices and of a head of its own; None for all other parameters."""
-    policy, whole = POLICIES[static.precision], rules.whole_specs(static.model)
+    """Copies of matrices and a head of its own, whole along `fsdp`; None for other parameters, or for all."""
+    if not gathers_once(static):
+        return None
 
     def gather(declaration: Declaration, w: jax.Array, spec: Any) -> jax.Array | None:
-        return reshard(w.astype(_form(declaration, policy)), spec) if _is_gathered(declaration) else None
+        form = gathered_format(static, declaration)
+        return None if form is None else reshard(w.astype(form), spec)
 
-    return jax.tree.map(gather, parameter_declarations(static.model), params, whole)
+    return jax.tree.map(gather, parameter_declarations(static.model), params, rules.whole_specs(static.model))
 
 
 def with_gathered(params: Any, copies: Any) -> Any:
@@ -39,15 +52,8 @@ def with_gathered(params: Any, copies: Any) -> Any:
     if copies is None:
         return params
     return jax.tree.map(
-        lambda copy, w: w if copy is None else GatheredWeight(copy, w), copies, params, is_leaf=lambda copy: copy is None
+        lambda copy, w: w if copy is None else GatheredWeight(copy, w),
+        copies,
+        params,
+        is_leaf=lambda copy: copy is None,
     )
-
-
-def _is_gathered(declaration: Declaration) -> bool:
-    """Not an embedding, whose rows travel, tied to the head or not; nor gains and biases, which are small."""
-    return rules.is_postponed(declaration) and "vocab" not in declaration.ins
-
-
-def _form(declaration: Declaration, policy: Policy) -> jnp.dtype:
-    """fp32 where fp8's scales follow from the weights themselves."""
-    return jnp.dtype(jnp.float32) if policy.scaling and not declaration.is_table else array_dtype(policy.compute)

@@ -173,7 +173,7 @@ def _served(plan: Any) -> list[str]:
     components, serving = plan.memory.components, plan.inference
     training = {
         "weights": sum(
-            components.get(name, 0) for name in ("parameters", "master", "gradients", "optimizer", "average")
+            components.get(name, 0) for name in ("parameters", "master", "copies", "gradients", "optimizer", "average")
         ),
         "kv_cache": 0,
         "activations": sum(components[name] for name in ("activations", "logits", "temporary", "batch")),

@@ -21,7 +21,7 @@ from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.loss import CHUNK_LOGITS
-from scalelab.parallel import rules, ticks
+from scalelab.parallel import gathered, rules, ticks
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import megatron, saved_activations
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -118,7 +118,17 @@ def _state_bytes(static: Static) -> dict[str, int]:
     parts = {"parameters": by_part["params"], "optimizer": moments + small}
     if POLICIES[static.precision].parameters != "float32" and static.updates == "whole":  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
+    if copies := gathered_bytes(static):
+        parts["copies"] = copies
     return parts | ({"average": by_part["ema"]} if static.ema else {})
+
+
+def gathered_bytes(static: Static) -> int:
+    """Bytes of the weights that ZeRO 1 and 2 gather once a step."""
+    declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
+    formats = [(d, gathered.gathered_format(static, d)) for d in declared]
+    whole = [(d, form, rules.parameter_spec(d, False, False)) for d, form in formats if form is not None]
+    return sum(device_bytes(d.shape, form, spec, static.layout) for d, form, spec in whole)
 
 
 def host_bytes(static: Static) -> int:
@@ -159,15 +169,15 @@ def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> 
 
 
 def gradient_bytes(static: Static) -> int:
-    """Bytes of fp32 gradients: split as parameters are in the backward, by ZeRO's stage in sums over micro-batches.
+    """Bytes of fp32 gradients: split as the parameters, or by ZeRO's stage where micro-batches are summed, twice then.
 
-    So stage 2 only saves where micro-batches are accumulated, beside the gradients of the one under way. Layer by layer
-    those of a block exist, or of what stands before or behind the blocks.
+    Layer by layer those of a block exist, or of what stands before or behind the blocks.
     """
     if static.updates == "per_layer":
         return _largest_part_bytes(static.model.plain)
-    summed = _parameter_bytes(static, rules.gradient_specs) if static.accumulate > 1 else 0
-    return summed + _parameter_bytes(static, rules.parameter_specs)
+    if static.accumulate > 1:
+        return 2 * _parameter_bytes(static, rules.gradient_specs)
+    return _parameter_bytes(static, rules.parameter_specs)
 
 
 @functools.cache
@@ -228,18 +238,18 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     more, and one weight at a time: as it is multiplied, and its gradient before that is scattered. What the forward
     left outside the blocks is gone or not yet computed by then. The head holds itself gathered, in fp32 and as it is
     multiplied. In a pipeline a chunk's inputs are taken out of their slot, and the gradients of its blocks are stacked
-    before they are added to the others. A GPU keeps the zeros that the head's gradient began with; under ZeRO 1 and 2
-    the new parameters are gathered beside the old.
+    before they are added to the others. A GPU keeps the zeros that the head's gradient began with. Weights that
+    ZeRO 1 and 2 gathered for the step are counted as `copies`.
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
     stacked = transformer.parameter_declarations(static.model.plain)["blocks"]
     weight = max(d.size for d in jax.tree.leaves(stacked) if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
-    gathered = layout.zero >= 3 and layout.fsdp > 1
-    multiplied = width if gathered or width < 4 else 0
+    by_layer = layout.zero >= 3 and layout.fsdp > 1
+    multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
     block = saved_activations.count_block_activations(static).bytes(rows) + weight * (multiplied + 4)
     table = 4 * shape.d_model * _vocabulary_rows(static)
-    head = (table if gathered else 0) + (table * width // 4 if width < 4 else 0)
+    head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
     zeros = table if backend == "gpu" and static.updates == "whole" else 0
     if layout.stage > 1:
         chunk = _parameter_bytes(static, rules.parameter_specs, blocks=True) // layout.rounds
@@ -249,9 +259,8 @@ def _temporary_bytes(static: Static, backend: str) -> int:
         backend != "gpu" and static.accumulate == 1
     ):  # the blocks' gradients aren't there yet; a GPU has filled them with zeros
         head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
-    copies = _parameter_bytes(static, rules.parameter_specs) if layout.zero in (1, 2) and layout.fsdp > 1 else 0
     block += host_bytes(static) // shape.n_layers  # fetched for a layer's update
-    return zeros + copies + max(block, head)
+    return zeros + max(block, head)
 
 
 def _formula_bytes(static: Static) -> int:
@@ -281,6 +290,6 @@ def _memory_notes(static: Static) -> list[str]:
         ]
     if layout.stage > 1 and layout.context > 1:
         notes += ["the trainer refuses parallel.stage together with parallel.context"]
-    if layout.zero == 2 and layout.fsdp > 1 and static.accumulate == 1:
-        notes += ["ZeRO 2 without accumulation holds gradients whole while they are made: as ZeRO 1"]
+    if layout.zero == 1 and gathered_bytes(static) and static.accumulate == 1:
+        notes += ["ZeRO 1 without accumulation is as ZeRO 2: gradients are split as they are made"]
     return notes

@@ -21,13 +21,14 @@ from scalelab.config import Layout, ModelShape, Optim, Static
 from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.parallel import rules
+from scalelab.model.declare import Declaration
+from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.step.block_products import block_products
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
-from scalelab.sharding import BATCH_AXES, activation_spec, residual_axes
+from scalelab.sharding import BATCH_AXES, GatheredWeight, activation_spec, residual_axes
 from scalelab.train.step.gradients import micro_batch_objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
@@ -205,10 +206,12 @@ def vjp_residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStru
 
 
 def _parameters(static: Static, like: Callable) -> Any:
-    specs = rules.parameter_specs(static.model, static.layout)
-    return jax.tree.map(
-        lambda d, spec: like(d.shape, jnp.float32, spec), transformer.parameter_declarations(static.model), specs
-    )
+    def parameter(declaration: Declaration, spec: PartitionSpec, whole: PartitionSpec) -> Any:
+        master, form = like(declaration.shape, jnp.float32, spec), gathered.gathered_format(static, declaration)
+        return master if form is None else GatheredWeight(like(declaration.shape, form, whole), master)
+
+    specs = rules.parameter_specs(static.model, static.layout), rules.whole_specs(static.model)
+    return jax.tree.map(parameter, transformer.parameter_declarations(static.model), *specs)
 
 
 def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:

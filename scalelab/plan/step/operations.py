@@ -12,6 +12,7 @@ import math
 from scalelab.config import Static
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.layer_flags import count_local_layers
+from scalelab.parallel import gathered
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import update
 from scalelab.plan.step.block_products import Product, block_products
@@ -83,11 +84,12 @@ def _rounding_operations(
     layout, tokens = static.layout, fullest_device_share(static).tokens
     operand, a = array_dtype(policy.forward).itemsize, array_dtype(policy.compute).itemsize
     uses = passes + 1
-    cast = (4 + operand) * k * n / (layout.fsdp if layout.zero >= 3 else 1) if traits.casts and operand < 4 else 0.0
-    gathered = operand * k * n if layout.zero >= 3 and layout.fsdp > 1 else 0.0
+    casts = traits.casts and operand < 4 and not gathered.gathers_once(static)  # that rounds a part, once a step
+    cast = (4 + operand) * k * n / (layout.fsdp if layout.zero >= 3 else 1) if casts else 0.0
+    sent = operand * k * n if layout.zero >= 3 and layout.fsdp > 1 else 0.0
     reads = 1 if policy.scaling == "delayed" else 2  # for amax and to round: of delayed scaling one pass does both
     scaled = (reads * a + operand) * tokens * (passes * k + n) if policy.scaling else 0.0
-    return Operation(f"{name}, rounding", "block", "", 0.0, uses * (cast + gathered) + scaled, 1)
+    return Operation(f"{name}, rounding", "block", "", 0.0, uses * (cast + sent) + scaled, 1)
 
 
 def _distance_operations(static: Static, traits: SystemTraits) -> list[Operation]:

@@ -13,7 +13,7 @@ from scalelab.config import ModelShape, Static
 from scalelab.model.attention.ring import ring_stretches
 from scalelab.model.layer_flags import count_local_layers
 from scalelab.model.transformer import parameter_declarations
-from scalelab.parallel import rules
+from scalelab.parallel import gathered, rules
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
@@ -102,9 +102,7 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     transfers = []
     if zero >= 3:
         # model/loss.py gathers the head once for both passes; model/layers.py sends an embedding's rows, not the table.
-        head = static.model.vocab_size * static.model.d_model / layout.tensor
-        layers = parameters - head * (1 if static.model.tied_head else 2)
-        rows = array_dtype(POLICIES[static.precision].residual).itemsize * of.tokens * static.model.d_model
+        head, layers, rows = _tables(static, parameters)
         scattered = GRADIENT_BYTES * (layers + head)
         transfers += [
             Transfer("fsdp", "all-gather", width * layers, 2 * of.microbatches, True, "parameters, both passes"),
@@ -112,6 +110,8 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
             Transfer("fsdp", "all-to-all", rows, 2 * of.microbatches, False, "rows of the embedding"),
             Transfer("fsdp", "reduce-scatter", scattered, of.microbatches, True, "gradients"),
         ]
+    elif gathered.gathers_once(static):
+        transfers += _gathered_once(static, parameters, each)
     elif zero >= 1:
         scatters = of.microbatches if zero == 2 else each
         transfers += [Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * parameters, scatters, True, "gradients")]
@@ -123,6 +123,32 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
         transfers += [Transfer(axis, "all-reduce", GRADIENT_BYTES * scattered, each, True, "gradients")]
         transfers += [Transfer(axis, "all-reduce", small, of.microbatches - each, True, "gradients of gains")]
     return transfers
+
+
+def _tables(static: Static, parameters: float) -> tuple[float, float, float]:
+    """(parameters of the head, of the blocks, bytes of a micro-batch's rows of the embedding)."""
+    head = static.model.vocab_size * static.model.d_model / static.layout.tensor
+    width = array_dtype(POLICIES[static.precision].residual).itemsize
+    rows = width * fullest_device_share(static).tokens * static.model.d_model
+    return head, parameters - head * (1 if static.model.tied_head else 2), rows
+
+
+def _gathered_once(static: Static, parameters: float, each: int) -> list[Transfer]:
+    """ZeRO 1 and 2 (parallel/gathered.py): a head that is the embedding as well is gathered once a micro-batch.
+
+    Gradients are scattered after each micro-batch by ZeRO 2, after all of them by ZeRO 1 (`each`).
+    """
+    head, layers, rows = _tables(static, parameters)
+    runs, policy = fullest_device_share(static).microbatches, POLICIES[static.precision]
+    scatters, heads = runs if static.layout.zero == 2 else each, runs if static.model.tied_head else 1
+    width = array_dtype(policy.compute).itemsize
+    return [
+        Transfer("fsdp", "all-gather", (4 if policy.scaling else width) * layers, 1, True, "parameters, once"),
+        Transfer("fsdp", "all-gather", width * head, heads, True, "the head"),
+        Transfer("fsdp", "all-to-all", rows, 2 * runs, False, "rows of the embedding"),
+        Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * layers, scatters, True, "gradients"),
+        Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * head, max(heads, scatters), True, "gradient of the head"),
+    ]
 
 
 def _small_parameters(shape: ModelShape) -> int:

@@ -135,7 +135,7 @@ def micro_batch_objective(
     probes: Any = None,
     copies: Any = None,
 ) -> tuple[jax.Array, LossSums]:
-    """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]; `copies` of weights: see `parallel/gathered.py`."""
+    """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]; `copies`: see `parallel/gathered.py`."""
     params = gathered.with_gathered(params, copies)
     sums = loss_sums(static, params, part, z_weight, ends, scales, due, hooks.loss_term(static), probes)
     return sums.objective / counted, sums
@@ -152,7 +152,7 @@ def _gradients(
     ends: DocumentEnds | None,
     due: jax.Array | None,
 ) -> Summed:
-    copies = gathered.gather_weights(static, params) if gathered.gathers_once(static) else None
+    copies = gathered.gather_weights(static, params)
 
     def differentiate(params: Any, part: jax.Array) -> Summed:
         return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies)
