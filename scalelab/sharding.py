@@ -118,8 +118,11 @@ Weight = jax.Array | GatheredWeight
 
 
 def weight_values(w: Weight) -> jax.Array:
-    """What is multiplied."""
-    return w.values if isinstance(w, GatheredWeight) else w
+    """What is multiplied: of a weight that is `reduced` its values alone, as products in fp8 know no such mark."""
+    if isinstance(w, GatheredWeight):
+        return w.values
+    spec = spec_of(w)
+    return reshard(w, PartitionSpec(*spec.partitions)) if spec.reduced else w
 
 
 def weight_master(w: Weight) -> jax.Array:

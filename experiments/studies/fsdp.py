@@ -3,9 +3,10 @@
     python -m experiments.studies.fsdp [--workdir=DIR] [--quick] [--json[=PATH]]
 
 One small model on eight fake CPU devices under ZeRO 0, 1, 2 and 3 (FSDP). At fixed weights, loss and gradients are
-compared with those of one device; bytes that a device holds with the formula of Rajbhandari et al. (2020), figure 1, in
-fp32: 12, 4 + 8 / n and 12 / n bytes a parameter. Then the same 40 steps of AdamW are trained on one device and under
-each stage. About a minute; --quick: 10 steps.
+compared with those of one device; bytes that a device holds between steps with Rajbhandari et al. (2020), figure 1: the
+K = 12 bytes a parameter of fp32 weights and moments, split from ZeRO 1 on. (In a step ZeRO 1 and 2 also hold the weights
+that they gather at its start, the paper's copy for products; ZeRO 3 does without.) Then the same 40 steps of AdamW are
+trained on one device and under each stage. About a minute; --quick: 10 steps.
 
     scalelab study fsdp --quick --workdir=runs/fsdp
 """
@@ -44,7 +45,7 @@ from scalelab.train.step.step import train_step
 DEVICES = 8
 STAGES = {"ZeRO 0": Layout(fsdp=8, zero=0), "ZeRO 1": Layout(fsdp=8, zero=1), "ZeRO 2": Layout(fsdp=8, zero=2),
           "ZeRO 3 (FSDP)": Layout(fsdp=8)}  # fmt: skip
-BYTES = {"ZeRO 0": 12.0, "ZeRO 1": 4 + 8 / DEVICES, "ZeRO 2": 4 + 8 / DEVICES, "ZeRO 3 (FSDP)": 12 / DEVICES}
+BYTES = {name: 12 / (DEVICES if layout.zero else 1) for name, layout in STAGES.items()}
 VARIANT = {"family": "llama"}
 STEPS, QUICK_STEPS = 40, 10
 ROUNDING = 1e-5  # relative, of gradients; fp32 sums in another order differ by about 1e-6
@@ -117,7 +118,7 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
         f"{steps} steps to {max(apart.values()):.0e} nats; FSDP holds {saved:.1f} times less weights and moments a "
         "device than ZeRO 0.",
         "limits": "eight devices that share one processor: nothing about time. The model is small and its sizes divide "
-        "by eight; what cannot be split evenly would lie above the formula.",
+        "by eight; what cannot be split evenly would lie above the formula. Memory within a step is not measured.",
     }  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def _block_backward(ins, names, out_axes, policy, residuals, dy):
     mapped = per_device(device_gradients, (x_spec, w_spec, activation_spec(*_unsplit(out_axes))), (x_spec, w_spec))
     dx, dw = mapped(x, gather_weight(w, *names), reshard_to(dy, *_unsplit(out_axes)))
     if has_explicit_mesh():
-        dw = reshard(dw, spec_of(weight_master(weight)))
+        dw = reshard(dw, gradient_spec(weight_master(weight)))
     return dx, gradient_like(weight, dw), None
 
 

@@ -107,6 +107,8 @@ def compiled():
         {"parallel.data": 8},
         {"parallel.tensor": 8, "parallel.sequence": True, "train.accumulate": 1, "precision.name": "bf16"},
         {"parallel.fsdp": 8, "model.tied_head": False, "model.vocab_size": 4096},
+        {"parallel.fsdp": 8, "parallel.zero": 1, "model.tied_head": False, "precision.name": "bf16"},
+        {"parallel.fsdp": 8, "parallel.zero": 2, "model.tied_head": False, "precision.name": "bf16"},
     ]
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -121,6 +123,18 @@ def test_gradients_of_blocks_are_added_between_devices_once_a_step(compiled):
     once = sum(size for kind, size, times in rows if kind == "all-reduce" and times == 1)
     repeated = sum(size for kind, size, times in rows if kind == "all-reduce" and times > 1)
     assert once >= 4 * matrices and repeated < 0.1 * matrices  # gains: once a micro-batch
+
+
+@pytest.mark.parametrize("zero, scattered", [(1, 1), (2, 4)])
+def test_zero_1_and_2_gather_weights_once_a_step(compiled, zero, scattered):
+    """Matrices and head, once, for four micro-batches; gradients once under ZeRO 1, else after each micro-batch."""
+    matrices, rows = compiled[2 + zero]
+    weights = 4 * (matrices + 64 * 64)  # XLA:CPU sends what is in bf16 as fp32
+    gathered = [(size, times) for kind, size, times in rows if kind == "all-gather"]
+    assert sum(size for size, times in gathered if times == 1) == pytest.approx(weights, rel=0.02)
+    assert sum(size * times for size, times in gathered if times > 1) < 0.05 * weights  # tokens, for the embedding
+    added = [(size, times) for kind, size, times in rows if kind in ("all-reduce", "reduce-scatter")]
+    assert sum(size * times for size, times in added) == pytest.approx(scattered * weights, rel=0.02)
 
 
 def test_a_head_is_gathered_once_and_an_embedding_never(compiled):
