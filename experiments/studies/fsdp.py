@@ -3,8 +3,8 @@
     python -m experiments.studies.fsdp [--workdir=DIR] [--quick] [--json[=PATH]]
 
 One small model on eight fake CPU devices under ZeRO 0, 1, 2 and 3 (FSDP). At fixed weights, loss and gradients are
-compared with those of one device; bytes that a device holds between steps with Rajbhandari et al. (2020), figure 1: the
-K = 12 bytes a parameter of fp32 weights and moments, split from ZeRO 1 on. (In a step ZeRO 1 and 2 also hold the weights
+compared with those of one device; bytes that a device holds between steps with Rajbhandari et al. (2020), figure 1: K =
+12 bytes a parameter of fp32 weights and moments, split from ZeRO 1 on. (In a step ZeRO 1 and 2 also hold the weights
 that they gather at its start, the paper's copy for products; ZeRO 3 does without.) Then the same 40 steps of AdamW are
 trained on one device and under each stage. About a minute; --quick: 10 steps.
 
