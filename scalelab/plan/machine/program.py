@@ -113,10 +113,35 @@ def read_collectives(text: str) -> list[Collective]:
     computations, entry = read_computations(text)
     times = count_calls(computations, entry)
     rows = []
-    for name, lines in computations.items():
+    for name, lines in join_fused(computations).items():
         if times.get(name):
             rows += [row for place, line in enumerate(lines) for row in _collectives(lines, place, line, times[name])]
     return rows
+
+
+def join_fused(computations: Mapping[str, Sequence[Instruction]]) -> dict[str, list[Instruction]]:
+    """The computations with a TPU's fused collectives as a start and a done, in place of the fusions that they are in.
+
+    There a collective beside computation is named in three fusions or more: that which starts it, those of products
+    during which it goes on, and that which awaits it.
+    """
+    inner = {name: [line for line in lines if line.operation in KINDS] for name, lines in computations.items()}
+    ends, joined = ("async-collective-start", "async-collective-done"), dict[str, list[Instruction]]()
+    parts = {name for name in computations if name.startswith("async_collective_fusion")}
+
+    def replace(line: Instruction) -> Instruction:
+        called = CALLED.search(line.rest)
+        if line.operation != "fusion" or not line.name.startswith(ends) or not called or not inner.get(called[1]):
+            return line
+        parts.add(called[1])
+        (one, *_), start = inner[called[1]], line.name.startswith(ends[0])
+        channel = f"channel-{(re.search(r'channel_id=([0-9]+)', one.rest) or [''])[0]}"
+        return (Instruction(channel, one.type, f"{one.operation}-start", one.rest) if start
+                else Instruction(line.name, one.type, f"{one.operation}-done", f"%{channel})"))  # fmt: skip
+
+    for name, lines in computations.items():
+        joined[name] = [replace(line) for line in lines]
+    return {name: lines for name, lines in joined.items() if name not in parts}
 
 
 def _collectives(lines: Sequence[Instruction], place: int, line: Instruction, times: int) -> Iterator[Collective]:
