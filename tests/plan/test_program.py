@@ -77,6 +77,47 @@ def test_bytes_of_number_formats(text, size):
     assert program.array_bytes(text, "2,3") == (text, size)
 
 
+# A TPU's gather beside computation, shortened: named in the fusion that starts it, in that of a product, and in that
+# which awaits it. Another is started and awaited with nothing between.
+FUSED = """\
+HloModule jit_step, is_scheduled=true
+
+%fused_computation.1 (param_0: bf16[4,8]) -> bf16[16,8] {
+  %param_0 = bf16[4,8]{1,0} parameter(0)
+  %all-gather.1 = bf16[16,8]{1,0:T(8,128)(2,1)} all-gather(%param_0), channel_id=7, replica_groups={{0,1,2,3}}
+  ROOT %custom-call.1 = (bf16[4,8], bf16[16,8]) custom-call(%param_0, %all-gather.1)
+}
+
+%async_collective_fusion.2 (param_0.2: bf16[4,8]) -> bf16[16,8] {
+  %param_0.2 = bf16[4,8]{1,0} parameter(0)
+  %all-gather.2 = bf16[16,8]{1,0} all-gather(%param_0.2), channel_id=7, replica_groups={{0,1,2,3}}
+  ROOT %dot.2 = bf16[4,4]{1,0} dot(%param_0.2, %param_0.2)
+}
+
+%fused_computation.3 (param_0.3: bf16[4,8]) -> bf16[16,8] {
+  %param_0.3 = bf16[4,8]{1,0} parameter(0)
+  %all-gather.3 = bf16[16,8]{1,0} all-gather(%param_0.3), channel_id=7, replica_groups={{0,1,2,3}}
+  ROOT %custom-call.3 = bf16[16,8]{1,0} custom-call(%param_0.3, %all-gather.3)
+}
+
+ENTRY %main (a: bf16[4,8]) -> bf16[4,8] {
+  %a = bf16[4,8]{1,0} parameter(0)
+  %async-collective-start = (bf16[4,8], bf16[16,8]) fusion(%a), kind=kCustom, calls=%fused_computation.1
+  %fusion.2 = bf16[4,4]{1,0} fusion(%a), kind=kOutput, calls=%async_collective_fusion.2
+  %async-collective-done = bf16[16,8]{1,0} fusion(%fusion.2), kind=kCustom, calls=%fused_computation.3
+  ROOT %copy = bf16[4,8]{1,0} copy(%a)
+}
+"""
+
+
+def test_a_collective_that_a_tpu_fuses_is_one_beside_what_is_between_its_start_and_its_end():
+    (row,) = program.read_collectives(FUSED)
+    assert (row.kind, row.format, row.payload_bytes, row.members, row.times) == ("all-gather", "bf16", 256, 4, 1)
+    assert row.overlapped
+    alone = "\n".join(line for line in FUSED.splitlines() if "%fusion.2 =" not in line)
+    assert [row.overlapped for row in program.read_collectives(alone)] == [False]
+
+
 # The step of a small model on eight fake devices, compiled: what it sends, by where it comes from and how often.
 STEP = """
 import functools, json, sys, jax

@@ -17,6 +17,7 @@ from scalelab import user_code
 from scalelab.config import LAYERS_NUMBERS, Guard, Layout, ModelShape, Optim, Static, hparam_keys
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip
+from scalelab.hardware.compiler_options import collective_options
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.parallel import mesh as mesh_lib
@@ -63,7 +64,9 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, 
             lowered = jax.jit(functools.partial(many_steps, static), donate_argnums=0).lower(*arguments)
         oom, memory = None, None
         try:
-            compiled = lowered.compile(LEAST_EFFORT if platform == "tpu" and not program else None)
+            options: Any = collective_options(platform, static.layout.devices) if program else {}
+            options = LEAST_EFFORT if platform == "tpu" and not program else options
+            compiled = lowered.compile(options or None)
             memory = compiled.memory_analysis()
             if program:
                 pathlib.Path(program).write_text(compiled.as_text() or "")

@@ -18,6 +18,7 @@ from scalelab.config import optimizer_defaults, schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
 from scalelab.hardware import chips, device_memory, measured
+from scalelab.hardware.compiler_options import collective_options, refuse_other_values
 from scalelab.model import count
 from scalelab.model.attention import kernels
 from scalelab.optim import schedules
@@ -216,6 +217,9 @@ def open_run(
         notes += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
     if config.log.remat:
         notes += [("chosen", f"remat: {config.model.remat} ({config.log.remat})")]
+    if options := collective_options(jax.default_backend(), static.layout.devices):
+        refuse_other_values(options)
+        notes += [("chosen", f"XLA's options: {', '.join(f'{name}={value}' for name, value in options.items())}")]
     notes += [("precision", word) for word in warnings_for(POLICIES[config.precision.name], jax.default_backend())]
     known = checkpoint_facts(spec, dataset)
     old, changed, taken_over = broadcast_from_first(lambda: _examine(folder, config, known, allow))
@@ -225,7 +229,7 @@ def open_run(
             facts["pack"] = manifest.add_former_packs(facts["pack"], old["pack"])
         facts = {key: old[key] for key in ("pack", "init_from", "branch_from", "tracker_id") if key in old} | facts
         run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
-    run.record |= planned | facts
+    run.record |= planned | facts | ({"compiler_options": options} if options else {})
     run.facts["place"] = determinism.hardware_facts(mesh.describe_mesh(run.record["mesh"]), config.train.deterministic)
     if has_ended(old, config):
         run.record, run.status = old, old["status"]

@@ -16,9 +16,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
+from scalelab.hardware.compiler_options import collective_options
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rows
-from scalelab.sharding import BATCH_AXES, without_mesh
+from scalelab.sharding import BATCH_AXES, target_platform, without_mesh
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
 from scalelab.train.step.step import evaluation_values, many_steps
@@ -61,7 +62,8 @@ def _compiled_functions(static: Static, trial_mesh: Mesh | None) -> tuple[Callab
         init = _map_trials(init, trial_mesh, (0,))
         advance = _map_trials(advance, trial_mesh, (0, 0, None, 0))
         evaluated = _map_trials(evaluated, trial_mesh, (0, None, 0))
-    return jax.jit(init), jax.jit(advance, donate_argnums=0), jax.jit(evaluated)
+    options = collective_options(target_platform(), static.layout.devices)
+    return jax.jit(init), jax.jit(advance, donate_argnums=0, compiler_options=options or None), jax.jit(evaluated)
 
 
 def _map_trials(function: Callable, mesh: Mesh, in_axes: tuple[int | None, ...]) -> Callable:

@@ -1,0 +1,31 @@
+"""XLA's options of a step on several devices: which, and what a user's own flags may say."""
+
+import pytest
+
+from scalelab.errors import BadInput
+from scalelab.hardware.compiler_options import collective_options, refuse_other_values
+
+GATHERS = "xla_enable_async_all_gather"
+
+
+def test_only_a_step_on_several_tpus_needs_options():
+    assert collective_options("tpu", 8)[GATHERS] == "true"
+    assert not any(collective_options(*place) for place in (("tpu", 1), ("gpu", 8), ("cpu", 8)))
+
+
+@pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
+@pytest.mark.parametrize(
+    "value, refused", [("=false", True), ("=0", True), ("=true", False), ("=TRUE", False), ("", False)]
+)
+def test_another_value_of_an_option_is_refused_by_name(variable, value, refused):
+    options, environment = (
+        collective_options("tpu", 8),
+        {variable: f"--xla_other=false --{GATHERS}{value} --xla_more=3"},
+    )
+    if not refused:
+        return refuse_other_values(options, environment)
+    with pytest.raises(
+        BadInput, match=f"^{variable} has --{GATHERS}{value}, .*nearest: {variable} without --{GATHERS}$"
+    ):
+        refuse_other_values(options, environment)
+    refuse_other_values({}, environment)  # on other devices these flags are the user's own
