@@ -15,7 +15,7 @@ def test_only_a_step_on_several_tpus_needs_options():
 
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
 @pytest.mark.parametrize(
-    "value, refused", [("=false", True), ("=0", True), ("=true", False), ("=TRUE", False), ("", False)]
+    "value, refused", [("=false", True), ("=0", True), ("=true", False), ("=TRUE", False), ("=1", False), ("", False)]
 )
 def test_another_value_of_an_option_is_refused_by_name(variable, value, refused):
     options, environment = (
