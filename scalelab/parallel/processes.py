@@ -155,6 +155,17 @@ def _broadcast(answer: Any) -> Any:
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
 
 
+def gather_lists(values: Sequence[Any]) -> list[Any]:
+    """The values of all processes (plain JSON) in the order of the processes, in each; all must call this."""
+    if jax.process_count() == 1:
+        return list(values)
+    text = np.frombuffer(json.dumps(list(values)).encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.int32(text.size))
+    padded = np.pad(text, (0, int(lengths.max()) - text.size))
+    rows = multihost_utils.process_allgather(padded)
+    return [value for row, n in zip(rows, lengths, strict=True) for value in json.loads(row[:n].tobytes())]
+
+
 def make_agreed_flag(flag: Callable[[], bool]) -> Callable[[], bool]:
     """A function that is true at its n-th call in all processes or in none: whether `flag` was true in any of them.
 

@@ -15,15 +15,17 @@ NODE_WRITE_BYTES_PER_S = 1e9
 HOST_DEVICES = 8  # devices of a host where fast links join more (a slice of TPUs); an assumption
 # From a device to its host: PCIe 4.0 x16 (32 GB/s) minus its overhead. An assumption; newer hosts have twice as much.
 HOST_BYTES_PER_S = 25e9
-# The first process reads and hashes every file, on up to 8 threads of about 1.3 GB/s (SHA-256 with CPU instructions).
-HASH_BYTES_PER_S = 8 * 1.3e9
+# The process of each host hashes its share of the files, one thread a file (SHA-256 with CPU instructions).
+HASH_BYTES_PER_S = 1.3e9
+HASH_THREADS = 8
+FILE_BYTES = 2**31  # TensorStore starts a new file of an OCDBT store after so much
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveCost:
     """One checkpoint. The step waits for the first `blocked_s`; after `seconds` it is committed, so a restart finds it.
 
-    `restore_s`: time to read it back, while the first process hashes all of it again.
+    `restore_s`: time to read it back, while the hosts hash all of it again.
     """
 
     parts: dict[str, int]  # bytes of params, opt_state, ema, precision, guard, over all devices
@@ -53,15 +55,20 @@ def estimate_save(
     device_bytes = sum(jax.tree.leaves(written))
     nodes = math.ceil(static.layout.devices / min(machine.devices_per_node, HOST_DEVICES))
     rate = write_bytes_per_s or nodes * NODE_WRITE_BYTES_PER_S
-    to_host, moved, hashed = device_bytes / HOST_BYTES_PER_S, total / rate, total / HASH_BYTES_PER_S
+    to_host, moved, hashed = device_bytes / HOST_BYTES_PER_S, total / rate, _hash_time(total / nodes)
     notes = (
         f"storage takes {rate / 1e9:,.3g} GB/s over {nodes:,} nodes"
         + ("" if write_bytes_per_s else f" ({NODE_WRITE_BYTES_PER_S / 1e9:g} a node: Llama 3, section 3.3.1)"),
         f"a device hands its part to the host at {HOST_BYTES_PER_S / 1e9:g} GB/s (PCIe 4.0 x16); an assumption",
-        f"the first process then hashes all files: {hashed:,.3g} s at {HASH_BYTES_PER_S / 1e9:.3g} GB/s",
+        f"each host then hashes its share of the files: {hashed:,.3g} s at {HASH_BYTES_PER_S / 1e9:g} GB/s a file",
     )
     seconds, restore_s = to_host + moved + hashed, max(moved, hashed) + to_host
     return SaveCost(parts, total, device_bytes, seconds, to_host if asynchronous else seconds, restore_s, rate, notes)
+
+
+def _hash_time(share: float) -> float:
+    """Seconds in which a host hashes `share` bytes: no faster than the files in them allow."""
+    return share / (min(HASH_THREADS, math.ceil(share / FILE_BYTES)) * HASH_BYTES_PER_S)
 
 
 def _tree_bytes(tree: object) -> int:

@@ -2,14 +2,14 @@
 
 A save has three parts: start the copy of values to the host; write Orbax's files; write hashes and the manifest (see
 `manifest.py`) and rename, which commits. The last two run in a background thread. A checkpoint holds all trials of a
-pack, by name. With several processes the first one decides and commits; the others receive its answer.
+pack, by name. With several processes each hashes its share of the files (see `hashes.py`); the first one decides and
+commits, and the others receive its answer.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import logging
-import os
 import pathlib
 import threading
 import time
@@ -21,9 +21,9 @@ import orbax.checkpoint as ocp
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import RETRY_WAITS_S, is_transient, retry_transient
-from scalelab.parallel.processes import broadcast_from_first
-from scalelab.train.checkpoints import copies, health, manifest
+from scalelab.jsonfiles import RETRY_WAITS_S, is_transient
+from scalelab.parallel.processes import broadcast_from_first, gather_lists
+from scalelab.train.checkpoints import copies, hashes, health, manifest
 from scalelab.train.checkpoints import logs as log_lengths
 from scalelab.train.checkpoints.leaves import check_same_leaves, describe_leaves
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
@@ -108,7 +108,7 @@ class Checkpoints:
         commit = threading.Thread(target=self._commit, args=arguments, name="commit")
         for wait in (*RETRY_WAITS_S, None) if jax.process_count() == 1 else (None,):
             try:
-                broadcast_from_first(lambda: self._prepare_draft(step, draft))
+                broadcast_from_first(lambda: manifest.prepare_draft(draft, self.warn))
                 self.orbax.save(self.orbax_folder / draft.name / "state", args=ocp.args.PyTreeSave(dict(states)))
                 break
             except Exception as error:  # Orbax wraps what a file system raises; only transient ones are retried
@@ -120,42 +120,39 @@ class Checkpoints:
         self.commit = commit
         commit.start()
 
-    def _prepare_draft(self, step: int, draft: pathlib.Path) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in manifest.list_leftovers(self.folder):
-            manifest.remove_path(leftover)
-        if os.path.lexists(stray := self.folder / str(step)):
-            new_path = manifest.set_aside(stray, "stray")
-            self.warn(f"{stray} is where step {step} is saved, but not a step of this run: renamed to {new_path.name}")
-        retry_transient(draft.mkdir)
-
     def _commit(
         self, step: int, draft: pathlib.Path, tree: dict[str, str], inspections: Any,
         copied: copies.Inspection, sizes: Mapping[pathlib.Path, int],
     ) -> None:  # fmt: skip
         """Finish a save in the background: when it returns without a failure, the step is committed."""
+        process, processes = jax.process_index(), jax.process_count()
         try:
             start = time.perf_counter()
             self.orbax.wait_until_finished()
             self.shares["orbax"] = time.perf_counter() - start
-            if jax.process_index() == 0:
-                start = time.perf_counter()
-                self.difference = copies.describe_difference(copied)
-                facts = {
-                    "time": time.time(),
-                    "health": health.health_verdicts(inspections, self.difference),
-                    "logs": log_lengths.hash_log_prefixes(self.folder, sizes),
-                }
-                manifest.write_manifest(draft, step, tree, self.facts, **facts)
-                for log in self.logs:
-                    records.sync_to_disk(log)
-                manifest.rename_with_retry(draft, self.folder / str(step))
-                manifest.fsync(self.folder)
-                self.lost = False
-                self.shares["hash"] = time.perf_counter() - start
-                manifest.prune_steps(self.folder, self.keep_last, self.keep_every, self.rewinds)
+            start = time.perf_counter()
+            if process != 0:
+                hashes.hash_own_share(draft, process)
+                return
+            self.difference = copies.describe_difference(copied)
+            facts = {
+                "time": time.time(),
+                "health": health.health_verdicts(inspections, self.difference),
+                "logs": log_lengths.hash_log_prefixes(self.folder, sizes),
+            }
+            files = hashes.hash_with_others(draft, manifest.list_step_files(draft), processes)
+            manifest.write_manifest(draft, step, files, tree, self.facts, **facts)
+            for log in self.logs:
+                records.sync_to_disk(log)
+            manifest.rename_with_retry(draft, self.folder / str(step))
+            manifest.fsync(self.folder)
+            self.lost = False
+            self.shares["hash"] = time.perf_counter() - start
+            manifest.prune_steps(self.folder, self.keep_last, self.keep_every, self.rewinds)
         except BaseException as error:  # of any kind: the thread that saves next raises it
             self.failure = (step, error)
+            if processes > 1:
+                hashes.report_failure(draft, process, error)
 
     def wait(self) -> None:
         """Wait until a running save is committed. Raises SaveFailed."""
@@ -248,7 +245,7 @@ class Checkpoints:
         if problems:
             return None, facts, problems
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            check = pool.submit(manifest.find_step_problems, place) if jax.process_index() == 0 else None
+            check = pool.submit(manifest.find_changed_files, place, jax.process_index(), jax.process_count())
             try:
                 target = like(manifest.read_manifest(place)) if callable(like) else like
                 with hide_abandoned_reads():
@@ -257,7 +254,7 @@ class Checkpoints:
                 raise
             except Exception as error:  # damaged data may raise anything; the hashes tell which file it is
                 failure = error
-            problems = broadcast_from_first(lambda: check.result() if check else None)
+            problems = gather_lists(check.result())
         if failure and not problems:
             raise failure
         return states, facts, problems

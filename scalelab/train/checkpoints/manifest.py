@@ -9,18 +9,19 @@ A folder gets its number by a rename, after everything in it is on disk. So if a
 manifest, it was damaged later and not cut short by a crash. Nothing here imports jax, as verification doesn't need it.
 """
 
-import concurrent.futures
 import functools
 import hashlib
 import json
 import os
 import pathlib
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import fsync, retry_transient
 from scalelab.records import read_record
+from scalelab.train.checkpoints.hashes import hash_files, split_files
 
 MANIFEST_FORMAT = 1
 HEALTHY = "healthy"
@@ -65,6 +66,17 @@ def list_leftovers(folder: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in _entries(folder) if _is_leftover(path, (".tmp",))]
 
 
+def prepare_draft(draft: pathlib.Path, warn: Callable[[str], None]) -> None:
+    """Make the folder of a save: old drafts are deleted; what is in the way of its step is renamed, and `warn` told."""
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in list_leftovers(draft.parent):
+        remove_path(leftover)
+    if os.path.lexists(stray := draft.with_suffix("")):
+        new_path = set_aside(stray, "stray")
+        warn(f"{stray} is where step {stray.name} is saved, but not a step of this run: renamed to {new_path.name}")
+    retry_transient(draft.mkdir)
+
+
 def list_step_files(step_folder: pathlib.Path) -> list[str]:
     """Every file of a step except the manifest, relative to its folder, sorted."""
     paths = []
@@ -75,44 +87,20 @@ def list_step_files(step_folder: pathlib.Path) -> list[str]:
     return sorted(path.replace(os.sep, "/") for path in paths if path != MANIFEST_NAME)
 
 
-def hash_files(step_folder: pathlib.Path, names: list[str], sync: bool = False) -> dict[str, dict[str, Any]]:
-    """Hash files of a step: `{name: {"bytes", "sha256"}}`, several at once (hashlib releases the GIL).
-
-    A file that can't be read has an "error" instead. `sync`: also bring each file to disk, and raise if one can't be
-    read.
-    """
-
-    def hash_file(name: str) -> dict[str, Any]:
-        def digest() -> dict[str, Any]:
-            with open(step_folder / name, "rb") as file:
-                if sync:
-                    os.fsync(file.fileno())
-                sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-                return {"bytes": file.tell(), "sha256": sha}
-
-        try:
-            return retry_transient(digest)
-        except OSError as error:
-            if sync:
-                raise
-            return {"error": error.strerror or str(error)}
-
-    with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(hash_file, names), strict=True))
-
-
 def write_manifest(
-    draft: pathlib.Path, step: int, tree: dict[str, str], facts: dict[str, Any], **more: Any
-) -> dict[str, Any]:
-    """Hash the files in `draft` and write its manifest; everything is on disk when this returns. Returns the manifest.
+    draft: pathlib.Path, step: int, files: Mapping[str, Any], tree: Mapping[str, str], facts: Mapping[str, Any],
+    **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Write the manifest of `draft`; it and all folders are on disk when this returns. Returns the manifest.
 
-    `tree`: {leaf name: "dtype[shape]"}; `facts`: {trial: identity, config, data, versions, …}; `more`: further entries.
+    `files`: {name: {"bytes", "sha256"}}, of `hashes`; `tree`: {leaf name: "dtype[shape]"}; `facts`: {trial: identity,
+    config, data, versions, …}; `more`: further entries.
     """
     content = {
         "format": MANIFEST_FORMAT,
         "step": step,
         **more,
-        "files": hash_files(draft, list_step_files(draft), sync=True),
+        "files": files,
         "tree": tree,
         "tree_sha256": _sha256(tree),
         "facts": facts,
@@ -182,13 +170,28 @@ def find_step_problems(step_folder: pathlib.Path, contents: bool = True) -> list
     ]
     if contents:
         same_size = [name for name, size in sizes.items() if size == recorded[name]["bytes"]]
-        hashes = hash_files(step_folder, same_size)
-        for name in same_size:
-            if "error" in hashes[name]:
-                lines.append(f"{step_folder / name} can't be read: {hashes[name]['error']}")
-            elif hashes[name] != recorded[name]:
-                now, saved = (entries[name]["sha256"][:12] for entries in (hashes, recorded))
-                lines.append(f"{step_folder / name} is damaged: SHA-256 {now}…, saved {saved}…")
+        lines += _find_changed(step_folder, recorded, same_size)
+    return lines
+
+
+def find_changed_files(step_folder: pathlib.Path, process: int, processes: int) -> list[str]:
+    """Files whose bytes changed, one line each: those of this process's share of the step's files."""
+    try:
+        recorded = read_manifest(step_folder)["files"]
+    except DamagedCheckpoint as error:
+        return [str(error)]
+    sizes = {name: entry["bytes"] for name, entry in recorded.items()}
+    return _find_changed(step_folder, recorded, split_files(sizes, processes)[process])
+
+
+def _find_changed(step_folder: pathlib.Path, recorded: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    lines, hashes = [], hash_files(step_folder, names)
+    for name in names:
+        if "error" in hashes[name]:
+            lines.append(f"{step_folder / name} can't be read: {hashes[name]['error']}")
+        elif hashes[name] != recorded[name]:
+            now, saved = (entries[name]["sha256"][:12] for entries in (hashes, recorded))
+            lines.append(f"{step_folder / name} is damaged: SHA-256 {now}…, saved {saved}…")
     return lines
 
 

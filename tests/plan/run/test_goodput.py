@@ -103,6 +103,18 @@ def test_llama_3():
     assert goodput.job_mtbf(1024, 1024 * 7.9) == pytest.approx(7.9 * HOUR)
 
 
+def test_a_save_of_405b_costs_little_beside_a_restart():
+    """16,384 H100 as Meta's: every host hashes its share, so a save is over before the next one is due (Daly's
+    interval), and of the time lost nearly all is ten minutes of restart after each failure."""
+    config = configs.load(
+        "configs/recipes/llama3_405b.py", {"parallel.fsdp": 128, "parallel.tensor": 8, "parallel.data": 16}
+    )
+    plan = goodput.plan_checkpointing(configs.static(config), load_machine("h100"))
+    assert plan.bytes == pytest.approx(405.85e9 * 12, rel=1e-4)  # fp32 weights and two moments
+    assert plan.seconds < 6 and plan.daly_s < 60
+    assert 0.94 < plan.goodput < math.exp(-goodput.RESTART_S / plan.mtbf_s)
+
+
 def test_bytes_of_a_save_are_those_on_the_disk(tmp_path):
     static = tiny(**{"train.ema": 0.9, "model.d_model": 128, "precision.name": "fp8_delayed"})
     planned = estimate_save(static, load_machine("h100"))

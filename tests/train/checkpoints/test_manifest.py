@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.train.checkpoints import manifest
+from scalelab.train.checkpoints import hashes, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint, find_step_problems
 from tests.train.checkpoints.test_checkpoint import SHAPES, saved
@@ -226,7 +226,7 @@ def test_nothing_is_unpickled_even_where_a_forged_manifest_vouches_for_it(folder
         content, data = manifest.read_manifest(folder / "3"), path.read_bytes()
         path.write_bytes(pickle.dumps(Payload()))
         name = path.relative_to(folder / "3").as_posix()
-        forge(folder / "3", content | {"files": content["files"] | manifest.hash_files(folder / "3", [name])})
+        forge(folder / "3", content | {"files": content["files"] | hashes.hash_files(folder / "3", [name])})
         assert find_step_problems(folder / "3") == []
         with contextlib.suppress(Exception):  # what Orbax says of such files is its own affair
             Checkpoints(folder).restore(3, {"run": SHAPES})
