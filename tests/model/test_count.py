@@ -144,7 +144,7 @@ def test_exact_flops_of_released_models():
 
 def test_chunks_of_the_loss_are_not_counted(monkeypatch):
     """13 tokens at most 8 at a time are two chunks of 7: the one that is filled up is no arithmetic of the model."""
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", 8 * 31)
+    monkeypatch.setattr(loss, "CPU_LOGITS", 8 * 31)
     of = shape(seq_len=13)
     count._jaxpr_flops.cache_clear()
     assert count.flops_per_token(of)["exact"] == exact_by_hand(of)

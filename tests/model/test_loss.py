@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model.loss import CHUNK_LOGITS, LossSums, cross_entropy
+from scalelab.model.loss import CPU_LOGITS, LossSums, chunk_tokens, cross_entropy
+from scalelab.sharding import trace_for_platform
 
 T, D, V = 13, 6, 17
 Z = 0.1
@@ -133,10 +134,14 @@ def test_logits_of_the_whole_batch_exist_nowhere():
     assert largest_array(program(tokens, 4, vocab, tokens)) == tokens * vocab  # and the walk does see logits
 
 
-def test_by_default_a_chunk_holds_no_more_than_its_share():
-    tokens, vocab = 8192, 50_257
-    biggest = largest_array(program(tokens, 4, vocab, 0))
-    assert CHUNK_LOGITS / 2 < biggest <= CHUNK_LOGITS
+@pytest.mark.parametrize(("platform", "at_once"), [("cpu", CPU_LOGITS), ("gpu", 1024 * 50_257), ("tpu", 1024 * 50_257)])
+def test_by_default_a_chunk_holds_no_more_than_its_share_of_the_platform(platform, at_once):
+    jax.clear_caches()  # of traces, which don't depend on the platform
+    with trace_for_platform(platform):
+        biggest = largest_array(program(8192, 4, 50_257, 0))
+    jax.clear_caches()
+    assert at_once / 2 < biggest <= at_once
+    assert chunk_tokens("gpu", 8192, 50_257) == 2048  # a quarter of a large width
 
 
 def test_chunks_are_even_so_that_hardly_anything_is_filled_up():

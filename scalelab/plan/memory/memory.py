@@ -20,7 +20,7 @@ from scalelab.config import Layout, ModelShape, Static
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
-from scalelab.model.loss import CHUNK_LOGITS
+from scalelab.model.loss import chunk_tokens
 from scalelab.parallel import gathered, rules, ticks
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import megatron, saved_activations
@@ -75,7 +75,7 @@ def memory_on_backend(
     components = {name: trials * size for name, size in _state_bytes(_state_key(static)).items()} | {
         "gradients": gradient_bytes(static),
         "activations": grown + fixed,
-        "logits": _logits_bytes(static),
+        "logits": _logits_bytes(static, backend),
         "temporary": _temporary_bytes(static, backend),
         "batch": 4 * math.ceil(static.global_batch / _rows_split(static.layout)) * (static.model.seq_len + 1),
     }
@@ -224,10 +224,10 @@ def _vocabulary_rows(static: Static) -> int:
     return math.ceil(static.model.vocab_size / static.layout.tensor)
 
 
-def _logits_bytes(static: Static) -> int:
+def _logits_bytes(static: Static, backend: str) -> int:
     """A chunk of logits and their gradient, fp32 (model/loss.py)."""
     tokens = saved_activations.rows_per_device(static) * math.ceil(static.model.seq_len / static.layout.context)
-    chunk = min(tokens, max(8, CHUNK_LOGITS // _vocabulary_rows(static)))
+    chunk = min(tokens, chunk_tokens(backend, static.model.d_model, _vocabulary_rows(static)))
     return 2 * 4 * math.ceil(tokens / math.ceil(tokens / chunk)) * _vocabulary_rows(static)
 
 
@@ -238,8 +238,8 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     more, and one weight at a time: as it is multiplied, and its gradient before that is scattered. What the forward
     left outside the blocks is gone or not yet computed by then. The head holds itself gathered, in fp32 and as it is
     multiplied. In a pipeline a chunk's inputs are taken out of their slot, and the gradients of its blocks are stacked
-    before they are added to the others. A GPU keeps the zeros that the head's gradient began with. Weights that
-    ZeRO 1 and 2 gathered for the step are counted as `copies`.
+    before they are added to the others. Logits were never seen beside the largest of these. Weights that ZeRO 1
+    and 2 gathered for the step are counted as `copies`.
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
@@ -250,17 +250,14 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     block = saved_activations.count_block_activations(static).bytes(rows) + weight * (multiplied + 4)
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
-    zeros = table if backend == "gpu" and static.updates == "whole" else 0
     if layout.stage > 1:
         chunk = _parameter_bytes(static, rules.parameter_specs, blocks=True) // layout.rounds
         return max(block, head) + chunk + _blocks_per_chunk(static) * rows * _stream_bytes(static)
     block -= min(block, saved_activations.bytes_outside_blocks(static) * rows)
-    if (
-        backend != "gpu" and static.accumulate == 1
-    ):  # the blocks' gradients aren't there yet; a GPU has filled them with zeros
+    if backend != "gpu" and static.accumulate == 1:  # the blocks' gradients aren't there yet; a GPU has filled them
         head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
     block += host_bytes(static) // shape.n_layers  # fetched for a layer's update
-    return zeros + max(block, head)
+    return max(0, max(block, head) - _logits_bytes(static, backend))
 
 
 def _formula_bytes(static: Static) -> int:

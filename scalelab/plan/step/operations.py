@@ -12,6 +12,7 @@ import math
 from scalelab.config import Static
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.loss import chunk_tokens
 from scalelab.parallel import gathered
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import update
@@ -40,7 +41,7 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
     runs = of.layers * of.microbatches
     again = static.updates == "per_layer"
     operations = [dataclasses.replace(op, times=(op.times + again) * runs) for op in block]
-    head = [dataclasses.replace(op, times=op.times * (1 + again)) for op in _head_operations(static, traits)]
+    head = [dataclasses.replace(op, times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
     return (*operations, *head, *update.update_operations(static))
 
 
@@ -169,16 +170,16 @@ def _elementwise_operations(static: Static, traits: SystemTraits) -> list[Operat
     ]
 
 
-def _head_operations(static: Static, traits: SystemTraits) -> list[Operation]:
+def _head_operations(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:
     """The head's three products, with its loss, as many tokens at a time as logits are held; embedding's rows."""
     shape, of, policy = static.model, fullest_device_share(static), POLICIES[static.precision]
     vocab, a = shape.vocab_size / static.layout.tensor, array_dtype(policy.compute).itemsize
-    chunk = min(of.tokens, traits.logits_at_once / vocab) if traits.logits_at_once else of.tokens
-    chunks = math.ceil(of.tokens / max(chunk, 8))
+    chunk = chunk_tokens(machine_platform(machine), shape.d_model, math.ceil(vocab))
+    chunks = math.ceil(of.tokens / chunk) if traits.chunked_head else 1
     table = shape.d_model * vocab
     flops, logits = 2.0 * of.tokens * table, 4.0 * of.tokens * vocab
-    # Each chunk reads the table twice (fp32 where it is rounded on the way) and adds to its fp32 gradient.
-    weights = chunks * table * (2 * (4 if traits.casts else a))
+    # Each chunk reads the table twice and adds to its fp32 gradient; the table is rounded once, before them.
+    weights = table * (chunks * 2 * a + (4 + a if traits.casts and a < 4 else 0))
     gradient = chunks * table * 12
     rows = of.tokens * shape.d_model * (4 + 4 + a) + 4 * table
     return [

@@ -13,7 +13,7 @@ TRAIT_DESCRIPTIONS = {
     "summed_bytes": "sums over `tensor` in 16 bits, not fp32",
     "joined": "one gradient for an input that several products or branches share",
     "reduced_once": "gradients summed over devices once a step, not after each micro-batch",
-    "logits_at_once": "the head's logits of a micro-batch in one piece",
+    "chunked_head": "the head's logits of a micro-batch in one piece",
     "fused_ring": "kernels in the ring of attention, whose logits stay on the chip",
     "lockstep": "stages that don't wait for each other after each tick",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",

@@ -6,8 +6,6 @@ difference is the cost of ours.
 
 import dataclasses
 
-from scalelab.model.loss import CHUNK_LOGITS
-
 
 @dataclasses.dataclass(frozen=True)
 class SystemTraits:
@@ -22,8 +20,8 @@ class SystemTraits:
     # train/step/gradients.py, parallel/pipeline.py: gradients are summed over devices once a step; in fp8 pipelines sum
     # them after each micro-batch
     reduced_once: bool = True
-    # model/loss.py: logits a device holds at once; 0: all
-    logits_at_once: int = CHUNK_LOGITS
+    # model/loss.py: logits exist for a chunk of tokens at a time
+    chunked_head: bool = True
     # model/attention/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
     fused_ring: bool = False
     # parallel/stage.py: after every tick all stages send, so a tick takes as long as the longest of its operations
@@ -35,7 +33,7 @@ class SystemTraits:
 OUR_TRAITS = SystemTraits()
 # Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.
 MEGATRON_TRAITS = SystemTraits(
-    pipeline_recomputes=False, summed_bytes=2, joined=True, logits_at_once=0,
+    pipeline_recomputes=False, summed_bytes=2, joined=True, chunked_head=False,
     fused_ring=True, lockstep=False, casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.

@@ -55,5 +55,5 @@ def test_galore_fits_at_a_low_rank_only_since_its_moments_are_fp32_here():
     """
     assert all(f.rows == 0 for f in ways("galore", 1024).values())
     low = ways("galore", 256)["bfloat16", True, "full"]
-    assert low.rows >= 8 and low.memory.fits  # of 24 GiB a program gets 21
+    assert low.rows >= 4 and low.memory.fits  # of 24 GiB a program gets 21
     assert any("no such step" in note for note in low.memory.notes)

@@ -315,7 +315,7 @@ def test_savings_are_the_habits_that_cost_most():
     assert set(TRAIT_DESCRIPTIONS) == {field.name for field in dataclasses.fields(OUR_TRAITS)}
     assert cost_of_traits(small(), load_machine("h100")).keys() <= {
         TRAIT_DESCRIPTIONS["casts"],
-        TRAIT_DESCRIPTIONS["logits_at_once"],
+        TRAIT_DESCRIPTIONS["chunked_head"],
     }
 
 
