@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-import gc
 import pathlib
+import sys
 import types
 
 from scalelab.model import transformer
@@ -36,6 +36,7 @@ def attention_edited(monkeypatch, edits):
 
 def forget_shapes():
     """Empty every cache of the package: they are kept by shape, and a fork has other parameters at the same shape."""
-    for cache in gc.get_objects():
-        if isinstance(cache, functools._lru_cache_wrapper) and cache.__module__.startswith("scalelab"):
-            cache.cache_clear()
+    modules = [module for name, module in sys.modules.items() if name.startswith("scalelab")]
+    for value in [value for module in modules for value in vars(module).values()]:
+        if isinstance(value, functools._lru_cache_wrapper) and value.__module__.startswith("scalelab"):
+            value.cache_clear()

@@ -1,8 +1,9 @@
-"""Parts that are commands of their own: doctor, the tests that make sense on a GPU, the quickstart."""
+"""Parts that are commands of their own: doctor, plan, the tests that make sense on a GPU, the quickstart, isoflop."""
 
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import time
@@ -56,6 +57,49 @@ def run_quickstart(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     argv = ["-m", "scalelab.experiments.isoflop", "--quick", f"--workdir={folder / 'study'}"]
     report = _json(argv, folder / "quickstart.json")
     return {"seconds": time.monotonic() - start, "report": report}
+
+
+def run_plan(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+    """`plan --measure` of a config, two runs of it, and `plan --calibrate` by them: (measured, calibration)."""
+    on = ["--hardware=cpu"] if jax_platform() == "cpu" else []
+    argv = ["-m", "scalelab", "plan", *settings.measured, *on]
+    measured = _json([*argv, "--measure"], folder / "measured.json")["measured"]
+    for i, batch in enumerate((8, 16)):
+        run = ["-m", "scalelab", "train", *settings.measured, f"--config.train.global_batch={batch}"]
+        _json([*run, f"--workdir={folder / 'runs' / str(i)}"], folder / f"run{i}.json")
+    calibration = _json([*argv, f"--calibrate={folder / 'runs'}"], folder / "calibrated.json")["calibration"]
+    return {"measured": measured, "calibration": calibration}
+
+
+def run_isoflop(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+    """The study until its prediction for the larger run is written; the larger run is started and then stopped.
+
+    It would take hours. `command` goes on with it: nothing is repeated, and the prediction is never written again.
+    """
+    study, start = folder / "study", time.monotonic()
+    command = ["-m", "scalelab.experiments.isoflop", *settings.rung, f"--workdir={study}"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "study.log").open("w") as log:
+        running = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log)
+    try:
+        while running.poll() is None and not (study / "prediction.json").exists():
+            time.sleep(0.2)
+        running.terminate()  # it saves, and ends with 75
+        code = running.wait()
+    finally:
+        running.kill()
+    if not (study / "prediction.json").exists():
+        raise RuntimeError(f"isoflop: exit {code}: {(folder / 'study.log').read_text().strip().splitlines()[-1:]}")
+    prediction = json.loads((study / "prediction.json").read_text())
+    return {
+        "seconds": time.monotonic() - start, "prediction": prediction,
+        "command": shlex.join(["python", *command]), "holdout_exit": code,
+    }  # fmt: skip
+
+
+def jax_platform() -> str:
+    """The backend of processes started here, without starting jax in this one."""
+    return "gpu" if chips.expects_accelerator() else "cpu"
 
 
 def _json(argv: list[str], path: pathlib.Path) -> dict[str, Any]:

@@ -1,8 +1,12 @@
-"""Trials that differ in learning rate and seed: all at once under vmap, against one after the other in one program."""
+"""Trials that differ in learning rate and seed: under vmap, one after the other in one program, a process for each."""
 
 import dataclasses
 import functools
+import json
+import os
 import pathlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab import config as config_lib
-from scalelab.experiments.gpu.settings import Settings, build_config
+from scalelab.experiments.gpu.settings import FULL_SETTINGS, TINY_SETTINGS, Settings, build_config
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.step.step import many_steps
 
+CHILD_CODE = "import sys; from scalelab.experiments.gpu import packing; packing.run_process(*sys.argv[1:])"
+PATIENCE_S = 120.0  # until all processes have compiled
 LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 
 
@@ -36,12 +42,14 @@ def make_program(settings: Settings, how: str) -> Program:
 
 
 def measure_packing(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """Seconds per step of all trials each way, and whether their losses agree."""
+    """Seconds of all trials each way, compilation left out, and whether their losses agree."""
+    apart = time_processes(settings, folder)  # first: this process has not taken the device's memory yet
     ways = {how: _timed(make_program(settings, how), settings) for how in PACKINGS}
     losses = np.array([ways[how].pop("losses") for how in PACKINGS])
     return {
-        "trials": settings.trials, "steps": settings.steps, "ways": ways,
+        "trials": settings.trials, "steps": settings.steps, "ways": ways | {"processes": apart},
         "turn_over_vmap": ways["turn"]["seconds"] / ways["vmap"]["seconds"],
+        "processes_over_vmap": apart["seconds"] / ways["vmap"]["seconds"] if "seconds" in apart else None,
         "largest_loss_difference": float(np.abs(losses[0] / losses[1] - 1).max()),
     }  # fmt: skip
 
@@ -66,10 +74,68 @@ def stacked_shapes(settings: Settings) -> tuple[config_lib.Static, Any, Any]:
     return static, h, jax.tree.map(front, state_lib.state_shapes(static))
 
 
-def _timed(packed: Program, settings: Settings) -> dict[str, Any]:
+def time_processes(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+    """Seconds from the moment at which a process for each trial has compiled until the last one has trained."""
+    size = "tiny" if settings == TINY_SETTINGS else "full"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("process*"):
+        old.unlink()
+    env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD_CODE, size, str(folder), str(i)],
+            env=env, stdout=subprocess.DEVNULL, stderr=(folder / f"process{i}.log").open("w"),
+        )
+        for i in range(settings.trials)
+    ]  # fmt: skip
+    try:
+        return _release(settings, folder, started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _release(settings: Settings, folder: pathlib.Path, started: list[subprocess.Popen]) -> dict[str, Any]:
+    end = time.monotonic() + PATIENCE_S
+    while len(list(folder.glob("process*.ready"))) < settings.trials:
+        if lost := [i for i, process in enumerate(started) if process.poll()]:
+            why = (folder / f"process{lost[0]}.log").read_text().strip().splitlines()[-1:]
+            return {"left_out": f"{len(lost)} of {settings.trials} processes failed: {why}"}
+        if time.monotonic() > end:
+            return {"left_out": f"not all of {settings.trials} processes had compiled after {PATIENCE_S:.0f} s"}
+        time.sleep(0.01)
+    start = time.time()
+    (folder / "process.go").touch()
+    if any([process.wait() for process in started]):
+        return {"left_out": "a process failed while it trained"}
+    ends = [json.loads((folder / f"process{i}.json").read_text())["end"] for i in range(settings.trials)]
+    return {"seconds": max(ends) - start}
+
+
+def run_process(size: str, folder: str, number: str) -> None:
+    """Train one trial in this process: compile, say so, await the signal of all, train."""
+    settings, place, i = TINY_SETTINGS if size == "tiny" else FULL_SETTINGS, pathlib.Path(folder), int(number)
+    config = trial_configs(settings)[i]
+    packed = PACKINGS["turn"](config_lib.static(config), [config_lib.hparams(config) | {"separator": -1}])
+    batches = draw_batches(settings)[i : i + 1]
+    _, (states, _) = _clocked(lambda: packed.advance(packed.init(), batches, settings.steps))
+    (place / f"process{i}.ready").touch()
+    while not (place / "process.go").exists():
+        time.sleep(0.005)
+    seconds, _ = _clocked(lambda: packed.advance(states, batches, settings.steps))
+    (place / f"process{i}.json").write_text(json.dumps({"seconds": seconds, "end": time.time()}))
+
+
+def draw_batches(settings: Settings) -> list[np.ndarray]:
+    """Random tokens for each trial: [steps, rows, S + 1]."""
     random = np.random.default_rng(0)
     size = (settings.steps, settings.trial_rows, settings.trial["seq_len"] + 1)
-    batches = [random.integers(settings.trial["vocab_size"], size=size, dtype=np.int32) for _ in range(settings.trials)]
+    return [random.integers(settings.trial["vocab_size"], size=size, dtype=np.int32) for _ in range(settings.trials)]
+
+
+def _timed(packed: Program, settings: Settings) -> dict[str, Any]:
+    batches = draw_batches(settings)
     first, (states, metrics) = _clocked(lambda: packed.advance(packed.init(), batches, settings.steps))
     losses = [float(np.asarray(m["train_loss"])[-1]) for m in metrics]  # of the same states and batches each way
     seconds, _ = _clocked(lambda: packed.advance(states, batches, settings.steps))

@@ -19,6 +19,7 @@ def format_page(results: dict[str, Any]) -> str:
     for name, part in results["parts"].items():
         if part["status"] == "done" and name in PART_TABLES:
             lines += ["", *PART_TABLES[name](part["result"])]
+    lines += format_ratios(results["parts"])
     return "\n".join(lines) + "\n"
 
 
@@ -35,33 +36,79 @@ def _doctor(result: dict[str, Any]) -> Lines:
     ]
 
 
+MODEL_COLUMNS = ("rows", "remat", "planned MFU", "MFU", "in range", "tokens/s", "planned GB", "peak GB", "compile s")
+
+
 def _mfu(result: dict[str, Any]) -> Lines:
-    columns = (
-        "model",
-        "rows",
-        "remat",
-        "planned MFU",
-        "MFU",
-        "in range",
-        "tokens/s",
-        "planned GB",
-        "peak GB",
-        "compile s",
-    )
-    return markdown_table(columns, [_model(name, row) for name, row in result["models"].items()])
+    rows = [(name, _goal(result["goals"].get(name), row), *_model(row)) for name, row in result["models"].items()]
+    head = f"Train steps in {result['precision']}, against plans that were written before:"
+    return [head, "", *markdown_table(("model", "goal", *MODEL_COLUMNS), rows)]
 
 
-def _model(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+def _goal(goal: float | None, row: dict[str, Any]) -> str:
+    return "" if goal is None else f"{goal:.0%}: {_yes(row.get('mfu', 0) >= goal)}"
+
+
+def _yes(reached: bool) -> str:
+    return "yes" if reached else "no"
+
+
+def _model(row: dict[str, Any]) -> tuple[str, ...]:
     way = row["planned"]
     low, high = way["mfu_range"]
-    head = (name, str(way["rows"]), way["remat"], f"{way['mfu']:.1%} ({low:.1%} to {high:.1%})")
+    head = (str(way["rows"]), way["remat"], f"{way['mfu']:.1%} ({low:.1%} to {high:.1%})")
     if "mfu" not in row:
         return (*head, row["stopped"].replace("|", "/"), "", "", f"{way['memory_bytes'] / GB:.2f}", "", "")
     peak = f"{row['peak_bytes'] / GB:.2f}" if row["peak_bytes"] else ""
     return (
-        *head, f"{row['mfu']:.1%}", "yes" if row["in_range"] else "no", f"{row['tokens_per_s']:,.0f}",
+        *head, f"{row['mfu']:.1%}", _yes(row["in_range"]), f"{row['tokens_per_s']:,.0f}",
         f"{way['memory_bytes'] / GB:.2f}", peak, f"{row['compile_s']:.0f}",
     )  # fmt: skip
+
+
+def _sweeps(result: dict[str, Any]) -> Lines:
+    kinds = [("remat " + name, row) for name, row in result["remat"].items()]
+    kinds += [(f"chunks of {int(tokens):,} tokens", row) for tokens, row in result["chunks"].items()]
+    rows = [(name, *_model(row)) for name, row in kinds]
+    return [f"The {result['model']} model, varied:", "", *markdown_table(("what", *MODEL_COLUMNS), rows)]
+
+
+def _baselines(result: dict[str, Any]) -> Lines:
+    return [f"torch.compile, {name}: {_describe_baseline(row)}." for name, row in result["models"].items()]
+
+
+def _describe_baseline(row: dict[str, Any]) -> str:
+    if "left_out" in row:
+        return f"left out: {row['left_out']}"
+    return f"{row['tokens_per_s']:,.0f} tokens/s with {row['rows']} rows (torch {row['torch']})"
+
+
+def format_ratios(parts: dict[str, Any]) -> Lines:
+    """Our tokens/s over torch's, for each model that both measured in this run."""
+    ours, theirs = (parts.get(name, {}).get("result", {}).get("models", {}) for name in ("mfu", "baselines"))
+    both = [name for name in ours if "tokens_per_s" in ours[name] and "tokens_per_s" in theirs.get(name, {})]
+    ratios = ", ".join(f"{name} {ours[name]['tokens_per_s'] / theirs[name]['tokens_per_s']:.2f}" for name in both)
+    return ["", f"Our tokens/s over torch's, bf16, in this run: {ratios}."] if both else []
+
+
+def _plan(result: dict[str, Any]) -> Lines:
+    points = [
+        (f"{p['rows']}", f"{p['tokens_per_s']:,.0f}", f"{p['predicted_tokens_per_s']:,.0f}")
+        for p in result["measured"]["points"]
+    ]
+    found = result["calibration"]
+    table = markdown_table(("rows", "tokens/s", "predicted"), points)
+    end = f"{found['factor']:.3g} times the plan's rate; the next run within {found['low']:.2f} to {found['high']:.2f}"
+    return ["`plan --measure`:", "", *table, "", f"`plan --calibrate` by {len(found['runs'])} programs: {end} of it."]
+
+
+def _isoflop(result: dict[str, Any]) -> Lines:
+    found = result["prediction"]
+    low, high = found["interval90"]
+    return [
+        f"IsoFLOP study: {found['predicted_loss']:.4f} is predicted (90 % in {low:.4f} to {high:.4f}) for the run that "
+        f"`{result['command']}` goes on with."
+    ]
 
 
 def _attention(result: dict[str, Any]) -> Lines:
@@ -78,12 +125,20 @@ def _attention(result: dict[str, Any]) -> Lines:
 
 
 def _packing(result: dict[str, Any]) -> Lines:
-    seconds = {how: way["seconds"] for how, way in result["ways"].items()}
+    seconds = {how: way.get("seconds") for how, way in result["ways"].items()}
     return [
         f"{result['trials']} trials of {result['steps']} steps: {seconds['vmap']:.3g} s by vmap, "
-        f"{seconds['turn']:.3g} s one after another ({result['turn_over_vmap']:.2f} times); losses differ by at most "
-        f"{result['largest_loss_difference']:.1e}."
+        f"{seconds['turn']:.3g} s one after another ({result['turn_over_vmap']:.2f} times), {_apart(result)}; losses "
+        f"differ by at most {result['largest_loss_difference']:.1e}."
     ]
+
+
+def _apart(result: dict[str, Any]) -> str:
+    way = result["ways"]["processes"]
+    if "left_out" in way:
+        return f"in processes of their own left out: {way['left_out']}"
+    times = result["processes_over_vmap"]
+    return f"{way['seconds']:.3g} s in {result['trials']} processes ({times:.2f} times; goal 5: {_yes(times >= 5)})"
 
 
 def _resume(result: dict[str, Any]) -> Lines:
@@ -104,8 +159,9 @@ def _quickstart(result: dict[str, Any]) -> Lines:
 
 
 PART_TABLES: dict[str, Callable[[dict[str, Any]], Lines]] = {
-    "doctor": _doctor, "mfu": _mfu, "attention": _attention, "packing": _packing, "resume": _resume, "tests": _tests,
-    "quickstart": _quickstart,
+    "doctor": _doctor, "mfu": _mfu, "fp8": _mfu, "baselines": _baselines, "packing": _packing, "attention": _attention,
+    "resume": _resume, "sweeps": _sweeps, "plan": _plan, "tests": _tests, "quickstart": _quickstart,
+    "isoflop": _isoflop,
 }  # fmt: skip
 
 
