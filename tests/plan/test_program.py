@@ -151,7 +151,7 @@ def compiled():
         {"parallel.fsdp": 8, "parallel.zero": 1, "model.tied_head": False, "precision.name": "bf16"},
         {"parallel.fsdp": 8, "parallel.zero": 2, "model.tied_head": False, "precision.name": "bf16"},
     ]
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     done = subprocess.run([sys.executable, "-c", STEP, json.dumps(layouts)], env=environment,
                           cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)  # fmt: skip

@@ -156,7 +156,7 @@ for sharding in (on((4, 2), "ab"), on((1, 4), (None, "b")), on((2, 1), ()), None
 
 
 def test_saved_on_eight_devices_it_is_restored_on_any_mesh(tmp_path):
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"}
     done = subprocess.run(
         [sys.executable, "-c", SHARDED, str(tmp_path)], env=env, cwd=ROOT, text=True, capture_output=True
     )

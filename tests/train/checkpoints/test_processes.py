@@ -95,7 +95,8 @@ print(json.dumps([said, saved_by_me]))
 def answers(tmp_path_factory):
     """(what each process said, the files it hashed for step 3), and the folder."""
     folder, port = tmp_path_factory.mktemp("processes") / "c", free_port()
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(rank), str(port), str(folder)],
