@@ -1,6 +1,8 @@
 """A config given as a file, or by the name of one that comes with scalelab."""
 
+import os
 import pathlib
+import sys
 
 import pytest
 
@@ -36,3 +38,17 @@ def test_names_that_are_not_there(tmp_path, monkeypatch, capsys):
         config.find_config_file("tinny")
     assert main(["optim", "--config=configs/tiny.py"]) == 2  # as the README has it, in another folder
     assert "no config file 'configs/tiny.py'; scalelab has one of that name: --config=tiny" in capsys.readouterr().err
+
+
+def test_a_file_written_twice_within_a_second_is_read_anew(tmp_path, monkeypatch):
+    """Python keeps it compiled under its time in seconds and its size, which are equal here."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path, read = tmp_path / "mine.py", []
+    for batch in (16, 24):
+        path.write_text(
+            "from scalelab.configs import tiny\n\n\ndef get_config():\n    config = tiny.get_config()\n"
+            f"    config.train.global_batch = {batch}\n    return config\n"
+        )
+        os.utime(path, (1e9, 1e9))
+        read.append(config.load(path).train.global_batch)
+    assert read == [16, 24]
