@@ -49,6 +49,8 @@ LAYOUTS = {
     "1f1b+fsdp": Layout(stage=4, fsdp=2, microbatches=4),
     "1f1b+zero1": Layout(stage=2, fsdp=4, microbatches=4, zero=1),
     "1f1b+fsdp+tensor+sequence": Layout(stage=2, fsdp=2, tensor=2, sequence=True, microbatches=4),
+    "interleaved+data": Layout(stage=2, data=4, microbatches=4, rounds=2),
+    "interleaved+fsdp+tensor": Layout(stage=2, fsdp=2, tensor=2, microbatches=4, rounds=2),
 }
 MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
     "family": ("llama", "gpt2"),

@@ -55,8 +55,7 @@ def megatron_static(
     n_microbatches = batch // data // micro
     layout: dict = {"data": data, "tensor": tensor, "zero": 0, "sequence": selective}
     if stages > 1:
-        schedule = "circular" if rounds > 1 else "1f1b"
-        layout |= {"stage": stages, "microbatches": n_microbatches, "rounds": rounds, "schedule": schedule}
+        layout |= {"stage": stages, "microbatches": n_microbatches, "rounds": rounds}
     model = {"attention": "plain", "remat": "none" if selective else "full"}
     accumulate = 1 if stages > 1 else n_microbatches
     return build_static("gpt2", layers, width, heads, batch, 2048, 51_200, accumulate, "fp16", model=model, **layout)
@@ -118,7 +117,7 @@ def llama3_row(gpus: int, batch: int, length: int, layout: dict, tflops: float) 
     attention: halved for causality here. Counted in full, the row of 131,072 tokens would be 15.3 s, beyond the
     planner's range.
     """
-    model, pipeline = {"n_kv_heads": 8, "d_ff": 53_248}, {"stage": 16, "rounds": 8, "schedule": "circular", "zero": 1}
+    model, pipeline = {"n_kv_heads": 8, "d_ff": 53_248}, {"stage": 16, "rounds": 8, "zero": 1}
     layout = layout | pipeline | {"tensor": 8, "sequence": True}
     of = build_static("llama", 126, 16_384, 128, batch, length, 128_256, model=model, **layout)
     seconds = count_flops(of).per_token["causal"] * batch * length / (gpus * tflops * 1e12)

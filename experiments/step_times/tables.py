@@ -70,7 +70,7 @@ def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
     n_microbatches = _number(r"(\d+) micro-batches", text, max(1, rows // (replicas * micro)))
     rounds = _number(r"(\d+) rounds", text, 1)
     if "stage" in axes:
-        layout |= {"microbatches": n_microbatches, "rounds": rounds, "schedule": "circular" if rounds > 1 else "1f1b"}
+        layout |= {"microbatches": n_microbatches, "rounds": rounds}
         layout["sequence"] = axes.get("tensor", 1) > 1
         n_microbatches = 1
     shape, model = _shape(line)

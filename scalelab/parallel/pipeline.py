@@ -37,7 +37,7 @@ def replica_axes(static: Static) -> frozenset[str]:
 def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
     """Reorder the layers of `tree` (split by `specs`) as the stages hold them, or `back` to the model's order.
 
-    With `circular` a stage's chunks are p chunks apart in the model, but adjacent in its memory.
+    With several rounds a stage's chunks are p chunks apart in the model, but adjacent in its memory.
     """
     if layout.rounds == 1:
         return tree

@@ -200,8 +200,8 @@ def _refuse_with_stages(static: Static, layout: Layout) -> None:
             f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait "
             "for stages that do something else; set one of them to 1"
         )
-    if layout.rounds > 1 and layout.schedule != "circular":
-        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule='circular', not {layout.schedule!r}")
+    if layout.rounds > 1 and layout.schedule == "gpipe":
+        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule=1f1b or circular, not gpipe")
 
 
 def _divides(name: str, value: int, axis: str, size: int) -> None:

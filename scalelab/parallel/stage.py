@@ -1,4 +1,4 @@
-"""One stage of a pipeline: the ticks of `ticks.py`, and the forward or backward of a chunk that each asks for.
+"""One stage of a pipeline: the ticks of `ticks.py`, and the forward and backward of a chunk that each asks for.
 
 A stage holds its blocks and only the block inputs of the micro-batches in flight: the backward of a chunk runs its
 forward once more.
@@ -19,7 +19,7 @@ from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums, add_sums
 from scalelab.model.observe import measures
-from scalelab.parallel.ticks import TickTable
+from scalelab.parallel.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
 
@@ -46,8 +46,8 @@ class Carry(NamedTuple):
     """What a stage holds between ticks."""
 
     y_bSD: jax.Array  # arrived from the stage before
-    dy_bSD: jax.Array  # arrived from the stage behind
-    slots: jax.Array  # block inputs of the micro-batches in flight [slots + 1, k, b, S, D]; k is 1 without gradients
+    dx_bSD: Any  # goes to the stage before at the next tick; () without gradients
+    slots: Any  # block inputs of the micro-batches in flight [slots + 1, k, b, S, D]; () without gradients
     sums: LossSums
     grads: Any  # of the chunks, of the rest, and the measures (() if none); () without gradients
 
@@ -81,7 +81,7 @@ def run_stage(
     chunks, rest, rows, z, ends, due = _vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
     inputs = StageInputs(number[0], chunks, rest, rows, z, counted, ends, due)
     tick = functools.partial(_tick, static, inputs)
-    columns = tuple(jnp.asarray(column) for column in ticks[:5])
+    columns = jax.tree.map(jnp.asarray, (ticks.forward, ticks.backward))
     carry, _ = jax.lax.scan(tick, _first_carry(static, inputs, ticks.slots), columns)
     everyone, replicas = tuple(mapped_axes()), tuple(mapped_axes() - {STAGE_AXIS})
     sums = jax.lax.psum(carry.sums._replace(measures=()), everyone)
@@ -123,34 +123,49 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     m, b, length = inputs.rows_mbS.shape
     zeros_bSD = jnp.zeros((b, length - 1, shape.d_model), array_dtype(policy.residual))
     empty = _vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
-    inputs_held = 1 if inputs.counted is None else inputs.depth
-    slots = jnp.stack([jnp.stack([empty] * inputs_held)] * (n_slots + 1))
     zero = jnp.zeros(())
     head = () if inputs.due is None else measures.nothing_of_head(m * b, length - 1)
     sums = _vary(LossSums(zero, zero, zero, head))
     if inputs.counted is None:
-        return Carry(empty, empty, slots, sums, ())
+        return Carry(empty, (), (), sums, ())
+    slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
     grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
     none_measured = () if inputs.due is None else _vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
     return Carry(empty, empty, slots, sums, (*grads, none_measured))
 
 
-def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple) -> tuple[Carry, None]:
-    """Do the stage's operation of a tick, and exchange activations and gradients with its neighbours."""
-    op, chunk, microbatch, slot, store = (column[inputs.number] for column in now)
-    carry = carry._replace(slots=carry.slots.at[store, 0].set(carry.y_bSD))
-    work = _chunk_work(static, inputs, chunk, microbatch)
-    operations = (_idle, _evaluate) if inputs.counted is None else (_idle, _forward, _backward)
-    # They return the slot's new content, written after the switch: inside it, all slots would be copied.
-    branches = [functools.partial(operation, work, carry, slot) for operation in operations]
-    y_bSD, dx_bSD, content, sums, grads = jax.lax.switch(op, branches, carry.sums, carry.grads)
-    y_bSD, dx_bSD = (_send(x, by, static.layout.stage) for x, by in ((y_bSD, 1), (dx_bSD, -1)))
-    return Carry(y_bSD, dx_bSD, carry.slots.at[slot].set(content), sums, grads), None
+def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operations, Operations]) -> tuple[Carry, None]:
+    """Run the stage's forward and then its backward of a tick, if it has them.
+
+    Either's result is sent while the other is computed: a gradient leaves at the start of the next tick, whose forward
+    doesn't need it.
+    """
+    forward, backward = jax.tree.map(lambda column: column[inputs.number], now)
+    stages = static.layout.stage
+    work = _chunk_work(static, inputs, forward)
+    if inputs.counted is None:
+        y_bSD, sums = jax.lax.cond(
+            forward.runs, functools.partial(_evaluate, work), lambda *kept: kept, carry.y_bSD, carry.sums
+        )
+        return carry._replace(y_bSD=_send(y_bSD, 1, stages), sums=sums), None
+    dy_bSD = _send(carry.dx_bSD, -1, stages)
+    # Branches return the slot's content, and it is written after them: inside, all slots would be copied.
+    y_bSD, content, measured = jax.lax.cond(
+        forward.runs, functools.partial(_forward, work), lambda y, kept, measured: (y, kept, measured),
+        carry.y_bSD, carry.slots[forward.slot], carry.grads[2],
+    )  # fmt: skip
+    slots = carry.slots.at[forward.slot].set(content)
+    work = _chunk_work(static, inputs, backward)
+    dx_bSD, sums, grads = jax.lax.cond(
+        backward.runs, functools.partial(_backward, work), lambda _, *kept: kept,
+        slots[backward.slot], dy_bSD, carry.sums, (*carry.grads[:2], measured),
+    )  # fmt: skip
+    return Carry(_send(y_bSD, 1, stages), dx_bSD, slots, sums, grads), None
 
 
-def _chunk_work(static: Static, inputs: StageInputs, chunk: jax.Array, microbatch: jax.Array) -> ChunkWork:
+def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWork:
     """The functions, parameters and flags of a chunk, for one micro-batch."""
-    row_bS, n_micro_batches = inputs.rows_mbS[microbatch], inputs.rows_mbS.shape[0]
+    chunk, row_bS, n_micro_batches = now.chunk, inputs.rows_mbS[now.microbatch], inputs.rows_mbS.shape[0]
     shape, policy, layout = static.model, POLICIES[static.precision], static.layout
     z_weight, due = inputs.z_weight, inputs.due
     inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, inputs.ends)
@@ -163,7 +178,7 @@ def _chunk_work(static: Static, inputs: StageInputs, chunk: jax.Array, microbatc
         sums = transformer.head_loss(shape, rest, y_bSD, targets_bS, z_weight, policy, due)
         if due is None:
             return sums
-        return sums._replace(measures=measures.place_rows(sums.measures, microbatch, n_micro_batches))
+        return sums._replace(measures=measures.place_rows(sums.measures, now.microbatch, n_micro_batches))
 
     form = measures.underflow_format(policy)
     return ChunkWork(
@@ -182,35 +197,31 @@ def _chunk_work(static: Static, inputs: StageInputs, chunk: jax.Array, microbatc
     )
 
 
-def _idle(_: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
-    return carry.y_bSD, carry.dy_bSD, carry.slots[slot], sums, grads
-
-
-def _evaluate(work: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
+def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums) -> tuple[jax.Array, LossSums]:
     """Forward without gradients: nothing waits for a backward."""
-    y_bSD, _ = _apply_chunk(work, carry.slots[slot, 0])
+    y_bSD, _ = _apply_chunk(work, x_bSD)
     more = jax.lax.cond(work.last, work.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
-    return y_bSD, carry.dy_bSD, carry.slots[slot], jax.tree.map(jnp.add, sums, more), grads
+    return y_bSD, jax.tree.map(jnp.add, sums, more)
 
 
-def _forward(work: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
-    """Forward of training: the block inputs stay in the slot; the loss is left to the backward."""
-    y_bSD, (inputs_kbSD, written) = _apply_chunk(work, carry.slots[slot, 0])
+def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> tuple[jax.Array, jax.Array, Any]:
+    """Forward of training: output, block inputs for the slot, and measures; the loss is left to the backward."""
+    y_bSD, (inputs_kbSD, written) = _apply_chunk(work, x_bSD)
     if work.measured is not None:
-        grads = *grads[:2], measures.add_at(grads[2], work.chunk, measures.of_blocks(written, 0))
-    return y_bSD, carry.dy_bSD, inputs_kbSD, sums, grads
+        measured = measures.add_at(measured, work.chunk, measures.of_blocks(written, 0))
+    return y_bSD, inputs_kbSD, measured
 
 
-def _backward(work: ChunkWork, carry: Carry, slot: jax.Array, sums: LossSums, grads: Any) -> tuple:
-    """Add the gradients of one micro-batch to those so far."""
+def _backward(
+    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, sums: LossSums, grads: Any
+) -> tuple[jax.Array, LossSums, Any]:
+    """Add the gradients of one micro-batch to those so far; also returns the gradient of the chunk's input."""
     of_chunks, of_rest, measured = grads
-    dx_bSD, (d_blocks, zeros_k), of_rest, sums = _differentiate_chunk(
-        work, carry.slots[slot], carry.dy_bSD, of_rest, sums
-    )
+    dx_bSD, (d_blocks, zeros_k), of_rest, sums = _differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
     if work.zeros is not None:
         measured = measured._replace(gradient_zeros=measured.gradient_zeros.at[work.chunk].add(zeros_k))
     of_chunks = jax.tree.map(lambda g, d: g.at[work.chunk].add(d), of_chunks, d_blocks)
-    return carry.y_bSD, dx_bSD, carry.slots[slot], sums, (of_chunks, of_rest, measured)
+    return dx_bSD, sums, (of_chunks, of_rest, measured)
 
 
 def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:

@@ -1,9 +1,13 @@
-"""Pipeline schedules as tables: the operation of each stage at each tick, and the slots where its inputs wait.
+"""Pipeline schedules as tables: what each stage does at each tick, and the slots where block inputs wait.
 
-With p stages, m micro-batches and v rounds (chunks of layers per stage; 1 except for `circular`), chunk c of stage s is
-virtual stage c p + s. A tick is the forward or backward of one chunk for one micro-batch; a stage's output arrives
-at the next tick. Schedules: `gpipe` (Huang et al. 2019), `1f1b` (Narayanan et al. 2021, fig. 4 top: a stage holds at
-most p micro-batches), `circular` (ibid., section 2.2: interleaved stages, all forwards first).
+With p stages, m micro-batches and v rounds (chunks of layers per stage), chunk c of stage s is virtual stage c p + s.
+At a tick a stage runs the forward of one chunk, or the backward of one, or a forward and then a backward; what it
+sends arrives at the next tick and is used there. So stages that wait for each other after every tick lose nothing:
+p v - 1 ticks are forwards only, as many are backwards only, and in all others some stage does both.
+
+Schedules: `gpipe` (Huang et al. 2019): all forwards, then all backwards; `circular`: the same with interleaved stages
+(Narayanan et al. 2021, section 2.2). `1f1b` (ibid., fig. 4): a micro-batch's backward follows its last forward at once.
+A stage then holds at most 2 p - 1 micro-batches, where stages that don't wait for each other hold p.
 """
 
 import functools
@@ -11,28 +15,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-IDLE, FORWARD, BACKWARD = range(3)
-StageOp = tuple[int, int, int]  # (FORWARD or BACKWARD, chunk, micro-batch)
+Order = list[tuple[int, int]]  # (chunk, micro-batch)
 
 
-class TickTable(NamedTuple):
-    """Arrays [ticks, stages] of integers: the operation (`op`), its chunk and micro-batch.
+class Operations(NamedTuple):
+    """Arrays [ticks, stages]: whether a stage has this operation, its chunk, its micro-batch, and its inputs' slot."""
 
-    The arriving activation goes into slot `store`, then `op` takes its input from `slot`; the last of the `slots` + 1
-    takes what nobody needs. An arriving gradient is always used at once.
-    """
-
-    op: np.ndarray
+    runs: np.ndarray
     chunk: np.ndarray
     microbatch: np.ndarray
     slot: np.ndarray
-    store: np.ndarray
+
+
+class TickTable(NamedTuple):
+    """A stage's forwards and, after them in a tick, its backwards. The last of `slots` + 1 takes what nobody needs."""
+
+    forward: Operations
+    backward: Operations
     slots: int
 
     @property
     def bubble(self) -> float:
-        """Idle share of the ticks of all stages."""
-        return float(np.mean(self.op == IDLE))
+        """Idle share of the stages' time, whatever a forward and a backward take: each kind idles the same share."""
+        each = [runs[runs.any(axis=1)] for runs in (self.forward.runs, self.backward.runs)]
+        return 1 - float(np.mean(np.concatenate(each)))
 
 
 def predicted_bubble(stages: int, microbatches: int, rounds: int) -> float:
@@ -40,76 +46,56 @@ def predicted_bubble(stages: int, microbatches: int, rounds: int) -> float:
     return (stages - 1) / (rounds * microbatches + stages - 1)
 
 
-def stage_operations(schedule: str, stage: int, stages: int, microbatches: int, rounds: int) -> list[StageOp]:
-    """A stage's operations in order."""
-    if schedule == "1f1b":
-        ahead = min(microbatches, stages - stage)
-        backwards = [(BACKWARD, 0, i) for i in range(microbatches)]
-        ops: list[StageOp] = [(FORWARD, 0, i) for i in range(ahead)]
-        for i in range(microbatches - ahead):
-            ops += [backwards[i], (FORWARD, 0, ahead + i)]
-        return ops + backwards[microbatches - ahead :]
+def stage_orders(schedule: str, stages: int, microbatches: int, rounds: int) -> tuple[Order, Order]:
+    """Forwards and backwards in the order of every stage; a stage begins them one tick after its neighbour."""
     groups = [range(i, min(i + stages, microbatches)) for i in range(0, microbatches, stages)]
-    forward: list[StageOp] = [(FORWARD, c, i) for group in groups for c in range(rounds) for i in group]
-    return forward + [(BACKWARD, c, i) for _, c, i in reversed(forward)]
+    forward = [(c, i) for group in groups for c in range(rounds) for i in group]
+    if schedule == "1f1b":
+        return forward, [(c, i) for group in groups for c in reversed(range(rounds)) for i in group]
+    return forward, forward[::-1]
 
 
 @functools.cache
 def make_tick_table(schedule: str, stages: int, microbatches: int, rounds: int = 1, backward: bool = True) -> TickTable:
-    """The schedule with every operation as early as its stage and its inputs allow."""
-    lists = [stage_operations(schedule, s, stages, microbatches, rounds) for s in range(stages)]
-    if not backward:
-        lists = [[op for op in ops if op[0] == FORWARD] for ops in lists]
-    tick_of = _when(lists, stages * rounds)
-    shape = (max(tick_of.values()) + 1, stages)
-    op, chunk, microbatch = (np.zeros(shape, np.int32) for _ in range(3))
-    spans: list[list[tuple[int, int]]] = [[] for _ in range(stages)]  # an input's slot is busy from arrival to last use
-
-    def arrival(u: int, i: int) -> int:
-        return tick_of[FORWARD, u - 1, i] + 1 if u else tick_of[FORWARD, u, i]
-
-    for (kind, u, i), tick in tick_of.items():
-        s = u % stages
-        op[tick, s], chunk[tick, s], microbatch[tick, s] = kind, u // stages, i
-        if kind == FORWARD:
-            spans[s].append((arrival(u, i), tick_of[BACKWARD, u, i] if backward else tick))
-        assert kind == FORWARD or u == stages * rounds - 1 or tick_of[BACKWARD, u + 1, i] + 1 == tick
-    slot_of = [_slots(stage) for stage in spans]
-    slots = 1 + max(slot for stage in slot_of for slot in stage.values())
-    slot, store = (np.full(shape, slots, np.int32) for _ in range(2))
-    for (_, u, i), tick in tick_of.items():
-        slot[tick, u % stages] = slot_of[u % stages][arrival(u, i)]
-        if u:
-            store[arrival(u, i), u % stages] = slot_of[u % stages][arrival(u, i)]
-    return TickTable(op, chunk, microbatch, slot, store, slots)
+    """The table of a schedule; without `backward` nothing runs backward, and nothing waits in a slot."""
+    forwards, backwards = stage_orders(schedule, stages, microbatches, rounds)
+    # The last stage's first backward: at the tick of its first micro-batch's last forward, or after all forwards.
+    first = stages * rounds - 1 if schedule == "1f1b" else len(forwards) + stages - 1
+    ticks = (first if backward else 0) + len(forwards) + stages - 1
+    starts = np.arange(stages), first + np.arange(stages)[::-1]
+    spans = [_spans(forwards, int(starts[0][s]), backwards, int(starts[1][s])) for s in range(stages)]
+    slot_of = [_slots(stage) if backward else {} for stage in spans]
+    slots = 1 + max((slot for stage in slot_of for slot in stage.values()), default=-1)
+    return TickTable(
+        _operations(forwards, starts[0], ticks, slot_of, slots),
+        _operations(backwards if backward else [], starts[1], ticks, slot_of, slots),
+        slots,
+    )
 
 
-def _when(lists: list[list[StageOp]], virtual: int) -> dict[StageOp, int]:
-    """{(kind, virtual stage, micro-batch): tick}."""
-    stages, tick_of = len(lists), dict[StageOp, int]()
-    left, tick = [ops[::-1] for ops in lists], 0
-    while any(left):
-        for s, ops in enumerate(left):
-            if not ops:
-                continue
-            kind, c, i = ops[-1]
-            u = c * stages + s
-            needs = (
-                (kind, u - 1, i) if kind == FORWARD else (BACKWARD, u + 1, i) if u < virtual - 1 else (FORWARD, u, i)
-            )
-            if needs[1] < 0 or tick_of.get(needs, tick) < tick:
-                tick_of[kind, u, i] = tick
-                ops.pop()
-        tick += 1
-    return tick_of
+def _operations(order: Order, starts: np.ndarray, ticks: int, slot_of: list, slots: int) -> Operations:
+    """The order of all stages, each from its own tick on."""
+    shape = ticks, len(starts)
+    table = Operations(np.zeros(shape, bool), *(np.zeros(shape, np.int32) for _ in range(2)), np.full(shape, slots))
+    for stage, start in enumerate(starts):
+        for tick, work in enumerate(order, start):
+            table.runs[tick, stage], table.slot[tick, stage] = True, slot_of[stage].get(work, slots)
+            table.chunk[tick, stage], table.microbatch[tick, stage] = work
+    return table
 
 
-def _slots(spans: list[tuple[int, int]]) -> dict[int, int]:
-    """{first tick: slot} of spans (first, last); each takes the lowest slot that is free throughout."""
+def _spans(forwards: Order, start: int, backwards: Order, back: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """{(chunk, micro-batch): (tick of its forward, tick of its backward)} of one stage."""
+    last = {work: back + k for k, work in enumerate(backwards)}
+    return {work: (start + k, last[work]) for k, work in enumerate(forwards)}
+
+
+def _slots(spans: dict[tuple[int, int], tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """{(chunk, micro-batch): slot}; each takes the lowest slot that is free throughout its span."""
     busy_until: list[int] = []
-    slot_by_start: dict[int, int] = {}
-    for first, last in sorted(spans):
+    slot_of: dict[tuple[int, int], int] = {}
+    for work, (first, last) in spans.items():  # by first tick
         slot = next((k for k, end in enumerate(busy_until) if end < first), len(busy_until))
         busy_until[slot : slot + 1] = [last]
-        slot_by_start[first] = slot
-    return slot_by_start
+        slot_of[work] = slot
+    return slot_of

@@ -9,11 +9,11 @@ import pytest
 
 from scalelab.experiments.parallelism import rows as parallelism
 
-# Three axes at once; `make test-slow` takes more schedules, `make test-parallel` all 23 layouts, and two models each.
+# Three axes at once; `make test-slow` takes more schedules, `make test-parallel` all 25 layouts, and two models each.
 PARTS = [
     "context+fsdp+tensor+sequence",
     pytest.param("zero1,data,hsdp+tensor+sequence", marks=pytest.mark.slow),
-    pytest.param("circular+hsdp,1f1b+fsdp+tensor+sequence", marks=pytest.mark.slow),
+    pytest.param("circular+hsdp,interleaved+fsdp+tensor,1f1b+fsdp+tensor+sequence", marks=pytest.mark.slow),
 ]
 
 

@@ -15,7 +15,6 @@ TRAIT_DESCRIPTIONS = {
     "reduced_once": "gradients summed over devices once a step, not after each micro-batch",
     "chunked_head": "the head's logits of a micro-batch in one piece",
     "fused_ring": "kernels in the ring of attention, whose logits stay on the chip",
-    "lockstep": "stages that don't wait for each other after each tick",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",
 }
 

@@ -24,8 +24,6 @@ class SystemTraits:
     chunked_head: bool = True
     # model/attention/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
     fused_ring: bool = False
-    # parallel/stage.py: after every tick all stages send, so a tick takes as long as the longest of its operations
-    lockstep: bool = True
     # parameters that products read as fp32 and round each time (precision/policy.py), or a 16-bit copy beside them
     casts: bool = True
 
@@ -34,7 +32,7 @@ OUR_TRAITS = SystemTraits()
 # Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.
 MEGATRON_TRAITS = SystemTraits(
     pipeline_recomputes=False, summed_bytes=2, joined=True, chunked_head=False,
-    fused_ring=True, lockstep=False, casts=False,
+    fused_ring=True, casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
 MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_once=False)

@@ -15,7 +15,7 @@ from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import host_bytes
 from scalelab.plan.step import links, operations
-from scalelab.plan.step.bubble import lockstep_bubble, pipeline_bubble
+from scalelab.plan.step.bubble import pipeline_bubble
 from scalelab.plan.step.device_share import Operation, fullest_device_share
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency, machine_platform
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
@@ -63,7 +63,7 @@ def step_time(
     ops, moves, lost = (
         operations.step_operations(static, machine, traits),
         step_transfers(static, traits),
-        idle_share(static, traits),
+        idle_share(static),
     )
     expected = _step_parts(static, machine, _shares_at(efficiency), ops, moves, lost)
     low_s, high_s = (
@@ -86,7 +86,7 @@ def step_time(
 def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits = OUR_TRAITS) -> float:
     """`step_time`'s total alone, for who compares many: a tenth of its cost."""
     ops, moves = operations.step_operations(static, machine, traits), step_transfers(static, traits)
-    shares, lost = _shares_at(efficiency), idle_share(static, traits)
+    shares, lost = _shares_at(efficiency), idle_share(static)
     return _step_parts(static, machine, shares, ops, moves, lost)["total_s"]
 
 
@@ -121,11 +121,9 @@ def _step_end(
     return expected_s + (moved if end == "low" else -moved)
 
 
-def idle_share(static: Static, traits: SystemTraits) -> float:
-    """Idle ends of the pipeline over its busy time. A backward takes two forwards, or three with recomputation."""
-    if not traits.lockstep:
-        return pipeline_bubble(static.layout, static.model.n_layers).over_ideal
-    return lockstep_bubble(static.layout, 3.0 if recompute_policy(static, traits) == "full" else 2.0)
+def idle_share(static: Static) -> float:
+    """Idle ends of the pipeline over its busy time."""
+    return pipeline_bubble(static.layout, static.model.n_layers).over_ideal
 
 
 def _step_parts(
@@ -208,19 +206,15 @@ def describe_assumptions(
             "tensor's collectives are waited for; overlap is the share of all others' that goes on behind computing"
         )
     if layout.stage > 1:
-        lines += _describe_pipeline(static, traits)
+        lines += _describe_pipeline(static)
     if static.batch_ramp:
         lines.append("a step with the full batch")
     return tuple(lines)
 
 
-def _describe_pipeline(static: Static, traits: SystemTraits) -> list[str]:
+def _describe_pipeline(static: Static) -> list[str]:
     layout, share = static.layout, fullest_device_share(static)
-    lines = [
+    return [
         f"pipeline: {layout.schedule}, {share.layers} of {static.model.n_layers} layers on the fullest of "
-        f"{layout.stage} stages; idle {idle_share(static, traits):.1%} of the busy time"
+        f"{layout.stage} stages; idle {idle_share(static):.1%} of the busy time"
     ]
-    if traits.lockstep and layout.schedule == "1f1b":
-        ticks = "stages wait for each other after every tick, so most ticks take a backward's time; circular's don't"
-        lines.append(f"1f1b: {ticks}")
-    return lines

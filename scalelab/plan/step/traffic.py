@@ -180,14 +180,17 @@ def _ring_turns(static: Static) -> float:
     return local * near + (1 - local) * (devices - 1)
 
 
-def _stage_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
-    """Activations of each micro-batch to the next stage and gradients back, once a round or (lockstep) a tick."""
+def _stage_transfers(static: Static, _: SystemTraits) -> list[Transfer]:
+    """Activations of each micro-batch to the next stage and gradients back, once a round.
+
+    A tick of 1f1b computes a backward while activations travel and a forward while gradients do; those of the other
+    schedules have nothing to compute meanwhile (`parallel/stage.py`).
+    """
     shape, layout, of = static.model, static.layout, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
-    times = layout.microbatches * layout.rounds + (layout.stage - 1 if traits.lockstep else 0)
-    each = static.accumulate * times * (4 if traits.lockstep else 2)
-    return [Transfer("stage", "send", sent, each, not traits.lockstep, "activations and gradients")]
+    times = 2 * static.accumulate * layout.microbatches * layout.rounds
+    return [Transfer("stage", "send", sent, times, layout.schedule == "1f1b", "activations and gradients")]
 
 
 def recompute_policy(static: Static, traits: SystemTraits) -> str:

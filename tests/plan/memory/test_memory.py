@@ -84,12 +84,12 @@ def test_405b_on_16384_devices_stages_may_be_uneven():
 
 
 SCHEDULES = [
-    # GPipe holds every micro-batch, 1F1B as many as there are stages, interleaving with all forwards first every one a
-    # chunk.
-    ("1f1b", 8, 1, 4, "dots"),
+    # GPipe holds every micro-batch, 1F1B 2 p - 1, interleaving with all forwards first every one a chunk.
+    ("1f1b", 8, 1, 7, "dots"),
     *(("gpipe", 8, 1, 8, remat) for remat in ("none", "full")),
     *(("1f1b", 2, 1, 2, remat) for remat in ("none", "dots", "full")),
     ("circular", 8, 2, 16, "none"),
+    ("1f1b", 8, 2, 13, "none"),
 ]
 
 

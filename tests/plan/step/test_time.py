@@ -17,7 +17,6 @@ from scalelab.experiments.parallelism import rows as parallelism
 from scalelab.experiments.step_times import rows as published
 from scalelab.experiments.step_times.rows import build_static
 from scalelab.model import count
-from scalelab.parallel.ticks import BACKWARD, FORWARD, make_tick_table
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run.training import estimate_training
 from scalelab.plan.step import bubble, efficiency, links, traffic
@@ -286,21 +285,18 @@ def test_hidden_traffic_is_paid_where_computing_does_not_last():
     assert step.exposed["data"] == pytest.approx(step.axes["data"], rel=0.01)
 
 
-@pytest.mark.parametrize(("stages", "many"), [(2, 2), (2, 8), (4, 4), (4, 16), (8, 9)])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_lockstep_is_the_schedules_table_with_ticks_as_long_as_their_longest(schedule, stages, many):
-    ops, ratio = make_tick_table(schedule, stages, many).op, 3.0
-    took = sum(ratio if BACKWARD in tick else 1.0 if FORWARD in tick else 0.0 for tick in ops)
-    layout = Layout(stage=stages, microbatches=many, schedule=schedule)
-    assert bubble.lockstep_bubble(layout, ratio) == pytest.approx(took / (many * (1 + ratio)) - 1)
+@pytest.mark.parametrize(("schedule", "rounds"), [("1f1b", 1), ("1f1b", 2), ("circular", 2), ("gpipe", 1)])
+def test_a_pipeline_is_idle_by_the_closed_form(schedule, rounds):
+    of = small(stage=4, microbatches=16, rounds=rounds, schedule=schedule)
+    assert idle_share(of) == pytest.approx(3 / (16 * rounds))
 
 
-def test_ours_waits_in_lockstep_and_others_do_not():
-    of = small(stage=4, microbatches=16)
-    assert idle_share(of, MEGATRON_TRAITS) == pytest.approx(3 / 16)
-    assert idle_share(of, OUR_TRAITS) > 0.5
-    circular = small(stage=4, microbatches=16, schedule="circular")
-    assert idle_share(circular, OUR_TRAITS) == pytest.approx(3 / 16)
+def test_what_1f1b_sends_goes_on_behind_computing_and_what_the_others_send_does_not():
+    exposed = {}
+    for schedule in ("1f1b", "gpipe"):
+        step = step_time(small(stage=4, microbatches=16, schedule=schedule), load_machine("h100"))
+        exposed[schedule] = step.exposed["stage"] / step.axes["stage"]
+    assert exposed["gpipe"] == 1 and exposed["1f1b"] < 0.5
 
 
 def test_savings_are_the_habits_that_cost_most():
