@@ -11,7 +11,7 @@ A stage then holds at most 2 p - 1 micro-batches, where stages that don't wait f
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,10 @@ Order = list[tuple[int, int]]  # (chunk, micro-batch)
 class Operations(NamedTuple):
     """Arrays [ticks, stages]: whether a stage has this operation, its chunk, its micro-batch, and its inputs' slot."""
 
-    runs: np.ndarray
-    chunk: np.ndarray
-    microbatch: np.ndarray
-    slot: np.ndarray
+    runs: Any  # of NumPy in a table, of jax in a stage
+    chunk: Any
+    microbatch: Any
+    slot: Any
 
 
 class TickTable(NamedTuple):
@@ -46,6 +46,16 @@ def predicted_bubble(stages: int, microbatches: int, rounds: int) -> float:
     return (stages - 1) / (rounds * microbatches + stages - 1)
 
 
+def count_ticks(schedule: str, stages: int, microbatches: int, rounds: int) -> int:
+    """Ticks of a table with backwards: p v - 1 more than a forward alone takes in `1f1b`, twice as many elsewhere."""
+    return _first_backward(schedule, stages, microbatches, rounds) + rounds * microbatches + stages - 1
+
+
+def _first_backward(schedule: str, stages: int, microbatches: int, rounds: int) -> int:
+    """Its tick: of the first micro-batch's last forward, or after all forwards."""
+    return stages * rounds - 1 if schedule == "1f1b" else rounds * microbatches + stages - 1
+
+
 def stage_orders(schedule: str, stages: int, microbatches: int, rounds: int) -> tuple[Order, Order]:
     """Forwards and backwards in the order of every stage; a stage begins them one tick after its neighbour."""
     groups = [range(i, min(i + stages, microbatches)) for i in range(0, microbatches, stages)]
@@ -59,9 +69,8 @@ def stage_orders(schedule: str, stages: int, microbatches: int, rounds: int) -> 
 def make_tick_table(schedule: str, stages: int, microbatches: int, rounds: int = 1, backward: bool = True) -> TickTable:
     """The table of a schedule; without `backward` nothing runs backward, and nothing waits in a slot."""
     forwards, backwards = stage_orders(schedule, stages, microbatches, rounds)
-    # The last stage's first backward: at the tick of its first micro-batch's last forward, or after all forwards.
-    first = stages * rounds - 1 if schedule == "1f1b" else len(forwards) + stages - 1
-    ticks = (first if backward else 0) + len(forwards) + stages - 1
+    first = _first_backward(schedule, stages, microbatches, rounds)
+    ticks = count_ticks(schedule, stages, microbatches, rounds) - (0 if backward else first)
     starts = np.arange(stages), first + np.arange(stages)[::-1]
     spans = [_spans(forwards, int(starts[0][s]), backwards, int(starts[1][s])) for s in range(stages)]
     slot_of = [_slots(stage) if backward else {} for stage in spans]
@@ -76,7 +85,8 @@ def make_tick_table(schedule: str, stages: int, microbatches: int, rounds: int =
 def _operations(order: Order, starts: np.ndarray, ticks: int, slot_of: list, slots: int) -> Operations:
     """The order of all stages, each from its own tick on."""
     shape = ticks, len(starts)
-    table = Operations(np.zeros(shape, bool), *(np.zeros(shape, np.int32) for _ in range(2)), np.full(shape, slots))
+    chunk, microbatch = np.zeros((2, *shape), np.int32)
+    table = Operations(np.zeros(shape, bool), chunk, microbatch, np.full(shape, slots, np.int32))
     for stage, start in enumerate(starts):
         for tick, work in enumerate(order, start):
             table.runs[tick, stage], table.slot[tick, stage] = True, slot_of[stage].get(work, slots)

@@ -89,7 +89,7 @@ SCHEDULES = [
     *(("gpipe", 8, 1, 8, remat) for remat in ("none", "full")),
     *(("1f1b", 2, 1, 2, remat) for remat in ("none", "dots", "full")),
     ("circular", 8, 2, 16, "none"),
-    ("1f1b", 8, 2, 13, "none"),
+    ("1f1b", 8, 2, 11, "none"),
 ]
 
 

@@ -19,7 +19,7 @@ from scalelab.experiments.step_times.rows import build_static
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run.training import estimate_training
-from scalelab.plan.step import bubble, efficiency, links, traffic
+from scalelab.plan.step import efficiency, links, traffic
 from scalelab.plan.step import operations as work
 from scalelab.plan.step.efficiency import Range
 from scalelab.plan.step.operations import step_operations
