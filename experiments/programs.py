@@ -9,6 +9,7 @@ two CPU cores. Writes results/programs.json and .md beside this file if every ro
 """
 
 import collections
+import dataclasses
 import datetime
 import pathlib
 import sys
@@ -39,6 +40,10 @@ CASES: dict[str, tuple[str, str, str]] = {
         "model.remat=none",
     ),
     "8B, FSDP, TPU": ("llama3_8b", "v5p", "parallel.fsdp=8 train.global_batch=16 train.accumulate=2"),
+    "8B, pipeline": (
+        "llama3_8b", "h100",
+        "parallel.stage=4 parallel.data=2 parallel.microbatches=16 train.global_batch=32 train.accumulate=1",
+    ),
     "70B, FSDP x TP": (
         "llama3_70b", "h100",
         "parallel.fsdp=32 parallel.tensor=8 parallel.sequence=true train.global_batch=64 train.accumulate=2",
@@ -59,9 +64,12 @@ def textbook_bytes(static: Static) -> float:
     FSDP: weights gathered twice and gradients scattered once a micro-batch (whole gradients need not fit); ZeRO-1:
     gradients scattered and weights gathered once a step; tensor parallel: per layer and micro-batch four sums of bf16
     activations, each as a scatter and a gather, and where blocks are recomputed three eighths more: a recomputed
-    forward needs all of its own but the last scatter.
+    forward needs all of its own but the last scatter. A pipeline without FSDP: activations sent on and gradients sent
+    back, a stage's gradients added up by its replicas, embedding's and head's by all devices.
     """
     layout, shape = static.layout, static.model
+    if layout.stage > 1:
+        return _pipeline_bytes(static)
     weights = count_parameters(shape)["total"] / layout.tensor
     ways = layout.fsdp * layout.data
     each_step = (2 * 2 + 4) * static.accumulate if layout.zero == 3 else 2 + 4
@@ -71,6 +79,16 @@ def textbook_bytes(static: Static) -> float:
         sums = 4 if shape.remat == "none" else 5.5
         total += sums * shape.n_layers * 2 * 2 * tokens * shape.d_model * (layout.tensor - 1) / layout.tensor
     return total
+
+
+def _pipeline_bytes(static: Static) -> float:
+    layout, shape = static.layout, static.model
+    everything = count_parameters(shape)["total"]
+    ends = count_parameters(dataclasses.replace(shape, n_layers=0))["total"]
+    tokens = static.global_batch * shape.seq_len / layout.data
+    in_stage, on_all = 1 - 1 / layout.data, 1 - 1 / layout.devices
+    gradients = 2 * 4 * ((everything - ends) / layout.stage * in_stage + ends * on_all)
+    return 2 * 2 * tokens * shape.d_model + gradients
 
 
 def read_program(name: str) -> dict[str, Any]:
