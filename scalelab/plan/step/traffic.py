@@ -14,7 +14,6 @@ from scalelab.model.attention.ring import ring_stretches
 from scalelab.model.layer_flags import count_local_layers
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import gathered, rules
-from scalelab.parallel.ticks import count_ticks
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
@@ -182,7 +181,7 @@ def _ring_turns(static: Static) -> float:
 
 
 def _stage_transfers(static: Static, _: SystemTraits) -> list[Transfer]:
-    """Activations to the next stage and gradients back, both at every tick.
+    """Activations to the next stage and gradients back; what idle stages send, they send in their idle time.
 
     A tick of 1f1b computes a backward while activations travel and a forward while gradients do; those of the other
     schedules have nothing to compute meanwhile (`parallel/stage.py`).
@@ -190,7 +189,7 @@ def _stage_transfers(static: Static, _: SystemTraits) -> list[Transfer]:
     shape, layout, of = static.model, static.layout, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
-    times = 2 * static.accumulate * count_ticks(layout.schedule, layout.stage, layout.microbatches, layout.rounds)
+    times = 2 * static.accumulate * layout.microbatches * layout.rounds
     return [Transfer("stage", "send", sent, times, layout.schedule == "1f1b", "activations and gradients")]
 
 
