@@ -112,9 +112,13 @@ def log_paths(folder: Folder) -> list[pathlib.Path]:
 
 def last_metrics(folder: Folder) -> dict[str, float | None]:
     """Read the metrics of the last logged step, by name; {} without any."""
+    return {key: value for key, value in _last_step(folder).items() if key not in ("step", "tokens", "time")}
+
+
+def _last_step(folder: Folder) -> dict[str, Any]:
+    """Read the line of the last logged step; {} without any."""
     path = pathlib.Path(folder) / "metrics.jsonl"
-    line = last_line(path, lambda row: "val_loss" not in row and not describe_mismatch(row, METRICS_SCHEMA)) or {}
-    return {key: value for key, value in line.items() if key not in ("step", "tokens", "time")}
+    return last_line(path, lambda row: "val_loss" not in row and not describe_mismatch(row, METRICS_SCHEMA)) or {}
 
 
 def _last_layers(folder: pathlib.Path) -> dict[str, float]:
@@ -328,9 +332,18 @@ def read_run(folder: pathlib.Path) -> dict:
     return make_row(folder, *read_config_and_record(folder))
 
 
+def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int | None, dict[str, float]]:
+    """(tokens, FLOPs by convention): a running run's are those of its last logged step, newer than its record."""
+    tokens, flops = record.get("tokens"), record.get("flops", {})
+    logged = _last_step(folder).get("tokens", 0) if record.get("status") == "running" else 0
+    if logged <= (tokens or 0) or "flops_per_token" not in record:
+        return tokens, flops
+    return logged, {("6ND" if name == "6N" else name): v * logged for name, v in record["flops_per_token"].items()}
+
+
 def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> dict:
     """The row of a run whose config and record have been read, with the rest from its logs."""
-    params, flops = record.get("params", {}), record.get("flops", {})
+    params, (tokens, flops) = record.get("params", {}), _size_so_far(folder, record)
     row = {
         "name": folder.name,
         "folder": str(folder),
@@ -340,7 +353,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
         "N_non_embedding": params.get("non_embedding"),
         "N_kaplan": params.get("kaplan"),
         "N_chinchilla": params.get("chinchilla"),
-        "D": record.get("tokens"),
+        "D": tokens,
         "C": flops.get("exact"),
         "C_6ND": flops.get("6ND"),
         "C_chinchilla": flops.get("chinchilla"),

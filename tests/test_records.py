@@ -301,3 +301,17 @@ def test_an_exported_model_beside_runs_is_none_of_them(tmp_path):
     assert [row["name"] for row in records.read_runs(tmp_path)] == ["mine"]
     with pytest.raises(BadInput, match="is not a run's"):
         records.read_runs(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(("status", "seen"), [("running", True), ("stopped", False)])
+def test_a_running_run_has_the_size_of_its_last_logged_step(tmp_path, status, seen):
+    """Its record was written when it began; one that ended wrote its record then."""
+    per_token = {"6N": 6.0, "exact": 7.0}
+    facts = {"flops_per_token": per_token, "flops": {"6ND": 0.0, "exact": 0.0}, "steps": 0, "tokens": 0}
+    run_folder(tmp_path, status=status, **facts)
+    lines = [{"step": 1, "tokens": 512, "train_loss": 2.0}, {"step": 9, "tokens": 4608, "train_loss": 1.0}]
+    evaluated = {"step": 9, "tokens": 4608, "val_loss": 1.1}
+    text = "".join(json.dumps(line | {"time": 0.0}) + "\n" for line in (*lines, evaluated))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    row = records.read_run(tmp_path)
+    assert (row["D"], row["C"], row["C_6ND"]) == ((4608, 7 * 4608, 6 * 4608) if seen else (0, 0, 0))
