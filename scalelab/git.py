@@ -92,9 +92,12 @@ def _repo_state(folder: pathlib.Path, file: pathlib.Path | None) -> RepoState:
 
 
 def _read_diff(folder: pathlib.Path, index: bytes, end: float) -> bytes:
-    """Run `git diff` on a copy of the index: on the index itself it would refresh that, and lock out a commit."""
+    """Run `git diff` on a copy of the index: on the index itself it would refresh that, and lock out a commit.
+
+    The copy is as old as the index, by which git tells files that may have changed within the second of an `add`.
+    """
     with tempfile.TemporaryDirectory() as place:
-        copy = shutil.copyfile(folder / os.fsdecode(index), pathlib.Path(place) / "index")
+        copy = shutil.copy2(folder / os.fsdecode(index), pathlib.Path(place) / "index")
         return _run_git(folder, end, *DIFF_COMMAND, index=copy)
 
 

@@ -55,6 +55,18 @@ def test_a_clean_tree_is_its_commit_wherever_the_command_stands_and_whatever_git
     assert git.code_state()["user"] == expected
 
 
+def test_a_change_within_the_second_of_the_commit_is_seen_however_late_one_looks(repository):
+    """Git reads a file of the same second and size again if the index is not newer; so a copy must be as old."""
+    text, index, at = repository / "configs" / "notes.txt", repository / ".git" / "index", (1_000_000_000,) * 2
+    run_git(repository, "config", "core.trustctime", "false")
+    os.utime(text, at)
+    run_git(repository, "add", ".")
+    os.utime(index, at)
+    text.write_text("b\n")
+    os.utime(text, at)
+    assert user(repository)["dirty"]
+
+
 def test_changes_make_it_dirty_and_each_has_its_own_hash_whatever_the_settings_of_diff(repository):
     text = repository / "configs" / "notes.txt"
     text.write_text("b\n")
