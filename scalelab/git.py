@@ -97,7 +97,8 @@ def _read_diff(folder: pathlib.Path, index: bytes, end: float) -> bytes:
     The copy is as old as the index, by which git tells files that may have changed within the second of an `add`.
     """
     with tempfile.TemporaryDirectory() as place:
-        copy = shutil.copy2(folder / os.fsdecode(index), pathlib.Path(place) / "index")
+        copy = pathlib.Path(place) / "index"
+        shutil.copy2(folder / os.fsdecode(index), copy)
         return _run_git(folder, end, *DIFF_COMMAND, index=copy)
 
 
