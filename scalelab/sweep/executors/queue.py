@@ -29,7 +29,7 @@ class QueuedJob(NamedTuple):
 
 def require_slurm() -> None:
     """BadInput where Slurm's commands are not installed."""
-    for command in ("sbatch", "squeue", "scancel", "scontrol"):
+    for command in ("sbatch", "srun", "squeue", "scancel", "scontrol"):
         if not shutil.which(command):
             raise BadInput(f"--executor=slurm: there is no {command} on PATH; run it on a login node of the cluster")
 

@@ -12,7 +12,7 @@ from scalelab.sweep.executors import choice, slurm
 PROGRAMS = {  # of a cluster that refuses every job
     "sbatch": """if [ "$1" = --help ]; then echo '  -p, --partition=partition  --time=minutes --account=name'
         else echo "sbatch: error: $REFUSAL" >&2; exit 1; fi""",
-    "squeue": "true", "scancel": "true", "scontrol": "true", "sinfo": "echo main; echo long",
+    "srun": "exit 1", "squeue": "true", "scancel": "true", "scontrol": "true", "sinfo": "echo main; echo long",
 }  # fmt: skip
 
 
@@ -30,6 +30,7 @@ def cluster(tmp_path, monkeypatch):
         (folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
 
 
 def test_options_of_sbatch_come_from_arguments_and_files(tmp_path):
@@ -93,6 +94,13 @@ def test_what_sbatch_refuses_is_one_line_and_leaves_no_submission(
     monkeypatch.setenv("REFUSAL", refusal)
     assert words in refused(capsys, tmp_path / "s", "--executor=slurm", *options)
     assert not list((tmp_path / "s" / "slurm").glob("*.json"))
+
+
+def test_a_machine_that_lacks_one_of_slurms_commands_is_refused_in_one_line(cluster, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(cluster))  # without a Slurm that is installed beside it
+    (cluster / "srun").unlink()  # submitit needs it, and jobs call it
+    line = refused(capsys, tmp_path / "s", "--executor=slurm")
+    assert "there is no srun on PATH; run it on a login node" in line and not (tmp_path / "s" / "runs").exists()
 
 
 def test_slurm_that_does_not_answer_is_said(cluster, tmp_path, monkeypatch):
