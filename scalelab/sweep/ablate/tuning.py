@@ -19,6 +19,7 @@ LR_REACH, OTHER_REACH = 2, 1  # steps to each side of the rule's own value
 MOST_WIDENINGS = 4
 SCATTER, EXPONENT_SD = 0.1, 0.25  # of optima about their line; of exponents of compute about 0 (see `carry_line`)
 MOST_LOST = 0.01  # share of the loss that a badly known value may cost
+LEAST_COST = 1e-9  # at twice the best value; what costs less is rounding of losses that do not bend
 
 Point = tuple[float, ...]  # a factor for each tuned key, on the rule's own value
 Losses = dict[Point, float]  # inf: the trial diverged
@@ -201,7 +202,8 @@ def carry_line(best: BestSettings, k: int, key: str) -> tuple[Callable[[float], 
 
 def doubtful_values(side: str, best: BestSettings, k: int, key: str, rungs: Sequence[Rung], at: Callable) -> list[str]:
     """A line for each rung at which the value may miss its optimum by so much that it costs more than MOST_LOST."""
-    curved = [cost for group in best.groups if (cost := best.cost_of_factor(group, key)) is not None and cost > 0]
+    costs = [best.cost_of_factor(group, key) for group in best.groups]
+    curved = [cost for cost in costs if cost is not None and cost > LEAST_COST]
     if not curved:
         return [f"the losses of {side} do not bend over {key} at any rung"]
     lines = []

@@ -77,7 +77,9 @@ def test_what_diverged_is_lost_and_an_optimum_at_the_end_is_a_problem(study):
     plain = tuning.carry_up(study, study.sides[0], losses)
     assert sum(math.isinf(row["loss"]) for row in plain.rows) >= 3
     muon = tuning.carry_up(study, study.sides[1], losses)
-    assert len(muon.problems) == 3 and "is at an end of what was tried" in muon.problems[0]
+    *edges, straight = muon.problems  # log loss is straight over log LR: its curvature is rounding, of either sign
+    assert len(edges) == 3 and all("is at an end of what was tried" in edge for edge in edges)
+    assert straight == "the losses of muon do not bend over optim.peak_lr at any rung"
     assert len(losses["muon", 1e9]) == 5 + tuning.MOST_WIDENINGS + 0
     assert len(losses["plain", 1e9]) == len(losses["muon", 1e9])
 
