@@ -50,6 +50,12 @@ def study(tmp_path_factory):
     return folder, summary, report, Elements((folder / "report.html").read_text())
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without their figures, which take most of the time of a page: for what its text says."""
+    monkeypatch.setattr(parts.ReportPage, "draw", lambda self, name, *more: "")
+
+
 def numbers_behind(folder, name):
     with open(folder / "figures" / f"{name}.csv") as file:
         return list(csv.DictReader(file))
@@ -234,7 +240,7 @@ def test_a_sweep_names_its_best_and_its_lost(tmp_path):
     assert {row["run"] for row in numbers_behind(tmp_path, "sweep")} == {f.name for f in records.run_folders(tmp_path)}
 
 
-def test_a_best_trial_at_the_edge_is_said(tmp_path):
+def test_a_best_trial_at_the_edge_is_said(undrawn, tmp_path):
     for peak_lr, tokens in ((1e-3, 1e6), (2e-3, 2e6), (4e-3, 4e6)):
         synthetic.write_run(tmp_path / "runs" / f"{peak_lr}", d=tokens, peak_lr=peak_lr, lines=20)
     write_report(tmp_path)
@@ -308,7 +314,7 @@ def test_swept_leaves_out_what_only_follows():
     assert settings.swept_keys(rows) == ["model.d_model", "optim.peak_lr"] and settings.swept_keys(rows[:1]) == []
 
 
-def test_a_run_on_several_sources_says_each(tmp_path):
+def test_a_run_on_several_sources_says_each(undrawn, tmp_path):
     for name, loss in (("a", 2.25), ("b", 2.5)):
         synthetic.write_run(tmp_path / "runs" / name)
         record = records.read_json(tmp_path / "runs" / name / "record.json")
@@ -353,7 +359,7 @@ def test_an_optimum_is_bracketed_or_not(losses, best, edge):
         assert verdict["cost"] == pytest.approx(2.0 / verdict["loss"] - 1)
 
 
-def test_a_check_with_its_optimum_at_the_edge_fails_the_report(study, tmp_path, capsys):
+def test_a_check_with_its_optimum_at_the_edge_fails_the_report(study, undrawn, tmp_path, capsys):
     shutil.copytree(study[0], tmp_path, dirs_exist_ok=True)
     summary = records.read_json(tmp_path / "summary.json")
     assert main(["report", str(tmp_path)]) == 1

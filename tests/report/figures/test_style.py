@@ -1,10 +1,16 @@
 """Numbers as text, colours, thinning, and files that hold what was drawn."""
 
 import csv
+import io
 import math
+import re
+import zlib
 
 import numpy as np
 import pytest
+from fontTools.pens.recordingPen import RecordingPen
+from fontTools.ttLib import TTFont
+from matplotlib import font_manager
 
 from scalelab.report.figures import style
 from scalelab.report.tables import csv_text
@@ -78,3 +84,25 @@ def test_saved_twice_is_the_same_file(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert (tmp_path / "a" / "line.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "a" / "line.csv").read_text() == "x,y\n1,3\n2,4\n"
+
+
+def test_fonts_in_a_pdf_have_the_outlines_of_their_files_and_no_tables_of_typesetting(tmp_path):
+    fig, ax = style.make_figure()
+    ax.set_title("AV 1.25×10¹²", fontweight="bold")
+    style.write_pdf_and_csv(tmp_path, "text", fig, [])
+    data = (tmp_path / "text.pdf").read_bytes()
+    streams = [zlib.decompress(found[1]) for found in re.finditer(rb"stream\r?\n(x.*?)\nendstream", data, re.DOTALL)]
+    embedded = [TTFont(io.BytesIO(stream)) for stream in streams if stream.startswith(b"\0\1\0\0")]
+    assert len(embedded) == data.count(b"/FontFile2") == 2  # bold of the title, and of labels
+
+    def outline(font, name):
+        pen = RecordingPen()
+        font.getGlyphSet()[name].draw(pen)
+        return pen.value, font["hmtx"][name]
+
+    for font, weight, letters in zip(embedded, ("bold", "normal"), ("AV.125×0¹²", "0268."), strict=True):
+        assert not {"GSUB", "GPOS", "GDEF", "MATH"} & set(font.keys()) and len(font.getGlyphOrder()) < 40
+        whole = TTFont(font_manager.findfont(font_manager.FontProperties(weight=weight)))
+        for letter in letters:
+            name = whole.getBestCmap()[ord(letter)]
+            assert outline(font, name) == outline(whole, name)
