@@ -8,6 +8,8 @@ from scalelab.hardware.chips import dtype_name, table_flops
 
 WIDER_DTYPE = {"float8": "bfloat16", "tensorfloat32": "float32"}  # measured instead if the table lacks the unit
 
+LEAST_PRODUCTS, ENOUGH_S = 4, 0.1  # of a measurement, which each run on a CPU makes
+
 
 def measured_copy_bytes_per_s(mib: int = 64, repeats: int = 5) -> float:
     """Bytes per second, read and written, while this host copies `mib` MiB: the best of `repeats` after a warm-up."""
@@ -29,7 +31,7 @@ def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 
     """FLOP/s of a jitted n x n x n product (2 n^3 FLOPs), the best of `repeats` after a warm-up.
 
     The best counts, as other load only lowers the rate. On two idle CPU cores, 10 products of n = 1024 take about 0.1
-    s.
+    s; slow machines end after LEAST_PRODUCTS and ENOUGH_S.
     """
     import jax
     import numpy as np
@@ -39,7 +41,10 @@ def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 
     bits = "highest" if a.dtype == "float32" else None
     product = jax.jit(lambda a: jax.numpy.matmul(a, a, precision=bits))
     product(a).block_until_ready()
-    return 2 * n**3 / min(_time_call(product, a) for _ in range(repeats))
+    seconds = [_time_call(product, a) for _ in range(min(repeats, LEAST_PRODUCTS))]
+    while len(seconds) < repeats and sum(seconds) < ENOUGH_S:
+        seconds.append(_time_call(product, a))
+    return 2 * n**3 / min(seconds)
 
 
 _measured = functools.cache(lambda n, dtype, device: measured_matmul_flops(n, dtype, device=device))

@@ -1,6 +1,7 @@
 """The runs of an ablation: a rung is a budget and a width, and by a rule of the ladder LR, batch, steps and warm-up."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,11 @@ class Ablation:
     def baseline(self) -> Side:
         """The side that the others are compared with."""
         return self.sides[0]
+
+    @functools.cached_property
+    def rule_runs(self) -> dict[tuple[str, Rung, str], ConfigDict]:
+        """The rule's own runs by side, rung and role, as `rule_run` made them: tuning asks for each once a trial."""
+        return {}
 
     @property
     def tuned_rungs(self) -> tuple[Rung, ...]:
@@ -129,16 +135,23 @@ def make_run(
 
     Tokens follow from the budget by this side's own exact FLOPs. A tuned LR moves that of the rest by its factor.
     """
-    base = config_lib.resolve(side.config)
-    rule = rules.find_rule(study.rule, base)
-    try:
-        run = ladder.make_rung(base, rung.d_model, rung.flops, rule, role)
-    except BadInput as why:
-        raise BadInput(f"{side.name} at {rung.flops:.3g} FLOPs: {why}") from why
-    changes = dict(values or {}) | {"train.seed": base.train.seed + seed}
+    run = rule_run(study, side, rung, role)
+    changes = dict(values or {}) | {"train.seed": run.train.seed + seed}
     if LR_KEY in changes and run.optim.get("rest_lr"):
         changes[REST_LR_KEY] = run.optim.rest_lr * changes[LR_KEY] / run.optim.peak_lr
     return config_lib.resolve(config_lib.override(run, changes, set_by.SWEEP))
+
+
+def rule_run(study: Ablation, side: Side, rung: Rung, role: str) -> ConfigDict:
+    """The run of a side at a rung as the study's rule sets it; not to be changed. BadInput if there is none."""
+    if (key := (side.name, rung, role)) not in study.rule_runs:
+        base = config_lib.resolve(side.config)
+        rule = rules.find_rule(study.rule, base)
+        try:
+            study.rule_runs[key] = ladder.make_rung(base, rung.d_model, rung.flops, rule, role)
+        except BadInput as why:
+            raise BadInput(f"{side.name} at {rung.flops:.3g} FLOPs: {why}") from why
+    return study.rule_runs[key]
 
 
 def name_run(side: Side, rung: Rung, seed: int) -> str:
