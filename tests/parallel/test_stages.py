@@ -28,7 +28,9 @@ SIZES = {"model.d_model": 16, "model.n_heads": 2, "model.d_head": 8, "model.d_ff
 batch = np.random.default_rng(0).integers(0, 32, (24, 17)).astype(np.int32)
 run = jax.jit(loss_and_gradients, static_argnums=0)
 static, h = setting(**SIZES)
-params = state_lib.init_state(static, h).params
+random = np.random.default_rng(1)  # to draw them as the model does is a program more to compile
+draw = lambda x: (0.3 * random.standard_normal(x.shape)).astype(x.dtype)
+params = jax.tree.map(draw, state_lib.state_shapes(static).params)
 loss, grads = jax.device_get(run(static, params, batch, h))
 for layout in json.loads(sys.argv[1]):
     static, h = setting(**SIZES | {f"parallel.{key}": value for key, value in layout.items()})

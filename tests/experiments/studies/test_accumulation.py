@@ -10,7 +10,7 @@ from scalelab.train.step import state as state_lib
 
 def test_both_ways_are_weighted_sums_of_the_sequences_own_gradients():
     static, h = study.build_setting()
-    params = state_lib.init_state(static, h).params
+    params = jax.jit(state_lib.init_state, static_argnums=0)(static, h).params
     tokens = study.draw_batch(3)
     counts = (tokens[:, 1:] >= 0).sum(axis=1)
     leaves = [jax.tree.leaves(study.mean_gradient(static, params, row[None])) for row in tokens]

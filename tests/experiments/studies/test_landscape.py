@@ -20,7 +20,8 @@ def models():
     config = config_lib.resolve(config_lib.override(tiny.get_config(), values))
     static = config_lib.static(config)
     h = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
-    drawn = [state_lib.init_state(static, h | {"seed": jnp.uint32(seed)}).params for seed in (0, 1)]
+    init = jax.jit(lambda h: state_lib.init_state(static, h).params)
+    drawn = [init(h | {"seed": jnp.uint32(seed)}) for seed in (0, 1)]
     tokens = np.random.default_rng(0).integers(0, 256, (4, 9)).astype(np.int32)
     return static, [Weights(config, params, {}) for params in drawn], tokens
 

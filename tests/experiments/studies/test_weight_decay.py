@@ -55,7 +55,7 @@ def change_of_logits(arm, factor):
     trial = next(iter(maps.make_trials(arm, 40, [1e-2], [0]).values()))
     trial.model.norm_eps = 1e-12  # activations are small at the start
     static, h = config_lib.static(trial), {k: np.float32(x) for k, x in config_lib.hparams(trial).items()}
-    params = state.init_state(static, h).params
+    params = jax.jit(state.init_state, static_argnums=0)(static, h).params
     tokens = np.random.default_rng(0).integers(0, 256, (1, 8)).astype(np.int32)
     logits = jax.jit(lambda tree: transformer.next_token_logits(static.model, tree, tokens))
     before, leaves, treedef = logits(params), named_leaves(params), jax.tree.structure(params)
@@ -91,7 +91,7 @@ def test_rows_that_get_no_gradient_only_decay(tmp_path):
     trial = config_lib.resolve(trial)
     assert train_trials(tmp_path, {"on": trial})
     h = {key: np.float32(value) for key, value in config_lib.hparams(trial).items()}
-    start = state.init_state(config_lib.static(trial), h).params["embed"]["w"][0xF5:]
+    start = jax.jit(state.init_state, static_argnums=0)(config_lib.static(trial), h).params["embed"]["w"][0xF5:]
     left = maps.absent_norm(tmp_path / "runs" / "on") / np.linalg.norm(start)
     assert left == pytest.approx(maps.decay_alone(trial), rel=1e-5)
     # Over the warm-up the rate rises evenly to its peak, of which the mean is half.
