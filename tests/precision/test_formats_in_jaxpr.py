@@ -13,6 +13,7 @@ from scalelab.precision.policy import POLICIES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
 from scalelab.train.step.formats_found import step_formats
+from scalelab.train.step.program import hparam_shapes
 from tests.train.step.test_step import setting
 
 
@@ -83,6 +84,18 @@ def test_an_alias_cannot_pass(monkeypatch):
     monkeypatch.setattr(step_lib, "scaled_gradients", rounded)
     static, h = setting(**{"precision.name": "bf16", "train.global_batch": 2})
     assert step_formats(static, h)["gradients"] == ["bfloat16"]
+
+
+def test_the_step_is_compiled_from_the_trace_that_its_formats_were_read_from(monkeypatch):
+    static, h = setting(**{"model.d_model": 24, "model.d_head": 6, "train.global_batch": 2})  # no other test's
+    traced, original = [], step_lib.train_step
+    monkeypatch.setattr(step_lib, "train_step", lambda *given: (traced.append(given), original(*given))[1])
+    step_formats(static, h)
+    state = state_lib.state_shapes(static)
+    batches = jax.ShapeDtypeStruct((3, 2, static.model.seq_len + 1), jnp.int32)
+    jax.eval_shape(functools.partial(step_lib.many_steps, static), state, batches, 1, hparam_shapes(h))
+    assert len(traced) == 1
+    step_lib.traced_step.cache_clear()  # holds the counting step
 
 
 def test_the_walk_sees_operands_sums_and_rounding_through_what_moves_them():

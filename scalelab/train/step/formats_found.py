@@ -17,6 +17,7 @@ from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
 from scalelab.train.step.metrics import refuse_unloggable
+from scalelab.train.step.program import hparam_shapes
 
 
 def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
@@ -37,11 +38,11 @@ def check_user_metrics(static: Static, names: tuple[str, ...]) -> None:
 
     `names`: those of the hparams.
     """
-    h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
+    h = hparam_shapes(names)
     state, tokens, mesh = _shapes(static)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         if static.own_metrics:
-            refuse_unloggable(jax.eval_shape(functools.partial(step_lib.train_step, static), state, tokens, h)[1])
+            refuse_unloggable(jax.eval_shape(step_lib.traced_step(static), state, tokens, h)[1])
         if static.own_eval_metrics:
             batches = jax.eval_shape(lambda tokens: tokens[None], tokens)
             jax.eval_shape(functools.partial(step_lib.evaluation_values, static), state, batches, h)
@@ -60,7 +61,7 @@ def _shapes(static: Static) -> tuple[Any, jax.ShapeDtypeStruct, Any]:
 
 @functools.cache  # the trials of a sweep share the program
 def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, Any]:
-    state, traced, metrics = _trace_step(static, {name: jnp.float32(1) for name in names})
+    state, traced, metrics = _trace_step(static, hparam_shapes(names))
     refuse_unloggable(metrics)
     formats, _ = collect_formats(traced.jaxpr)
     total = sum(formats.flops.values())
@@ -76,13 +77,12 @@ def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, An
     }
 
 
-def _trace_step(static: Static, h: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
+def _trace_step(static: Static, h: dict[str, jax.ShapeDtypeStruct]) -> tuple[Any, Any, Any]:
     """(state as shapes, the step's jaxpr, its metrics as shapes), on the layout's mesh."""
-    trace = jax.make_jaxpr(functools.partial(step_lib.train_step, static), return_shape=True)
     state, tokens, mesh = _shapes(static)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
-        traced, (_, metrics) = trace(state, tokens, h)
-    return state, traced, metrics
+        traced = step_lib.traced_step(static).trace(state, tokens, h)
+    return state, traced.jaxpr, traced.out_info[1]
 
 
 def _array_dtypes(tree: Any) -> list[str]:

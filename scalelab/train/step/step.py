@@ -277,6 +277,12 @@ def _next_precision_state(
     return delayed.update_amax_history(precision_state, amax, accepted) if policy.scaling == "delayed" else ()
 
 
+@functools.cache
+def traced_step(static: Static) -> Any:
+    """`train_step` of a program, whose trace is kept: the run's formats are read from it before it is compiled."""
+    return jax.jit(functools.partial(train_step, static), inline=True)
+
+
 def many_steps(
     static: Static, state: TrainState, batches: jax.Array, n: jax.Array, h: Hparams
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -284,8 +290,7 @@ def many_steps(
 
     BadInput if the step returns a metric that cannot be logged.
     """
-    k = batches.shape[0]
-    step = jax.jit(functools.partial(train_step, static), inline=True)  # traced once: for its shapes, and in the loop
+    k, step = batches.shape[0], traced_step(static)  # traced once: for its shapes, and in the loop
     shapes = jax.eval_shape(lambda s, t: step(s, t, h)[1], state, batches[0])
     refuse_unloggable(shapes)
     empty = jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), shapes)
