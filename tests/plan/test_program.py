@@ -118,6 +118,31 @@ def test_a_collective_that_a_tpu_fuses_is_one_beside_what_is_between_its_start_a
     assert [row.overlapped for row in program.read_collectives(alone)] == [False]
 
 
+# What libtpu 0.0.42 makes of a reduce-scatter on v5e:2x4, shortened: the sum is no buffer (the fusion's result is the
+# slice), and its backend_config names the emitter SingleInputAllReduceScatterFusion with `phases:1` of a ring, as that
+# of an instruction `reduce-scatter` on v5p:2x2x1 does. An all-reduce alone has two phases.
+SCATTER = """\
+HloModule jit_step, is_scheduled=true
+
+%all-reduce-scatter.clone.1 (input.2: f32[4096,14336]) -> f32[512,14336] {
+  %input.2 = f32[4096,14336]{1,0:T(8,128)} parameter(0)
+  %all-reduce.3 = f32[4096,14336]{1,0:T(8,128)} all-reduce(%input.2), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add.clone
+  ROOT %dynamic-slice.19 = f32[512,14336]{1,0:T(8,128)S(1)} dynamic-slice(%all-reduce.3, %multiply.4, %constant.51), dynamic_slice_sizes={512,14336}
+}
+
+ENTRY %main.3_spmd (param.2: f32[4096,14336]) -> f32[512,14336] {
+  %param.2 = f32[4096,14336]{1,0:T(8,128)} parameter(0)
+  ROOT %fusion.14 = f32[512,14336]{1,0:T(8,128)S(1)} fusion(%param.2), kind=kCustom, calls=%all-reduce-scatter.clone.1, metadata={op_name="step/dot_general"}
+}
+"""  # noqa: E501
+
+
+def test_an_all_reduce_fused_with_its_slice_sends_what_a_reduce_scatter_does():
+    (row,) = program.read_collectives(SCATTER)
+    assert (row.kind, row.format, row.members, row.source) == ("reduce-scatter", "f32", 8, "step/dot_general")
+    assert row.sent_bytes == 4096 * 14336 * 4 * 7 / 8 and not row.overlapped
+
+
 # The step of a small model on eight fake devices, compiled: what it sends, by where it comes from and how often.
 STEP = """
 import functools, json, sys, jax

@@ -120,10 +120,11 @@ def read_collectives(text: str) -> list[Collective]:
 
 
 def join_fused(computations: Mapping[str, Sequence[Instruction]]) -> dict[str, list[Instruction]]:
-    """The computations with a TPU's fused collectives as a start and a done, in place of the fusions that they are in.
+    """The computations with a TPU's fused collectives in place of the fusions that they are in.
 
     There a collective beside computation is named in three fusions or more: that which starts it, those of products
-    during which it goes on, and that which awaits it.
+    during which it goes on, and that which awaits it; here it becomes a start and a done. A fusion `all-reduce-scatter`
+    of an all-reduce and a slice is a reduce-scatter: the whole sum is no buffer, and its ring makes one phase of two.
     """
     inner = {name: [line for line in lines if line.operation in KINDS] for name, lines in computations.items()}
     ends, joined = ("async-collective-start", "async-collective-done"), dict[str, list[Instruction]]()
@@ -131,6 +132,9 @@ def join_fused(computations: Mapping[str, Sequence[Instruction]]) -> dict[str, l
 
     def replace(line: Instruction) -> Instruction:
         called = CALLED.search(line.rest)
+        if line.operation == "fusion" and called and called[1].startswith("all-reduce-scatter"):
+            parts.add(called[1])
+            return Instruction(line.name, line.type, "reduce-scatter", f"{inner[called[1]][0].rest} {line.rest}")
         if line.operation != "fusion" or not line.name.startswith(ends) or not called or not inner.get(called[1]):
             return line
         parts.add(called[1])
