@@ -1,7 +1,7 @@
 """What XLA is told about a step on several devices, so that what it sends goes on beside computation.
 
-On TPUs its own choice is to wait for every collective. With these options an 8B under FSDP on 8 v5p gathers all weights
-beside products, and adds up most gradients so (`python -m experiments.programs`). An H100's compiler does it unasked:
+On TPUs its own choice is to wait for every collective. With these options an 8B under FSDP on 8 v5p gathers and adds up
+all of its blocks beside computation (`python -m experiments.programs`). An H100's compiler does it unasked:
 latency hiding, pipelined collectives and loops of two turns changed nothing there.
 """
 
@@ -14,9 +14,12 @@ from scalelab.errors import BadInput
 ASYNC_TPU = {
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
+    "xla_tpu_enable_async_all_to_all": "true",  # FSDP's gradients: 52 of 103 GB that an 8B sends a step
     "xla_tpu_enable_async_collective_fusion": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
+    # Beside kernels in Pallas: the gathers of attention/o, 4 of these GB.
+    "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call": "true",
     "xla_tpu_overlap_compute_collective_tc": "true",
 }
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

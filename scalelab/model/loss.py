@@ -24,6 +24,7 @@ from scalelab.sharding import (
     has_explicit_mesh,
     mesh_axes,
     per_device,
+    scatter_sum,
     spec_of,
     target_platform,
     times_scalar,
@@ -299,7 +300,7 @@ def _scatter(head_grad: jax.Array, split: tuple[str, ...], rest: tuple[str, ...]
     if not has_explicit_mesh():
         return head_grad
     if split:
-        head_grad = jax.lax.psum_scatter(head_grad, split, scatter_dimension=0, tiled=True)
+        head_grad = scatter_sum(head_grad, split, 0)
     return jax.lax.psum(head_grad, rest) if rest else head_grad
 
 

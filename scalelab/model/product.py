@@ -31,6 +31,8 @@ from scalelab.sharding import (
     mesh_axis_size,
     per_device,
     reshard_to,
+    scatter_sum,
+    scatters_by_parts,
     spec_of,
     target_platform,
     times_scalar,
@@ -149,12 +151,29 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
     if dw_spec.unreduced:  # jax then wants both operands split alike, and all axes of the sum or none
         dy = reshard_to(dy, *_unsplit(out_axes))
         whole = PartitionSpec(*whole, unreduced={*mesh_axes(jax.typeof(x).sharding.spec.partitions[:lead])})
+    if by_parts := scatters_by_parts(dw_spec):
+        # The barrier holds dy in memory: XLA would make it of its factors within each product that reads it, which
+        # takes 3 % of an 8B's cycles on 8 v5p (libtpu's estimate).
+        dy = jax.lax.optimization_barrier(reshard_to(dy, *_unsplit(out_axes)))
     dx = _dot(dy, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), gradient_spec(x), form)
-    dw = _dot(x, dy, (0, lead), (0, lead), whole)
+    dw = _scattered_gradient(x, dy, lead, dw_spec) if by_parts else _dot(x, dy, (0, lead), (0, lead), whole)
     return _scaled(dx, c, b, out), gradient_like(weight, reshard(_scaled(dw, a, c, w.dtype), dw_spec)), amax
 
 
 weight_product.defvjp(_forward, _backward)
+
+
+def _scattered_gradient(x: jax.Array, dy: jax.Array, lead: int, dw_spec: PartitionSpec) -> jax.Array:
+    """The weight's gradient, of each device's tokens first, then added up between devices by `scatter_sum`."""
+    split = dw_spec.partitions.index("fsdp")
+    rest = tuple(axis for axis in mesh_axes(spec_of(dy).partitions[:lead]) if axis != "fsdp")
+
+    def device_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
+        tokens = tuple(range(lead))
+        return _sum_over(scatter_sum(_dot_general(x, dy, tokens, tokens), ("fsdp",), split), rest)
+
+    specs = (PartitionSpec(*spec_of(x).partitions), PartitionSpec(*spec_of(dy).partitions))
+    return per_device(device_gradient, specs, dw_spec)(reshard(x, specs[0]), dy)
 
 
 def _dot(
