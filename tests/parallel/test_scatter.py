@@ -60,7 +60,7 @@ def lines(program, *arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-FEW, MORE = "context+fsdp+tensor+sequence", "fsdp,hsdp,fsdp+tensor,zero2,gpipe+fsdp"
+FEW, MORE = "fsdp+tensor+sequence", "fsdp,hsdp,fsdp+tensor,context+fsdp+tensor+sequence,zero2,gpipe+fsdp"
 
 
 @pytest.mark.parametrize(
