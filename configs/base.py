@@ -223,6 +223,8 @@ PARALLEL = {
         source="Korthikanti et al. 2022, sec. 4.2.2"),
     "sums": setting("compute", "format of the partial products that `tensor` adds up: of activations, or fp32",
         choices="compute float32"),
+    "parts": setting(0, "with sequence: stretches gathered and multiplied one after another; 0: up to 4 by the device",
+        range=(0, 64), source="Wang et al. 2023, ASPLOS"),
     "zero": setting(3, "split along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
         range=(0, 3), source="Rajbhandari et al. 2020; 3: FSDP"),
     "schedule": setting("1f1b", "order of a pipeline; 1f1b holds at most 2 * stage - 1 micro-batches, the others all",

@@ -35,12 +35,12 @@ LAYOUTS = {
     "tensor": Layout(data=2, tensor=4),
     "tensor+sequence": Layout(data=2, tensor=4, sequence=True),
     "fsdp+tensor": Layout(fsdp=4, tensor=2),
-    "fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True),
+    "fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True, parts=4),
     "hsdp+tensor+sequence": Layout(data=2, fsdp=2, tensor=2, sequence=True),
     "zero1+tensor+sequence": Layout(fsdp=2, tensor=4, sequence=True, zero=1),
     "context": Layout(context=8),
     "context+fsdp": Layout(fsdp=2, context=4),
-    "context+fsdp+tensor+sequence": Layout(fsdp=2, context=2, tensor=2, sequence=True),
+    "context+fsdp+tensor+sequence": Layout(fsdp=2, context=2, tensor=2, sequence=True, parts=2),
     "gpipe+data": Layout(stage=4, data=2, schedule="gpipe", microbatches=8),
     "gpipe+fsdp": Layout(stage=2, fsdp=4, schedule="gpipe", microbatches=4),
     "circular+data": Layout(stage=2, data=4, schedule="circular", microbatches=4, rounds=2),
@@ -130,7 +130,8 @@ def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, flo
 @functools.cache
 def single_device_reference(static: Static, h: tuple[tuple[str, float], ...]) -> tuple[Any, float, Any]:
     """(parameters, loss, gradients) on one device."""
-    params = state_lib.init_state(static, {"seed": np.uint32(0), **dict.fromkeys(UNUSED_HPARAMS, 0.0)}).params
+    h0 = {"seed": np.uint32(0), **dict.fromkeys(UNUSED_HPARAMS, 0.0)}
+    params = jax.jit(functools.partial(state_lib.init_state, static))(h0).params
     loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), dict(h))
     return params, float(loss), jax.device_get(grads)
 
@@ -173,7 +174,7 @@ def error_of_sums(variant: dict[str, Any], layout: Layout) -> float:
 
 
 def _on_one_device(static: Static) -> Static:
-    model = dataclasses.replace(static.model, sequence_parallel=False, attention="plain", sums="compute")
+    model = dataclasses.replace(static.model, sequence_parallel=False, attention="plain", sums="compute", parts=0)
     return dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
 
 

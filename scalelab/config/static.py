@@ -59,11 +59,14 @@ class ModelShape:
     base_d_head: float
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
     sums: str = "compute"  # from parallel.sums
+    parts: int = 0  # from parallel.parts
 
     @functools.cached_property
     def plain(self) -> "ModelShape":
         """The shape, with options that change neither parameters nor FLOPs at their defaults: fewer shapes to trace."""
-        return dataclasses.replace(self, remat="none", attention="plain", sequence_parallel=False, sums="compute")
+        return dataclasses.replace(
+            self, remat="none", attention="plain", sequence_parallel=False, sums="compute", parts=0
+        )
 
     @property
     def width_ratio(self) -> float:
@@ -87,6 +90,7 @@ class Layout:
     stage: int = 1
     sequence: bool = False
     sums: str = "compute"
+    parts: int = 0
     zero: int = 3
     schedule: str = "1f1b"
     microbatches: int = 1
@@ -178,6 +182,7 @@ def static(config: "ConfigDict") -> Static:
         **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
         sums=config.parallel.sums if config.parallel.tensor != 1 else "compute",
+        parts=config.parallel.parts if config.parallel.sequence and config.parallel.tensor != 1 else 0,
     )
     train, schedule = config.train, config.schedule
     # A trunk runs the program of the run that is planned with its end: so equal bits do not depend on the compiler.

@@ -25,7 +25,7 @@ UNKNOWN = "not known"  # in `unsupported_keys`: an option of the model that the 
 # Fields of a ModelShape that don't change the function of the weights, or are folded into them
 # (`write.fold_multipliers`).
 IRRELEVANT_KEYS = (
-    *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel", "sums"),
+    *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel", "sums", "parts"),
     # without effect where there is no window (with one the first is demanded, and the second needs it) and no qk_norm
     *("global_every", "rope_local_theta", "qk_norm_over"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),

@@ -16,7 +16,8 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.observe import measures
-from scalelab.model.product import share_among_products, weight_product
+from scalelab.model.products.parts import GatheredSequence
+from scalelab.model.products.product import share_among_products, weight_product
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import (
     TENSOR_AXIS,
@@ -93,14 +94,14 @@ class Einsum(nn.Module):
     times: float = 1.0  # multiplies the standard deviation
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array | GatheredSequence) -> jax.Array:
         """x: [..., *ins] -> [..., *outs], in the policy's compute dtype."""
         in_names, in_sizes = zip(*self.ins, strict=True)
         out_names, out_sizes = zip(*self.outs, strict=True)
         std = self.times * (self.std or math.prod(in_sizes) ** -0.5)
         weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
         w = declare_parameter(self, "w", weight)
-        x = x.astype(array_dtype(self.policy.compute))
+        x = jax.tree.map(lambda x: x.astype(array_dtype(self.policy.compute)), x)  # in parts, or one array
         scales: Any = self.get_variable("scales", "s")  # None unless scaling is delayed
         y = weight_product(x, w, scales, len(in_sizes), in_names + out_names, self.place, self.policy)
         if self.bias:
@@ -157,7 +158,7 @@ class MLP(nn.Module):
     stds: ProjectionInit = ProjectionInit()
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array, due: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x_BSD: jax.Array | GatheredSequence, due: jax.Array | None = None) -> jax.Array:
         """x_BSD -> [B, S, D]; with `due` (see `observe/measures.py`) also what is measured of the hidden units."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
         inner, std = ("batch", "context", "mlp"), self.stds.std

@@ -4,6 +4,7 @@ Blocks are scanned: their parameters are stacked along a leading `layers` axis, 
 Shapes: B batch, S sequence, D d_model, V vocab.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,8 @@ from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_cross_entropy, softcap_logits
 from scalelab.model.loss import head_token_losses as token_losses_of
 from scalelab.model.observe import measures
-from scalelab.model.product import share_among_products
+from scalelab.model.products.parts import SPLIT, Parts, count_parts, each, gather_sequence, join_parts, split_parts
+from scalelab.model.products.product import share_among_products
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform, without_mesh
 
@@ -70,30 +72,47 @@ class Block(nn.Module):
         With `due`, a traced boolean, the collection `measures` is written (`observe/measures.py`).
         """
         s, policy = self.shape, self.policy.of_model(self.shape.sums, self.shape.remat)
+        policy = dataclasses.replace(policy, parts=count_parts(s, policy, *x_BSD.shape[:2]))
         norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(policy.compute))
         out = residual_axes(s.sequence_parallel)
         mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, policy, out, layers.projection_init(s), name="mlp")
-        inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products take all of it
         attention, times = Attention(s, policy, name="attention"), layers.branch_multiplier(s)
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:
             branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)
             x_BSD = redeal(layers.run_user_block(s, policy, restore(x_BSD), *branches, times, due))
-        elif s.block == "parallel":
-            y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
-            x_BSD = x_BSD + times * (attend(y_BSD) + mlp(y_BSD, due))
-        elif s.norm_place == "after":
-            x_BSD = x_BSD + times * norm(name="attention_norm")(attend(reshard_to(x_BSD, *inside)))
-            x_BSD = x_BSD + times * norm(name="mlp_norm")(mlp(reshard_to(x_BSD, *inside), due))
         else:
-            x_BSD = x_BSD + times * attend(reshard_to(norm(name="attention_norm")(x_BSD), *inside))
-            x_BSD = x_BSD + times * mlp(reshard_to(norm(name="mlp_norm")(x_BSD), *inside), due)
+            x_BSD = self.add_branches(x_BSD, norm, attend, functools.partial(mlp, due=due), times, policy.parts)
         if due is not None:
             start = measures.like(jnp.zeros(()), x_BSD)
             self.put_variable(measures.COLLECTION, "squares", measures.when(due, measures.sum_of_squares, start, x_BSD))
             probe: Any = self.get_variable("probes", "zeros")  # None unless the policy's gradients can underflow
             x_BSD = x_BSD if probe is None else measures.count_zeros(x_BSD, probe, due, policy.backward)
         return x_BSD, None
+
+    def add_branches(
+        self, x_BSD: jax.Array, norm: Callable[..., Norm], attend: Callable, mlp: Callable, times: float, parts: int
+    ) -> jax.Array:
+        """The residual stream after both branches; in parts between them, so that what follows one waits for no other.
+
+        Norms and sums may be split along the sequence; products take all of it (`parts.gather_sequence`).
+        """
+        xs = split_parts(x_BSD, parts, *SPLIT)
+
+        def add(branch: Callable, name: str) -> Parts:
+            normed = norm(name=name)
+            if self.shape.norm_place == "after":
+                ys = each(normed, split_parts(branch(gather_sequence(xs)), parts, *SPLIT))
+            else:
+                ys = split_parts(branch(gather_sequence(each(normed, xs))), parts, *SPLIT)
+            return tuple(x + times * y for x, y in zip(xs, ys, strict=True))
+
+        if self.shape.block == "parallel":
+            xs = add(lambda y_BSD: attend(y_BSD) + mlp(y_BSD), "attention_norm")
+        else:
+            xs = add(attend, "attention_norm")
+            xs = add(mlp, "mlp_norm")
+        return join_parts(xs, *SPLIT)
 
 
 class Transformer(nn.Module):

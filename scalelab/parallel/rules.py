@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from scalelab.config import Layout, ModelShape, Static, validate
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
+from scalelab.model.products.parts import choose_parts, refuses_parts
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
 from scalelab.parallel.ticks import predicted_bubble
@@ -113,6 +114,7 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     _check_ring(model.seq_len, layout.context)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
     _divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
+    _check_parts(static, layout)
     if layout.context > 1 and model.attention != "auto":
         raise BadInput(
             f"model.attention={model.attention!r} with parallel.context={layout.context}: "
@@ -123,6 +125,31 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
     _check_curvature(static.optim.name, layout)
     return check_pipeline(static, layout) + unsharded_warnings(parameter_declarations(model), layout)
+
+
+def parts_of_sequences(static: Static, platform: str) -> int:
+    """In how many parts a step on a `platform` gathers a sequence along `tensor`; 1 where it gathers none."""
+    layout, policy = static.layout, POLICIES[static.precision]
+    if not static.model.sequence_parallel or layout.tensor == 1 or refuses_parts(policy, staged=layout.stage > 1):
+        return 1
+    rows, length = static.global_batch // static.accumulate // (layout.data * layout.fsdp), static.model.seq_len
+    stretch = length // (layout.context * layout.tensor)
+    return choose_parts(layout.parts, platform, rows * length // layout.context, stretch)
+
+
+def _check_parts(static: Static, layout: Layout) -> None:
+    """Raise BadInput where a sequence can't have the parts that were asked for (`model/products/parts.py`)."""
+    if layout.parts < 2:
+        return
+    if not layout.sequence or layout.tensor == 1:
+        raise BadInput(
+            f"parallel.parts={layout.parts} has no effect without parallel.sequence and parallel.tensor > 1: only then "
+            "is a sequence gathered; nearest: parallel.parts=0"
+        )
+    if reason := refuses_parts(POLICIES[static.precision], staged=layout.stage > 1):
+        raise BadInput(f"parallel.parts={layout.parts}: {reason}; nearest: parallel.parts=1")
+    ways = layout.context * layout.tensor
+    _divides("model.seq_len", static.model.seq_len, "parallel.context x tensor x parts", ways * layout.parts)
 
 
 def _check_ring(seq_len: int, context: int) -> None:

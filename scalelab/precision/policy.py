@@ -37,6 +37,7 @@ class Policy:
     scaling: str = ""  # of fp8 operands: current (amax of the tensor) | delayed (amax of earlier steps) | block
     scaled_loss: bool = False  # dynamic loss scaling
     recomputed: bool = False  # no format: the backward computes each block once more (model.remat)
+    parts: int = 1  # no format: of the sequence, when `tensor` adds up partial products (model/products/parts.py)
     harm: str = ""  # why the policy is not recommended
 
     @property

@@ -41,6 +41,19 @@ REFUSED = {
         "16 or 20",
         "tensor: 3",
     ),
+    "data=4 tensor=2 parts=4": (
+        "parallel.parts=4 has no effect without parallel.sequence",
+        "nearest: parallel.parts=0",
+    ),
+    "data=4 tensor=2 sequence=true parts=3": (
+        "model.seq_len=16 is not divisible by parallel.context x tensor x parts=6",
+        "12 or 18",
+        "parts: 4",
+    ),
+    "data=4 tensor=2 sequence=true parts=4 precision.name=fp8": (
+        "parallel.parts=4: fp8 takes a scale from a whole operand",
+        "nearest: parallel.parts=1",
+    ),
     "data=8 train.global_batch=12": (
         "global_batch / train.accumulate=12 is not divisible by parallel.data x parallel.fsdp=8",
         "8 or 16",

@@ -31,7 +31,7 @@ COLLECTIVES = (
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from scalelab.config import Layout
-from scalelab.model.product import weight_product
+from scalelab.model.products.product import weight_product
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.machine import program
 from scalelab.precision.policy import POLICIES

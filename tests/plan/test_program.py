@@ -154,7 +154,7 @@ from scalelab.plan.machine import aot, program
 from scalelab.model.count import count_parameters
 from scalelab.train.step.step import many_steps
 
-SMALL = {"model.d_model": 64, "model.n_layers": 2, "model.n_heads": 8, "model.seq_len": 32, "model.vocab_size": 64,
+SMALL = {"model.d_model": 64, "model.n_layers": 1, "model.n_heads": 8, "model.seq_len": 32, "model.vocab_size": 64,
          "train.global_batch": 64, "train.accumulate": 4, "train.steps": 8}
 for changes in json.loads(sys.argv[1]):
     static = config_lib.static(config_lib.resolve(override(tiny.get_config(), SMALL | changes)))
@@ -175,7 +175,9 @@ def compiled():
         {"parallel.fsdp": 8, "model.tied_head": False, "model.vocab_size": 4096},
         {"parallel.fsdp": 8, "parallel.zero": 1, "model.tied_head": False, "precision.name": "bf16"},
         {"parallel.fsdp": 8, "parallel.zero": 2, "model.tied_head": False, "precision.name": "bf16"},
-    ]
+        {"parallel.tensor": 8, "parallel.sequence": True, "parallel.parts": 4, "train.accumulate": 1,
+         "precision.name": "bf16"},
+    ]  # fmt: skip
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     done = subprocess.run([sys.executable, "-c", STEP, json.dumps(layouts)], env=environment,
@@ -217,4 +219,16 @@ def test_a_block_sends_the_gradient_of_its_input_once_for_all_its_products(compi
     """Four sums a layer: of the outputs of attention and MLP, of the gradients of their inputs. Embedding and head."""
     activations = 64 * 32 * 64 * 4  # bytes: tokens x d_model; XLA adds up in fp32 on a CPU
     sums = sum(size for kind, size, _ in compiled[1][1] if kind in ("all-reduce", "reduce-scatter"))
-    assert round(sums / activations) == 2 * 4 + 2
+    assert round(sums / activations) == 4 + 2
+
+
+def test_a_forward_gathers_in_parts_and_sends_no_more(compiled):
+    """Two gathers a layer come in four parts, each a collective of its own; XLA:CPU joins those of the sums.
+
+    The gradient of a norm's gain is added up once a part, which is all that is sent more.
+    """
+    part, gains = 64 * 32 * 64 * 4 // 4, 3 * 2 * 64 * 4
+    whole, parted = compiled[1][1], compiled[5][1]
+    assert sum(size * times for _, size, times in parted) == sum(size * times for _, size, times in whole) + gains
+    assert [size for kind, size, _ in parted if kind == "all-gather"].count(part) == 2 * 4
+    assert not any(size == part for _, size, _ in whole)

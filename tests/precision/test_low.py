@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model.product import weight_product
+from scalelab.model.products.product import weight_product
 from scalelab.precision import delayed
 from scalelab.precision.exponent_histograms import zero_shares
 from scalelab.precision.policy import POLICIES, array_dtype

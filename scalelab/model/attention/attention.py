@@ -21,7 +21,8 @@ from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.layer_flags import LayerFlags, rope_positions
 from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.model.observe import measures
-from scalelab.model.product import share_among_products
+from scalelab.model.products.parts import GatheredSequence
+from scalelab.model.products.product import share_among_products
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight, residual_axes, vary_like
 
@@ -36,8 +37,9 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BSD: jax.Array, layer: LayerFlags, packed: PackedDocuments | None, due: jax.Array | None
-    ) -> jax.Array:
+        self, x_BSD: jax.Array | GatheredSequence, layer: LayerFlags, packed: PackedDocuments | None,
+        due: jax.Array | None,
+    ) -> jax.Array:  # fmt: skip
         """x_BSD -> [B, S, D]; position i attends to positions up to i, with `packed` only of its document.
 
         With `due` (see `observe/measures.py`) it also measures its logits and the entropy of its weights.
@@ -60,7 +62,7 @@ class Attention(nn.Module):
             q_BSNH, k_BSKH, scale = self.rotate(q_BSNH, k_BSKH, layer, packed)
         elif s.position == "relative":
             past = packed and packed.past
-            q_BSNH, relative = self.relative(q_BSNH, x_BSD.shape[1] if past is None else past.segment_BC.shape[1])
+            q_BSNH, relative = self.relative(q_BSNH, q_BSNH.shape[1] if past is None else past.segment_BC.shape[1])
         if packed is not None and packed.past is not None:
             y_BSNH = self.attend_to_cache(q_BSNH, k_BSKH, v_BSKH, relative, scale, layer, packed)
         else:

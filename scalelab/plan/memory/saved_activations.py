@@ -85,7 +85,7 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
     wide = sum(math.prod(size for _, size in p.outs) for p in products if not p.into_stream)
     added = sum(p.into_stream for p in products) - 1  # results in the stream, without the last
     policy = POLICIES[static.precision].of_model(shape.sums, shape.remat)
-    narrow = policy.sums_in_compute and tensor > 1 and layout.stage == 1  # model/product.py: saved once added up
+    narrow = policy.sums_in_compute and tensor > 1 and layout.stage == 1  # products/product.py: saved once added up
     each = array_dtype(policy.compute).itemsize if narrow else 4
     layer = {"full": width * stream, "dots": (width + each * added) * stream + 4 * tokens * wide // tensor}
     if shape.remat == "none":

@@ -12,6 +12,7 @@ TRAIT_DESCRIPTIONS = {
     "pipeline_recomputes": "a pipeline that keeps what model.remat says, and doesn't run every block's forward again",
     "summed_bytes": "sums over `tensor` in 16 bits, not fp32",
     "joined": "one gradient for an input that several products or branches share",
+    "in_parts": "sequences gathered and added up as a whole, not in parts",
     "reduced_once": "gradients summed over devices once a step, not after each micro-batch",
     "chunked_head": "the head's logits of a micro-batch in one piece",
     "fused_ring": "kernels in the ring of attention, whose logits stay on the chip",

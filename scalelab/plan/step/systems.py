@@ -13,10 +13,12 @@ class SystemTraits:
 
     # parallel/stage.py keeps only the inputs of a stage's blocks and recomputes their forward, whatever model.remat
     pipeline_recomputes: bool = True
-    # model/product.py: in a stage, parts of a product's output that devices of `tensor` add up are fp32
+    # model/products/product.py: in a stage, parts of a product's output that devices of `tensor` add up are fp32
     summed_bytes: int = 4
     # model/attention/attention.py, layers.py: attention and MLP each send the gradient of their input, not both one
     joined: bool = False
+    # model/products/parts.py: a forward gathers and adds up sequences in parts, beside the products of other parts
+    in_parts: bool = True
     # train/step/gradients.py, parallel/pipeline.py: gradients are summed over devices once a step; in fp8 pipelines sum
     # them after each micro-batch
     reduced_once: bool = True
@@ -31,7 +33,7 @@ class SystemTraits:
 OUR_TRAITS = SystemTraits()
 # Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.
 MEGATRON_TRAITS = SystemTraits(
-    pipeline_recomputes=False, summed_bytes=2, joined=True, chunked_head=False,
+    pipeline_recomputes=False, summed_bytes=2, joined=True, in_parts=False, chunked_head=False,
     fused_ring=True, casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.

@@ -203,7 +203,8 @@ def describe_assumptions(
         lines.append(f"{axis}={getattr(layout, axis)} {place}: {speed / 1e9:.3g} GB/s a device")
     if split:
         lines.append(
-            "tensor's collectives are waited for; overlap is the share of all others' that goes on behind computing"
+            "tensor's collectives are waited for, but those that a forward sends in parts; overlap is the share of "
+            "these and of all others' that goes on behind computing"
         )
     if layout.stage > 1:
         lines += _describe_pipeline(static)

@@ -49,7 +49,7 @@ def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     shape, of = static.model, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].compute).itemsize
     policy = POLICIES[static.precision].of_model(shape.sums, shape.remat)
-    wide = static.layout.stage > 1 or not policy.sums_in_compute  # model/product.py: parts are sent in fp32
+    wide = static.layout.stage > 1 or not policy.sums_in_compute  # model/products/product.py: parts are sent in fp32
     summed = max(traits.summed_bytes, width) if wide or policy.scaling == "block" else width
     again = recompute_policy(static, traits) == "full"
     runs = of.layers * of.microbatches
@@ -81,13 +81,22 @@ def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
             *ends,
         ]
     # Forward and of gradients; before the head and of the gradient of the embedding.
-    gathers = (outs * (1 + again) + outs) * runs + 2 * edges
+    forward = outs * (1 + again) * runs
+    gathers = forward + outs * runs + 2 * edges
+    # Of a forward's parts the first that is gathered and the last that is added up are waited for.
+    beside = 1 - 1 / (_count_parts(static) if traits.in_parts else 1)
     return [
-        Transfer("tensor", "all-gather", width * elements, gathers, False, "sequences"),
-        Transfer("tensor", "reduce-scatter", summed * elements, sums * runs, False, "products' sums"),
+        Transfer("tensor", "all-gather", width * elements, beside * forward, True, "sequences, in parts"),
+        Transfer("tensor", "all-gather", width * elements, gathers - beside * forward, False, "sequences"),
+        Transfer("tensor", "reduce-scatter", summed * elements, beside * sums * runs, True, "products' sums, in parts"),
+        Transfer("tensor", "reduce-scatter", summed * elements, (1 - beside) * sums * runs, False, "products' sums"),
         Transfer("tensor", "reduce-scatter", returned * elements, inputs * runs, False, "gradients of inputs"),
         *ends,
     ]
+
+
+def _count_parts(static: Static) -> int:
+    return rules.parts_of_sequences(static, "gpu")  # as on every accelerator
 
 
 def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:

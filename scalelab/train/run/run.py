@@ -217,6 +217,9 @@ def open_run(
         notes += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
     if config.log.remat:
         notes += [("chosen", f"remat: {config.model.remat} ({config.log.remat})")]
+    parts = rules.parts_of_sequences(static, jax.default_backend())
+    if parts > 1 and not static.layout.parts:
+        notes += [("chosen", f"sequences are gathered in {parts} parts, beside products (parallel.parts)")]
     if options := collective_options(jax.default_backend(), static.layout.devices):
         refuse_other_values(options)
         notes += [("chosen", f"XLA's options: {', '.join(f'{name}={value}' for name, value in options.items())}")]

@@ -15,6 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec, reshard
 
+from scalelab.model.products.parts import (
+    GatheredSequence,
+    join_parts,
+    multiply_parts,
+    send_in_turn,
+    sequence_gradient_like,
+    split_parts,
+    whole_sequence,
+)
 from scalelab.precision import fp8
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.precision.products import round_to_tf32
@@ -45,7 +54,7 @@ AxisNames = tuple[str | None, ...]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
 def weight_product(
-    x: jax.Array,
+    x: jax.Array | GatheredSequence,
     w: Weight,
     scales: jax.Array | None,
     ins: int,
@@ -55,13 +64,14 @@ def weight_product(
 ) -> jax.Array:
     """x [..., ins] times w [ins, outs] (logical axes `names`) -> [..., outs] in x's dtype, split by `out_axes`.
 
+    An x that was gathered in parts is multiplied in parts; so is one whose products are added up in `policy.parts`.
     `scales` [3]: delayed scaling's scales of x, w and the gradient that flows back. Their "gradient" is not a gradient:
     it carries the amax of the three.
     """
     return _forward(x, w, scales, ins, names, out_axes, policy)[0]
 
 
-def share_among_products(x_BSD: jax.Array, policy: Policy) -> jax.Array:
+def share_among_products(x_BSD: Any, policy: Policy) -> Any:
     """`x_BSD` for products whose weights are split over `tensor`: what flows back is added on each device first.
 
     Between devices it is then added once, in the format of `x_BSD`: not once a product in fp32. Megatron-LM does so by
@@ -69,6 +79,8 @@ def share_among_products(x_BSD: jax.Array, policy: Policy) -> jax.Array:
     """
     if not _sends_parts(policy) or policy.scaling:
         return x_BSD
+    if isinstance(x_BSD, GatheredSequence):
+        return x_BSD._replace(whole=share_among_products(x_BSD.whole, policy))
     return reshard(x_BSD, PartitionSpec(*spec_of(x_BSD).partitions, reduced={TENSOR_AXIS}))
 
 
@@ -79,7 +91,7 @@ def _sends_parts(policy: Policy) -> bool:
 
 
 class _Operand(NamedTuple):
-    values: jax.Array
+    values: Any  # an array; as kept for a backward also a `GatheredSequence`
     scale: jax.Array | None  # fp8's scale, one number
     amax: jax.Array | None = None
 
@@ -121,21 +133,33 @@ def _forward(x, w, scales, ins, names, out_axes, policy):
     if policy.scaling == "block":
         return _block_forward(x, values, ins, names, out_axes, policy), (x, w)
     of_x, of_w, _ = _unpack_scales(scales)
-    a, b = _operand(x, policy.forward, policy, of_x), _operand(values, policy.forward, policy, of_w)
-    in_parts, place = _sends_parts(policy) and TENSOR_AXIS in _axes(names[:ins]), activation_spec(*out_axes)
+    a, b = _operand(whole_sequence(x), policy.forward, policy, of_x), _operand(values, policy.forward, policy, of_w)
+    added, place, dtype = TENSOR_AXIS in _axes(names[:ins]), activation_spec(*out_axes), x.dtype
+    in_parts = added and (_sends_parts(policy) or policy.parts > 1)
     out = PartitionSpec(*activation_spec(*_unsplit(out_axes)), unreduced={TENSOR_AXIS}) if in_parts else place
-    whole, form = gather_weight(b.values, *names), _result_form(a, x.dtype, names[:ins])
-    y = _scaled(_dot(a.values, whole, (x.ndim - ins, x.ndim), (0, ins), out, form), a, b, x.dtype)
+    whole, form = gather_weight(b.values, *names), _result_form(a, dtype, names[:ins])
+    sent = jnp.float32 if in_parts and not policy.sums_in_compute else dtype
+
+    def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
+        return _scaled(_dot(x, w, (x.ndim - ins, x.ndim), (0, ins), out, form), a, b, sent)
+
+    if isinstance(x, GatheredSequence):
+        xs = tuple(_operand(part, policy.forward, policy).values for part in x.parts)
+    else:
+        xs = split_parts(a.values, policy.parts if added else 1, "batch", "context", *names[:ins])
+    ys = multiply_parts(multiply, xs, whole)
+    ys = send_in_turn(lambda y: reshard(y, place), ys) if in_parts else ys
     keep = (policy.recomputed or is_in_stage()) and "fsdp" in mesh_axes(spec_of(values).partitions)
     gathered = b._replace(values=whole) if keep else None
-    return reshard(y, place) if in_parts else y, (a, w, gathered, scales)
+    saved = x._replace(parts=(), whole=a.values) if isinstance(x, GatheredSequence) else a.values
+    return join_parts(ys, *out_axes).astype(dtype), (a._replace(values=saved), w, gathered, scales)
 
 
 def _backward(ins, names, out_axes, policy, residuals, dy):
     if policy.scaling == "block":
         return _block_backward(ins, names, out_axes, policy, residuals, dy)
-    a, weight, gathered, scales = residuals
-    w = weight_master(weight)
+    saved, weight, gathered, scales = residuals
+    w, a = weight_master(weight), saved._replace(values=whole_sequence(saved.values))
     x, out, lead = a.values, dy.dtype, a.values.ndim - ins
     _, of_w, of_dy = _unpack_scales(scales)
     b = gathered or _operand(weight_values(weight), policy.forward, policy, of_w)
@@ -157,7 +181,8 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
         dy = jax.lax.optimization_barrier(reshard_to(dy, *_unsplit(out_axes)))
     dx = _dot(dy, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), gradient_spec(x), form)
     dw = _scattered_gradient(x, dy, lead, dw_spec) if by_parts else _dot(x, dy, (0, lead), (0, lead), whole)
-    return _scaled(dx, c, b, out), gradient_like(weight, reshard(_scaled(dw, a, c, w.dtype), dw_spec)), amax
+    dx = sequence_gradient_like(saved.values, _scaled(dx, c, b, out))
+    return dx, gradient_like(weight, reshard(_scaled(dw, a, c, w.dtype), dw_spec)), amax
 
 
 weight_product.defvjp(_forward, _backward)

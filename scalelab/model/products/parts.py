@@ -1,0 +1,156 @@
+"""A sequence that `tensor` splits between blocks, gathered and added up in parts, beside the products of other parts.
+
+A block's first products wait for the whole sequence, and what follows its last ones for their sums over devices. In
+parts, one is multiplied while the next is on its way (Wang et al. 2023, "Overlap communication with dependent
+computation via decomposition", do so inside the compiler). Only forward: in parts a backward would write the weights'
+gradients once a part, and gathering its gradients in parts costs more in copies than it hides (an 8B compiled for 64
+H100, by `plan/machine/timeline.py`: 2 % of the step).
+
+Shapes: B batch, S sequence, W devices that split it, P parts, T = S / (W P) positions; trailing axes are free.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from scalelab.config import ModelShape
+from scalelab.precision.policy import Policy
+from scalelab.sharding import (
+    BATCH_AXES,
+    CONTEXT_AXIS,
+    TENSOR_AXIS,
+    activation_spec,
+    has_explicit_mesh,
+    mapped_axes,
+    mesh_axis_size,
+    reshard_to,
+    target_platform,
+)
+
+Parts = tuple[jax.Array, ...]  # each [B, W T, ...]: the same stretch of every device's positions, by device
+WHOLE, SPLIT = ("batch", "context", None), ("batch", "split_seq", None)  # logical axes within and between blocks
+LEAST_TOKENS = 1024  # of a part on a device: smaller products leave an accelerator's units idle
+
+
+class GatheredSequence(NamedTuple):
+    """A sequence gathered in parts: a forward multiplies `parts`, a backward `whole`, which also gets the gradient."""
+
+    parts: Parts
+    whole: jax.Array
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The format of all of them."""
+        return self.whole.dtype
+
+
+def whole_sequence(x: jax.Array | GatheredSequence) -> jax.Array:
+    """The sequence as one array."""
+    return x.whole if isinstance(x, GatheredSequence) else x
+
+
+def sequence_gradient_like(x: jax.Array | GatheredSequence, gradient: jax.Array) -> Any:
+    """The gradient of `x` as a backward returns it."""
+    return GatheredSequence(None, gradient) if isinstance(x, GatheredSequence) else gradient  # type: ignore[arg-type]
+
+
+def count_parts(shape: ModelShape, policy: Policy, rows: int, length: int) -> int:
+    """The number of parts of a sequence of `length` in the program that is traced; `rows`: sequences on all devices.
+
+    One part where nothing is gathered.
+    """
+    if not shape.sequence_parallel or not has_explicit_mesh() or refuses_parts(policy, staged=bool(mapped_axes())):
+        return 1
+    ways = math.prod(mesh_axis_size(axis) for axis in (*BATCH_AXES, CONTEXT_AXIS))
+    return choose_parts(shape.parts, target_platform(), rows * length // ways, length // _devices())
+
+
+def refuses_parts(policy: Policy, staged: bool) -> str:
+    """Why a sequence is gathered as a whole; "" if it can have parts."""
+    if policy.scaling:
+        return "fp8 takes a scale from a whole operand"
+    return "a pipeline's stage gathers whole sequences" if staged else ""
+
+
+def choose_parts(asked: int, platform: str, tokens: int, stretch: int) -> int:
+    """`asked` parts, or where that is 0 up to four, as many as leave products large enough. One if they don't divide.
+
+    `tokens` of a micro-batch on a device in a product; `stretch`: positions of a sequence on a device between blocks.
+    """
+    if asked:
+        return 1 if stretch % asked else asked
+    if platform == "cpu":
+        return 1  # its devices share one memory: nothing is on its way
+    return next((parts for parts in (4, 2) if tokens >= parts * LEAST_TOKENS and stretch % parts == 0), 1)
+
+
+def split_parts(x: jax.Array, parts: int, *names: str | None) -> Parts:
+    """x [B, S, ...] with logical axes `names` -> its parts; the sequence stays split over devices as it is."""
+    if parts == 1:
+        return (x,)
+    ways, (rows, length, *rest) = _devices(), x.shape
+    apart = activation_spec(names[0], names[1], None, None, *names[2:])
+    x_BWPT = jnp.reshape(x, (rows, ways, parts, length // (ways * parts), *rest), out_sharding=apart)
+    flat, place = (rows, length // parts, *rest), activation_spec(*names)
+    return tuple(jnp.reshape(x_BWPT[:, :, part], flat, out_sharding=place) for part in range(parts))
+
+
+def join_parts(xs: Parts, *names: str | None) -> jax.Array:
+    """The inverse of `split_parts`; `names` are the logical axes of each part and of the whole."""
+    if len(xs) == 1:
+        return xs[0]
+    ways, (rows, length, *rest) = _devices(), xs[0].shape
+    apart = activation_spec(names[0], names[1], None, *names[2:])
+    xs_BWT = [jnp.reshape(x, (rows, ways, length // ways, *rest), out_sharding=apart) for x in xs]
+    whole = (rows, length * len(xs), *rest)
+    return jnp.reshape(jnp.stack(xs_BWT, axis=2), whole, out_sharding=activation_spec(*names))
+
+
+def each(function: Callable[[jax.Array], jax.Array], xs: Parts) -> Parts:
+    """`function` of each part."""
+    return tuple(function(x) for x in xs)
+
+
+def gather_sequence(xs: Parts) -> jax.Array | GatheredSequence:
+    """The residual stream, normalised, in parts -> whole along `tensor`, for products."""
+    return reshard_to(xs[0], *WHOLE) if len(xs) == 1 else _gather_parts(xs)
+
+
+@jax.custom_vjp
+def _gather_parts(xs: Parts) -> GatheredSequence:
+    gathered = send_in_turn(lambda x: reshard_to(x, *WHOLE), xs)
+    return GatheredSequence(gathered, join_parts(gathered, *WHOLE))
+
+
+_gather_parts.defvjp(
+    lambda xs: (_gather_parts(xs), (None,) * len(xs)),  # of the parts only how many there are
+    lambda xs, gradient: (split_parts(reshard_to(gradient.whole, *SPLIT), len(xs), *SPLIT),),
+)
+
+
+def send_in_turn(send: Callable[[jax.Array], jax.Array], xs: Parts) -> Parts:
+    """`send` each part once the one before has arrived: a compiler would join what may be sent at once."""
+    sent: list[jax.Array] = []
+    for x in xs:
+        if sent:
+            x, sent[-1] = jax.lax.optimization_barrier((x, sent[-1]))
+        sent.append(send(x))
+    return tuple(sent)
+
+
+def multiply_parts(multiply: Callable[[jax.Array, jax.Array], jax.Array], xs: Parts, w: jax.Array) -> Parts:
+    """Each part times the weight, one after the other: a compiler would join products that read one weight."""
+    ys: list[jax.Array] = []
+    for x in xs:
+        if ys:
+            w, ys[-1] = jax.lax.optimization_barrier((w, ys[-1]))
+        ys.append(multiply(x, w))
+    return tuple(ys)
+
+
+def _devices() -> int:
+    """The devices that split a sequence between blocks."""
+    return mesh_axis_size(CONTEXT_AXIS) * mesh_axis_size(TENSOR_AXIS)
