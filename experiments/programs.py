@@ -25,9 +25,9 @@ from scalelab.errors import BadInput
 from scalelab.experiments.compiled import RECIPES, format_versions
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
 from scalelab.model.count import count_parameters
-from scalelab.plan.machine import program
+from scalelab.plan.machine import absent_devices, program, timeline
 from scalelab.plan.machine.compile import compile_step
-from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.machine.machine import Machine, load_machine
 
 LEAST_SHARE = 0.01  # of the peak: smaller copies are not listed
 # {name: (recipe, hardware, changes to the recipe)}
@@ -105,10 +105,18 @@ def read_program(name: str) -> dict[str, Any]:
         "note": compiled.note, "seconds": compiled.seconds, "peak_bytes": compiled.peak_bytes,
         "sent_bytes": sent, "textbook_bytes": textbook_bytes(static),
         "overlapped_bytes": sum(row.sent_bytes for row in rows if row.overlapped),
+        "timeline": estimate_timeline(text, machine),
         "collectives": sum_by_kind(rows),
         "copies": program.large_copies(text, max(1, int(LEAST_SHARE * compiled.peak_bytes))),
         "host_transfers": program.count_host_transfers(text),
     }  # fmt: skip
+
+
+def estimate_timeline(text: str, machine: Machine) -> dict[str, float] | None:
+    """Seconds of computation, sending and waiting; None for TPUs, as the text lacks the FLOPs of their kernels."""
+    if absent_devices.compiler_platform(machine) == "tpu":
+        return None
+    return timeline.play_schedule(text, timeline.machine_rates(machine, "bfloat16"))._asdict()
 
 
 def sum_by_kind(rows: Sequence[program.Collective]) -> list[dict[str, Any]]:
@@ -149,10 +157,14 @@ def format_row(row: Mapping[str, Any]) -> str:
 
 def format_page(rows: Sequence[Mapping[str, Any]]) -> str:
     """The page: one line a row, then its collectives."""
-    head = ["step", "device", "GB sent a step", "textbook", "ratio", "beside computation", "peak GB"]
+    head = ["step", "device", "GB sent a step", "textbook", "ratio", "beside computation", "computes s", "sends s",
+            "waits s", "peak GB"]  # fmt: skip
     lines = [[f"{row['recipe']}: {row['name']}", row["platform"], f"{row['sent_bytes'] / 1e9:.1f}",
               f"{row['textbook_bytes'] / 1e9:.1f}", f"{row['sent_bytes'] / row['textbook_bytes']:.2f}",
-              f"{row['overlapped_bytes'] / row['sent_bytes']:.0%}", f"{row['peak_bytes'] / 1e9:.1f}"]
+              f"{row['overlapped_bytes'] / row['sent_bytes']:.0%}",
+              *([f"{row['timeline'][f'{name}_s']:.2f}" for name in ("computing", "sending", "waiting")]
+                if row["timeline"] else ["", "", ""]),
+              f"{row['peak_bytes'] / 1e9:.1f}"]
              for row in rows]  # fmt: skip
     table = "\n".join(markdown_table(head, lines))
     return (
@@ -161,10 +173,13 @@ def format_page(rows: Sequence[Mapping[str, Any]]) -> str:
         "by ring algorithms; the textbook's: weights gathered in bf16, gradients scattered in fp32 (FSDP: twice and "
         "once a micro-batch, ZeRO-1: once and once a step), four sums of bf16 activations a layer under tensor "
         "parallelism, 5.5 where blocks are recomputed. `Beside computation`: started and awaited apart, "
-        f"with computation scheduled between.\n\n{table}\n\n"
+        "with computation scheduled between, however short. `Computes`, `sends` and `waits`: that schedule played "
+        "through at the planner's rates, with one queue within nodes and one between them "
+        f"(`scalelab/plan/machine/timeline.py`): what is beside too little is waited for.\n\n{table}\n\n"
         + "\n".join(format_row(row) for row in rows)
         + "\n## What this cannot tell\n\nNothing ran: whether a collective beside computation is hidden depends on the "
-        "network. GPU programs are compiled without autotuning and with blockwise attention in place of cuDNN's. "
+        "network. GPU programs are compiled without autotuning and with blockwise attention in place of cuDNN's, "
+        "which reads more memory, so that seconds are for comparing schedules, not for planning. "
         "Collectives below 1 % of a row's bytes are summed, not listed.\n"
     )
 

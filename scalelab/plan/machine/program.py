@@ -11,6 +11,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 TYPE_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}  # others end in their bits: f32, s8, f8e4m3fn, u4
 ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
@@ -115,7 +117,9 @@ def read_collectives(text: str) -> list[Collective]:
     rows = []
     for name, lines in join_fused(computations).items():
         if times.get(name):
-            rows += [row for place, line in enumerate(lines) for row in _collectives(lines, place, line, times[name])]
+            rows += [
+                row for place, line in enumerate(lines) for row in describe_collectives(lines, place, line, times[name])
+            ]
     return rows
 
 
@@ -148,7 +152,10 @@ def join_fused(computations: Mapping[str, Sequence[Instruction]]) -> dict[str, l
     return {name: lines for name, lines in joined.items() if name not in parts}
 
 
-def _collectives(lines: Sequence[Instruction], place: int, line: Instruction, times: int) -> Iterator[Collective]:
+def describe_collectives(
+    lines: Sequence[Instruction], place: int, line: Instruction, times: int
+) -> Iterator[Collective]:
+    """The collective that starts at `lines[place]`, in a row for each number format; nothing of another line."""
     kind = line.operation.removesuffix("-start")
     if kind not in KINDS:
         return
@@ -172,14 +179,30 @@ def _collectives(lines: Sequence[Instruction], place: int, line: Instruction, ti
 
 def count_members(attributes: str) -> int:
     """How many devices one group of a collective has, from its attributes; 0 for pairs."""
+    groups = list_groups(attributes)
+    return len(groups[0]) if groups else 0
+
+
+def list_groups(attributes: str) -> list[list[int]]:
+    """The devices of each group of a collective, from its attributes; [] for pairs, and where all are one group."""
     if match := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        return math.prod(sizes[name] for name in re.findall(r"'(\w+)'", match[2]))
-    if match := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
-        return int(match[1])
-    if match := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-        return len(match[1].split(","))
-    return 0
+        axes = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", match[2])]
+        return _groups_along(tuple(sizes.values()), axes)
+    if match := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes):
+        shape = [int(size) for size in match[2].split(",")]
+        order = [int(axis) for axis in match[3].split(",")] if match[3] else range(len(shape))
+        return np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(-1, int(match[1])).tolist()
+    listed = re.search(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", attributes)
+    return (
+        [[int(one) for one in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])] if listed else []
+    )
+
+
+def _groups_along(shape: tuple[int, ...], axes: Sequence[int]) -> list[list[int]]:
+    """Groups of the devices of a mesh that differ in these axes only."""
+    numbers = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), axes, range(-len(axes), 0))
+    return numbers.reshape(-1, math.prod(shape[axis] for axis in axes)).tolist()
 
 
 def large_copies(text: str, least_bytes: int) -> dict[str, int]:
