@@ -6,11 +6,24 @@ from scalelab.errors import BadInput
 from scalelab.hardware.compiler_options import collective_options, refuse_other_values
 
 GATHERS = "xla_enable_async_all_gather"
+GRADIENTS, AT_A_TIME = (
+    "xla_gpu_enable_pipelined_reduce_scatter",
+    "xla_gpu_experimental_parallel_collective_overlap_limit",
+)
 
 
-def test_only_a_step_on_several_tpus_needs_options():
+def test_a_step_on_several_tpus_or_more_gpus_than_a_node_has_needs_options():
     assert collective_options("tpu", 8)[GATHERS] == "true"
-    assert not any(collective_options(*place) for place in (("tpu", 1), ("gpu", 8), ("cpu", 8)))
+    assert collective_options("gpu", 16)[GRADIENTS] is True
+    assert not any(collective_options(*place) for place in (("tpu", 1), ("gpu", 1), ("gpu", 8), ("cpu", 16)))
+
+
+def test_a_flag_of_a_gpu_is_compared_whatever_its_options_type():
+    options = collective_options("gpu", 16)
+    refuse_other_values(options, {"XLA_FLAGS": f"--{GRADIENTS}=true --{AT_A_TIME}=2"})
+    for flag in (f"--{GRADIENTS}=false", f"--{AT_A_TIME}=1"):
+        with pytest.raises(BadInput, match=f"^XLA_FLAGS has {flag}, "):
+            refuse_other_values(options, {"XLA_FLAGS": flag})
 
 
 @pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
