@@ -24,7 +24,7 @@ from scalelab.model.observe import measures
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import gather_weight, residual_axes, vary_like
+from scalelab.sharding import gather_weight, residual_axes, target_platform, vary_like
 
 LOGITS_NAME = "attention_logits"  # name of the sown intermediate, see `activations.collect_activations`
 
@@ -69,6 +69,8 @@ class Attention(nn.Module):
             mask_info = MaskInfo(packed and packed.segment_BS, layer.is_global)
             self.observe_logits(q_BSNH, k_BSKH, relative, scale, mask_info, due)
             kernel = choose_kernel(s, compute, packed is not None)
+            if (s.attention, kernel, target_platform()) == ("auto", "plain", "cpu"):
+                kernel = "parts"  # asked for by name, plain attention stays whole: plans and counts know its products
             y_BSNH = compute_attention(q_BSNH, k_BSKH, v_BSKH, relative, scale, kernel, mask_info, s.window)
         place = residual_axes(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")

@@ -32,6 +32,7 @@ from scalelab.sharding import (
 # Tokens from which blockwise is faster than plain (1.7 times there) and takes less memory (experiments/attention.py).
 CPU_LONG_SEQUENCE = 512
 LONG_SEQUENCE = 2048  # elsewhere, chosen for memory only: speed was not measured
+CPU_PARTS, MIN_PART = 4, 64  # plain attention on a CPU: most parts of the queries, fewest queries of one
 TPU_LANES = 128  # the splash kernel takes multiples of a TPU's lanes
 
 
@@ -113,7 +114,8 @@ def compute_attention(
             return ring_attention(q, k, v, mask_info, scale, window, far)
         if kernel == "blockwise":
             return blockwise_attention(q, k, v, mask_info, scale, window, block_size(), far)
-        kernels: dict[str, Callable] = {"plain": plain_attention, "splash": splash_attention}
+        in_parts = functools.partial(plain_attention, parts=CPU_PARTS)
+        kernels: dict[str, Callable] = {"plain": plain_attention, "parts": in_parts, "splash": splash_attention}
         bias = None if far is None else relative_scores(far, scale)
         return (kernels.get(kernel) or _jax_kernel(kernel))(q, k, v, bias, scale, mask_info, window)
 
@@ -124,18 +126,34 @@ def compute_attention(
 
 def plain_attention(
     q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float,
-    mask_info: MaskInfo = NO_MASK, window: int = 0,
+    mask_info: MaskInfo = NO_MASK, window: int = 0, parts: int = 1,
 ) -> jax.Array:  # fmt: skip
-    """Attention with all logits at once and softmax in fp32; has second derivatives (`train/step/curvature.py`)."""
-    index_S = jnp.arange(q_BSNH.shape[1])
-    mask = attention_mask(index_S, index_S, window, mask_info.is_global, mask_info.segment_BS, mask_info.segment_BS)
-    return masked_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale, mask)
+    """Attention with all logits at once and softmax in fp32; has second derivatives (`train/step/curvature.py`).
+
+    With `parts` the queries are cut into up to that many, each with the keys that causality and the window leave it.
+    """
+    length, index_S = q_BSNH.shape[1], jnp.arange(q_BSNH.shape[1])
+    size = length if parts == 1 else max(MIN_PART, -(-length // parts))
+    y_parts = []
+    for start in range(0, length, size):
+        first = max(0, start + 1 - window) if parts > 1 and window and mask_info.is_global is None else 0
+        rows, seen = slice(start, start + size), slice(first, start + size)
+        segments = [mask_info.segment_BS[:, keys] for keys in (rows, seen)] if mask_info.segment_BS is not None else []
+        mask = attention_mask(index_S[rows], index_S[seen], window, mask_info.is_global, *segments)
+        bias = None if bias_BNST is None else bias_BNST[:, :, rows, seen]
+        qkv = q_BSNH[:, rows], k_BTKH[:, seen], v_BTKH[:, seen]
+        y_parts.append(masked_attention(*qkv, bias, scale, mask, divide_last=parts > 1))
+    return y_parts[0] if len(y_parts) == 1 else jnp.concatenate(y_parts, axis=1)
 
 
 def masked_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, mask: jax.Array
-) -> jax.Array:
-    """Attention where `mask` [S, T] or [B, S, T] is true; one batched product over (sequence, key head)."""
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float,
+    mask: jax.Array, divide_last: bool = False,
+) -> jax.Array:  # fmt: skip
+    """Attention where `mask` [S, T] or [B, S, T] is true; one batched product over (sequence, key head).
+
+    `divide_last`: weights are divided by their sum after the product with the values, which saves passes over [S, T].
+    """
     batch, length, heads, width = q_BSNH.shape
     keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
     q = (q_BSNH * scale).transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
@@ -148,7 +166,12 @@ def masked_attention(
         logits = (by_query + hidden[:, None, None]).reshape(logits.shape)
     if bias_BNST is not None:
         logits = logits + bias_BNST.reshape(batch * keys, stacked, -1)
-    y = fp32_einsum("bst,bth->bsh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v).astype(v.dtype)
+    if divide_last:
+        weights = jnp.exp(logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True)))
+        y = fp32_einsum("bst,bth->bsh", weights.astype(v.dtype), v) / jnp.sum(weights, axis=-1, keepdims=True)
+        y = y.astype(v.dtype)
+    else:
+        y = fp32_einsum("bst,bth->bsh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v).astype(v.dtype)
     return y.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
