@@ -25,7 +25,7 @@ TENSOR_AXIS = "tensor"
 STAGE_AXIS = "stage"
 # TPUs that send each other parts of gradients. Parts of more pass through too many others: on 2x2x4 a link carries a
 # whole gradient's bytes, in an all-reduce by three rings 0.63 of them; on 2x2x2 it is 0.50 and 0.58.
-MOST_PARTS = 8
+MOST_EXCHANGING = 8
 SPLIT_BY_TENSOR = ("heads", "kv_heads", "mlp", "vocab")
 MESH_AXES_OF: dict[str | None, Any] = {
     "batch": BATCH_AXES,
@@ -213,14 +213,14 @@ def _recompute_in_backward(
     return called
 
 
-def scatters_by_parts(gradient: PartitionSpec) -> bool:
-    """Whether a weight's gradient, of this sharding, is added up between devices by `scatter_sum` in parts."""
+def scatters_by_exchange(gradient: PartitionSpec) -> bool:
+    """Whether a weight's gradient, of this sharding, is added up by `scatter_sum`, as devices exchange parts of it."""
     split = "fsdp" in gradient.partitions and not gradient.unreduced and not mapped_axes()
-    return split and _sends_parts(mesh_axis_size("fsdp"))
+    return split and _sums_by_exchange(mesh_axis_size("fsdp"))
 
 
-def _sends_parts(devices: int) -> bool:
-    return target_platform() == "tpu" and 1 < devices <= MOST_PARTS
+def _sums_by_exchange(devices: int) -> bool:
+    return target_platform() == "tpu" and 1 < devices <= MOST_EXCHANGING
 
 
 def scatter_sum(x: jax.Array, axes: tuple[str, ...], dimension: int) -> jax.Array:
@@ -231,7 +231,7 @@ def scatter_sum(x: jax.Array, axes: tuple[str, ...], dimension: int) -> jax.Arra
     all-to-all of the bytes of a reduce-scatter goes on beside computation.
     """
     devices = math.prod(mesh_axis_size(axis) for axis in axes)
-    if not _sends_parts(devices):
+    if not _sums_by_exchange(devices):
         return jax.lax.psum_scatter(x, axes, scatter_dimension=dimension, tiled=True)
     parts = x.reshape(*x.shape[:dimension], devices, -1, *x.shape[dimension + 1 :])
     received = jax.lax.all_to_all(parts, axes, dimension, dimension)

@@ -8,7 +8,7 @@ from scalelab.hardware.chips import dtype_name, table_flops
 
 WIDER_DTYPE = {"float8": "bfloat16", "tensorfloat32": "float32"}  # measured instead if the table lacks the unit
 
-LEAST_PRODUCTS, ENOUGH_S = 4, 0.1  # of a measurement, which each run on a CPU makes
+LEAST_PRODUCTS, ENOUGH_S = 4, 0.1  # products and seconds after which a measurement ends: each run on a CPU makes one
 
 
 def measured_copy_bytes_per_s(mib: int = 64, repeats: int = 5) -> float:
@@ -28,7 +28,7 @@ def _copy_array(source: Any, target: Any) -> float:
 
 
 def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 10, device: Any = None) -> float:
-    """FLOP/s of a jitted n x n x n product (2 n^3 FLOPs), the best of `repeats` after a warm-up.
+    """FLOP/s of a jitted n x n x n product (2 n^3 FLOPs), the best of at most `repeats` after a warm-up.
 
     The best counts, as other load only lowers the rate. On two idle CPU cores, 10 products of n = 1024 take about 0.1
     s; slow machines end after LEAST_PRODUCTS and ENOUGH_S.

@@ -24,7 +24,7 @@ from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_cross_entropy, softcap_logits
 from scalelab.model.loss import head_token_losses as token_losses_of
 from scalelab.model.observe import measures
-from scalelab.model.products.parts import SPLIT, Parts, count_parts, each, gather_sequence, join_parts, split_parts
+from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
 from scalelab.model.products.product import share_among_products
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform, without_mesh
@@ -102,9 +102,9 @@ class Block(nn.Module):
         def add(branch: Callable, name: str) -> Parts:
             normed = norm(name=name)
             if self.shape.norm_place == "after":
-                ys = each(normed, split_parts(branch(gather_sequence(xs)), parts, *SPLIT))
+                ys = map_parts(normed, split_parts(branch(gather_sequence(xs)), parts, *SPLIT))
             else:
-                ys = split_parts(branch(gather_sequence(each(normed, xs))), parts, *SPLIT)
+                ys = split_parts(branch(gather_sequence(map_parts(normed, xs))), parts, *SPLIT)
             return tuple(x + times * y for x, y in zip(xs, ys, strict=True))
 
         if self.shape.block == "parallel":

@@ -95,7 +95,7 @@ def test_the_step_is_compiled_from_the_trace_that_its_formats_were_read_from(mon
     batches = jax.ShapeDtypeStruct((3, 2, static.model.seq_len + 1), jnp.int32)
     jax.eval_shape(functools.partial(step_lib.many_steps, static), state, batches, 1, hparam_shapes(h))
     assert len(traced) == 1
-    step_lib.traced_step.cache_clear()  # holds the counting step
+    step_lib.jit_train_step.cache_clear()  # holds the counting step
 
 
 def test_the_walk_sees_operands_sums_and_rounding_through_what_moves_them():

@@ -11,7 +11,13 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.attention.documents import PackedDocuments
-from scalelab.model.attention.kernels import attention_logits, choose_kernel, compute_attention, masked_attention
+from scalelab.model.attention.kernels import (
+    attention_logits,
+    choose_kernel,
+    compute_attention,
+    masked_attention,
+    program_kernel,
+)
 from scalelab.model.attention.logit_measures import measure_logits
 from scalelab.model.attention.mask import MaskInfo, attention_mask
 from scalelab.model.attention.order import token_positions
@@ -24,7 +30,7 @@ from scalelab.model.observe import measures
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import gather_weight, residual_axes, target_platform, vary_like
+from scalelab.sharding import gather_weight, residual_axes, vary_like
 
 LOGITS_NAME = "attention_logits"  # name of the sown intermediate, see `activations.collect_activations`
 
@@ -69,8 +75,7 @@ class Attention(nn.Module):
             mask_info = MaskInfo(packed and packed.segment_BS, layer.is_global)
             self.observe_logits(q_BSNH, k_BSKH, relative, scale, mask_info, due)
             kernel = choose_kernel(s, compute, packed is not None)
-            if (s.attention, kernel, target_platform()) == ("auto", "plain", "cpu"):
-                kernel = "parts"  # asked for by name, plain attention stays whole: plans and counts know its products
+            kernel = program_kernel(kernel, s.attention)
             y_BSNH = compute_attention(q_BSNH, k_BSKH, v_BSKH, relative, scale, kernel, mask_info, s.window)
         place = residual_axes(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")

@@ -32,7 +32,8 @@ from scalelab.sharding import (
 # Tokens from which blockwise is faster than plain (1.7 times there) and takes less memory (experiments/attention.py).
 CPU_LONG_SEQUENCE = 512
 LONG_SEQUENCE = 2048  # elsewhere, chosen for memory only: speed was not measured
-CPU_PARTS, MIN_PART = 4, 64  # plain attention on a CPU: most parts of the queries, fewest queries of one
+QUERY_CHUNKS, LEAST_QUERIES = 4, 64  # plain attention on a CPU: most chunks of the queries, fewest queries of one
+CHUNKED = "plain in chunks of queries"  # what `plain` is where a CPU's program chooses it
 TPU_LANES = 128  # the splash kernel takes multiples of a TPU's lanes
 
 
@@ -69,6 +70,15 @@ def step_kernel(static: Static, backend: str = "") -> str:
         return "ring"
     compute, packed = array_dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
     return choose_kernel(static.model, compute, packed, backend, static.layout.stage > 1)
+
+
+def program_kernel(kernel: str, attention: str, backend: str = "") -> str:
+    """What a program runs as `kernel`: plain attention that was chosen on a CPU takes its queries in chunks.
+
+    Asked for by name it stays whole, as plans and counts know its products and curvature its second derivatives.
+    """
+    chosen_plain = kernel == "plain" and attention == "auto"
+    return CHUNKED if chosen_plain and (backend or target_platform()) == "cpu" else kernel
 
 
 def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, backend: str, staged: bool = False) -> str:
@@ -114,8 +124,8 @@ def compute_attention(
             return ring_attention(q, k, v, mask_info, scale, window, far)
         if kernel == "blockwise":
             return blockwise_attention(q, k, v, mask_info, scale, window, block_size(), far)
-        in_parts = functools.partial(plain_attention, parts=CPU_PARTS)
-        kernels: dict[str, Callable] = {"plain": plain_attention, "parts": in_parts, "splash": splash_attention}
+        chunked = functools.partial(plain_attention, chunks=QUERY_CHUNKS)
+        kernels: dict[str, Callable] = {"plain": plain_attention, CHUNKED: chunked, "splash": splash_attention}
         bias = None if far is None else relative_scores(far, scale)
         return (kernels.get(kernel) or _jax_kernel(kernel))(q, k, v, bias, scale, mask_info, window)
 
@@ -126,24 +136,24 @@ def compute_attention(
 
 def plain_attention(
     q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float,
-    mask_info: MaskInfo = NO_MASK, window: int = 0, parts: int = 1,
+    mask_info: MaskInfo = NO_MASK, window: int = 0, chunks: int = 1,
 ) -> jax.Array:  # fmt: skip
     """Attention with all logits at once and softmax in fp32; has second derivatives (`train/step/curvature.py`).
 
-    With `parts` the queries are cut into up to that many, each with the keys that causality and the window leave it.
+    The queries are cut into up to so many `chunks`, each with the keys that causality and the window leave it.
     """
     length, index_S = q_BSNH.shape[1], jnp.arange(q_BSNH.shape[1])
-    size = length if parts == 1 else max(MIN_PART, -(-length // parts))
-    y_parts = []
+    size = length if chunks == 1 else max(LEAST_QUERIES, -(-length // chunks))
+    y_chunks = []
     for start in range(0, length, size):
-        first = max(0, start + 1 - window) if parts > 1 and window and mask_info.is_global is None else 0
+        first = max(0, start + 1 - window) if chunks > 1 and window and mask_info.is_global is None else 0
         rows, seen = slice(start, start + size), slice(first, start + size)
         segments = [mask_info.segment_BS[:, keys] for keys in (rows, seen)] if mask_info.segment_BS is not None else []
         mask = attention_mask(index_S[rows], index_S[seen], window, mask_info.is_global, *segments)
         bias = None if bias_BNST is None else bias_BNST[:, :, rows, seen]
         qkv = q_BSNH[:, rows], k_BTKH[:, seen], v_BTKH[:, seen]
-        y_parts.append(masked_attention(*qkv, bias, scale, mask, divide_last=parts > 1))
-    return y_parts[0] if len(y_parts) == 1 else jnp.concatenate(y_parts, axis=1)
+        y_chunks.append(masked_attention(*qkv, bias, scale, mask, divide_last=chunks > 1))
+    return y_chunks[0] if len(y_chunks) == 1 else jnp.concatenate(y_chunks, axis=1)
 
 
 def masked_attention(

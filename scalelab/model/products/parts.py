@@ -109,7 +109,7 @@ def join_parts(xs: Parts, *names: str | None) -> jax.Array:
     return jnp.reshape(jnp.stack(xs_BWT, axis=2), whole, out_sharding=activation_spec(*names))
 
 
-def each(function: Callable[[jax.Array], jax.Array], xs: Parts) -> Parts:
+def map_parts(function: Callable[[jax.Array], jax.Array], xs: Parts) -> Parts:
     """`function` of each part."""
     return tuple(function(x) for x in xs)
 

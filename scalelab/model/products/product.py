@@ -41,7 +41,7 @@ from scalelab.sharding import (
     per_device,
     reshard_to,
     scatter_sum,
-    scatters_by_parts,
+    scatters_by_exchange,
     spec_of,
     target_platform,
     times_scalar,
@@ -77,14 +77,14 @@ def share_among_products(x_BSD: Any, policy: Policy) -> Any:
     Between devices it is then added once, in the format of `x_BSD`: not once a product in fp32. Megatron-LM does so by
     one weight for queries, keys and values; here jax's types say it (`reduced`, whose gradient is `unreduced`).
     """
-    if not _sends_parts(policy) or policy.scaling:
+    if not _sends_partial_sums(policy) or policy.scaling:
         return x_BSD
     if isinstance(x_BSD, GatheredSequence):
         return x_BSD._replace(whole=share_among_products(x_BSD.whole, policy))
     return reshard(x_BSD, PartitionSpec(*spec_of(x_BSD).partitions, reduced={TENSOR_AXIS}))
 
 
-def _sends_parts(policy: Policy) -> bool:
+def _sends_partial_sums(policy: Policy) -> bool:
     """Whether partial products are sent in the format of activations; jax has no types for it within a stage."""
     split = mesh_axis_size(TENSOR_AXIS) > 1 and not jax.sharding.get_abstract_mesh().manual_axes
     return split and policy.sums_in_compute
@@ -135,10 +135,10 @@ def _forward(x, w, scales, ins, names, out_axes, policy):
     of_x, of_w, _ = _unpack_scales(scales)
     a, b = _operand(whole_sequence(x), policy.forward, policy, of_x), _operand(values, policy.forward, policy, of_w)
     added, place, dtype = TENSOR_AXIS in _axes(names[:ins]), activation_spec(*out_axes), x.dtype
-    in_parts = added and (_sends_parts(policy) or policy.parts > 1)
-    out = PartitionSpec(*activation_spec(*_unsplit(out_axes)), unreduced={TENSOR_AXIS}) if in_parts else place
+    partial = added and (_sends_partial_sums(policy) or policy.parts > 1)
+    out = PartitionSpec(*activation_spec(*_unsplit(out_axes)), unreduced={TENSOR_AXIS}) if partial else place
     whole, form = gather_weight(b.values, *names), _result_form(a, dtype, names[:ins])
-    sent = jnp.float32 if in_parts and not policy.sums_in_compute else dtype
+    sent = jnp.float32 if partial and not policy.sums_in_compute else dtype
 
     def multiply(x: jax.Array, w: jax.Array) -> jax.Array:
         return _scaled(_dot(x, w, (x.ndim - ins, x.ndim), (0, ins), out, form), a, b, sent)
@@ -148,7 +148,7 @@ def _forward(x, w, scales, ins, names, out_axes, policy):
     else:
         xs = split_parts(a.values, policy.parts if added else 1, "batch", "context", *names[:ins])
     ys = multiply_parts(multiply, xs, whole)
-    ys = send_in_turn(lambda y: reshard(y, place), ys) if in_parts else ys
+    ys = send_in_turn(lambda y: reshard(y, place), ys) if partial else ys
     keep = (policy.recomputed or is_in_stage()) and "fsdp" in mesh_axes(spec_of(values).partitions)
     gathered = b._replace(values=whole) if keep else None
     saved = x._replace(parts=(), whole=a.values) if isinstance(x, GatheredSequence) else a.values
@@ -175,12 +175,12 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
     if dw_spec.unreduced:  # jax then wants both operands split alike, and all axes of the sum or none
         dy = reshard_to(dy, *_unsplit(out_axes))
         whole = PartitionSpec(*whole, unreduced={*mesh_axes(jax.typeof(x).sharding.spec.partitions[:lead])})
-    if by_parts := scatters_by_parts(dw_spec):
+    if by_exchange := scatters_by_exchange(dw_spec):
         # The barrier holds dy in memory: XLA would make it of its factors within each product that reads it, which
         # takes 3 % of an 8B's cycles on 8 v5p (libtpu's estimate).
         dy = jax.lax.optimization_barrier(reshard_to(dy, *_unsplit(out_axes)))
     dx = _dot(dy, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), gradient_spec(x), form)
-    dw = _scattered_gradient(x, dy, lead, dw_spec) if by_parts else _dot(x, dy, (0, lead), (0, lead), whole)
+    dw = _scattered_gradient(x, dy, lead, dw_spec) if by_exchange else _dot(x, dy, (0, lead), (0, lead), whole)
     dx = sequence_gradient_like(saved.values, _scaled(dx, c, b, out))
     return dx, gradient_like(weight, reshard(_scaled(dw, a, c, w.dtype), dw_spec)), amax
 

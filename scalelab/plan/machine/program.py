@@ -89,12 +89,17 @@ def count_calls(computations: Mapping[str, Sequence[Instruction]], entry: str) -
     def visit(name: str, count: int) -> None:
         times[name] += count
         for line in computations.get(name, ()):
-            branches = [b.strip().lstrip("%") for found in BRANCHES.findall(line.rest) for b in found.split(",")]
-            for called in [*CALLED.findall(line.rest), *branches]:
+            for called in called_computations(line):
                 visit(called, count * (count_rounds(computations, line) if line.operation == "while" else 1))
 
     visit(entry, 1)
     return dict(times)
+
+
+def called_computations(line: Instruction) -> list[str]:
+    """Names of the computations that an instruction calls: a fusion's, a loop's, the branches of a condition."""
+    branches = [name.strip().lstrip("%") for listed in BRANCHES.findall(line.rest) for name in listed.split(",")]
+    return [*CALLED.findall(line.rest), *branches]
 
 
 def count_rounds(computations: Mapping[str, Sequence[Instruction]], loop: Instruction) -> int:
@@ -193,10 +198,9 @@ def list_groups(attributes: str) -> list[list[int]]:
         shape = [int(size) for size in match[2].split(",")]
         order = [int(axis) for axis in match[3].split(",")] if match[3] else range(len(shape))
         return np.arange(math.prod(shape)).reshape(shape).transpose(order).reshape(-1, int(match[1])).tolist()
-    listed = re.search(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", attributes)
-    return (
-        [[int(one) for one in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])] if listed else []
-    )
+    if match := re.search(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", attributes):
+        return [[int(device) for device in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", match[1])]
+    return []
 
 
 def _groups_along(shape: tuple[int, ...], axes: Sequence[int]) -> list[list[int]]:

@@ -19,6 +19,7 @@ from scalelab.plan.machine.program import (
     Collective,
     Instruction,
     array_bytes,
+    called_computations,
     count_rounds,
     describe_collectives,
     join_fused,
@@ -29,22 +30,22 @@ from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import peak_of_unit
 
 Computations = Mapping[str, Sequence[Instruction]]
-FREE = ("parameter", "get-tuple-element", "tuple", "constant", "bitcast", "after-all", "partition-id", "iota")
+UNTIMED = ("parameter", "get-tuple-element", "tuple", "constant", "bitcast", "after-all", "partition-id", "iota")
 OPERAND = re.compile(r"%([\w.-]+)")
 PRODUCTS = ("dot", "convolution")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Of one device, a second: FLOPs of a product, bytes of its memory, bytes sent within a node, by its own port.
+    """Of one device: FLOPs of a product, bytes of its memory, bytes sent within a node, and between nodes by its port.
 
-    A group that leaves the node has the ports of its devices there.
+    A group that leaves the node sends by the ports of all its devices there.
     """
 
-    flops: float
-    memory_bytes: float
-    near_bytes: float
-    port_bytes: float
+    flops_per_s: float
+    memory_bytes_per_s: float
+    near_bytes_per_s: float
+    port_bytes_per_s: float
     devices_per_node: int
 
 
@@ -101,7 +102,7 @@ def _play(
         elif line.operation in ("while", "conditional", "call"):
             inside = _play_called(joined, computations, line, rates, played)
             now, total = now + inside.computing_s + inside.waiting_s, total.plus(inside)
-        elif line.operation not in FREE:
+        elif line.operation not in UNTIMED:
             seconds = _computing_s(computations, line, types, rates)
             now, total = now + seconds, total.plus(Timeline(seconds))
     played[name] = total
@@ -112,10 +113,7 @@ def _play_called(
     joined: Computations, computations: Computations, line: Instruction, rates: Rates, played: dict[str, Timeline]
 ) -> Timeline:
     """A loop's rounds, or the longest branch of a condition."""
-    called = CALLED.findall(line.rest) + OPERAND.findall(
-        "".join(re.findall(r"branch_computations=\{([^}]*)\}", line.rest))
-    )
-    runs = [_play(joined, computations, name, rates, played) for name in called]
+    runs = [_play(joined, computations, name, rates, played) for name in called_computations(line)]
     if line.operation != "while":
         return max(runs, key=lambda run: run.computing_s + run.waiting_s, default=Timeline())
     whole = Timeline()
@@ -125,26 +123,22 @@ def _play_called(
 
 
 def _sending(lines: Sequence[Instruction], place: int, rates: Rates) -> tuple[bool, float]:
-    """(whether within a node, seconds) of a collective."""
+    """(whether within a node, seconds) of a collective; pairs count as within one."""
     rows: list[Collective] = list(describe_collectives(lines, place, lines[place], 1))
     sent, groups = sum(row.sent_bytes for row in rows), list_groups(lines[place].rest)
     nodes = [device // rates.devices_per_node for device in groups[0]] if groups else [0]
     if len(set(nodes)) == 1:
-        return True, sent / rates.near_bytes
-    return False, sent / min(rates.near_bytes, rates.port_bytes * nodes.count(nodes[0]))
+        return True, sent / rates.near_bytes_per_s
+    return False, sent / min(rates.near_bytes_per_s, rates.port_bytes_per_s * nodes.count(nodes[0]))
 
 
 def _computing_s(computations: Computations, line: Instruction, types: Mapping[str, str], rates: Rates) -> float:
     called = CALLED.search(line.rest)
     inside = computations.get(called[1], ()) if called and line.operation == "fusion" else ()
     flops = _product_flops(computations, inside) if inside else _flops(line, types)
-    moved = (
-        _fusion_bytes(inside)
-        if inside
-        else _bytes(line.type)
-        + sum(_bytes(types.get(name, "")) for name in OPERAND.findall(line.rest.partition(")")[0]))
-    )
-    return max(flops / rates.flops, moved / rates.memory_bytes)
+    read = sum(_bytes(types.get(name, "")) for name in OPERAND.findall(line.rest.partition(")")[0]))
+    moved = _fusion_bytes(inside) if inside else read + _bytes(line.type)
+    return max(flops / rates.flops_per_s, moved / rates.memory_bytes_per_s)
 
 
 def _product_flops(computations: Computations, lines: Sequence[Instruction]) -> float:

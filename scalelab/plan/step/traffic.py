@@ -84,12 +84,12 @@ def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     forward = outs * (1 + again) * runs
     gathers = forward + outs * runs + 2 * edges
     # Of a forward's parts the first that is gathered and the last that is added up are waited for.
-    beside = 1 - 1 / (_count_parts(static) if traits.in_parts else 1)
+    hidden = 1 - 1 / (_count_parts(static) if traits.in_parts else 1)
     return [
-        Transfer("tensor", "all-gather", width * elements, beside * forward, True, "sequences, in parts"),
-        Transfer("tensor", "all-gather", width * elements, gathers - beside * forward, False, "sequences"),
-        Transfer("tensor", "reduce-scatter", summed * elements, beside * sums * runs, True, "products' sums, in parts"),
-        Transfer("tensor", "reduce-scatter", summed * elements, (1 - beside) * sums * runs, False, "products' sums"),
+        Transfer("tensor", "all-gather", width * elements, hidden * forward, True, "sequences, in parts"),
+        Transfer("tensor", "all-gather", width * elements, gathers - hidden * forward, False, "sequences"),
+        Transfer("tensor", "reduce-scatter", summed * elements, hidden * sums * runs, True, "products' sums, in parts"),
+        Transfer("tensor", "reduce-scatter", summed * elements, (1 - hidden) * sums * runs, False, "products' sums"),
         Transfer("tensor", "reduce-scatter", returned * elements, inputs * runs, False, "gradients of inputs"),
         *ends,
     ]

@@ -214,7 +214,8 @@ def open_run(
     rules.check_layout_runtime(static, static.layout)
     if config.model.attention == "auto":
         where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
-        notes += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
+        kernel = kernels.program_kernel(kernels.step_kernel(static), config.model.attention)
+        notes += [("chosen", f"attention: {kernel} ({where})")]
     if config.log.remat:
         notes += [("chosen", f"remat: {config.model.remat} ({config.log.remat})")]
     parts = rules.parts_of_sequences(static, jax.default_backend())

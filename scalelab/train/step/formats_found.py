@@ -42,7 +42,7 @@ def check_user_metrics(static: Static, names: tuple[str, ...]) -> None:
     state, tokens, mesh = _shapes(static)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         if static.own_metrics:
-            refuse_unloggable(jax.eval_shape(step_lib.traced_step(static), state, tokens, h)[1])
+            refuse_unloggable(jax.eval_shape(step_lib.jit_train_step(static), state, tokens, h)[1])
         if static.own_eval_metrics:
             batches = jax.eval_shape(lambda tokens: tokens[None], tokens)
             jax.eval_shape(functools.partial(step_lib.evaluation_values, static), state, batches, h)
@@ -81,7 +81,7 @@ def _trace_step(static: Static, h: dict[str, jax.ShapeDtypeStruct]) -> tuple[Any
     """(state as shapes, the step's jaxpr, its metrics as shapes), on the layout's mesh."""
     state, tokens, mesh = _shapes(static)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
-        traced = step_lib.traced_step(static).trace(state, tokens, h)
+        traced = step_lib.jit_train_step(static).trace(state, tokens, h)
     return state, traced.jaxpr, traced.out_info[1]
 
 

@@ -46,17 +46,17 @@ class Program(NamedTuple):
     rows: np.ndarray | slice = slice(None)
 
 
-WHOLE_HPARAMS = {"seed": jnp.uint32, "separator": jnp.int32}
+INTEGER_HPARAMS = {"seed": jnp.uint32, "separator": jnp.int32}
 
 
 def traced_hparams(h: dict[str, float]) -> dict[str, jax.Array]:
     """The numbers of a config as the step's traced scalars."""
-    return {key: jnp.asarray(value, WHOLE_HPARAMS.get(key, jnp.float32)) for key, value in h.items()}
+    return {key: jnp.asarray(value, INTEGER_HPARAMS.get(key, jnp.float32)) for key, value in h.items()}
 
 
 def hparam_shapes(names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes and dtypes of `traced_hparams` of these names."""
-    return {name: jax.ShapeDtypeStruct((), WHOLE_HPARAMS.get(name, jnp.float32)) for name in names}
+    return {name: jax.ShapeDtypeStruct((), INTEGER_HPARAMS.get(name, jnp.float32)) for name in names}
 
 
 @functools.cache

@@ -278,8 +278,8 @@ def _next_precision_state(
 
 
 @functools.cache
-def traced_step(static: Static) -> Any:
-    """`train_step` of a program, whose trace is kept: the run's formats are read from it before it is compiled."""
+def jit_train_step(static: Static) -> Any:
+    """`train_step`, jitted; kept with its trace, so that a run's formats are read from what is compiled."""
     return jax.jit(functools.partial(train_step, static), inline=True)
 
 
@@ -290,7 +290,7 @@ def many_steps(
 
     BadInput if the step returns a metric that cannot be logged.
     """
-    k, step = batches.shape[0], traced_step(static)  # traced once: for its shapes, and in the loop
+    k, step = batches.shape[0], jit_train_step(static)  # traced once: for its shapes, and in the loop
     shapes = jax.eval_shape(lambda s, t: step(s, t, h)[1], state, batches[0])
     refuse_unloggable(shapes)
     empty = jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), shapes)

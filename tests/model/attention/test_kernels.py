@@ -54,13 +54,13 @@ def blockwise(sight, window, block=16):
 
 
 @pytest.mark.parametrize(("sight", "window"), SIGHTS.values(), ids=SIGHTS)
-def test_plain_in_parts_is_plain_forward_and_backward(sight, window, monkeypatch):
-    """Fifty queries in three parts of seventeen, the last one shorter."""
-    monkeypatch.setattr(kernels, "MIN_PART", 8)
+def test_plain_in_chunks_is_plain_forward_and_backward(sight, window, monkeypatch):
+    """Fifty queries in three chunks of seventeen, the last one shorter."""
+    monkeypatch.setattr(kernels, "LEAST_QUERIES", 8)
     given = arrays(50)
-    in_parts = lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE, sight, window, parts=3)  # noqa: E731
+    chunked = lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE, sight, window, chunks=3)  # noqa: E731
     for expected, actual in zip(
-        with_gradients(plain(sight, window), *given), with_gradients(in_parts, *given), strict=True
+        with_gradients(plain(sight, window), *given), with_gradients(chunked, *given), strict=True
     ):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6)
 

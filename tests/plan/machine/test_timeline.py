@@ -6,7 +6,9 @@ from scalelab.plan.machine import timeline
 from scalelab.plan.machine.program import list_groups
 
 # 16 FLOPs, 8 bytes of memory, 4 bytes sent within a node of two devices and 1 a device between nodes, each a second.
-RATES = timeline.Rates(flops=16.0, memory_bytes=8.0, near_bytes=4.0, port_bytes=1.0, devices_per_node=2)
+RATES = timeline.Rates(
+    flops_per_s=16.0, memory_bytes_per_s=8.0, near_bytes_per_s=4.0, port_bytes_per_s=1.0, devices_per_node=2
+)
 
 TEXT = """\
 HloModule jit_step, is_scheduled=true
