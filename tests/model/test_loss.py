@@ -1,6 +1,7 @@
 """Chunked cross-entropy against a full log-softmax in float64: values, gradients, memory."""
 
 import functools
+import re
 
 import jax
 import jax.extend
@@ -149,6 +150,15 @@ def test_chunks_are_even_so_that_hardly_anything_is_filled_up():
     longest = max(e.params["length"] for e in find(program(1024, 4, 50, 83), "scan"))
     assert longest == 13
     assert largest_array(program(1024, 4, 500, 83)) == 79 * 500
+
+
+def test_a_compiled_program_multiplies_no_transposed_operand_on_a_cpu():
+    """XLA folds a transposition into the product, which then takes it twice as long; the barrier must survive that."""
+    sizes = [(512, 64), (64, 4096)]
+    args = [jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes] + [jax.ShapeDtypeStruct((512,), jnp.int32)]
+    text = value_and_grads.lower(*args, 1e-4, 0.0, 128).compile().as_text()
+    contracted = re.findall(r"lhs_contracting_dims={(\d)}", text)
+    assert contracted == ["1"] * 3  # logits, gradient of x, gradient of the head
 
 
 def find(jaxpr, name):
