@@ -140,7 +140,7 @@ class Transformer(nn.Module):
             split_rngs={"params": True}, length=s.n_layers,
             in_axes=(0, nn.broadcast, nn.broadcast),
             check_constancy_invariants=self.is_initializing(),  # traces the block once more; needed only at init
-            unroll=layers_at_once(s),
+            unroll=1 if self.is_initializing() else layers_at_once(s),  # a loop compiles sooner
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
         self.final_norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))

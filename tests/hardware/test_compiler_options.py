@@ -3,7 +3,7 @@
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.hardware.compiler_options import collective_options, refuse_other_values
+from scalelab.hardware.compiler_options import collective_options, initial_state_options, refuse_other_values
 
 GATHERS = "xla_enable_async_all_gather"
 GRADIENTS, AT_A_TIME = (
@@ -16,6 +16,12 @@ def test_a_step_on_several_tpus_or_more_gpus_than_a_node_has_needs_options():
     assert collective_options("tpu", 8)[GATHERS] == "true"
     assert collective_options("gpu", 16)[GRADIENTS] is True
     assert not any(collective_options(*place) for place in (("tpu", 1), ("gpu", 1), ("gpu", 8), ("cpu", 16)))
+
+
+def test_a_first_state_is_compiled_with_little_optimization_on_a_cpu_unless_the_user_says_how_much():
+    level = "xla_backend_optimization_level"
+    assert initial_state_options("cpu", {}) == {level: "1"}
+    assert initial_state_options("cpu", {"XLA_FLAGS": f"--{level}=3"}) == {} == initial_state_options("gpu", {})
 
 
 def test_a_flag_of_a_gpu_is_compared_whatever_its_options_type():

@@ -219,6 +219,17 @@ def test_init_is_a_function_of_the_key():
     assert distance(other, one) > 0.1
 
 
+def test_the_program_that_draws_parameters_does_not_grow_with_the_layers():
+    """Unrolled, as a step's blocks are, it took as long to compile as the step."""
+
+    def compiled_lines(layers):
+        of = shape(**SMALL | {"n_layers": layers})
+        init = jax.jit(functools.partial(transformer.init_params, of)).lower(jax.random.key(0))
+        return init.compile().as_text().count("\n")
+
+    assert compiled_lines(6) < 1.1 * compiled_lines(2)
+
+
 def test_a_shorter_sequence_than_declared_is_a_prefix():
     of = shape("gpt2")
     params, batch = random_params(of), tokens(of)[:, :-1]

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.hardware.compiler_options import collective_options
+from scalelab.hardware.compiler_options import collective_options, initial_state_options
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rows
 from scalelab.sharding import BATCH_AXES, target_platform, without_mesh
@@ -69,8 +69,13 @@ def _compiled_functions(static: Static, trial_mesh: Mesh | None) -> tuple[Callab
         init = _map_trials(init, trial_mesh, (0,))
         advance = _map_trials(advance, trial_mesh, (0, 0, None, 0))
         evaluated = _map_trials(evaluated, trial_mesh, (0, None, 0))
-    options = collective_options(target_platform(), static.layout.devices)
-    return jax.jit(init), jax.jit(advance, donate_argnums=0, compiler_options=options or None), jax.jit(evaluated)
+    platform = target_platform()
+    first, options = initial_state_options(platform), collective_options(platform, static.layout.devices)
+    return (
+        jax.jit(init, compiler_options=first or None),
+        jax.jit(advance, donate_argnums=0, compiler_options=options or None),
+        jax.jit(evaluated),
+    )
 
 
 def _map_trials(function: Callable, mesh: Mesh, in_axes: tuple[int | None, ...]) -> Callable:
