@@ -304,7 +304,7 @@ def _describe(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
         "device_memory": _device_memory(),
         "dtypes": formats_found.step_formats(static, spec.hparams),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
-        "attention": kernels.step_kernel(static),
+        "attention": kernels.program_kernel(kernels.step_kernel(static), shape.attention),
         "remat": {"policy": static.model.remat} | ({"chosen": spec.config.log.remat} if spec.config.log.remat else {}),
         "peak_flops": peak_flops,
         "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
