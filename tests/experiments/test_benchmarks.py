@@ -2,7 +2,12 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from scalelab.experiments.benchmarks import __main__ as benchmarks
+from scalelab.experiments.benchmarks import linen
 
 
 def test_a_part_is_kept_with_its_machine_and_date_and_the_others_stay(tmp_path, monkeypatch):
@@ -15,3 +20,15 @@ def test_a_part_is_kept_with_its_machine_and_date_and_the_others_stay(tmp_path, 
     assert (result["machine"], result["step"], result["laws"], result["optimizers"]) == ("old", [3], {"fit_s": 2}, [4])
     new = {"machine": "new", "date": "2026-02-02"}
     assert result["measured"] == {"step": new | {"rounds": 7}, "optimizers": new | {"rounds": 3}}
+
+
+def test_the_peer_in_linen_has_the_parameters_of_a_gpt_without_biases_and_sees_no_later_token():
+    vocab, width, layers, length = 11, 8, 2, 6
+    model = linen.Decoder(vocab, width, layers, 2, length)
+    tokens = jnp.arange(length)[None]
+    params = model.init(jax.random.key(0), tokens)
+    counted = sum(x.size for x in jax.tree.leaves(params))
+    assert counted == (vocab + length) * width + layers * (12 * width**2 + 2 * width) + width
+    logits, changed = model.apply(params, tokens), model.apply(params, tokens.at[0, -1].set(9))
+    np.testing.assert_array_equal(logits[:, :-1], changed[:, :-1])
+    assert not np.array_equal(logits[:, -1], changed[:, -1])
