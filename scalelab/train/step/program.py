@@ -69,13 +69,13 @@ def _compiled_functions(static: Static, trial_mesh: Mesh | None) -> tuple[Callab
         init = _map_trials(init, trial_mesh, (0,))
         advance = _map_trials(advance, trial_mesh, (0, 0, None, 0))
         evaluated = _map_trials(evaluated, trial_mesh, (0, None, 0))
-    platform = target_platform()
-    first, options = initial_state_options(platform), collective_options(platform, static.layout.devices)
-    return (
-        jax.jit(init, compiler_options=first or None),
-        jax.jit(advance, donate_argnums=0, compiler_options=options or None),
-        jax.jit(evaluated),
-    )
+    options = collective_options(target_platform(), static.layout.devices)
+    advance = jax.jit(advance, donate_argnums=0, compiler_options=options or None)
+    return _jit_first_state(init), advance, jax.jit(evaluated)
+
+
+def _jit_first_state(function: Callable, **more: Any) -> Callable:
+    return jax.jit(function, compiler_options=initial_state_options(target_platform()) or None, **more)
 
 
 def _map_trials(function: Callable, mesh: Mesh, in_axes: tuple[int | None, ...]) -> Callable:
@@ -92,7 +92,7 @@ def _map_trials(function: Callable, mesh: Mesh, in_axes: tuple[int | None, ...])
 def mesh_program(static: Static, hparams: HparamsList) -> Program:
     """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.state_specs` says."""
     mesh = mesh_lib.make_mesh(static.layout)
-    init, advance, evaluated = _compiled_functions(static, None)
+    _, advance, evaluated = _compiled_functions(static, None)
     specs = state_lib.state_specs(static)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
@@ -115,8 +115,8 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
     def begin() -> list:
         # Drawn under automatic partitioning: the numbers don't depend on the mesh, and no device holds them all.
         auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-        ordered = lambda h: pipeline.reorder_layers(init(h), specs, static.layout)  # noqa: E731
-        drawn = jax.jit(ordered, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
+        ordered = lambda h: pipeline.reorder_layers(state_lib.init_state(static, h), specs, static.layout)  # noqa: E731
+        drawn = _jit_first_state(ordered, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
         return [jax.device_put(drawn(traced_hparams(h)), shardings) for h in hparams]
 
     @functools.partial(jax.jit, static_argnums=1)
