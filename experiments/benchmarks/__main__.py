@@ -1,12 +1,13 @@
 """python -m experiments.benchmarks [--only=PART] [--rounds=N] [--keep] [--json[=PATH]]
 
-PART: step, optimizers, packing, startup, laws, fits, checkpoints, compile or data.
+PART: step, optimizers, packing, startup, laws, fits, checkpoints, compile, data; and peers, which only runs by name.
 
 Measure how fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX
 step with equal arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a
 warm start over a cold one, compilation under FSDP x tensor parallelism over that on one device, a checkpoint over the
 raw disk; fits and their resamples over scipy's, and whole fit commands, in CPU seconds of one core; batches read over
-a bare memmap, and `scalelab prepare` on all cores over one. About a quarter of an hour on two CPU cores; leave the
+a bare memmap, and `scalelab prepare` on all cores over one; a step of peers (torch.compile's GPT-2, where torch is
+installed, and a Linen decoder like nanodo's) over ours, 20 minutes at --rounds=9. Without peers about a quarter of an hour on two CPU cores; leave the
 machine alone meanwhile. --keep stores the results in experiments/results/benchmarks.json, each part with its machine
 and date; parts that were not measured keep their old results.
 
@@ -30,6 +31,7 @@ from scalelab.experiments.shared import command_line, describe_machine
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "benchmarks.json"
 PART_NAMES = ("step", "optimizers", "packing", "startup", "laws", "fits", "checkpoints", "compile", "data")
+BY_NAME = ("peers",)
 Cells = tuple[str, str, str, str, str]
 
 
@@ -40,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     parser = command_line("benchmarks", __doc__)
-    parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PART_NAMES)}")
+    parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PART_NAMES + BY_NAME)}")
     parser.add_argument(
         "--keep", action="store_true", help="into experiments/results/benchmarks.json; other parts stay"
     )
@@ -48,8 +50,8 @@ def _main(argv: list[str]) -> int:
         "--rounds", type=int, default=7, metavar="N", help="timed rounds of each contender (default: 7)"
     )
     options = parser.parse_args(argv)
-    if options.only and options.only not in PART_NAMES:
-        raise BadInput(f"--only={options.only}: no such part{nearest_hint(options.only, PART_NAMES)}")
+    if options.only and options.only not in PART_NAMES + BY_NAME:
+        raise BadInput(f"--only={options.only}: no such part{nearest_hint(options.only, PART_NAMES + BY_NAME)}")
     if options.rounds < 1:
         raise BadInput(f"--rounds={options.rounds}: at least 1")
     from scalelab.experiments.benchmarks import (
@@ -60,6 +62,7 @@ def _main(argv: list[str]) -> int:
         laws,
         optimizers,
         packing,
+        peers,
         startup,
         step,
     )  # fmt: skip
@@ -76,6 +79,7 @@ def _main(argv: list[str]) -> int:
         "fits": law_commands.measure_law_commands,
         "compile": lambda: compiling.measure_compilation(few),
         "data": lambda: data.measure_data(options.rounds),
+        "peers": lambda: peers.measure_peer_rows(options.rounds),
     }
     for name in [options.only] if options.only else PART_NAMES:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
@@ -123,6 +127,22 @@ def _optimizer_rows(rows: list[dict[str, Any]]) -> list[Cells]:
          f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})", f"at most {row['goal']}" if row["goal"] else "")
         for row in rows
     ]  # fmt: skip
+
+
+def _peer_rows(rows: list[dict[str, Any]]) -> list[Cells]:
+    goals = {("torch", 256): "at least 1.05", ("linen", 32_768): "at least 1.3"}
+    return [
+        (f"step, vocab {row['vocab']:,}, against {name}", *_peer_cells(row["peers"]["scalelab"], peer),
+         goals.get((name, row["vocab"]), ""))
+        for row in rows for name, peer in row["peers"].items() if name != "scalelab"
+    ]  # fmt: skip
+
+
+def _peer_cells(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[str, str, str]:
+    if "left_out" in peer:
+        return f"{ours['ms'][0]:.0f} ms", f"left out: {peer['left_out']}", ""
+    middle, low, high = peer["time_over_ours"]
+    return f"{ours['ms'][0]:.0f} ms", f"{peer['ms'][0]:.0f} ms", f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _packing_rows(row: dict[str, Any]) -> list[Cells]:
@@ -224,7 +244,7 @@ def _ratio(row: dict[str, Any]) -> str:
 PART_ROWS: dict[str, Callable[[Any], list[Cells]]] = {
     "step": _step_rows, "optimizers": _optimizer_rows, "packing": _packing_rows, "startup": _startup_rows,
     "compile": _compile_rows, "laws": _laws_rows, "fits": _fit_rows, "checkpoints": _checkpoint_rows,
-    "data": _data_rows,
+    "data": _data_rows, "peers": _peer_rows,
 }  # fmt: skip
 
 

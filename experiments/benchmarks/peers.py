@@ -1,14 +1,11 @@
 """A step on a CPU beside those of others: torch.compile's GPT-2, and a decoder in Linen as nanodo trains it.
 
-    python -m experiments.benchmarks.peers [ROUNDS] [256] [32768]      (vocabularies; half an hour for both and 9 rounds)
-
-Prints one JSON line a vocabulary. Each is a process of its own on both cores, and they take turns of 20 steps (a dispatch of `scalelab train`), so a
+Each is a process of its own on both cores, and they take turns of 20 steps (a dispatch of `scalelab train`), so a
 neighbour falls on all alike. Equal width, depth, heads, batch and optimizer (AdamW after a global-norm clip, fp32), not
 equal arithmetic: theirs have GELU, learned positions and a tied head, ours has SwiGLU, RoPE and an untied one, with 1 %
 more multiplications in a block. torch is left out, with the reason, where it is not installed.
 """
 
-import json
 import statistics
 import subprocess
 import sys
@@ -17,12 +14,17 @@ from collections.abc import Callable
 from typing import Any
 
 from scalelab.experiments.benchmarks import bare, timing
-from scalelab.experiments.shared import describe_machine
 
 STEPS = 20  # of a turn; `train.steps_per_dispatch` by default
 TINY = bare.BareShape(32, 1, 2, 88, vocab_size=64, seq_len=16)
 SHAPES = {"256": bare.STEP_256, "32768": bare.STEP_32768, "tiny": TINY}
 Step = Callable[[int], Any]  # takes so many steps and waits for them
+
+
+def measure_peer_rows(rounds: int) -> list[dict[str, Any]]:
+    """The rows for vocabularies of 256 and, with a third of the rounds, of 32,768."""
+    counts = {"256": rounds, "32768": max(1, rounds // 3)}
+    return [{"vocab": int(name), "rounds": n, "peers": measure_peers(name, n)} for name, n in counts.items()]
 
 
 def measure_peers(shape: str, rounds: int, steps: int = STEPS) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def measure_peers(shape: str, rounds: int, steps: int = STEPS) -> dict[str, Any]
 
 
 def _start(name: str, shape: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "scalelab.experiments.benchmarks.peers", "--worker", name, shape]
+    command = [sys.executable, "-m", "scalelab.experiments.benchmarks.peers", name, shape]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -149,21 +151,14 @@ MAKERS: dict[str, Callable[[bare.BareShape], Step]] = {
 
 
 def main() -> None:
-    """Print a JSON line for vocabularies of 256 and of 32,768."""
-    if sys.argv[1:2] == ["--worker"]:
-        try:
-            step = MAKERS[sys.argv[2]](SHAPES[sys.argv[3]])
-            step(2)
-        except ImportError as missing:
-            return print(str(missing).split("\n")[0], flush=True)
-        return _serve(step)
-    names = [word for word in sys.argv[1:] if word in SHAPES] or ["256", "32768"]
-    rounds = next((int(word) for word in sys.argv[1:] if word.isdigit() and word not in SHAPES), 9)
-    print(json.dumps({"machine": describe_machine()}), flush=True)
-    for name in names:
-        print(
-            json.dumps({"vocab": SHAPES[name].vocab_size, "rounds": rounds} | measure_peers(name, rounds)), flush=True
-        )
+    """Serve as the worker NAME at SHAPE; without its library, say so and end."""
+    name, shape = sys.argv[1:]
+    try:
+        step = MAKERS[name](SHAPES[shape])
+    except ImportError as missing:
+        return print(str(missing).split("\n")[0], flush=True)
+    step(2)
+    _serve(step)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from scalelab.experiments.benchmarks import __main__ as benchmarks
-from scalelab.experiments.benchmarks import linen
+from scalelab.experiments.benchmarks import linen, peers
 
 
 def test_a_part_is_kept_with_its_machine_and_date_and_the_others_stay(tmp_path, monkeypatch):
@@ -32,3 +33,13 @@ def test_the_peer_in_linen_has_the_parameters_of_a_gpt_without_biases_and_sees_n
     logits, changed = model.apply(params, tokens), model.apply(params, tokens.at[0, -1].set(9))
     np.testing.assert_array_equal(logits[:, :-1], changed[:, :-1])
     assert not np.array_equal(logits[:, -1], changed[:, -1])
+
+
+@pytest.mark.slow
+def test_peers_take_turns_and_one_whose_library_is_missing_is_left_out_with_the_reason():
+    result = peers.measure_peers("tiny", rounds=2, steps=2)
+    assert result.keys() == {"scalelab", "torch", "linen"}
+    assert result["scalelab"]["time_over_ours"] == [1.0, 1.0, 1.0]
+    low, high = result["linen"]["time_over_ours"][1:]
+    assert 0 < low <= high
+    assert "ms" in result["torch"] or "torch" in result["torch"]["left_out"]
