@@ -7,9 +7,10 @@ step with equal arithmetic, a step under every optimizer over one under AdamW, e
 warm start over a cold one, compilation under FSDP x tensor parallelism over that on one device, a checkpoint over the
 raw disk; fits and their resamples over scipy's, and whole fit commands, in CPU seconds of one core; batches read over
 a bare memmap, and `scalelab prepare` on all cores over one; a step of peers (torch.compile's GPT-2, where torch is
-installed, and a Linen decoder like nanodo's) over ours, 20 minutes at --rounds=9. Without peers about a quarter of an hour on two CPU cores; leave the
-machine alone meanwhile. --keep stores the results in experiments/results/benchmarks.json, each part with its machine
-and date; parts that were not measured keep their old results.
+installed, and a Linen decoder like nanodo's) over ours, 20 minutes at --rounds=9. Without peers about a quarter of an
+hour on two CPU cores; leave the machine alone meanwhile. --keep stores the results in
+experiments/results/benchmarks.json, each part with its machine and date; parts that were not measured keep their old
+results.
 
     scalelab study benchmarks --rounds=3
 """
