@@ -32,7 +32,7 @@ from scalelab.experiments.shared import command_line, describe_machine
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "benchmarks.json"
 PART_NAMES = ("step", "optimizers", "packing", "startup", "laws", "fits", "checkpoints", "compile", "data")
-BY_NAME = ("peers",)
+NAMED_PARTS = ("peers",)  # measured only where --only names them
 Cells = tuple[str, str, str, str, str]
 
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     parser = command_line("benchmarks", __doc__)
-    parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PART_NAMES + BY_NAME)}")
+    parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PART_NAMES + NAMED_PARTS)}")
     parser.add_argument(
         "--keep", action="store_true", help="into experiments/results/benchmarks.json; other parts stay"
     )
@@ -51,8 +51,8 @@ def _main(argv: list[str]) -> int:
         "--rounds", type=int, default=7, metavar="N", help="timed rounds of each contender (default: 7)"
     )
     options = parser.parse_args(argv)
-    if options.only and options.only not in PART_NAMES + BY_NAME:
-        raise BadInput(f"--only={options.only}: no such part{nearest_hint(options.only, PART_NAMES + BY_NAME)}")
+    if options.only and options.only not in PART_NAMES + NAMED_PARTS:
+        raise BadInput(f"--only={options.only}: no such part{nearest_hint(options.only, PART_NAMES + NAMED_PARTS)}")
     if options.rounds < 1:
         raise BadInput(f"--rounds={options.rounds}: at least 1")
     from scalelab.experiments.benchmarks import (

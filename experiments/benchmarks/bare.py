@@ -1,12 +1,12 @@
 """The reference of scalelab's speed: equal arithmetic in pure JAX, and nothing else around it.
 
-Plain dicts, no flax, no optax, no metrics. Four choices make it fast on CPU (measured there; none changes a number):
+Plain dicts, no flax, no optax, no metrics. Four choices make it fast on CPU (none changes more than last digits):
 every projection is a product of two matrices, tokens flattened (1.5x: with [batch, seq, width] left as it is, XLA:CPU
 takes the weight's gradient from a transposed copy with the activation's backward fused into it); attention is one batch
 of matrices a (sequence, head) (1.1x of `jax.nn.dot_product_attention`); the loss takes its gradient chunk by chunk
 while the logits exist (1.4x at vocabulary 32,768), and that of the head from a transposed copy, which the barrier keeps
-(1.3x there). Layers are a Python list: scanned, with a loop on the device, they
-cost 1.2x.
+(`precision/products.py`; its gain was measured in scalelab's step, not here). Layers are a Python list: scanned, with a
+loop on the device, they cost 1.2x.
 
 Shapes: B batch, S sequence, T = B S tokens, D d_model, N heads, H head_dim, F d_ff, V vocab.
 """

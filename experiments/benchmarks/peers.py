@@ -2,8 +2,8 @@
 
 Each is a process of its own on both cores, and they take turns of 20 steps (a dispatch of `scalelab train`), so a
 neighbour falls on all alike. Equal width, depth, heads, batch and optimizer (AdamW after a global-norm clip, fp32), not
-equal arithmetic: theirs have GELU, learned positions and a tied head, ours has SwiGLU, RoPE and an untied one, with 1 %
-more multiplications in a block. torch is left out, with the reason, where it is not installed.
+equal arithmetic: theirs have GELU, learned positions and a tied head, ours has SwiGLU, RoPE and an untied one. torch is
+left out, with the reason, where it is not installed.
 """
 
 import statistics

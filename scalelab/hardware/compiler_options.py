@@ -1,4 +1,4 @@
-"""What XLA is told about a step on several devices, so that what it sends goes on beside computation.
+"""What XLA is told: of a step on several devices, so that what it sends goes on beside computation; of a first state.
 
 On TPUs its own choice is to wait for every collective. With these options an 8B under FSDP on 8 v5p gathers and adds
 up all of its blocks beside computation (`python -m experiments.programs`).
@@ -34,7 +34,7 @@ BETWEEN_NODES_GPU: Options = {
     "xla_gpu_enable_pipelined_reduce_scatter": True,
     "xla_gpu_experimental_parallel_collective_overlap_limit": "2",
 }
-LEVEL = "xla_backend_optimization_level"
+OPTIMIZATION_LEVEL = "xla_backend_optimization_level"
 NODE_GPUS = 8  # of most machines
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -51,8 +51,8 @@ def initial_state_options(platform: str, environment: Mapping[str, str] = os.env
 
     The program runs once, so full optimization gains a CPU nothing: with two layers it compiles in 1.2 s, not 3.4.
     """
-    chosen = LEVEL in environment.get("XLA_FLAGS", "")
-    return {LEVEL: "1"} if platform == "cpu" and not chosen else {}
+    chosen = OPTIMIZATION_LEVEL in environment.get("XLA_FLAGS", "")
+    return {OPTIMIZATION_LEVEL: "1"} if platform == "cpu" and not chosen else {}
 
 
 def refuse_other_values(options: Mapping[str, str | bool], environment: Mapping[str, str] = os.environ) -> None:

@@ -62,9 +62,9 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, 
         start = time.perf_counter()
         with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
             lowered = jax.jit(functools.partial(many_steps, static), donate_argnums=0).lower(*arguments)
-        oom, memory, least = None, None, platform == "tpu" and not program
+        oom, memory, least_effort = None, None, platform == "tpu" and not program
         try:
-            options: Any = LEAST_EFFORT if least else collective_options(platform, static.layout.devices)
+            options: Any = LEAST_EFFORT if least_effort else collective_options(platform, static.layout.devices)
             compiled = lowered.compile(options or None)
             memory = compiled.memory_analysis()
             if program:
@@ -81,7 +81,7 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, 
     if platform == "cpu":
         peak = sizes["argument_bytes"] + sizes["temp_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"]
         notes.append("a CPU's peak is the sum of all buffers")
-    if least:
+    if least_effort:
         notes.append("compiled with the least effort (libtpu's exec_time_optimization_effort=-1)")
     if platform == "gpu":
         notes.append("without autotuning, which needs a device")
