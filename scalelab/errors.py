@@ -12,6 +12,11 @@ class WorkFailed(RuntimeError):
     """Failed work on good input (a damaged checkpoint, a full disk): the message says what failed and what to do."""
 
 
+def needs_package(feature: str, package: str) -> BadInput:
+    """The refusal of a feature whose package is not installed."""
+    return BadInput(f"{feature} needs a package that is not installed: pip install {package}")
+
+
 # The other names of the field -> ours, for the last part of a key or for an option; the first that is known counts.
 OTHER_NAMES = {
     **dict.fromkeys(("lr", "learning_rate", "max_lr", "base_lr"), ("peak_lr",)),

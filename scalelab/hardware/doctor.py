@@ -1,10 +1,8 @@
 """Checks whether this machine is ready: versions against the pins, the driver, jax's devices, one product timed."""
 
 import contextlib
-import importlib.metadata
 import logging
 import os
-import pathlib
 import platform
 import shutil
 import subprocess
@@ -15,9 +13,9 @@ import numpy as np
 
 from scalelab.hardware import chips
 from scalelab.hardware.measured import measured_matmul_flops
+from scalelab.hardware.versions import installed_versions, pinned_versions
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scipy")
-PINS = pathlib.Path(__file__).parent / "requirements.txt"  # a link to the one on top; a wheel holds a copy
 BUILDS = {"jax-cuda12-plugin": "gpu", "jax-cuda13-plugin": "gpu", "libtpu": "tpu"}  # package -> platform
 PLATFORMS = {"gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # name in JAX_PLATFORMS -> platform
 
@@ -51,24 +49,6 @@ def _examine_devices(devices: list[Any]) -> dict[str, Any]:
     summaries = [summarise_device(device) for device in devices]
     matmul = check_matmul() | measure_matmul(devices[0])
     return {"platform": devices[0].platform, "devices": summaries, "matmul": matmul}
-
-
-def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """{package: version} of the packages that are installed, without importing any."""
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def pinned_versions() -> dict[str, str]:
-    """{package: version} with which this version of scalelab was tested: the pins of requirements.txt."""
-    lines = PINS.read_text().splitlines()
-    requirements = [line.partition("#")[0].strip().partition("==") for line in lines]
-    return {name: version for name, equal, version in requirements if equal}
 
 
 def pin_warnings(versions: dict[str, str], pins: dict[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ other). Windows cross document boundaries but not shards; the rest of a shard, l
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,20 +153,27 @@ class TrainBatches:
 
         Only `rows` are read.
         """
-        reader = self._reader(self._key(rows))
-        numbers = np.stack([reader[i] for i in batches])
+        read = self._reader(self._key(rows))
+        numbers = np.stack([read(i) for i in batches])
         # All at once: small batches over many shards, one by one, cost half as much again.
         return self.windows.read(numbers.ravel()).reshape(*numbers.shape, -1)
 
     def _key(self, rows: RowIndex) -> tuple[int, ...]:
         return tuple(np.arange(self.global_batch)[rows].tolist())
 
-    def _make_reader(self, key: tuple[int, ...]) -> Any:
-        """A Grain MapDataset of window numbers, one record a step, so that Grain's cost grows with steps, not rows."""
-        import grain
+    def _make_reader(self, key: tuple[int, ...]) -> Callable[[int], np.ndarray]:
+        """Step -> window numbers, by a Grain MapDataset of one record a step: Grain's cost grows with steps, not rows.
 
+        Where Grain is not installed, the records are read without it: the same numbers.
+        """
         rows = np.array(key)
-        return grain.MapDataset.source(self._order).map(lambda numbers: numbers[rows])
+        try:
+            import grain
+        except ModuleNotFoundError as error:
+            if error.name != "grain":
+                raise
+            return lambda step: self._order[step][rows]
+        return grain.MapDataset.source(self._order).map(lambda numbers: numbers[rows]).__getitem__
 
 
 def train_batches(

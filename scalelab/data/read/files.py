@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, needs_package
 
 READ_CHUNK_BYTES = 2**20  # unpacked bytes yielded at once, at most
 READ_BYTES = 2**16  # packed bytes read at once: error lines name a byte to within this
@@ -64,8 +64,10 @@ def _inflate(member: Any, packed: bytes) -> Iterator[bytes]:
 
 def _zstd(file: Any, path: str) -> Iterator[bytes]:
     """Unpack zstandard (RFC 8878), few packed bytes at once, since the output of one call is unbounded."""
-    import zstandard
-
+    try:
+        import zstandard
+    except ImportError:
+        raise needs_package(f"{path} is zstandard data and", "zstandard") from None
     frame = None
     while packed := file.read(ZSTD_READ_BYTES):
         while packed:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from scalelab.data.read.reading import Piece, Reading
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput, nearest_hint, needs_package
 
 SPLIT_MARK = "#"  # between a folder and the split, which don't contain it
 RECORDS_PER_READ = 256
@@ -54,8 +54,7 @@ def _prepared(root: pathlib.Path, name: str) -> pathlib.Path | None:
 
 
 def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
-    import tensorflow_datasets as tfds
-
+    tfds = _tensorflow_datasets()
     tfds.disable_progress_bar()
     try:
         with contextlib.redirect_stdout(sys.stderr):  # tensorflow_datasets prints its progress
@@ -73,6 +72,15 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"tfds:{name}: preparing it under {root} failed: {reason[:300]}") from error
     return pathlib.Path(builder.data_path)
+
+
+def _tensorflow_datasets() -> Any:
+    try:
+        import tensorflow_datasets
+    except ModuleNotFoundError as error:  # importlib_resources is needed by it and not among its requirements
+        package = {"importlib_resources": "importlib-resources"}.get(error.name or "", "tensorflow-datasets")
+        raise needs_package("a data set tfds:NAME", package) from None
+    return tensorflow_datasets
 
 
 def _needs(name: str, root: pathlib.Path, error: ModuleNotFoundError) -> NoReturn:
@@ -130,8 +138,7 @@ def _record(path: str, number: int) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _open(folder: str) -> Any:
-    import tensorflow_datasets as tfds
-
+    tfds = _tensorflow_datasets()
     _refuse_foreign_code(pathlib.Path(folder) / "features.json")
     return tfds.builder_from_directory(folder)
 

@@ -1,6 +1,5 @@
 """What a checkpoint states about one run: identity, config, data and versions; read again and compared."""
 
-import importlib.metadata
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ import scalelab
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.data.dataset import Dataset
+from scalelab.hardware.versions import installed_versions
 from scalelab.optim.registry import find_optimizer
 from scalelab.train.spec import TrainSpec
 
@@ -18,8 +18,8 @@ VERSIONED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gra
 
 
 def package_versions() -> dict[str, str]:
-    """Python and the packages whose arithmetic or files a run depends on."""
-    packages = {package: importlib.metadata.version(package) for package in VERSIONED_PACKAGES}
+    """Python and the packages whose arithmetic or files a run depends on, as far as they are installed."""
+    packages = installed_versions(VERSIONED_PACKAGES)
     return {"python": platform.python_version()} | packages | {"scalelab": scalelab.__version__}
 
 
@@ -70,7 +70,8 @@ def config_from_facts(facts: Mapping[str, Any]) -> ConfigDict:
 def describe_version_changes(old: Mapping[str, Any]) -> str:
     """What other versions a checkpoint was saved under, as text; "" where none."""
     now, before = package_versions(), old["versions"]
-    return ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name])
+    changes = {name: (before.get(name), now.get(name)) for name in {**before, **now}}
+    return ", ".join(f"{name} {was} -> {version}" for name, (was, version) in changes.items() if was != version)
 
 
 def flatten_facts(facts: Mapping[str, Any]) -> dict[str, Any]:

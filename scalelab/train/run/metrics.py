@@ -14,7 +14,7 @@ from scalelab.train.run.sinks import (
     open_user_sink,
     split_names,
 )
-from scalelab.train.run.tensorboard import open_tensorboard
+from scalelab.train.run.tensorboard import check_tensorboard, open_tensorboard
 from scalelab.train.run.wandb_run import check_wandb, open_wandb
 
 NOT_SCALARS = ("step", "time")
@@ -24,6 +24,8 @@ def check_trackers(log: Any) -> None:
     """Raise BadInput if a package that `log` needs is not installed, or `log.sinks` names what is not a function."""
     if log["wandb"]:
         check_wandb(log["wandb"])
+    if log["tensorboard"]:
+        check_tensorboard()
     check_sinks(log["sinks"])
 
 

@@ -3,6 +3,7 @@
 `tensorboard --logdir=runs/my_sweep` then shows the curves, and under HPARAMS a sweep as a table.
 """
 
+import importlib.util
 import json
 import pathlib
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 from scalelab import records
 from scalelab.config.keys import default_values, key_records
+from scalelab.errors import needs_package
 from scalelab.train.run.sinks import MetricSink, TrackedRun
 
 # Columns of the table, also where they are at their defaults, as they may be in one trial of several.
@@ -23,6 +25,12 @@ ENDED = {
     "diverged": "STATUS_FAILURE",
     "stopped early": "STATUS_FAILURE",
 }  # other runs may go on
+
+
+def check_tensorboard() -> None:
+    """Raise BadInput if the package that writes the events is not installed."""
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise needs_package("log.tensorboard=True", "tensorboardX")
 
 
 def open_tensorboard(run: TrackedRun) -> MetricSink:

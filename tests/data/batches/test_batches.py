@@ -210,3 +210,11 @@ def test_rows_that_are_not_taken_are_not_read(dataset, monkeypatch):
     monkeypatch.setattr(type(batches.windows), "__getitem__", lambda self, n: seen.append(len(n)) or read(self, n))
     batches.chunk(0, 5)
     assert seen == [3 + 5 + 5 + 5 + 6]  # of 30, and those of all steps at once
+
+
+@pytest.mark.parametrize("rows", [slice(None), np.array([4, 1])], ids=["all", "of one host"])
+def test_batches_without_grain_are_those_of_grain(dataset, monkeypatch, rows):
+    expected = [train_batches(dataset, SEQ_LEN, BATCH, seed=3).chunk(step, 2, rows) for step in (0, 7, 10**6)]
+    monkeypatch.setitem(sys.modules, "grain", None)
+    batches = [train_batches(dataset, SEQ_LEN, BATCH, seed=3).chunk(step, 2, rows) for step in (0, 7, 10**6)]
+    assert all((a == b).all() for a, b in zip(expected, batches, strict=True))
