@@ -250,3 +250,9 @@ def vary_like(x: jax.Array, *others: jax.Array) -> jax.Array:
     """Cast `x`, inside a shard_map, to a value that may vary along every axis along which one of `others` varies."""
     axes = frozenset().union(*[jax.typeof(other).manual_axis_type.varying for other in others])
     return jax.lax.pcast(x, tuple(axes - jax.typeof(x).manual_axis_type.varying), to="varying")
+
+
+def as_partial_sums(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """Mark `x`, inside a shard_map, as this device's part of sums along the axes along which `spec` is `unreduced`."""
+    axes = tuple(sorted(spec.unreduced))
+    return jax.lax.pcast(x, axes, to="unreduced") if axes else x

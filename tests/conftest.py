@@ -1,6 +1,7 @@
 """The environment of all tests, set before jax is imported; xdist's workers and started commands inherit it."""
 
 import gc
+import importlib.metadata
 import os
 import shutil
 import tempfile
@@ -18,8 +19,11 @@ if first_process:
     # 73). A program stays one LLVM module: cut into parts for idle cores, it is copied for each part
     # (test_loss_scale.py, test_user_numbers.py and test_sources.py together: 32 s instead of 34). Your own XLA_FLAGS
     # come after these and win.
-    flags = "--xla_allow_excess_precision=false --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    flags = "--xla_allow_excess_precision=false --xla_backend_optimization_level=0"
     flags += " --xla_cpu_parallel_codegen_split_count=1"
+    # An unknown flag ends the process: jaxlib 0.11 has only the newer generator, and no flag for it.
+    if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
+        flags += " --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
     # Workers and commands share what was compiled and the token shards, for this session only.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "jax")

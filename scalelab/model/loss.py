@@ -19,6 +19,7 @@ from scalelab.sharding import (
     TENSOR_AXIS,
     Weight,
     activation_spec,
+    as_partial_sums,
     gradient_like,
     gradient_spec,
     has_explicit_mesh,
@@ -286,9 +287,11 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
         x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
         if has_explicit_mesh() and not shared:
             x_grad = jax.lax.psum(x_grad, TENSOR_AXIS).astype(grad_dtype)
-        return _with_tokens(_sum_over_devices(sums, axes), nll, targets_BS), (x_grad, _scatter(head_grad, split, rest))
+        grads = as_partial_sums(x_grad, x_spec), as_partial_sums(_scatter(head_grad, split, rest), head_spec)
+        return _with_tokens(_sum_over_devices(sums, axes), nll, targets_BS), grads
 
-    out = _sums_specs(due), (gradient_spec(x_BSD), gradient_spec(master))
+    x_spec, head_spec = gradient_spec(x_BSD), gradient_spec(master)
+    out = _sums_specs(due), (x_spec, head_spec)
     more = () if due is None else (due,)
     specs = (*_argument_specs(x_BSD, head_DV), *[PartitionSpec() for _ in more])
     sums, (x_grad, head_grad) = per_device(device_gradients, specs, out)(x_BSD, head_DV, targets_BS, z_weight, *more)
