@@ -1,7 +1,7 @@
 """scalelab doctor [--expect=cpu|gpu|tpu]
 
 Check whether this machine is ready: print versions, driver and devices; check one jitted product against numpy and time
-it.
+it. `tested` names the versions that scalelab was tested with: the pinned set and the newest; others are warned of.
 
 Exit code: 0 ready, 1 the product is wrong, 2 an accelerator was asked for (by --expect, by JAX_PLATFORMS, or by
 installing its build of jax) and jax sees none.
@@ -38,11 +38,19 @@ def main(argv: list[str]) -> int:
 def describe_environment(report: dict[str, Any]) -> list[str]:
     """Format the doctor's report as aligned text."""
     rows = list((report["versions"] | report["builds"]).items())
+    rows += [("tested", _tested(name, entry, report["versions"])) for name, entry in report["tested"].items()]
+    rows += [("not installed", f"{package}: {lacks}") for package, lacks in report["missing"].items()]
     rows += [("driver", line) for line in report["driver"]]
     rows += [("device", _device(report["platform"], device)) for device in report["devices"]]
     if report["matmul"]:
         rows.append(("matmul", _matmul(report["matmul"])))
     return [f"{name:<18} {value}" for name, value in rows]
+
+
+def _tested(name: str, entry: dict[str, Any], shown: dict[str, str]) -> str:
+    versions = ", ".join(f"{package} {entry['versions'][package]}" for package in shown if package in entry["versions"])
+    date = f" on {entry['date']}" if entry["date"] else ""
+    return f"{name}: {versions} (`{entry['command']}`{date})"
 
 
 def _device(platform: str, device: dict[str, Any]) -> str:

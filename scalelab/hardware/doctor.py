@@ -1,4 +1,4 @@
-"""Checks whether this machine is ready: versions against the pins, the driver, jax's devices, one product timed."""
+"""Checks whether this machine is ready: versions against those tested, the driver, jax's devices, one product timed."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ import numpy as np
 
 from scalelab.hardware import chips
 from scalelab.hardware.measured import measured_matmul_flops
-from scalelab.hardware.versions import installed_versions, pinned_versions
+from scalelab.hardware.versions import installed_versions, missing_packages, tested_versions, version_warnings
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scipy")
 BUILDS = {"jax-cuda12-plugin": "gpu", "jax-cuda13-plugin": "gpu", "libtpu": "tpu"}  # package -> platform
@@ -24,20 +24,21 @@ def examine_installation(expect: str | None = None) -> dict[str, Any]:
     """Examine the installation and return the whole report; `failure` is None or one line.
 
     expect: 'cpu', 'gpu' or 'tpu', the platform that must be seen; None: the one of JAX_PLATFORMS or the installed
-    build. Keys: `versions`, `pins`, `builds`, `driver`, `platform`, `devices`, `matmul`, `expected`, `warnings`,
-    `failure`.
+    build. Keys: `versions`, `tested`, `missing`, `builds`, `driver`, `platform`, `devices`, `matmul`, `expected`,
+    `warnings`, `failure`.
     """
-    versions, pins, builds = installed_versions(PACKAGES), pinned_versions(), installed_versions(tuple(BUILDS))
+    versions, tested, builds = installed_versions(PACKAGES), tested_versions(), installed_versions(tuple(BUILDS))
     expected, asked_by = expected_platform(expect, os.environ.get("JAX_PLATFORMS", ""), builds)
     report: dict[str, Any] = {
         "versions": {"python": platform.python_version()} | versions,
-        "pins": pins,
+        "tested": tested,
+        "missing": missing_packages(),
         "builds": builds,
         "driver": list_nvidia_gpus(),
     }
     devices, why = local_devices()
     report |= _examine_devices(devices) | {"expected": expected}
-    report["warnings"] = pin_warnings(versions, pins) + _unused_gpu(report)
+    report["warnings"] = version_warnings(versions, tested) + _unused_gpu(report)
     missing = report["platform"] is None or expected not in (None, report["platform"])
     failure = f"{expected or 'a device'} was asked for by {asked_by} and none is seen: {why}"
     return report | {"failure": failure if missing else None}
@@ -49,15 +50,6 @@ def _examine_devices(devices: list[Any]) -> dict[str, Any]:
     summaries = [summarise_device(device) for device in devices]
     matmul = check_matmul() | measure_matmul(devices[0])
     return {"platform": devices[0].platform, "devices": summaries, "matmul": matmul}
-
-
-def pin_warnings(versions: dict[str, str], pins: dict[str, str]) -> list[str]:
-    """One line for each package whose version is not the pinned one."""
-    lines = []
-    for package, pin in pins.items():
-        if package in versions and versions[package] != pin:
-            lines.append(f"{package} {versions[package]} is not the pinned {pin}: `make setup` installs the tested set")
-    return lines
 
 
 def expected_platform(expect: str | None, jax_platforms: str, builds: dict[str, str]) -> tuple[str | None, str]:

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from scalelab.commands.doctor import main
 from scalelab.errors import BadInput
-from scalelab.hardware import doctor
+from scalelab.hardware import doctor, versions
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -72,17 +72,52 @@ def test_a_platform_that_jax_cannot_start_is_one_line_and_exit_2(platforms):
 
 def test_an_installed_build_asks_for_its_accelerator(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    versions = {"jax-cuda12-plugin": "0.10.2"}
+    builds = {"jax-cuda12-plugin": "0.10.2"}
     monkeypatch.setattr(
-        doctor, "installed_versions", lambda packages: {p: v for p, v in versions.items() if p in packages}
+        doctor, "installed_versions", lambda packages: {p: v for p, v in builds.items() if p in packages}
     )
     assert "gpu was asked for by the installed jax-cuda12-plugin" in doctor.examine_installation()["failure"]
 
 
-def test_versions_other_than_the_pinned_are_warned_of():
-    pins = {"jax": "0.10.2", "optax": "0.2.8", "absent": "1"}
-    (line,) = doctor.pin_warnings({"jax": "0.12.0", "optax": "0.2.8"}, pins)
-    assert line.startswith("jax 0.12.0 is not the pinned 0.10.2")
+@pytest.mark.parametrize(
+    ("version", "warning"),
+    [
+        ("0.10.2", None),
+        ("0.11.2", None),
+        ("0.11.0", "jax 0.11.0 was not tested itself, 0.10.2 and 0.11.2: `make setup` installs the pinned set"),
+        ("0.9.9", "jax 0.9.9 is outside what was tested, 0.10.2 to 0.11.2: `make setup` installs the pinned set"),
+        ("0.12.0.1", "jax 0.12.0.1 is outside what was tested, 0.10.2 to 0.11.2: `make setup` installs the pinned set"),
+    ],
+)
+def test_the_command_names_the_tested_versions_and_warns_of_others(monkeypatch, capsys, tmp_path, version, warning):
+    (tmp_path / "latest.json").write_text('{"date": "2026-11-26", "versions": {"jax": "0.11.2", "grain": "0.2.18"}}')
+    (tmp_path / "requirements.txt").write_text("jax==0.10.2   # arrays\nnumpy==2.4.6\n")
+    monkeypatch.setattr(versions, "NEWEST", tmp_path / "latest.json")
+    monkeypatch.setattr(versions, "PINS", tmp_path / "requirements.txt")
+    installed = {"jax": version, "numpy": "2.4.6", "optax": "0.2.8"}
+    monkeypatch.setattr(
+        doctor, "installed_versions", lambda packages: {p: installed[p] for p in packages if p in installed}
+    )
+    assert main(["--expect=cpu"]) == 0
+    output = capsys.readouterr()
+    assert "tested             pinned: jax 0.10.2, numpy 2.4.6 (`make test`)\n" in output.out
+    assert "tested             newest: jax 0.11.2 (`make test-latest` on 2026-11-26)\n" in output.out
+    assert output.err == (f"warning: {warning}\n" if warning else "")
+
+
+def test_packages_that_a_run_does_without_are_named_where_they_are_missing(monkeypatch, capsys):
+    monkeypatch.setattr(versions, "installed_versions", lambda packages: dict.fromkeys(packages[1:], "1"))
+    main(["--expect=cpu"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not installed")]
+    assert lines == ["not installed      grain: batches are read without it, the same ones"]
+
+
+def test_the_committed_newest_set_is_one_that_the_ranges_allow():
+    newest = versions.tested_versions()["newest"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ranges = {r.name: r.specifier for r in map(Requirement, project["dependencies"])}
+    assert ranges.keys() <= newest["versions"].keys() and newest["versions"]["jax"] != versions.pinned_versions()["jax"]
+    assert [name for name in ranges if newest["versions"][name] not in ranges[name]] == []
 
 
 def test_a_product_in_one_bf16_pass_is_not_right(monkeypatch):
@@ -110,7 +145,7 @@ def test_every_pin_is_within_the_range_of_the_metadata():
     """The ranges are for installations beside other packages; the tested set must be one of those that they allow."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ranges = {r.name: r.specifier for r in map(Requirement, project["dependencies"])}
-    pins = doctor.pinned_versions()
+    pins = versions.pinned_versions()
     assert pins.keys() == ranges.keys()
     assert [name for name, version in pins.items() if version not in ranges[name]] == []
     upper = [name for name, allowed in ranges.items() if not any(part.operator == "<" for part in allowed)]

@@ -148,7 +148,7 @@ def ring_stretches(devices: int, chunk: int, block: int, window: int) -> list[St
 
 def turn_pairs(stretch: Stretch, comes_before: Any, blocks: int) -> jax.Array:
     """Pairs of blocks [n, 2] of a turn; `comes_before`: whether the keys' device comes before the queries'."""
-    alike = np.array(stretch.alike, np.int32) + jnp.where(comes_before, 0, blocks)
+    alike = jnp.where(comes_before, 0, blocks) + np.array(stretch.alike, np.int32)
     if not stretch.tail_to_head:  # jaxlib 0.11.2 crashes on an empty array, a constant in a shard_map
         return alike
     return jnp.concatenate([np.array([(i + blocks, j) for i, j in stretch.tail_to_head], np.int32), alike])
