@@ -34,21 +34,32 @@ MESH_AXES_OF: dict[str | None, Any] = {
 }
 MESH_AXES_OF |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS)
 
-_PLATFORM: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
+Capability = tuple[int, int]  # CUDA's compute capability: major, minor
+ASSUMED_CAPABILITY = (9, 0)  # of a GPU that is neither here nor named: Hopper's
+_PLATFORM: contextvars.ContextVar[tuple[str, Capability | None]] = contextvars.ContextVar("platform", default=("", None))
 
 
 def target_platform() -> str:
     """The backend that programs are traced for: jax's default, or the one set by `trace_for_platform`."""
-    return _PLATFORM.get() or jax.default_backend()
+    return _PLATFORM.get()[0] or jax.default_backend()
+
+
+def target_capability() -> Capability:
+    """The compute capability of the GPU that programs are traced for: the one set, or here, or else assumed."""
+    capability = _PLATFORM.get()[1]
+    if capability is None and not _PLATFORM.get()[0] and jax.default_backend() == "gpu":
+        words = str(getattr(jax.local_devices()[0], "compute_capability", "")).split(".")
+        capability = (int(words[0]), int(words[1])) if len(words) == 2 else None
+    return capability or ASSUMED_CAPABILITY
 
 
 @contextlib.contextmanager
-def trace_for_platform(platform: str) -> Iterator[None]:
-    """A context that traces programs for a platform that isn't present: `cpu`, `gpu` or `tpu`.
+def trace_for_platform(platform: str, capability: Capability | None = None) -> Iterator[None]:
+    """A context that traces programs for a platform that isn't present: `cpu`, `gpu` (of a `capability`) or `tpu`.
 
     Use it in a process of its own, since jax caches traces by function.
     """
-    token = _PLATFORM.set(platform)
+    token = _PLATFORM.set((platform, capability))
     try:
         yield
     finally:

@@ -11,16 +11,11 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.attention.documents import PackedDocuments
-from scalelab.model.attention.kernels import (
-    attention_logits,
-    choose_kernel,
-    compute_attention,
-    masked_attention,
-    program_kernel,
-)
+from scalelab.model.attention.kernels import choose_kernel, compute_attention, program_kernel
 from scalelab.model.attention.logit_measures import measure_logits
 from scalelab.model.attention.mask import MaskInfo, attention_mask
 from scalelab.model.attention.order import token_positions
+from scalelab.model.attention.plain import attention_logits, masked_attention
 from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, layer_frequencies
 from scalelab.model.declare import Declaration, declare_parameter

@@ -54,13 +54,14 @@ def blockwise_attention(
 
     Blocks that causality or the window mask completely are not computed.
     """
-    return _forward(q_BSNH, k_BSKH, v_BSKH, mask_info, scale, window, block, relative)[0]
+    return blockwise_forward(q_BSNH, k_BSKH, v_BSKH, mask_info, scale, window, block, relative)[0]
 
 
-def _forward(
+def blockwise_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, mask_info: MaskInfo, scale: float, window: int, block: int,
     relative: RelativeInputs | None,
 ) -> tuple[jax.Array, tuple]:  # fmt: skip
+    """(attention, what the backward takes: its last is the log of the softmax's sum [B, K, G, S in whole blocks])."""
     length, block = q.shape[1], min(block, q.shape[1])
     block_mask = _masks(length, mask_info, window, block)
     pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
@@ -73,9 +74,10 @@ def _forward(
     return ungroup_heads(y[..., :length, :]).astype(q.dtype), residuals
 
 
-def _backward(
+def blockwise_backward(
     scale: float, window: int, block: int, residuals: tuple, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, RelativeInputs | None]:
+    """Gradients of `blockwise_attention`'s arrays; `residuals` of `blockwise_forward`."""
     q, k, v, mask_info, relative, y, log_z = residuals
     length, block, heads = q.shape[1], min(block, q.shape[1]), k.shape[2]
     block_mask = _masks(length, mask_info, window, block)
@@ -94,7 +96,7 @@ def _backward(
     return dq, move_heads_first(dk).astype(k.dtype), move_heads_first(dv).astype(v.dtype), None, by_distance
 
 
-blockwise_attention.defvjp(_forward, _backward)
+blockwise_attention.defvjp(blockwise_forward, blockwise_backward)
 
 
 def visible_block_pairs(blocks: int, block: int, window: int = 0, mask_info: MaskInfo = NO_MASK) -> np.ndarray:

@@ -3,6 +3,7 @@
 Shapes: B batch, S queries, T keys.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -42,3 +43,8 @@ def attention_mask(
     if segment_BS is not None and segment_BT is not None:
         mask = mask[None] & (segment_BS[:, :, None] == segment_BT[:, None, :])
     return mask
+
+
+def by_window(near: Callable, whole: Callable, is_global: jax.Array | None) -> jax.Array:
+    """Windowed or full attention by the layer's flag, for kernels whose window is fixed when they are traced."""
+    return near() if is_global is None else jax.lax.cond(is_global, whole, near)

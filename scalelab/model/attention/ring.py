@@ -97,11 +97,11 @@ def _backward(scale: float, window: int, residuals: tuple, dy: jax.Array) -> tup
         turned, grads = distances and distances._replace(ahead=ahead), (dq, *zeros, dr)
         dq, *new, dr = accumulate_gradients(q_, k, v, log_z, dy_, dy_dot_y, grads, pairs, block, mask, turned)
         # What keys have gathered so far follows them while this turn's part is computed.
-        return held, (dq, dr, jax.tree.map(jnp.add, _send(before, by), new))
+        return held, (dq, dr, jax.tree.map(jnp.add, send(before, by), new))
 
     def go_round(window: int) -> Any:
         _, (dq, dr, gathered), turn = _go_round(attend, held, start, block, window)
-        return dq, dr, _send(gathered, mesh_axis_size(CONTEXT_AXIS) - turn)
+        return dq, dr, send(gathered, mesh_axis_size(CONTEXT_AXIS) - turn)
 
     k_, v_ = move_heads_first(k), move_heads_first(v)
     dq, *zeros, dr = zero_gradients(q, q_, k_, v_, distances)
@@ -179,9 +179,9 @@ def _go_round(attend: Callable, held: Any, sums: Any, block: int, window: int) -
 
         def meet_and_send(carry: Any, turn: Any, meet: Callable = meet) -> tuple[Any, None]:
             held, sums = meet(*carry, turn)
-            return (_send(held, 1), sums), None
+            return (send(held, 1), sums), None
 
-        held, *turns = _send(held, by), *stretch.turns
+        held, *turns = send(held, by), *stretch.turns
         if turns[1:]:
             (held, sums), _ = jax.lax.scan(meet_and_send, (held, sums), jnp.array(turns[:-1]))
         held, sums = meet(held, sums, turns[-1])
@@ -213,7 +213,7 @@ def _relations(
     return mask_of, lambda i, j: held_position(me, i, chunk) - held_position(other, j, chunk)
 
 
-def _send(tree: Any, by: int) -> Any:
+def send(tree: Any, by: int) -> Any:
     """What the device `by` places before holds."""
     n = mesh_axis_size(CONTEXT_AXIS)
     if by == 0:

@@ -10,6 +10,7 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import kernels
+from scalelab.model.attention import plain as plain_kernels
 from scalelab.model.attention.blockwise import blockwise_attention, visible_block_pairs
 from scalelab.model.attention.mask import MaskInfo
 from scalelab.model.attention.relative import RelativeInputs, relative_scores
@@ -56,7 +57,7 @@ def blockwise(sight, window, block=16):
 @pytest.mark.parametrize(("sight", "window"), SIGHTS.values(), ids=SIGHTS)
 def test_plain_in_chunks_is_plain_forward_and_backward(sight, window, monkeypatch):
     """Fifty queries in three chunks of seventeen, the last one shorter."""
-    monkeypatch.setattr(kernels, "LEAST_QUERIES", 8)
+    monkeypatch.setattr(plain_kernels, "LEAST_QUERIES", 8)
     given = arrays(50)
     chunked = lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE, sight, window, chunks=3)  # noqa: E731
     for expected, actual in zip(
@@ -179,7 +180,7 @@ WIDE = {"d_model": 256, "n_heads": 2, "seq_len": 256}  # two heads of 128
         ("cpu", {"seq_len": 512, "position": "relative"}, False, "blockwise"),
         ("cpu", {"seq_len": 512, "attention": "xla"}, False, "xla"),
         ("gpu", {"seq_len": 2048}, False, "cudnn"),
-        ("gpu", {"seq_len": 2048}, True, "blockwise"),
+        ("gpu", {"seq_len": 2048}, True, "cudnn"),
         ("gpu", {"seq_len": 1024}, True, "cudnn"),
         ("gpu", {"seq_len": 1024, "position": "relative"}, False, "xla"),
         ("gpu", {"seq_len": 4096, "position": "relative"}, True, "blockwise"),
@@ -192,6 +193,34 @@ WIDE = {"d_model": 256, "n_heads": 2, "seq_len": 256}  # two heads of 128
 def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     assert kernels.choose_kernel(shape(**changes), jnp.dtype(jnp.bfloat16), packed) == expected
+
+
+LONG_ROPE = {"seq_len": 4096, "d_head": 64}
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "packed", "expected"),
+    [
+        (kernels.Target("gpu", (9, 0)), {"d_head": 256}, False, "cudnn"),
+        (kernels.Target("gpu", (8, 0)), {"d_head": 256}, False, "blockwise"),
+        (kernels.Target("gpu", (10, 0)), {"d_head": 256}, False, "blockwise"),
+        (kernels.Target("gpu", (8, 0)), {}, True, "blockwise"),  # a mask of all pairs of 4,096 tokens
+        (kernels.Target("gpu", (8, 0)), {"seq_len": 1024}, True, "cudnn"),
+        (kernels.Target("gpu", (7, 5)), {}, False, "blockwise"),
+        (kernels.Target("gpu", (12, 0)), {}, True, "cudnn"),
+        (kernels.Target("gpu", (9, 0), context=4), {}, True, "cudnn"),
+        (kernels.Target("gpu", (8, 0), context=4), {}, True, "blockwise"),
+        (kernels.Target("gpu", (8, 0), context=4), {}, False, "cudnn"),
+        (kernels.Target("gpu", (9, 0), context=4), {"window": 512}, False, "blockwise"),
+        (kernels.Target("gpu", (9, 0), context=4), {"window": 512, "global_every": 2}, False, "cudnn"),
+        (kernels.Target("gpu", (9, 0), context=4), {"seq_len": 64, "position": "relative"}, False, "blockwise"),
+        (kernels.Target("tpu", context=4), {"d_head": 128}, True, "splash"),
+        (kernels.Target("tpu", context=4), {"d_head": 128, "seq_len": 1536}, True, "blockwise"),
+        (kernels.Target("cpu", context=4), {"seq_len": 64}, True, "blockwise"),
+    ],
+)
+def test_what_a_chip_and_a_ring_take(target, changes, packed, expected):
+    assert kernels.choose_kernel(shape(**LONG_ROPE | changes), jnp.dtype(jnp.bfloat16), packed, target) == expected
 
 
 @pytest.mark.parametrize(
@@ -222,7 +251,7 @@ def test_splash_is_plain_forward_and_backward(name):
     sight, window = SIGHTS[name]
     sight = sight._replace(segment_BS=None if sight.segment_BS is None else segments(256))
     given = arrays(256, width=128)
-    splash = lambda q, k, v: kernels.splash_attention(q, k, v, None, 0.1, sight, window, interpret=True)  # noqa: E731
+    splash = lambda q, k, v: kernels.splash_attention(q, k, v, 0.1, sight, window, interpret=True)  # noqa: E731
     expected = with_gradients(lambda q, k, v: kernels.plain_attention(q, k, v, None, 0.1, sight, window), *given)
     for a, b in zip(expected, with_gradients(splash, *given), strict=True):
         np.testing.assert_allclose(b, a, atol=2e-5)
@@ -246,7 +275,8 @@ def test_the_model_lowers_to_splash_forward_and_backward(monkeypatch):
 def test_stages_of_a_pipeline_take_blocks_where_a_tpu_would_take_splash():
     """Found by compiling for one: jax wants to know what differs between stages, and the kernel doesn't say."""
     of = shape(**WIDE | {"seq_len": 2048})
-    alone, staged = (kernels.choose_kernel(of, jnp.dtype("bfloat16"), False, "tpu", s) for s in (False, True))
+    targets = [kernels.Target("tpu", staged=staged) for staged in (False, True)]
+    alone, staged = (kernels.choose_kernel(of, jnp.dtype("bfloat16"), False, target) for target in targets)
     assert (alone, staged) == ("splash", "blockwise")
     with pytest.raises(BadInput, match=r"model.attention='splash': .* stages of a pipeline"):
-        kernels.choose_kernel(shape(**WIDE, attention="splash"), jnp.dtype("bfloat16"), False, "tpu", True)
+        kernels.choose_kernel(shape(**WIDE, attention="splash"), jnp.dtype("bfloat16"), False, targets[1])
