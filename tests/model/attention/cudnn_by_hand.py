@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from jax._src.cudnn.fused_attention_stablehlo import MaskType
 
+from scalelab.sharding import vary_like
+
 
 def runs_of(q, k, lengths, offsets):
     """(run, slices of memory of queries and of keys, in elements); without offsets each row is a run."""
@@ -94,4 +96,5 @@ class ByHand:
             results = self.function(*map(np.asarray, arrays), **params)
             return tuple(np.asarray(x, kind) for x, (_, kind) in zip(results, outs, strict=True))
 
-        return jax.pure_callback(compute, tuple(jax.ShapeDtypeStruct(*out) for out in outs), q, k, v, bias, *others)
+        results = jax.pure_callback(compute, tuple(jax.ShapeDtypeStruct(*out) for out in outs), q, k, v, bias, *others)
+        return [vary_like(x, q) for x in results]

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.model.attention.fused import cudnn
+from scalelab.model.attention.fused.splash import splash_parts
 from scalelab.model.attention.ring import send
 from scalelab.sharding import CONTEXT_AXIS, mesh_axis_size
 
@@ -26,7 +27,7 @@ def cudnn_parts(scale: float, causal: bool) -> tuple[Callable, Callable]:
     return cudnn.forward(options), cudnn.backward(options)
 
 
-PARTS: dict[str, Callable[[float, bool], tuple[Callable, Callable]]] = {"cudnn": cudnn_parts}
+PARTS: dict[str, Callable[[float, bool], tuple[Callable, Callable]]] = {"cudnn": cudnn_parts, "splash": splash_parts}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))

@@ -23,26 +23,84 @@ def splash_attention(
     interpret: bool = False,
 ) -> jax.Array:
     """Causal attention [B, S, N, H] within documents; `window` in tokens, 0: none."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     length, heads = q_BSNH.shape[1], q_BSNH.shape[2]
-    block = block_tokens(length)
-    sizes = splash.BlockSizes(*(block,) * 8)
-    q_BNSH, k_BKTH, v_BKTH = (x.swapaxes(1, 2) for x in (q_BSNH * scale, k_BSKH, v_BSKH))
-    segments = None if mask_info.segment_BS is None else splash.SegmentIds(mask_info.segment_BS, mask_info.segment_BS)
+    q_BNSH, k_BKTH, v_BKTH = _heads_first(q_BSNH * scale, k_BSKH, v_BSKH)
+    segments = None if mask_info.segment_BS is None else (mask_info.segment_BS,) * 2
 
     def attend_with(mask: Any) -> Callable:
-        kernel = splash.make_splash_mha_single_device(
-            masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
-        )
-        return lambda: jax.vmap(kernel)(q_BNSH, k_BKTH, v_BKTH, segments)
+        return lambda: jax.vmap(_make_kernel(mask, heads, interpret))(q_BNSH, k_BKTH, v_BKTH, _documents(segments))
 
     whole = attend_with(masks.CausalMask((length, length)))
     near = attend_with(masks.LocalMask((length, length), (window - 1, 0), 0)) if window else whole
     return by_window(near, whole, mask_info.is_global).swapaxes(1, 2)
 
 
-def block_tokens(length: int) -> int:
+def splash_parts(scale: float, causal: bool, interpret: bool = False) -> tuple[Callable, Callable]:
+    """(forward, backward) of a part of attention, as `cudnn.forward` and `cudnn.backward`.
+
+    The kernel's own derivative, called with the sums and outputs over all keys in place of the part's.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    def kernel_of(q: jax.Array, k: jax.Array) -> Any:
+        size = q.shape[1], k.shape[1]
+        return _make_kernel(masks.CausalMask(size) if causal else masks.FullMask(size), q.shape[2], interpret)
+
+    def options(kernel: Any) -> tuple[Any, ...]:
+        names = "mask_value is_mqa block_sizes residual_checkpoint_name mask_function attn_logits_soft_cap interpret"
+        return False, *(kernel.kwargs[name] for name in names.split())
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array, documents: Any) -> tuple[jax.Array, jax.Array]:
+        kernel = kernel_of(q, k)
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any) -> tuple[jax.Array, jax.Array]:
+            limits = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
+            y, residuals = splash._splash_attention_fwd(*limits, q, k, v, segments, None, *options(kernel))
+            return y, residuals[6]
+
+        y_BNSH, log_z_BNS = jax.vmap(attend)(*_heads_first(q * scale, k, v), _documents(documents))
+        return y_BNSH.swapaxes(1, 2), log_z_BNS
+
+    def backward(
+        q: jax.Array, k: jax.Array, v: jax.Array, documents: Any, log_z_BNS: jax.Array, y: jax.Array, dy: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        kernel = kernel_of(q, k)
+
+        def pull(q: Any, k: Any, v: Any, segments: Any, log_z: Any, y: Any, dy: Any) -> tuple[jax.Array, ...]:
+            residuals = (q, k, v, segments, None, y, log_z, kernel.dq_mask_info, kernel.dkv_mask_info)
+            return splash._splash_attention_bwd(*options(kernel), residuals, dy)[3:6]
+
+        arrays = *_heads_first(q * scale, k, v), _documents(documents), log_z_BNS, *_heads_first(y, dy)
+        dq, dk, dv = _heads_first(*jax.vmap(pull)(*arrays))
+        return dq * scale, dk, dv
+
+    return forward, backward
+
+
+def _make_kernel(mask: Any, heads: int, interpret: bool) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    of_queries, of_keys = map(_block_tokens, mask.shape)
+    sizes = splash.BlockSizes(*(of_queries, of_keys, of_keys), *(of_queries, of_keys, of_keys), of_queries, of_keys)
+    return splash.make_splash_mha_single_device(
+        masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
+    )
+
+
+def _documents(segments: tuple[jax.Array, jax.Array] | None) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    return None if segments is None else splash.SegmentIds(*segments)
+
+
+def _heads_first(*arrays: jax.Array) -> list[jax.Array]:
+    return [x.swapaxes(1, 2) for x in arrays]
+
+
+def _block_tokens(length: int) -> int:
     """Queries or keys at once."""
     return next(size for size in (512, 256, TPU_LANES) if length % size == 0)
