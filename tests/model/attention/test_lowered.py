@@ -1,6 +1,6 @@
 """The programs of the kernels for GPUs and TPUs, lowered on any machine: what is masked stands in the kernels' calls.
 
-Lowering has no driver: jax's checks for one are told that there is.
+No driver and no library is needed: jax's own checks for them are not asked.
 """
 
 import json
@@ -13,15 +13,16 @@ import pytest
 
 from scalelab.model.attention import kernels
 from scalelab.model.attention.mask import MaskInfo
+from scalelab.sharding import trace_for_platform
 
 HEADS, KEY_HEADS = 4, 2
 # A window of 513 tokens begins with a block of 512, one of 514 with the last token before it.
 MASKS = {"causal": (False, 0), "documents": (True, 0), "window": (False, 513), "both": (True, 514)}
 
 
-def lowered(kernel, platform, length, width, documents, window, flagged=False):
-    """The program of attention and its gradients for two bf16 sequences."""
-    like = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
+def lowered(kernel, platform, length, width, documents, window, flagged=False, kind="bfloat16"):
+    """The program of attention and its gradients for two sequences."""
+    like = lambda *shape, dtype=jnp.dtype(kind): jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
 
     def loss(q, k, v, segment_BS, is_global):
         mask_info = MaskInfo(segment_BS if documents else None, is_global if flagged else None)
@@ -33,15 +34,6 @@ def lowered(kernel, platform, length, width, documents, window, flagged=False):
     return program.lower(lowering_platforms=(platform,)).as_text()
 
 
-@pytest.fixture
-def told_of_cudnn(monkeypatch):
-    cudnn = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
-    if not (hasattr(cudnn, "check_cudnn_version") and hasattr(cudnn, "check_compute_capability")):
-        pytest.skip("this jax checks for cuDNN elsewhere")
-    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91_000)
-    monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
-
-
 def cudnn_calls(program):
     """Each call's (name, config, types of its operands)."""
     pattern = r"custom_call @(__cudnn\$\w+)\(.*backend_config = \"(.*?)\", operand_layouts.* : \((.*)\) -> "
@@ -51,23 +43,37 @@ def cudnn_calls(program):
     ]
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize(("documents", "window"), MASKS.values(), ids=MASKS)
-def test_cudnn_is_called_with_the_mask_forward_and_backward(told_of_cudnn, documents, window):
-    """Documents come as a mask of S x S, one for all heads; the window and causality as numbers of the call."""
-    program = lowered("cudnn", "cuda", 1024, 64, documents, window)
+def test_cudnn_is_called_with_the_mask_forward_and_backward(documents, window, width, kind):
+    """Documents come as lengths and offsets, the window and causality as numbers of the call: nothing is S x S."""
+    program = lowered("cudnn", "cuda", 4096, width, documents, window, kind=kind)
     (forward, of_forward, ins), (backward, of_backward, back_ins) = cudnn_calls(program)
-    stem = "__cudnn$fmhaScaleBiasSoftmax" if documents else "__cudnn$fmhaSoftmax"
-    assert (forward, backward) == (stem, f"{stem}Backward")
+    assert (forward, backward) == ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
     for config in (of_forward, of_backward):
-        assert (config["mask_type"], config["sliding_window_length"]) == ("CAUSAL", window)
+        assert config["mask_type"] == ("PADDING_CAUSAL" if documents else "CAUSAL")
+        assert config["sliding_window_length"] == window and config["max_seg_per_batch"] == (16 if documents else 1)
         assert (config["fmha_scale"], config["dropout_rate"], config["is_flash_attention"]) == (0.125, 0.0, True)
-    mask = ["tensor<2x1x1024x1024xbf16>"] * documents
-    assert ins == ["tensor<2x1024x4x64xbf16>", *["tensor<2x1024x2x64xbf16>"] * 2, *mask]
-    assert [kind for kind in back_ins if "1024x1024" in kind] == mask
-    assert ("x1024x1024x" in program) == documents  # without documents nothing has the size of all logits
+    form = {"bfloat16": "bf16", "float16": "f16"}[kind]
+    runs = [*["tensor<2x16xi32>"] * 2, *["tensor<2x17xi32>"] * 2] * documents
+    q, k = (f"tensor<2x4096x{heads}x{width}x{form}>" for heads in (HEADS, KEY_HEADS))
+    sums = f"tensor<{32 if documents else 2}x4x4096xf32>"
+    assert ins == [q, k, k, *runs] and back_ins == [q, k, k, sums, q, q, *runs]
+    assert "4096x4096" not in program  # nothing has the size of all logits
 
 
-def test_cudnn_has_both_windows_where_layers_alternate(told_of_cudnn):
+@pytest.mark.parametrize("window", [0, 514])
+def test_before_hopper_cudnn_gets_a_mask_of_all_pairs(window):
+    with trace_for_platform("gpu", (8, 0)):
+        program = lowered("cudnn", "cuda", 1024, 64, True, window)
+    (forward, config, ins), (backward, _, back_ins) = cudnn_calls(program)
+    assert (forward, backward) == ("__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward")
+    assert (config["mask_type"], config["sliding_window_length"]) == ("CAUSAL", window)
+    assert ins[3:] == ["tensor<2x1x1024x1024xbf16>"] and back_ins.count(ins[3]) == 1
+
+
+def test_cudnn_has_both_windows_where_layers_alternate():
     windows = [config["sliding_window_length"] for _, config, _ in cudnn_calls(
         lowered("cudnn", "cuda", 1024, 64, documents=True, window=600, flagged=True)
     )]  # fmt: skip
