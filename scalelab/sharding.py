@@ -36,7 +36,9 @@ MESH_AXES_OF |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS)
 
 Capability = tuple[int, int]  # CUDA's compute capability: major, minor
 ASSUMED_CAPABILITY = (9, 0)  # of a GPU that is neither here nor named: Hopper's
-_PLATFORM: contextvars.ContextVar[tuple[str, Capability | None]] = contextvars.ContextVar("platform", default=("", None))
+_PLATFORM: contextvars.ContextVar[tuple[str, Capability | None]] = contextvars.ContextVar(
+    "platform", default=("", None)
+)
 
 
 def target_platform() -> str:

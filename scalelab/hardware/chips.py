@@ -95,6 +95,19 @@ def host_bytes_per_s(chip: Chip) -> float | None:
     return next((rate for names, rate in PCIE.items() if set(names.split()) & set(words)), None)
 
 
+# CUDA's compute capability by chip (CUDA programming guide, "GPU compute capabilities").
+CAPABILITIES = {
+    "B200": (10, 0), "H200 H100": (9, 0), "L40S L4 4090": (8, 9), "A10 A6000 3090": (8, 6), "A100": (8, 0),
+    "T4": (7, 5), "V100": (7, 0),
+}  # fmt: skip
+
+
+def compute_capability(chip: Chip) -> tuple[int, int] | None:
+    """CUDA's compute capability of a GPU; None if the table lacks the chip."""
+    words = set(chip.name.split())
+    return next((capability for names, capability in CAPABILITIES.items() if words & set(names.split())), None)
+
+
 def find_chip(device_kind: str) -> Chip | None:
     """Find the chip behind jax's `device_kind` ('NVIDIA H100 80GB HBM3', 'TPU v5 lite'); None if the table lacks it.
 

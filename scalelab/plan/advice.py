@@ -10,11 +10,14 @@ from typing import Any
 
 from scalelab.config import Layout, Static
 from scalelab.errors import BadInput
+from scalelab.hardware.chips import compute_capability
+from scalelab.model.attention.kernels import unfused_reason
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import saved_activations
 from scalelab.plan.memory.memory import Memory, step_memory
-from scalelab.plan.step.efficiency import Efficiency, default_efficiency
+from scalelab.plan.step.efficiency import Efficiency, default_efficiency, machine_platform
+from scalelab.plan.step.systems import OUR_TRAITS
 from scalelab.plan.step.time import expected_s
 
 LONG, SHORT = 16_384, 2048  # tokens from which sequences may be split further; SHORT only where nothing else fits
@@ -38,7 +41,7 @@ class Advice:
     exact: bool  # whether saved activations were counted, or else estimated (`estimate_saved_activations`)
     step_s: float
     of_plan: float  # its step time over the plan's
-    notes: tuple[str, ...]  # the trainer's warnings on its layout
+    notes: tuple[str, ...]  # the trainer's warnings on its layout, and the cost of attention in no fused kernel
 
 
 def advise_changes(
@@ -75,6 +78,7 @@ def advise_changes(
         if 0 <= needed.margin_bytes < spare and counted < COUNTED:  # a count is a trace of the whole model
             needed, exact, spare, counted = step_memory(option, machine), True, 0.0, counted + 1
         if needed.margin_bytes >= spare:
+            warnings = (*warnings, *_attention_notes(option, machine))
             best[kinds] = _make_advice(static, option, needed, exact, seconds[option], plan_s, warnings)
     if best or plan_memory.fits:
         return tuple(best.values())
@@ -84,6 +88,16 @@ def advise_changes(
 def _estimate_memory(option: Static, machine: Machine) -> Memory:
     """A step's memory with estimated activations: no trace of the whole model."""
     return step_memory(option, machine, saved_activations.estimate_saved_activations)
+
+
+def _attention_notes(option: Static, machine: Machine) -> tuple[str, ...]:
+    """Why an option's attention is none of the fused kernels, and what that costs its step."""
+    reason = unfused_reason(option, machine_platform(machine), compute_capability(machine.chip))
+    if not reason:
+        return ()
+    efficiency, fused = default_efficiency(machine), dataclasses.replace(OUR_TRAITS, fused_attention="all")
+    saved = 1 - expected_s(option, machine, efficiency, fused) / expected_s(option, machine, efficiency)
+    return (f"{saved:.0%} of the step is that attention is in no fused kernel: {reason}",)
 
 
 def _make_advice(

@@ -1,7 +1,6 @@
 """The child process that compiles ahead of time: `compile.py` writes a request to its stdin and reads its file."""
 
 import contextlib
-import dataclasses
 import functools
 import json
 import pathlib
@@ -16,7 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDevic
 from scalelab import user_code
 from scalelab.config import LAYERS_NUMBERS, Guard, Layout, ModelShape, Optim, Static, hparam_keys
 from scalelab.errors import BadInput
-from scalelab.hardware.chips import Chip
+from scalelab.hardware.chips import Chip, compute_capability
 from scalelab.hardware.compiler_options import collective_options
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model.attention.kernels import step_kernel
@@ -56,8 +55,8 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, 
     """`CompiledMemory`'s fields, from the compiler in this process; the program's text goes to the file `program`."""
     platform = absent_devices.compiler_platform(machine)
     devices, where = absent_devices.make_absent_devices(machine, static.layout.devices, slices)
-    with trace_for_platform(platform):
-        static, notes = _without_cudnn(static)
+    with trace_for_platform(platform, compute_capability(machine.chip)):
+        notes = [f"attention: {step_kernel(static)}"]
         arguments, mesh = _step_arguments(static, devices, steps)
         start = time.perf_counter()
         with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
@@ -84,21 +83,12 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, 
     if least_effort:
         notes.append("compiled with the least effort (libtpu's exec_time_optimization_effort=-1)")
     if platform == "gpu":
-        notes.append("without autotuning, which needs a device")
+        notes.append("without autotuning, which needs a device" + ", as does cuDNN's workspace" * ("cudnn" in notes[0]))
         usable = usable_bytes(machine.chip)
         if peak > usable:
             oom = f"{peak / 2**30:.2f} GiB at the peak of {usable / 2**30:.1f} GiB usable (XLA says nothing)"
     sizes["host_bytes"] = host
     return sizes | {"peak_bytes": peak, "seconds": seconds, "oom": oom, "platform": where, "note": "; ".join(notes)}
-
-
-def _without_cudnn(static: Static) -> tuple[Static, list[str]]:
-    """Replace cuDNN's attention, which needs a device, by blockwise: it holds the same arrays, with O in fp32."""
-    kernel = step_kernel(static)
-    if kernel != "cudnn":
-        return static, [f"attention: {kernel}"]
-    instead = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))
-    return instead, ["attention: blockwise in place of cudnn, which needs a device"]
 
 
 def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tuple[Any, ...], jax.sharding.Mesh | None]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
+from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
@@ -25,7 +26,7 @@ from scalelab.parallel import gathered, rules, ticks
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import megatron, saved_activations
 from scalelab.precision.policy import POLICIES, array_dtype
-from scalelab.sharding import STAGE_AXIS
+from scalelab.sharding import STAGE_AXIS, Capability
 from scalelab.train.step import state as state_lib
 
 ESTIMATES = ("logits", "temporary")
@@ -59,7 +60,8 @@ def step_memory(
     """
     name = machine.chip.name
     backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
-    return memory_on_backend(static, backend, usable_bytes(machine.chip), count_saved=count_saved)
+    capability = compute_capability(machine.chip)
+    return memory_on_backend(static, backend, usable_bytes(machine.chip), 1, count_saved, capability)
 
 
 def memory_on_backend(
@@ -68,9 +70,11 @@ def memory_on_backend(
     capacity: int,
     trials: int = 1,
     count_saved: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
+    capability: Capability | None = None,
 ) -> Memory:
     """`plan_memory` for a device of `backend` (cpu, gpu, tpu) with `capacity` bytes; `trials` share it in turn."""
-    static, notes = _with_backend_attention(static, backend)
+    kernel = step_kernel(static, backend, capability).removeprefix("ring of ")
+    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=kernel))
     grown, fixed = _saved_bytes(static, count_saved)
     components = {name: trials * size for name, size in _state_bytes(_state_key(static)).items()} | {
         "gradients": gradient_bytes(static),
@@ -81,21 +85,10 @@ def memory_on_backend(
     }
     total = sum(components.values())
     least = total - sum(components[name] for name in ESTIMATES) - fixed
-    notes = (*notes, *_memory_notes(static))
+    notes = tuple(_memory_notes(static))
     return Memory(
         components, total, least, capacity, total <= capacity, capacity - total, _formula_bytes(static), notes
     )
-
-
-def _with_backend_attention(static: Static, backend: str) -> tuple[Static, tuple[str, ...]]:
-    """`static` with the attention that this backend takes, as far as it can be traced here."""
-    how = step_kernel(static, backend)
-    if how == "ring":
-        return static, ()
-    traced = "blockwise" if how in ("cudnn", "splash") else how
-    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=traced))
-    note = f"attention by {how} is counted as blockwise, which keeps its output in fp32"
-    return static, (note,) if traced != how else ()
 
 
 def _rows_split(layout: Layout) -> int:

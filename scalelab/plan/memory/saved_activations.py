@@ -28,7 +28,7 @@ from scalelab.plan.step.block_products import block_products
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
-from scalelab.sharding import BATCH_AXES, GatheredWeight, activation_spec, residual_axes
+from scalelab.sharding import BATCH_AXES, GatheredWeight, activation_spec, residual_axes, trace_for_platform
 from scalelab.train.step.gradients import micro_batch_objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
@@ -201,7 +201,9 @@ def vjp_residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStru
         given = {id(x) for x in jax.tree.leaves(arguments)}
         return list({id(x): x for x in jax.tree.leaves(pull) if id(x) not in given}.values())
 
-    with within, product_precision(POLICIES[static.precision]):
+    platform = {"cudnn": "gpu", "splash": "tpu"}.get(static.model.attention)  # whose kernel is traced without a device
+    traced_for: AbstractContextManager = trace_for_platform(platform) if platform else nullcontext()
+    with within, traced_for, product_precision(POLICIES[static.precision]):
         return jax.eval_shape(keep, *arguments)
 
 

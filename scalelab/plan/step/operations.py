@@ -9,8 +9,9 @@ Symbols: T tokens of a micro-batch on the device, a bytes of an activation, K in
 import dataclasses
 import math
 
-from scalelab.config import Static
-from scalelab.model.attention.kernels import step_kernel
+from scalelab.config import ModelShape, Static
+from scalelab.hardware.chips import compute_capability
+from scalelab.model.attention.kernels import FUSED, step_kernel
 from scalelab.model.layer_flags import count_local_layers
 from scalelab.model.loss import chunk_tokens
 from scalelab.parallel import gathered
@@ -23,7 +24,6 @@ from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import recompute_policy
 from scalelab.precision.policy import POLICIES, Policy, array_dtype
 
-FUSED = ("cudnn", "splash")  # kinds of attention whose logits never leave the chip
 SPARING = (*FUSED, "blockwise")  # kinds that leave out fully masked blocks of logits
 
 
@@ -46,9 +46,9 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
 
 
 def attention_kind(static: Static, machine: Machine) -> str:
-    """The kind of attention that the trainer would choose there; a split sequence goes round a ring of blocks."""
-    how = step_kernel(static, machine_platform(machine))
-    return "blockwise" if how == "ring" else how
+    """The kernel of attention that the trainer would choose there, or that of a ring's parts."""
+    kernel = step_kernel(static, machine_platform(machine), compute_capability(machine.chip))
+    return kernel.removeprefix("ring of ")
 
 
 def _block_products(static: Static, traits: SystemTraits) -> list[Operation]:
@@ -112,20 +112,25 @@ def keys_per_query(static: Static, machine: Machine) -> float:
 
     Devices that share a sequence have equal parts of them (`model/attention/ring.py`).
     """
-    shape, length = static.model, static.model.seq_len
     if attention_kind(static, machine) not in SPARING:
-        return float(length)
+        return float(static.model.seq_len)
+    return sum(_keys_by_layers(static.model))
+
+
+def _keys_by_layers(shape: ModelShape) -> tuple[float, float]:
+    """The parts of that mean from layers with a window and from layers without, fully masked blocks left out."""
+    length = shape.seq_len
     window = min(shape.window, length) if shape.window else length
-    near, far = window - window * (window - 1) / (2 * length), (length + 1) / 2
     local = count_local_layers(shape) / shape.n_layers
-    return local * near + (1 - local) * far
+    return local * (window - window * (window - 1) / (2 * length)), (1 - local) * (length + 1) / 2
 
 
 def _attention_operations(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:
     """Logits and values: two products forward; four backward, or five if logits are recomputed from their sums."""
     shape, of, policy = static.model, fullest_device_share(static), POLICIES[static.precision]
     again, kind = recompute_policy(static, traits), attention_kind(static, machine)
-    fused = kind in FUSED or (traits.fused_ring and static.layout.context > 1)
+    in_ring = static.layout.context > 1
+    fused = kind in FUSED or traits.fused_attention == "all" or (traits.fused_attention == "ring" and in_ring)
     a, width, keys = array_dtype(policy.compute).itemsize, of.heads * shape.d_head, of.key_heads * shape.d_head
     seen = keys_per_query(static, machine)
     flops = 4.0 * of.tokens * seen * width
@@ -135,9 +140,11 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
         Operation("attention", "block", policy.compute, flops, held, passes),
         Operation("attention, backward", "block", policy.compute, backward * flops, 2 * held, 1),
     ]
-    if not fused and machine_platform(machine) != "cpu":  # whose caches hold the blocks
+    # A ring's fused parts know no window: layers with one take XLA's blocks.
+    unfused = _keys_by_layers(shape)[0] if fused and in_ring and not traits.fused_attention else 0.0 if fused else seen
+    if unfused and machine_platform(machine) != "cpu":  # whose caches hold the blocks
         # fp32 from the product, read and written again by the softmax, read by the next product; backward as much.
-        logits = of.tokens * of.heads * seen * (8 + 2 * a)
+        logits = of.tokens * of.heads * unfused * (8 + 2 * a)
         ops.append(Operation("softmax", "block", "", 0.0, logits, passes + 1))
     return ops
 

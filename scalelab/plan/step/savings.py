@@ -1,10 +1,13 @@
 """What this trainer's traits cost a step: the time that each would save if it were done as other systems do."""
 
 import dataclasses
+from typing import Any
 
 from scalelab.config import Static
+from scalelab.hardware.chips import compute_capability
+from scalelab.model.attention.kernels import unfused_reason
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.step.efficiency import Efficiency
+from scalelab.plan.step.efficiency import Efficiency, machine_platform
 from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
 from scalelab.plan.step.time import step_time
 
@@ -15,7 +18,7 @@ TRAIT_DESCRIPTIONS = {
     "in_parts": "sequences gathered and added up as a whole, not in parts",
     "reduced_once": "gradients summed over devices once a step, not after each micro-batch",
     "chunked_head": "the head's logits of a micro-batch in one piece",
-    "fused_ring": "kernels in the ring of attention, whose logits stay on the chip",
+    "fused_attention": "attention by a fused kernel, whose logits stay on the chip",
     "casts": "a 16-bit copy of the parameters beside the fp32 ones",
 }
 
@@ -27,8 +30,11 @@ def cost_of_traits(
     planned_s = step_time(static, machine, efficiency).total_s
 
     def saved_s(trait: str) -> float:
-        other = dataclasses.replace(OUR_TRAITS, **{trait: getattr(MEGATRON_TRAITS, trait)})
+        value: Any = "all" if trait == "fused_attention" else getattr(MEGATRON_TRAITS, trait)
+        other = dataclasses.replace(OUR_TRAITS, **{trait: value})
         return planned_s - step_time(static, machine, efficiency, other).total_s
 
-    savings = {text: saved_s(trait) for trait, text in TRAIT_DESCRIPTIONS.items()}
+    reason = unfused_reason(static, machine_platform(machine), compute_capability(machine.chip))
+    described = {"fused_attention": f" ({reason})"} if reason else {}
+    savings = {text + described.get(trait, ""): saved_s(trait) for trait, text in TRAIT_DESCRIPTIONS.items()}
     return {words: s for words, s in sorted(savings.items(), key=lambda item: -item[1]) if s > least * planned_s}

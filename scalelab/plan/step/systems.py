@@ -24,8 +24,9 @@ class SystemTraits:
     reduced_once: bool = True
     # model/loss.py: logits exist for a chunk of tokens at a time
     chunked_head: bool = True
-    # model/attention/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
-    fused_ring: bool = False
+    # model/attention/kernels.py: XLA's own products, whose logits pass through memory, where no fused kernel fits;
+    # "ring": not where devices share a sequence; "all": nowhere
+    fused_attention: str = ""
     # parameters that products read as fp32 and round each time (precision/policy.py), or a 16-bit copy beside them
     casts: bool = True
 
@@ -34,7 +35,7 @@ OUR_TRAITS = SystemTraits()
 # Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.
 MEGATRON_TRAITS = SystemTraits(
     pipeline_recomputes=False, summed_bytes=2, joined=True, in_parts=False, chunked_head=False,
-    fused_ring=True, casts=False,
+    fused_attention="ring", casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
 MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_once=False)

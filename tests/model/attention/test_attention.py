@@ -192,7 +192,8 @@ FITS = {"d_model": 64, "n_heads": 1}
         ("gpu", {"position": "learned"}, jnp.bfloat16, "cudnn"),
         ("gpu", {}, jnp.float16, "cudnn"),
         ("gpu", {}, jnp.float32, "xla"),
-        ("gpu", {"d_head": 136}, jnp.bfloat16, "xla"),
+        ("gpu", {"d_head": 256}, jnp.bfloat16, "cudnn"),
+        ("gpu", {"d_head": 264}, jnp.bfloat16, "xla"),
         ("gpu", {"d_head": 12}, jnp.bfloat16, "xla"),
         ("gpu", {"position": "relative"}, jnp.bfloat16, "xla"),
         ("cpu", {}, jnp.bfloat16, "plain"),
@@ -207,25 +208,20 @@ def test_cudnn_where_it_can_and_only_there(monkeypatch, backend, changes, dtype,
 def test_the_chosen_kernel_is_the_one_that_runs(monkeypatch):
     seen = []
 
-    def spy(q, k, v, **options):
-        seen.append(options)
+    def spy(q, k, v, segment_BS, options):
+        seen.append((segment_BS, options.causal, options.window))
         return q
 
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
+    monkeypatch.setattr(kernels.cudnn, "cudnn_attention", spy)
     of = shape(**FITS)
     module, x = attention.Attention(of, POLICIES["bf16"]), jnp.zeros((1, 4, of.d_model), jnp.bfloat16)
     jax.eval_shape(module.init, jax.random.key(0), x, UNIFORM_LAYERS, None, None)
-    assert [(o["implementation"], o["is_causal"], o["bias"]) for o in seen] == [("cudnn", True, None)]
+    assert seen == [(None, True, 0)]
 
 
 def test_the_model_lowers_to_cudnn_forward_and_backward(monkeypatch):
-    """The program for a GPU, written on any machine: the private checks for a driver are told that there is one."""
-    cudnn = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
-    if not (hasattr(cudnn, "check_cudnn_version") and hasattr(cudnn, "check_compute_capability")):
-        pytest.skip("this jax checks for cuDNN elsewhere")
-    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91_000)
-    monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+    """The program for a GPU, written on any machine."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     of = shape(d_model=64, n_kv_heads=2, seq_len=128)
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.parameter_declarations(of))

@@ -22,7 +22,7 @@ MASKS = {"causal": (False, 0), "documents": (True, 0), "window": (False, 513), "
 
 def lowered(kernel, platform, length, width, documents, window, flagged=False, kind="bfloat16"):
     """The program of attention and its gradients for two sequences."""
-    like = lambda *shape, dtype=jnp.dtype(kind): jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
+    like = lambda *shape, dtype=kind: jax.ShapeDtypeStruct(shape, dtype)  # noqa: E731
 
     def loss(q, k, v, segment_BS, is_global):
         mask_info = MaskInfo(segment_BS if documents else None, is_global if flagged else None)

@@ -165,4 +165,4 @@ def test_gpus_hold_twelve_bytes_a_parameter(chip):
     got = compile_step(of, load_machine(chip))
     assert got.argument_bytes == pytest.approx(argument_bytes(of), rel=1e-4)
     assert got.argument_bytes < got.peak_bytes < load_machine(chip).chip.hbm_bytes
-    assert got.oom is None and "blockwise in place of cudnn" in got.note
+    assert got.oom is None and "attention: cudnn" in got.note

@@ -42,14 +42,16 @@ def splash_parts(scale: float, causal: bool, interpret: bool = False) -> tuple[C
 
     The kernel's own derivative, called with the sums and outputs over all keys in place of the part's.
     """
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    splash: Any = splash_attention_kernel
 
     def kernel_of(q: jax.Array, k: jax.Array) -> Any:
         size = q.shape[1], k.shape[1]
         return _make_kernel(masks.CausalMask(size) if causal else masks.FullMask(size), q.shape[2], interpret)
 
-    def options(kernel: Any) -> tuple[Any, ...]:
+    def options(kernel: Any) -> Any:
         names = "mask_value is_mqa block_sizes residual_checkpoint_name mask_function attn_logits_soft_cap interpret"
         return False, *(kernel.kwargs[name] for name in names.split())
 
@@ -61,7 +63,8 @@ def splash_parts(scale: float, causal: bool, interpret: bool = False) -> tuple[C
             y, residuals = splash._splash_attention_fwd(*limits, q, k, v, segments, None, *options(kernel))
             return y, residuals[6]
 
-        y_BNSH, log_z_BNS = jax.vmap(attend)(*_heads_first(q * scale, k, v), _documents(documents))
+        arrays: Any = *_heads_first(q * scale, k, v), _documents(documents)
+        y_BNSH, log_z_BNS = jax.vmap(attend)(*arrays)
         return y_BNSH.swapaxes(1, 2), log_z_BNS
 
     def backward(
