@@ -18,7 +18,15 @@ def by_hand(monkeypatch):
     for name, call in zip(cudnn.PRIMITIVES, calls, strict=True):
         monkeypatch.setattr(cudnn.jax_cudnn, name, call)
     monkeypatch.setitem(cudnn.HIDDEN, "float32", -(2.0**41))  # cuDNN itself takes 16 bits alone
-    return calls
+    forget_traces()
+    yield calls
+    forget_traces()
+
+
+def forget_traces():
+    """jax keeps what it traced of a function, here with another test's primitives."""
+    cudnn.forward.cache_clear()
+    cudnn.backward.cache_clear()
 
 
 def fused(segment, window=0, offsets=True):
