@@ -7,6 +7,9 @@ import shutil
 import tempfile
 
 import hypothesis
+import pytest
+
+from tests import processes
 
 first_process = "SCALELAB_TEST_FOLDER" not in os.environ  # workers, and sessions that a test starts, find it set
 if first_process:
@@ -34,6 +37,13 @@ if first_process:
 
 gc.set_threshold(20_000, 20, 20)  # tracing makes many small objects: the collector's 5 % of the time become 1
 hypothesis.settings.load_profile("ci")  # the same examples each time, and none too slow on a busy machine
+processes.watch_processes()
+
+
+@pytest.fixture(autouse=True)
+def no_process_left():
+    with processes.none_left():
+        yield
 
 
 def pytest_unconfigure(config):

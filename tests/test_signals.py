@@ -11,9 +11,17 @@ import threading
 import pytest
 
 from scalelab.signals import STOP_SIGNALS, block_stop_signals, stop_on_signals
+from tests.train.runs import hear_signals
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")
+
+
+@pytest.fixture(autouse=True)
+def heard():
+    """However the tests were started: under nohup, say, SIGHUP is ignored."""
+    with hear_signals():
+        yield
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,5 +102,9 @@ def test_a_terminal_that_goes_does_not_keep_a_run_from_saving(tmp_path):
     while b"listening" not in text:
         text += os.read(terminal, 100)
     os.close(terminal)
-    assert run.wait(60) == 75
+    try:
+        assert run.wait(60) == 75
+    finally:
+        run.kill()
+        run.wait()
     assert (tmp_path / "saved").read_text() == "saved"

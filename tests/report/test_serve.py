@@ -17,7 +17,7 @@ from scalelab.__main__ import main
 from scalelab.report import serve
 from scalelab.report.pages import write_report
 from tests.report import synthetic
-from tests.train.runs import hear_interrupts
+from tests.train.runs import hear_signals
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_ports_and_options_that_cannot_be_are_refused_in_a_line(sweep, capsys):
 
 def test_interrupting_ends_the_command_without_a_word(sweep):
     command = [sys.executable, "-m", "scalelab", "sweep", "--status", "--serve=0", f"--workdir={sweep}"]
-    with hear_interrupts():
+    with hear_signals():
         unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=unbuffered)
     line = process.stderr.readline()

@@ -9,7 +9,7 @@ import time
 
 from scalelab import records
 from scalelab.sweep.executors import jobs
-from tests.train.runs import ROOT, untimed
+from tests.train.runs import ROOT, hear_signals, untimed
 
 WAIT_S = 240
 CONFIG = """
@@ -38,8 +38,9 @@ class Sweep:
     def start(self, *options, executor="slurm"):
         command = [sys.executable, "-m", "scalelab", "sweep", f"--config={self.folder}/mine.py",
                    f"--workdir={self.place}", f"--executor={executor}", *options]  # fmt: skip
-        return subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+        with hear_signals():
+            return subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=subprocess.PIPE,
+                                    stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
 
     def finish(self, process, code=0):
         out, err = process.communicate(timeout=WAIT_S)

@@ -15,7 +15,7 @@ from scalelab.cli import follow
 from scalelab.errors import BadInput
 from scalelab.sweep import live
 from tests.report import synthetic
-from tests.train.runs import hear_interrupts
+from tests.train.runs import hear_signals
 
 STEPS, BEHIND_S = 1000, 5.0
 
@@ -146,7 +146,7 @@ def test_following_ends_with_the_trials(tmp_path, capsys):
 def test_interrupting_the_following_is_no_failure(tmp_path):
     place = write_trial(tmp_path, "a", 4)
     command = [sys.executable, "-m", "scalelab", "sweep", "--status", "--follow", f"--workdir={place}"]
-    with hear_interrupts():
+    with hear_signals():
         unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered)
     assert process.stdout.readline().startswith("1 trials: 1 running")

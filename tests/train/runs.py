@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 
 from scalelab.__main__ import main
+from scalelab.signals import STOP_SIGNALS
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE_S = 600  # for what takes seconds on a quiet machine: only a hang lasts longer on a busy one
@@ -25,10 +26,11 @@ SMALL = [
 
 def command(*arguments: str, name: str = "train", env: dict[str, str] | None = None, **more) -> subprocess.Popen:
     """A `scalelab` command in a process of its own, its output captured; `more` as Popen takes it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "scalelab", name, *arguments],
-        cwd=ROOT, env=os.environ | (env or {}), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
-    )  # fmt: skip
+    with hear_signals():
+        return subprocess.Popen(
+            [sys.executable, "-m", "scalelab", name, *arguments],
+            cwd=ROOT, env=os.environ | (env or {}), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
+        )  # fmt: skip
 
 
 def train(workdir: pathlib.Path, *overrides: str) -> list[str]:
@@ -90,10 +92,16 @@ def untimed(folder: pathlib.Path) -> list[dict]:
 
 
 @contextlib.contextmanager
-def hear_interrupts() -> Iterator[None]:
-    """Within it a process is started that hears SIGINT, which a shell lets its background jobs' children ignore."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def hear_signals() -> Iterator[None]:
+    """Within it every stop signal acts as by default, and does so in processes that are started.
+
+    Under nohup SIGHUP is ignored, in a shell's background job SIGINT, and children inherit that.
+    """
+    ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
