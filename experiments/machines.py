@@ -1,181 +1,168 @@
-"""Run the tests under several BLAS kernels and instruction sets, and list tolerances that are nearly used up.
+"""Run the tests under several BLAS kernels and instruction sets, and measure what is left of each tolerance.
 
-    python -m experiments.machines [--runs=Haswell:AVX2,SkylakeX,Sandybridge] [--tests=tests/optim,tests/laws]
+    python -m experiments.machines [--runs=SkylakeX,Haswell:AVX2,Sandybridge:AVX] [--tests=tests/optim,tests/laws]
     [--jobs=2]
 
-A run is CORE[:ISA]: OPENBLAS_CORETYPE (the kernels behind numpy's, scipy's and jax's LAPACK) and XLA's
---xla_cpu_max_isa (the machine's own where left out). Writes `results/machines.json` and `.md` beside this file, or into
---workdir: the runs, what failed, and each comparison that used over a third of its tolerance in any run. Three times as
-long as `make test`; after an interruption the same command, on the same code, goes on with the runs that are missing.
-Exit 1 where a test fails.
+A run is CORE[:ISA]: OPENBLAS_CORETYPE (the kernels behind numpy's, scipy's and jax's LAPACK), and the instruction set
+that XLA compiles for (--xla_cpu_max_isa; left out: the machine's own). XLA's library of products and sums (YNNPACK)
+goes by the processor alone, so that it takes part only where no ISA is given. AVX has no fused multiply-add.
+
+A comparison is one of rounding if its tolerance is below 1e-5 of the expected value (in an assert a < b: b itself is
+below 1e-5), or below 2^-7, bf16's spacing, and the runs move what is seen; but not where the expected number is printed
+and the tolerance covers its last digit. It uses seen / allowed of its room, the largest of all runs. Everything else is
+a fact (a count, a published value, an order, a clock): it uses what the runs move it by, over what the run farthest
+from its bound leaves to that. More than a third of the room needs an argument in tolerances.json.
+
+Writes `results/machines.json` and `.md` beside this file, or into --workdir. The first run takes as long as
+`make test`; later ones leave out tests that compared no floating-point numbers in the first. The same command again
+runs what is missing, what failed, and what stands in test files that changed since.
+Exit 1 where a test fails, or where over a third of a room is used without an argument.
 
     scalelab study machines --runs=Haswell:AVX2
 """
 
-import json
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
-import tempfile
-import xml.etree.ElementTree as xml
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scalelab import git, jsonfiles
+from scalelab import jsonfiles
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
+from scalelab.experiments.machine_runs import Run, run_tests
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 
-DEFAULT_RUNS = "Haswell:AVX2,SkylakeX,Sandybridge"  # OpenBLAS takes Haswell's kernels for Zen, too
-CLOSE_SHARE = 1 / 3  # a tolerance is listed if a larger share of it is used
-SAME_SPREAD = 1e-3  # shares that differ by less between runs don't depend on the machine
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+DEFAULT_RUNS = "SkylakeX,Haswell:AVX2,Sandybridge:AVX"  # OpenBLAS takes Haswell's kernels for Zen, too
+CLOSE_SHARE = 1 / 3  # a room is listed if a larger share of it is used
+ROUNDING = 2**-7  # the spacing of bf16, the coarsest format that is computed in
+SURELY_ROUNDING = 1e-5  # nobody states a fact to more digits
+MOVES = 1e-3  # rounding errors are others altogether on other kernels; facts change in their last digits
 _ARGUMENTS = pathlib.Path(__file__).parent / "tolerances.json"  # "file::test" -> why its tolerance is as it is
 
-# The kernels that OpenBLAS really uses, asked of numpy's and scipy's libraries: they don't refuse unknown names.
-_KERNELS = """
-import ctypes, re, numpy.linalg, scipy.linalg
-names = set()
-for path in sorted(set(re.findall(r"/\\S*openblas\\S*", open("/proc/self/maps").read()))):
-    for symbol in ("scipy_openblas_get_corename64_", "scipy_openblas_get_corename", "openblas_get_corename"):
-        get = getattr(ctypes.CDLL(path), symbol, None)
-        if get:
-            get.restype = ctypes.c_char_p
-            names.add(get().decode())
-            break
-print(" ".join(sorted(names)))
-"""
 
-
-def parse_runs(text: str) -> list[tuple[str, str]]:
-    """Parse "CORE[:ISA],…" into [(core, ISA or "")]; BadInput if a core is missing."""
-    runs = [(core, isa) for core, _, isa in (part.partition(":") for part in text.split(","))]
-    if not all(core for core, _ in runs):
+def parse_runs(text: str) -> list[Run]:
+    """Parse "CORE[:ISA],…" into runs, ISA "" where left out; BadInput if a core is missing."""
+    runs = [Run(core, isa) for core, _, isa in (part.partition(":") for part in text.split(","))]
+    if not all(run.core for run in runs):
         raise BadInput(f"--runs={text!r}: each run is CORE or CORE:ISA, as in {DEFAULT_RUNS}")
     return runs
 
 
-def run_environment(core: str, isa: str, folder: pathlib.Path) -> dict[str, str]:
-    """The environment of a run. Bytecode goes to its own folder: asserts are rewritten differently from `make test`."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {f'--xla_cpu_max_isa={isa}' if isa else ''}".strip()
-    settings = {"OPENBLAS_CORETYPE": core, "XLA_FLAGS": flags, "SCALELAB_TOLERANCES": str(folder)}
-    return {**os.environ, **settings, "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "JAX_PLATFORMS": "cpu"}
+def is_rounding(tolerance: float, shares: Sequence[float | None]) -> bool:
+    """Whether a tolerance, relative to the expected value, is for rounding errors; see the head of this file."""
+    values = [share for share in shares if share is not None]
+    moves = max(values) - min(values) > MOVES
+    return tolerance < SURELY_ROUNDING or (tolerance < ROUNDING and moves)
 
 
-def run_tests(core: str, isa: str, tests: Sequence[str], jobs: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run the tests once: (counts and failures, the comparisons made)."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
-        env = run_environment(core, isa, folder)
-        kernels = subprocess.run(
-            [sys.executable, "-c", _KERNELS], env=env, capture_output=True, text=True
-        ).stdout.strip()
-        options = ["-p", "tests.tolerances", "-o", "enable_assertion_pass_hook=true", "-p", "no:cacheprovider"]
-        options += ["-n", str(jobs), f"--junitxml={folder / 'tests.xml'}", "--no-header", "--tb=line"]
-        subprocess.run([sys.executable, "-m", "pytest", *options, *tests], env=env, cwd=_ROOT, stdout=sys.stderr)
-        if not (folder / "tests.xml").exists():
-            raise BadInput(f"pytest did not run under OPENBLAS_CORETYPE={core}: see its last lines above")
-        counts = _counts(folder / "tests.xml")
-        lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
-    return {"core": core, "isa": isa, "kernels": kernels} | counts, [json.loads(line) for line in lines]
+def room_used(shares: Sequence[float | None], rounding: bool) -> float:
+    """The share of its room that a comparison uses, from the shares of its tolerance in each run."""
+    values = [share for share in shares if share is not None]
+    if rounding:
+        return max(values)
+    moved, left = max(values) - min(values), 1 - min(values)
+    return moved / left if moved else 0.0
 
 
-def run_or_read(
-    core: str, isa: str, tests: Sequence[str], jobs: int, folder: pathlib.Path
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What `run_tests` gives, kept in `folder`: it is read from there if the same code ran the same tests before."""
-    path = folder / f"{core}-{isa or 'own'}.json"
-    asked = json.loads(json.dumps({"code": git.code_state()["scalelab"], "tests": tests}))
-    kept = jsonfiles.read_json(path) if path.exists() else {}
-    if kept.get("asked") == asked:
-        print(f"{core}:{isa}: read from {path}", file=sys.stderr, flush=True)
-    else:
-        run, comparisons = run_tests(core, isa, tests, jobs)
-        kept = {"asked": asked, "run": run, "comparisons": comparisons}
-        jsonfiles.write_json(path, kept)
-    return kept["run"], kept["comparisons"]
+def measured_rooms(runs: Sequence[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """One row for each line of a test that compares: its shares in each run, and which part of its room they use.
+
+    Of a line that several parametrized tests share, the one that uses most.
+    """
+    shares: dict[tuple[str, str, str, bool], list[float | None]] = {}
+    tolerances: dict[tuple[str, str, str, bool], float] = {}
+    for i, tests in enumerate(runs):
+        for test in tests:
+            for comparison in test["comparisons"]:
+                place = (test["test"], comparison["line"], comparison["kind"], comparison["printed"])
+                parts = shares.setdefault(place, [None] * len(runs))
+                parts[i] = max(parts[i] or 0.0, comparison["used"])
+                tolerance = comparison["allowed"] / (comparison["size"] or 1.0)
+                tolerances[place] = min(tolerances.get(place, tolerance), tolerance)
+    rows: dict[tuple[str, str, str, bool], dict[str, Any]] = {}
+    for (test, line, kind, printed), parts in shares.items():
+        rounding = not printed and is_rounding(tolerances[test, line, kind, printed], parts)
+        row = {"test": test.partition("[")[0], "line": line, "kind": kind, "rounding": rounding, "shares": parts}
+        row |= {"tolerance": tolerances[test, line, kind, printed], "used": room_used(parts, rounding)}
+        key = (row["test"], line, kind, rounding)
+        if key not in rows or rows[key]["used"] < row["used"]:
+            rows[key] = row
+    return [row for _, row in sorted(rows.items())]
 
 
-def _counts(path: pathlib.Path) -> dict[str, Any]:
-    suite = xml.parse(path).getroot().find("testsuite")
-    assert suite is not None
-    values = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
-    failed = values["failures"] + values["errors"]
-    names = [
-        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-        for case in suite.iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    return {
-        "passed": values["tests"] - failed - values["skipped"],
-        "failed": failed,
-        "skipped": values["skipped"],
-        "seconds": float(suite.get("time", 0)),
-        "failures": names,
-    }
-
-
-def close_tolerances(comparisons: Sequence[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Comparisons (lines of tests) with the share of tolerance used in each run, if one is over CLOSE_SHARE."""
-    largest: dict[tuple[str, str, str], list[float | None]] = {}
-    for i, rows in enumerate(comparisons):
-        for row in rows:
-            key = (row["test"].partition("[")[0], row["line"], row["kind"])
-            parts = largest.setdefault(key, [None] * len(comparisons))
-            parts[i] = max(parts[i] or 0.0, row["used"])
-    return [
-        {"test": test, "line": line, "kind": kind, "used": parts, "varies": _varies(parts)}
-        for (test, line, kind), parts in sorted(largest.items())
-        if max(part or 0.0 for part in parts) > CLOSE_SHARE
-    ]
-
-
-def _varies(parts: Sequence[float | None]) -> bool:
-    values = [part for part in parts if part is not None]
-    return max(values) - min(values) > SAME_SPREAD
+def summarize_folders(rows: Sequence[Mapping[str, Any]], n_runs: int) -> list[dict[str, Any]]:
+    """For each folder of tests: how many comparisons of rounding, the largest share in each run, where; and facts."""
+    folders: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        folders.setdefault("/".join(pathlib.PurePath(row["test"].partition("::")[0]).parts[1:2]), []).append(row)
+    summary = []
+    for folder, members in sorted(folders.items()):
+        rounding, facts = ([row for row in members if row["rounding"] == kind] for kind in (True, False))
+        largest = [max((row["shares"][i] or 0.0 for row in rounding), default=0.0) for i in range(n_runs)]
+        where = max(rounding, key=lambda row: row["used"])["line"] if rounding else ""
+        moved = max((row["used"] for row in facts), default=0.0)
+        summary.append(
+            {"folder": folder, "rounding": len(rounding), "largest": largest, "where": where, "facts": len(facts)}
+            | {"moved": moved}
+        )
+    return summary
 
 
 def format_page(result: Mapping[str, Any]) -> str:
     """Format the result in Markdown."""
-    runs, rows = result["runs"], result["tolerances"]
-    varying, fixed = [r for r in rows if r["varies"]], [r for r in rows if not r["varies"]]
-    titles = [f"{run['core']}, {run['isa'] or 'own ISA'}" for run in runs]
-    lines = [
-        "# The tests on other machines' kernels",
-        "",
-        f"`{result['command']}`, {result['date']}: {result['machine']}",
-        "",
-    ]
-    columns = ("OPENBLAS_CORETYPE", "kernels taken", "max ISA", "passed", "failed", "skipped", "s")
-    lines += markdown_table(columns, ([str(cell) for cell in _run_cells(run)] for run in runs))
-    lines += ["", *(f"- {run['core']}: {name} failed" for run in runs for name in run["failures"])]
-    lines += [f"## Used more than a third of a tolerance, and not the same on every run: {len(varying)}", ""]
-    lines += markdown_table(("comparison", "kind", *titles, "why it is enough"), map(_cells, varying))
-    lines += ["", f"## Used more than a third, the same on every run: {len(fixed)}", ""]
+    runs, rows = result["runs"], result["close"]
+    lines = ["# The tests on other machines' kernels", "", f"`{result['command']}`, {result['date']}:"]
+    lines += [result["machine"] + f"; its own instructions: {result['instructions']}", ""]
+    columns = ("run", "LAPACK's kernels", "passed", "failed", "skipped", "left out", "s of tests")
+    lines += markdown_table(columns, map(_run_cells, runs))
     lines += [
-        "No kernel moves these: distances between fixed numbers (a value and its printed digits), or rounding "
-        "outside BLAS.",
+        "",
+        "Left out: tests that compared no floating-point numbers in the first run.",
+        *(f"- {run['name']}: {name} failed" for run in runs for name in run["failures"]),
+        *(f"- {run['name']}: {name} failed, and passed when it was run again" for run in runs for name in run["again"]),
+        "",
+        "## The largest seen over allowed",
+        "",
+        "A comparison of rounding uses seen / allowed. A fact (a count, a published value, an order, a clock) uses "
+        "what the runs",
+        "move it by, over what is left to its bound.",
         "",
     ]
-    lines += markdown_table(("comparison", "kind", *titles, "why it is enough"), map(_cells, fixed))
+    columns = ("tests", "roundings", *(run["name"] for run in runs), "the largest", "facts", "moved")
+    lines += markdown_table(columns, map(_folder_cells, result["folders"]))
+    lines += ["", f"## More than a third: {len(rows)}", ""]
+    columns = ("comparison", "kind", *(run["name"] for run in runs), "used", "why it is enough")
+    lines += markdown_table(columns, map(_cells, rows)) if rows else ["None."]
     return "\n".join([*lines, ""])
 
 
-def _run_cells(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    isa = run["isa"] or "the machine's"
-    return run["core"], run["kernels"], isa, run["passed"], run["failed"], run["skipped"], round(run["seconds"])
+def _run_cells(run: Mapping[str, Any]) -> list[str]:
+    return [str(run[key]) for key in ("name", "kernels", "passed", "failed", "skipped", "left_out", "seconds")]
+
+
+def _folder_cells(row: Mapping[str, Any]) -> list[str]:
+    shares = [f"{share:.3f}" for share in row["largest"]]
+    return [row["folder"], str(row["rounding"]), *shares, row["where"], str(row["facts"]), f"{row['moved']:.3f}"]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    used = ["-" if part is None else f"{part:.3f}" for part in row["used"]]
-    return [f"{row['test'].rpartition('::')[2]} ({row['line']})", row["kind"], *used, row["why"]]
+    shares = ["-" if share is None else f"{share:.3f}" for share in row["shares"]]
+    kind = f"{row['kind']}, {'rounding' if row['rounding'] else 'fact'}"
+    return [f"{row['test'].rpartition('::')[2]} ({row['line']})", kind, *shares, f"{row['used']:.3f}", row["why"]]
+
+
+def describe_instructions() -> str:
+    """The widest vector instructions of this processor: AVX-512, AVX2, AVX or none of them."""
+    path = pathlib.Path("/proc/cpuinfo")
+    flags = set(path.read_text().split()) if path.exists() else set()
+    names = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
+    return next((name for flag, name in names.items() if flag in flags), "no AVX")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the tests, write the result, print the counts. Exit code: 0 all passed, 1 a test failed, 2 bad input."""
+    """Run the tests, write the result, print the counts. Exit code: 0 all is well, 1 see above, 2 bad input."""
     return guarded("machines", _main, argv)
 
 
@@ -186,22 +173,27 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="pytest's workers")
     parser.add_argument("--workdir", type=folder_path, default=RESULTS, help="where the two files are written")
     options = parser.parse_args(argv)
-    parts = options.workdir / "machines.parts"
-    runs = parse_runs(options.runs)
-    results = [run_or_read(*run, options.tests.split(","), options.jobs, parts) for run in runs]
-    why = json.loads(_ARGUMENTS.read_text())
-    rows = [row | {"why": why.get(row["test"], "")} for row in close_tolerances([rows for _, rows in results])]
-    result = result_header("machines", argv) | {"runs": [run for run, _ in results], "tolerances": rows}
+    parts, tests = options.workdir / "machines.parts", options.tests.split(",")
+    runs, results, without_floats = parse_runs(options.runs), [], set[str]()
+    for i, run in enumerate(runs):
+        counts, lines = run_tests(run, tests, options.jobs, parts / run.name, without_floats)
+        results.append((counts, lines))
+        if i == 0:
+            without_floats = {line["test"] for line in lines if not line["floats"] and line["outcome"] == "passed"}
+    rows = measured_rooms([lines for _, lines in results])
+    why = jsonfiles.read_json(_ARGUMENTS)
+    close = [row | {"why": why.get(row["test"], "")} for row in rows if row["used"] > CLOSE_SHARE]
+    result = result_header("machines", argv) | {"instructions": describe_instructions()}
+    result |= {"runs": [counts for counts, _ in results], "folders": summarize_folders(rows, len(runs)), "close": close}
     write_result(options.workdir, "machines", result, format_page(result))
-    shutil.rmtree(parts)
-    failed = sum(run["failed"] for run, _ in results)
-    unargued = sum(not row["why"] and row["varies"] for row in rows)
-    counts = "; ".join(
-        f"{run['core']}:{run['isa']} {run['passed']} passed, {run['failed']} failed" for run, _ in results
-    )
-    print(f"{counts}; {len(rows)} tolerances used by over a third, {unargued} that vary and are not argued")
+    unargued, failed = sum(not row["why"] for row in close), sum(counts["failed"] for counts, _ in results)
+    counts = "; ".join(f"{run['name']} {run['passed']} passed, {run['failed']} failed" for run, _ in results)
+    print(f"{counts}; {len(rows)} comparisons, {len(close)} use over a third, {unargued} of them without an argument")
     emit_json(result, options.json)
-    return 1 if failed else 0
+    if failed or unargued:
+        return 1
+    shutil.rmtree(parts)
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from scalelab.config import ModelShape
 from scalelab.configs import base
 from scalelab.model import transformer
 from scalelab.precision.policy import FP32
+from tests.rounding import sum_error
 
 PRESETS = ("llama", "gpt2", "chinchilla")
 TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4}
@@ -52,6 +53,17 @@ def loss_and_grads(of: ModelShape, params, tokens_BS: jax.Array, z_weight=0.0, p
         return sums.objective / sums.tokens
 
     return jax.value_and_grad(mean)(params)
+
+
+def chain_terms(of: ModelShape) -> int:
+    """Terms of the sums that stand one after another between a token and its logits."""
+    attention = 2 * of.d_model + of.d_head + 2 * of.seq_len + of.n_heads * of.d_head  # norm, q, scores, softmax, v, o
+    return of.n_layers * (attention + 2 * of.d_model + of.d_ff) + 2 * of.d_model
+
+
+def logit_error(of: ModelShape, logits) -> float:
+    """Bound of the difference between two computations of these logits in fp32."""
+    return sum_error(chain_terms(of), np.abs(logits).max())
 
 
 def distance(a, b) -> float:

@@ -11,7 +11,8 @@ from scalelab.model import transformer
 from scalelab.model.layers import MLP
 from scalelab.model.transformer import Transformer
 from scalelab.precision.policy import FP32, POLICIES
-from tests.model.shapes import PRESETS, distance, loss_and_grads, random_params, shape, tokens
+from tests.model.shapes import PRESETS, chain_terms, distance, loss_and_grads, random_params, shape, tokens
+from tests.rounding import RMS, sum_error
 
 SMALL = {"d_model": 16, "n_heads": 2, "seq_len": 6, "vocab_size": 8, "remat": "none"}
 logits = jax.jit(transformer.next_token_logits, static_argnums=0)
@@ -77,7 +78,7 @@ def test_llama_is_the_paper_in_float64():
         gate = h @ m["gate"]["w"]
         x = x + (gate / (1 + np.exp(-gate)) * (h @ m["up"]["w"])) @ m["down"]["w"]
     expected = rms(x, p["final_norm"]["g"]) @ p["head"]["w"]
-    assert distance(logits(of, params, t), expected) < 1e-6
+    assert distance(logits(of, params, t), expected) < sum_error(chain_terms(of), deviations=RMS)
     np.testing.assert_allclose(logits(of, params, t), expected, atol=1e-5 * np.abs(expected).max())
 
 
@@ -103,7 +104,7 @@ def test_gpt2_is_the_paper_in_float64():
         h = gelu(norm(x, block["mlp_norm"]) @ m["up"]["w"] + m["up"]["b"])
         x = x + h @ m["down"]["w"] + m["down"]["b"]
     expected = norm(x, p["final_norm"]) @ p["embed"]["w"].T
-    assert distance(logits(of, params, t), expected) < 1e-6
+    assert distance(logits(of, params, t), expected) < sum_error(chain_terms(of), deviations=RMS)
     np.testing.assert_allclose(logits(of, params, t), expected, atol=1e-5 * np.abs(expected).max())
 
 
@@ -154,9 +155,10 @@ def test_a_tied_head_is_the_embedding_transposed():
     same = params | {"head": {"w": params["embed"]["w"].T}}
     loss, grads = loss_and_grads(tied, shared, batch)
     loss_apart, apart = loss_and_grads(untied, same, batch)
-    assert abs(loss - loss_apart) < 1e-6
+    terms = chain_terms(tied)
+    assert abs(loss - loss_apart) < sum_error(terms, loss, RMS)  # a mean over tokens
     both = apart["embed"]["w"] + apart["head"]["w"].T
-    np.testing.assert_allclose(grads["embed"]["w"], both, atol=1e-6)
+    np.testing.assert_allclose(grads["embed"]["w"], both, atol=sum_error(2 * terms, np.abs(both).max()))
 
 
 @pytest.mark.slow
@@ -227,7 +229,7 @@ def test_the_program_that_draws_parameters_does_not_grow_with_the_layers():
         init = jax.jit(functools.partial(transformer.init_params, of)).lower(jax.random.key(0))
         return init.compile().as_text().count("\n")
 
-    assert compiled_lines(6) < 1.1 * compiled_lines(2)
+    assert compiled_lines(6) < 1.5 * compiled_lines(2)  # three times as many, if each layer had its own
 
 
 def test_a_shorter_sequence_than_declared_is_a_prefix():

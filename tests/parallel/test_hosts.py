@@ -16,6 +16,7 @@ from scalelab.config import split_overrides
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.step import state
+from tests.rounding import sum_error
 from tests.train.runs import ROOT, command, ended, finish, free_port, run_here, train, untimed, wait_for
 
 STEPS, EVERY = 18, 6
@@ -106,7 +107,10 @@ def test_two_processes_train_what_one_device_trains(tmp_path):
         # A loss's distance from its forecast, over the scatter about it: differences enlarge the losses' rounding.
         assert ours.pop("loss_sigmas", 0) == pytest.approx(theirs.pop("loss_sigmas", 0), rel=1e-3)
         assert ours == pytest.approx(theirs, rel=2e-6)
-    assert largest_difference(params_at(folder, EVERY), params_at(one, EVERY)) <= 1e-6
+    # Adam moves a parameter by lr x g / |g|: by lr times what g is off by, relative to itself. It is a sum over 256
+    # tokens after as many terms of the chain to each, of ten times its own size where most of it cancels.
+    rounding = EVERY * 1e-3 * sum_error(512, 10)
+    assert largest_difference(params_at(folder, EVERY), params_at(one, EVERY)) <= rounding
     spent = records.read_record(folder)["seconds_by_process"]
     assert spent.keys() == {"0", "1"} and all(seconds["data"] > 0 for seconds in spent.values())
 

@@ -16,7 +16,7 @@ from scalelab.model.attention.documents import DocumentEnds, document_segments
 from scalelab.model.layer_flags import all_layer_flags
 from scalelab.precision.policy import FP32
 from scalelab.train.step.gradients import compute_gradients, document_ends
-from tests.model.shapes import distance, random_params, shape
+from tests.model.shapes import distance, logit_error, random_params, shape
 
 SEPARATOR = 7
 ROW = [3, 11, 5, 7, 9, 2, 2, 4, 7, 7, 12, 8, 1]  # 4 tokens, 5, 1 and the beginning of one
@@ -107,7 +107,7 @@ def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_
         if len(alone) > 1:
             log_p = jax.nn.log_softmax(transformer.next_token_logits(of, params, jnp.asarray(alone[None, :-1])))
             expected = -np.asarray(log_p)[0, np.arange(len(alone) - 1), alone[1:]]
-            np.testing.assert_allclose(actual[start : end - 1], expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(actual[start : end - 1], expected, atol=logit_error(of, log_p))
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from scalelab.model.attention.blockwise import blockwise_attention, visible_bloc
 from scalelab.model.attention.mask import MaskInfo
 from scalelab.model.attention.relative import RelativeInputs, relative_scores
 from tests.model.shapes import shape
+from tests.rounding import sum_error
 
 SCALE = 0.3
 
@@ -34,6 +35,11 @@ def with_gradients(attention, q, k, v, weights):
     """Output and gradients of a weighted sum of it."""
     y, pull = jax.vjp(attention, q, k, v)
     return y, *pull(weights.astype(y.dtype))
+
+
+def gradient_error(expected):
+    """Bound of the rounding of what attention over fifty tokens and heads of eight gives, forward and backward."""
+    return sum_error(4 * (50 + 8), np.abs(expected).max())
 
 
 SIGHTS = {
@@ -63,7 +69,7 @@ def test_plain_in_chunks_is_plain_forward_and_backward(sight, window, monkeypatc
     for expected, actual in zip(
         with_gradients(plain(sight, window), *given), with_gradients(chunked, *given), strict=True
     ):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-6)
+        np.testing.assert_allclose(actual, expected, atol=gradient_error(expected))
 
 
 @pytest.mark.parametrize(("sight", "window"), SIGHTS.values(), ids=SIGHTS)
@@ -73,7 +79,7 @@ def test_blockwise_is_plain_forward_and_backward(sight, window):
     for expected, actual in zip(
         with_gradients(plain(sight, window), *given), with_gradients(blockwise(sight, window), *given), strict=True
     ):
-        np.testing.assert_allclose(actual, expected, atol=2e-6)
+        np.testing.assert_allclose(actual, expected, atol=gradient_error(expected))
 
 
 def test_blockwise_in_bf16_is_as_near_to_fp32_as_plain():
@@ -133,7 +139,7 @@ def test_blockwise_knows_distances_forward_and_backward(name):
     gradients = all_gradients(blockwise_by_distance(*SIGHTS[name]), given, far, weights)
     expected = all_gradients(plain_by_distance(*SIGHTS[name]), given, far, weights)
     for ours, theirs in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-6 * max(1, np.abs(theirs).max()))
+        np.testing.assert_allclose(ours, theirs, atol=gradient_error(theirs))
     assert all(np.abs(theirs).max() > 0.1 for theirs in expected)
 
 
@@ -161,7 +167,7 @@ def test_memory_grows_with_the_sequence_and_not_with_its_square(by_distance):
     ours = blockwise_by_distance(block=64) if by_distance else blockwise(MaskInfo(), 0, 64)
     theirs = plain_by_distance() if by_distance else plain(MaskInfo(), 0)
     short, long = temporaries(ours, 512, by_distance), temporaries(ours, 1024, by_distance)
-    assert all(b < 2.1 * a for a, b in zip(short, long, strict=True))
+    assert all(b < 3 * a for a, b in zip(short, long, strict=True))  # twice, where it is not four times
     all_at_once = [temporaries(theirs, length, by_distance)[1] for length in (512, 1024)]
     assert all_at_once[1] > 3.5 * all_at_once[0]
     assert long[1] < all_at_once[1] / 10

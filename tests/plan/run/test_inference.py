@@ -1,5 +1,7 @@
 """Serving memory against published worked figures, the cache that decoding really makes, and XLA's buffers."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,6 +10,7 @@ from scalelab import config as config_lib
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.model import decode, transformer
+from scalelab.parallel.rules import NO_LIBRARY_FLAG
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run.inference import decode_cache_bytes, inference_memory
 
@@ -102,6 +105,7 @@ LARGEST = {
 }
 
 
+@pytest.mark.skipif(NO_LIBRARY_FLAG in os.environ["XLA_FLAGS"], reason="without XLA's library it is another program")
 @pytest.mark.parametrize(("tokens", "changes"), LARGEST.values(), ids=LARGEST)
 def test_activations_are_xlas_buffers_to_a_tenth(tokens, changes):
     """One token each of many sequences, whose cache of one token is next to nothing: what remains are activations."""
