@@ -89,7 +89,7 @@ test-diagnose: .venv/dev  ## twenty minutes of CPU: 69 planted faults and 30 hea
 test-faults: .venv/dev  ## half an hour: each case of the fault table, from kills to forged files; again: what is missing; writes experiments/results/
 	.venv/bin/python -m experiments.faults --jobs=2
 
-test-machines: .venv/dev  ## three times make test: under three BLAS kernels and two instruction sets; writes experiments/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
+test-machines: .venv/dev  ## make test under three BLAS kernels and instruction sets: what is left of each tolerance? again: what is missing; writes experiments/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
 	.venv/bin/python -m experiments.machines $(MACHINES)
 
 # The newest versions of some packages want Python 3.12: one of these, else the python3 that there is.

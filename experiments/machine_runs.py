@@ -100,7 +100,7 @@ def finished_tests(folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
 
 def forget_changed(folder: pathlib.Path, tests: Sequence[str]) -> None:
     """Drop what `folder` holds of test files that changed since, or all of it if anything else did."""
-    now = {"tests": list(tests)} | hash_code()
+    now = {"tests": list(tests)} | hash_code(tests)
     path = folder / "code.json"
     then = jsonfiles.read_json(path) if path.exists() else {}
     if {key: then.get(key) for key in ("tests", "rest")} != {key: now[key] for key in ("tests", "rest")}:
@@ -118,11 +118,12 @@ def _is_of(line: str, files: Collection[str]) -> bool:
     return any(line.startswith(f'{{"test": "{file}::') for file in files)
 
 
-def hash_code() -> dict[str, Any]:
+def hash_code(tests: Sequence[str]) -> dict[str, Any]:
     """{"files": {test file: its hash}, "rest": one hash of everything else that the tests run}."""
     files, rest = {}, hashlib.sha256()
-    for path in sorted(path for top in CODE for path in [ROOT / top, *(ROOT / top).rglob("*")]):
-        name = str(path.relative_to(ROOT))
+    tops = [ROOT / top for top in (*CODE, *(path.partition("::")[0] for path in tests))]
+    for path in sorted({path for top in tops for path in [top, *top.rglob("*")]}):
+        name = os.path.relpath(path, ROOT)
         if not path.is_file() or "__pycache__" in name or name.startswith("experiments/results"):
             continue
         digest = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -61,7 +61,7 @@ def test_a_gate_on_attention_is_planned_like_any_declared_matrix(monkeypatch, ca
         more = after["flops"][convention]["per_token"] - before["flops"][convention]["per_token"]
         assert more == pytest.approx(added), convention
     for part in ("compute", "fsdp", "total"):
-        assert after["time_s"][part] > before["time_s"][part], part
+        assert after["time_s"][part] / before["time_s"][part] > 1, part
     assert after["time_s"]["tensor"] == before["time_s"]["tensor"]  # its input's gradient joins those of q, k and v
     for part in ("parameters", "optimizer", "gradients", "activations"):
         assert after["memory_bytes"][part] > before["memory_bytes"][part], part
