@@ -256,7 +256,8 @@ TRAIN = {
     "init_from": key("", 'start on the weights of RUN, RUN@STEP or hf:DIR (safetensors), all else anew; "": random'),
     "branch_from": setting("", 'go on from RUN@STEP with all state; `scalelab train --branch-from` sets it; "": none',
         resume=False),
-    "stall_s": setting(300.0, "longest wait for a step (or ten dispatches), then stacks.txt and exit 1; 0: none",
+    "stall_s": setting(300.0, "longest wait for a step (or ten dispatches), then stacks.txt and exit 1; also for "
+        "other processes to compile; 0: none",
         unit="seconds", range=(0, 1e9), source="Megatron-LM's --distributed-timeout-minutes: 10"),
     "steps_per_dispatch": setting(20, "steps that the device runs before the host looks", unit="steps", range=COUNT),
 }  # fmt: skip

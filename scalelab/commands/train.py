@@ -14,8 +14,8 @@ elsewhere start each process with
   --coordinator=HOST:PORT --processes=N --process-id=I   HOST is that of process 0; I is 0 to N-1
 and a mesh (--config.parallel.data=-1, …) over the devices of all. Process 0 writes and prints. A signal to one process
 stops all after the same step. If one is killed, the others end with exit code 1: at once, or 20 s after the last
-heartbeat of its host. If one hangs (train.stall_s), they end with the stacks of all threads in DIR/stacks-I.txt. The
-same commands resume.
+heartbeat of its host. If one hangs (train.stall_s), they end with the stacks of all threads in DIR/stacks-I.txt. They
+wait as long for one that still compiles, and then end with its name. The same commands resume.
 
   --lr-factor=F --skip-batches=A..B --reset=moments
 change a run where it goes on, from its last checkpoint or as a branch; the record lists them, and the same command
@@ -217,7 +217,7 @@ def _train_as_process(place: Any, config: Any, options: Any) -> int:
     facts |= {"--workdir": str(folder.absolute()), "--allow-change": " ".join(sorted(options.allow_change))}
     _drop_native_output()
     try:
-        with run_together(place, facts, folder, end_with_others, pulse):
+        with run_together(place, facts, folder, end_with_others, pulse, config.train.stall_s):
             return _train(config, options, place.index == 0, pulse)
     except (BadInput, WorkFailed) as error:
         end(2 if isinstance(error, BadInput) else 1, str(error))

@@ -5,6 +5,8 @@ With one process every function here does nothing or only its local part.
 
 import contextlib
 import ctypes
+import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -17,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import distributed  # its client of the coordination service; jax has no public one
 from jax._src.clusters import SlurmCluster  # the public way to it starts jax.distributed at once
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -27,6 +30,20 @@ from scalelab.parallel.peers import LostCallback, PeerWatch, ProcessPlace
 from scalelab.parallel.pulse import Pulse
 
 VERDICT_S = 3.0  # after a failed computation, time for the watch to report that a peer is gone
+EXCHANGE = "the first exchange of values"
+NO_LIMIT_S = 30 * 86400.0  # a wait without limit (train.stall_s=0), for a service that wants a number
+
+
+@dataclasses.dataclass
+class Waits:
+    """Waits of this process for the others. `count` names the next one: all processes have the same ones in order."""
+
+    limit_s: float = 1800.0  # XLA's limit of a collective on CPUs, for processes that `run_together` did not start
+    count: int = 0
+    first: set[str] = dataclasses.field(default_factory=set)  # what has been waited for that is waited for once
+
+
+WAITS = Waits()
 
 
 def find_process_place(
@@ -62,16 +79,23 @@ def _slurm(environment: Mapping[str, str]) -> ProcessPlace | None:
 
 @contextlib.contextmanager
 def run_together(
-    place: ProcessPlace, facts: Facts, folder: pathlib.Path, lost: LostCallback, pulse: Pulse | None = None
+    place: ProcessPlace,
+    facts: Facts,
+    folder: pathlib.Path,
+    lost: LostCallback,
+    pulse: Pulse | None = None,
+    stall_s: float = WAITS.limit_s,
 ) -> Iterator[None]:
     """Meet the other processes and start jax among them; part after the work, or tell the others why this one fails.
 
+    `stall_s`: how long `wait_for_all` waits (`train.stall_s`; 0: without limit).
     All processes must see `folder`. `lost(exit code, why)` is called in another thread when a peer ends, or stands
     still by its `pulse`. It must end this process, whose main thread may hang in a collective for ever. BadInput where
     the processes don't find each other or differ in `facts`.
     """
     lines, service = meet_processes(place, facts, folder)
     watch = PeerWatch(place, lines, lost, pulse)
+    WAITS.limit_s = stall_s or NO_LIMIT_S
     with _aborting(watch):
         try:
             _start(place, service)
@@ -126,6 +150,56 @@ def _aborting(watch: PeerWatch) -> Iterator[None]:
     signal.signal(signal.SIGABRT, signal.SIG_DFL)
 
 
+def wait_for_all(purpose: str) -> None:
+    """Wait until every process is here, at jax's coordination service. Nothing is sent between devices.
+
+    Needed before the first collective over a set of devices: on CPUs Gloo gives them 30 s to connect, which no option
+    changes. WorkFailed after `train.stall_s`, naming the processes that did not come.
+    """
+    client = distributed.global_state.client
+    if jax.process_count() == 1 or client is None:
+        return
+    WAITS.count += 1
+    barrier, limit_s = f"scalelab/{WAITS.count}/{purpose}", WAITS.limit_s
+    client.key_value_set(f"{barrier}/{jax.process_index()}", "here")
+    try:
+        client.wait_at_barrier(barrier, int(1000 * limit_s))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        here = {int(key.rpartition("/")[2]) for key, _ in client.key_value_dir_get(barrier)}
+        missing = ", ".join(str(i) for i in range(jax.process_count()) if i not in here)
+        raise WorkFailed(
+            f"process {missing} of {jax.process_count()} is not ready for {purpose}, {limit_s:,.0f} s after process "
+            f"{jax.process_index()} (train.stall_s): see whether its host is overloaded, or makes anew what others "
+            "have in a cache; a larger train.stall_s waits longer"
+        ) from None
+
+
+def _wait_once(purpose: str) -> None:
+    if purpose not in WAITS.first:
+        wait_for_all(purpose)
+        WAITS.first.add(purpose)
+
+
+def compile_together(function: jax.stages.Wrapped, purpose: str) -> Callable:
+    """Wrap a jitted function so that processes wait for each other between compiling a new program and running it."""
+    programs = set()
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        if jax.process_count() > 1:
+            leaves, kind = jax.tree.flatten(arguments)
+            program = kind, *((np.shape(x), getattr(x, "dtype", None), getattr(x, "sharding", None)) for x in leaves)
+            if program not in programs:
+                function.lower(*arguments).compile()  # the call below runs this program, and compiles no other
+                wait_for_all(purpose)
+                programs.add(program)
+        return function(*arguments)
+
+    return call
+
+
 def is_first_process() -> bool:
     """Whether this process writes the run's files: process 0 of several, or the only one."""
     return jax.process_index() == 0
@@ -149,6 +223,7 @@ def broadcast_from_first(work: Callable[[], Any]) -> Any:
 
 
 def _broadcast(answer: Any) -> Any:
+    _wait_once(EXCHANGE)
     text = np.frombuffer(json.dumps(answer).encode(), np.uint8)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(text.size)))
     padded = text if is_first_process() else np.zeros(length, np.uint8)
@@ -159,6 +234,7 @@ def gather_lists(values: Sequence[Any]) -> list[Any]:
     """The values of all processes (plain JSON) in the order of the processes, in each; all must call this."""
     if jax.process_count() == 1:
         return list(values)
+    _wait_once(EXCHANGE)
     text = np.frombuffer(json.dumps(list(values)).encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.int32(text.size))
     padded = np.pad(text, (0, int(lengths.max()) - text.size))
@@ -176,7 +252,7 @@ def make_agreed_flag(flag: Callable[[], bool]) -> Callable[[], bool]:
         return flag
     devices = Mesh(np.array(jax.devices()), ("device",))
     per_device, replicated = (NamedSharding(devices, PartitionSpec(*axes)) for axes in (["device"], []))
-    anyone = jax.jit(jnp.any, out_shardings=replicated)
+    anyone = compile_together(jax.jit(jnp.any, out_shardings=replicated), "the first look for a signal")
     asked: list[jax.Array] = []
 
     def ask() -> bool:
@@ -191,6 +267,7 @@ def gather_numbers(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """{process: its numbers}, in every process; all must call this, with the same names. {} for a single one."""
     if jax.process_count() == 1:
         return {}
+    _wait_once(EXCHANGE)
     names = sorted(numbers)
     rows = multihost_utils.process_allgather(np.array([numbers[name] for name in names], np.float32))
     return {str(i): dict(zip(names, map(float, row), strict=True)) for i, row in enumerate(rows)}
@@ -199,5 +276,6 @@ def gather_numbers(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
 def gather_to_host(x: Any) -> np.ndarray:
     """The whole array on this host, wherever its parts are; every process must call this."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        _wait_once(f"gathering arrays of {x.sharding}")
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)

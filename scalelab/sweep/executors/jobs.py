@@ -88,7 +88,8 @@ def _train_among(
         os._exit(code)
 
     facts = {name: str(records.read_json(folder / "packs" / pack / JOB_FILE)["trials"][name]) for name in trials}
-    with processes.run_together(place, facts, folder / "packs" / pack, lost, beat):
+    stall_s = max(config.train.stall_s for config in trials.values())
+    with processes.run_together(place, facts, folder / "packs" / pack, lost, beat, stall_s):
         for name, config in trials.items():
             result = train_single(config, folder / "runs" / name, stop=stop, allow=job["allow"],
                                   take_over=job["take_over"], code=job["code"], pulse=beat)  # fmt: skip

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalelab.model.declare import named_leaves
+from scalelab.parallel.processes import compile_together
 
 DIFFERS = "differs from that of the other devices"
 UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # bytes of an element -> the type that shows its bits
@@ -65,9 +66,8 @@ def _make_summing(mesh: Mesh, specs: tuple[PartitionSpec, ...]) -> Any:
     def sum_all(leaves: Sequence[jax.Array]) -> jax.Array:
         return jax.lax.all_gather(jnp.stack([_sum_bits(leaf) for leaf in leaves]), mesh.axis_names)
 
-    return jax.jit(
-        jax.shard_map(sum_all, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(), check_vma=False)
-    )
+    summing = jax.shard_map(sum_all, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(), check_vma=False)
+    return compile_together(jax.jit(summing), "comparing copies of arrays")
 
 
 def _sum_bits(x: jax.Array) -> jax.Array:

@@ -1,11 +1,13 @@
 """Health of a saved state: recorded in its manifest, and used when old steps are pruned."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from scalelab.parallel.processes import compile_together
 from scalelab.train.checkpoints.manifest import HEALTHY
 from scalelab.train.step.guard import Counts, GuardState
 
@@ -22,6 +24,7 @@ def inspect_states(states: Mapping[str, Any]) -> dict[str, tuple[jax.Array, ...]
     return {name: _inspect_state(state) for name, state in states.items()}
 
 
+@functools.partial(compile_together, purpose="looking for numbers that are not finite")
 @jax.jit
 def _inspect_state(state: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     parts = (state.params, state.opt_state) if hasattr(state, "opt_state") else state

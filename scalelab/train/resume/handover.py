@@ -16,6 +16,7 @@ from scalelab.config import Optim, Static
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.parallel import mesh
+from scalelab.parallel.processes import compile_together
 from scalelab.precision.policy import POLICIES
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep, describe_leaves
 from scalelab.train.resume.facts import config_from_facts
@@ -46,7 +47,8 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
     parts = {"params": like.params, "opt_state": saved_state.opt_state}
     both = checkpoints.restore(checked.step, {name: parts})[name]
     h: Any = config_lib.hparams(config)
-    of = jax.jit(lambda both: state.evaluation_params(saved, saved_state._replace(**both), h))
+    evaluated = jax.jit(lambda both: state.evaluation_params(saved, saved_state._replace(**both), h))
+    of = compile_together(evaluated, "the point that the optimizer evaluates")
     with jax.set_mesh(mesh.make_mesh(layout)) if layout.devices > 1 else contextlib.nullcontext():
         return state.cast_for_storage(of(both), form)
 
@@ -123,5 +125,5 @@ def place_initial_state(wanted: Static, h: Any, params: Any) -> TrainState:
     explicit, specs = mesh.make_mesh(wanted.layout), state.state_specs(wanted)
     auto = Mesh(explicit.devices, explicit.axis_names)  # as fresh states are drawn: by the compiler's own partitioning
     place = lambda on, tree: jax.tree.map(lambda spec: NamedSharding(on, spec), tree)  # noqa: E731
-    fresh = jax.jit(begin, out_shardings=place(auto, specs))(jax.device_put(params, place(auto, specs.params)))
-    return jax.device_put(fresh, place(explicit, specs))
+    jitted = compile_together(jax.jit(begin, out_shardings=place(auto, specs)), "the first state on given weights")
+    return jax.device_put(jitted(jax.device_put(params, place(auto, specs.params))), place(explicit, specs))

@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Wrapped
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.hardware.compiler_options import collective_options, initial_state_options
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rows
+from scalelab.parallel.processes import compile_together
 from scalelab.sharding import BATCH_AXES, target_platform, without_mesh
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
@@ -60,7 +62,7 @@ def hparam_shapes(names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 @functools.cache
-def _compiled_functions(static: Static, trial_mesh: Mesh | None) -> tuple[Callable, Callable, Callable]:
+def _compiled_functions(static: Static, trial_mesh: Mesh | None) -> tuple[Wrapped, Wrapped, Wrapped]:
     """(init, advance, evaluate), jitted once per process, `Static` and mesh: of one trial, or of trials on a mesh."""
     init: Callable = functools.partial(state_lib.init_state, static)
     advance: Callable = functools.partial(many_steps, static)
@@ -70,11 +72,11 @@ def _compiled_functions(static: Static, trial_mesh: Mesh | None) -> tuple[Callab
         advance = _map_trials(advance, trial_mesh, (0, 0, None, 0))
         evaluated = _map_trials(evaluated, trial_mesh, (0, None, 0))
     options = collective_options(target_platform(), static.layout.devices)
-    advance = jax.jit(advance, donate_argnums=0, compiler_options=options or None)
-    return _jit_first_state(init), advance, jax.jit(evaluated)
+    advancing = jax.jit(advance, donate_argnums=0, compiler_options=options or None)
+    return _jit_first_state(init), advancing, jax.jit(evaluated)
 
 
-def _jit_first_state(function: Callable, **more: Any) -> Callable:
+def _jit_first_state(function: Callable, **more: Any) -> Wrapped:
     return jax.jit(function, compiler_options=initial_state_options(target_platform()) or None, **more)
 
 
@@ -92,7 +94,9 @@ def _map_trials(function: Callable, mesh: Mesh, in_axes: tuple[int | None, ...])
 def mesh_program(static: Static, hparams: HparamsList) -> Program:
     """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.state_specs` says."""
     mesh = mesh_lib.make_mesh(static.layout)
-    _, advance, evaluated = _compiled_functions(static, None)
+    _, advancing, evaluating = _compiled_functions(static, None)
+    advance = compile_together(advancing, "the first step")
+    evaluated = compile_together(evaluating, "the first evaluation")
     specs = state_lib.state_specs(static)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
@@ -116,18 +120,21 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
         # Drawn under automatic partitioning: the numbers don't depend on the mesh, and no device holds them all.
         auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         ordered = lambda h: pipeline.reorder_layers(state_lib.init_state(static, h), specs, static.layout)  # noqa: E731
-        drawn = _jit_first_state(ordered, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
+        places = jax.tree.map(lambda spec: NamedSharding(auto, spec), specs)
+        drawn = compile_together(_jit_first_state(ordered, out_shardings=places), "drawing the first state")
         return [jax.device_put(drawn(traced_hparams(h)), shardings) for h in hparams]
 
-    @functools.partial(jax.jit, static_argnums=1)
-    def reordered(state: TrainState, back: bool) -> TrainState:
-        return pipeline.reorder_layers(state, specs, static.layout, back)
+    def reorder(back: bool) -> Callable[[TrainState], TrainState]:
+        jitted = jax.jit(lambda state: pipeline.reorder_layers(state, specs, static.layout, back))
+        return compile_together(jitted, "reordering the layers")
+
+    reordered = {back: reorder(back) for back in (False, True)}
 
     def in_order(states: Sequence[TrainState], back: bool) -> list[TrainState]:
         if static.layout.rounds == 1:
             return list(states)
         with jax.set_mesh(mesh):
-            return [reordered(state, back) for state in states]
+            return [reordered[back](state) for state in states]
 
     return Program(
         init=begin,
