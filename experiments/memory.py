@@ -24,9 +24,10 @@ from scalelab.experiments.shared import RESULTS, command_line, markdown_table, w
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.plan.machine.compile import compile_step
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory.memory import host_bytes, step_memory
+from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s
+from scalelab.train.step.state import host_bytes
 
 CARD = "rtx4090"  # the 24 GB of the claim; XLA compiles for an H100, whose buffers are the same
 ADAMW = "optim.name=adamw optim.rank=none optim.every=none optim.low_rank_scale=none optim.peak_lr=3e-4"

@@ -80,8 +80,10 @@ def train(
     _prepare_device()
     from scalelab import git
     from scalelab.plan.memory.remat import settle_remat
+    from scalelab.train.per_layer.refusals import reserve_for_moments
     from scalelab.train.run.single import train_single
 
+    reserve_for_moments(resolved)
     resolved = settle_remat(resolved, folder, force)
     _refuse_too_large([(resolved, 1)], force)
     code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
@@ -110,8 +112,11 @@ def sweep(
     _prepare_device()
     from scalelab import git
     from scalelab.sweep.run import run_sweep
+    from scalelab.train.per_layer.refusals import reserve_for_moments
 
     packs = trials_lib.group_into_packs(trials)
+    if len(packs) == 1:  # several are trained in processes of their own
+        reserve_for_moments(next(iter(trials.values())), len(trials))
     _refuse_too_large([(trials[names[0]], len(names)) for names in packs.values()], force)
     code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
     run_sweep(folder, trials, progress, stop=stop, allow=allow_change, take_over=take_over, code=code)

@@ -24,9 +24,11 @@ def settle_remat(config: Any, place: pathlib.Path, force: bool = False) -> Any:
     if config.model.remat != "auto":
         return config
     from scalelab.plan.memory import remat
+    from scalelab.train.per_layer.refusals import reserve_for_moments
     from scalelab.train.resume import determinism
 
     determinism.set_deterministic_flags(config, place)  # before jax is asked for its devices
+    reserve_for_moments(config)
     return remat.settle_remat(config, place, force)
 
 
@@ -35,9 +37,11 @@ def check_memory_fits(config: Any, place: pathlib.Path, trials: int = 1) -> None
 
     `place`: the folder where the run (or the pack of `trials`) stores its determinism settings.
     """
+    from scalelab.train.per_layer.refusals import reserve_for_moments
     from scalelab.train.resume import determinism
 
     determinism.set_deterministic_flags(config, place)  # before jax is asked for its devices
+    reserve_for_moments(config, trials)
     _refuse_if_too_large(config.to_dict(), trials)
 
 

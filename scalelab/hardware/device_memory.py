@@ -49,11 +49,11 @@ def reserve_gpu_memory() -> None:
     Nothing changes if jax has started or the user set a share. BadInput as in `gpu_memory_share`.
     """
     gpu_memory_share()
-    if not os.environ.get(SHARE_VARIABLE) and not os.environ.get(OLD_SHARE_VARIABLE) and not _jax_started():
+    if not os.environ.get(SHARE_VARIABLE) and not os.environ.get(OLD_SHARE_VARIABLE) and not jax_started():
         os.environ[SHARE_VARIABLE] = str(REQUESTED_SHARE)
 
 
-def _jax_started() -> bool:
+def jax_started() -> bool:
     """Whether jax has initialised its devices and so taken their memory."""
     if "jax" not in sys.modules:
         return False

@@ -15,6 +15,7 @@ from scalelab.plan.advice import Advice, advise_changes
 from scalelab.plan.machine.compile import CompiledMemory, compile_step
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.memory.host import HostMemory, host_memory
 from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
 from scalelab.plan.run.batch import BatchPlan, plan_batch
@@ -39,6 +40,7 @@ class Plan:
     tokens: int  # predicted over all steps
     flops: Flops
     memory: Memory
+    host: HostMemory | None  # None: nothing of the state lies in the host's memory
     inference: Inference
     time: StepTime
     savings: dict[str, float]  # {trait of this trainer, in words: seconds that it costs a step}
@@ -93,6 +95,8 @@ class Plan:
             "assumptions": list(t.assumptions),
             "notes": list(self.notes),
         }  # fmt: skip
+        if self.host:
+            described["host_memory_bytes"] = dataclasses.asdict(self.host) | {"fits": self.host.fits}
         return described | ({"compiled": dataclasses.asdict(self.compiled)} if self.compiled else {})
 
 
@@ -146,6 +150,7 @@ def plan(
         tokens=tokens,
         flops=count_flops(static),
         memory=memory,
+        host=host_memory(static, machine),
         inference=inference_memory(static, machine, *serve),
         time=step,
         savings=cost_of_traits(static, machine, efficiency),

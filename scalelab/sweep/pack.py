@@ -11,6 +11,7 @@ from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.per_layer.refusals import reserve_for_moments
 from scalelab.train.resume import branch, determinism
 from scalelab.train.resume.catch_up import catch_up, decide_all
 from scalelab.train.resume.start import (
@@ -47,6 +48,7 @@ def train_pack(
     names, config = list(trials), next(iter(trials.values()))
     place = folder / "packs" / pack
     determinism.set_deterministic_flags(config, place)
+    reserve_for_moments(config, len(trials))
     data, mode = load_run_dataset(config), resolve_packing(config.sweep.pack)
     with lock.hold_folder(place, take_over=take_over) as warning:
         if warning:

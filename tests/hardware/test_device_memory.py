@@ -18,7 +18,7 @@ from scalelab.train.run import run
 def environment(monkeypatch):
     for name in (device_memory.SHARE_VARIABLE, device_memory.OLD_SHARE_VARIABLE, device_memory.ALLOCATOR_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(device_memory, "_jax_started", lambda: False)
+    monkeypatch.setattr(device_memory, "jax_started", lambda: False)
     return monkeypatch
 
 
@@ -73,7 +73,7 @@ def test_train_asks_jax_for_the_share_that_the_plan_counts_with(environment, tmp
 
 def test_too_late_changes_nothing(environment):
     """A process whose jax has started has the memory it took: its record says 75 %, not the share it would request."""
-    environment.setattr(device_memory, "_jax_started", lambda: True)
+    environment.setattr(device_memory, "jax_started", lambda: True)
     device_memory.reserve_gpu_memory()
     assert device_memory.SHARE_VARIABLE not in os.environ
     assert device_memory.gpu_memory_share(device_memory.JAX_DEFAULT_SHARE) == 0.75

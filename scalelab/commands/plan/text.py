@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from scalelab.hardware.host_memory import LIMIT_VARIABLE
 from scalelab.parallel import mesh
 
 GIB, MIB = 2**30, 2**20
@@ -45,7 +46,30 @@ def _memory(plan: Any) -> list[str]:
         f"{describe_memory_fit(memory.fits, memory.margin_bytes)}"
     )
     text.append(f"  activations by Korthikanti's formula {memory.formula_bytes / size:.3f}")
-    return text
+    return [*text, *_host_memory(plan)]
+
+
+def _host_memory(plan: Any) -> list[str]:
+    """Format what the moments take of the host's memory, which a node's devices share."""
+    host = plan.host
+    if host is None:
+        return []
+    of = "not known for this machine; host_bytes of a machine file states it"
+    if host.capacity is not None:
+        fit = describe_memory_fit(host.fits, host.capacity - host.total)
+        of = f"{host.capacity / GIB:,.1f} GiB that {plan.machine.devices_per_node} devices share: {fit}"
+    pool = (
+        [f"  {'moments, pool':<14} {host.pool_bytes / GIB:>10.3f}  at most ({LIMIT_VARIABLE}, which `train` sets)"]
+        if host.pool_bytes > host.moments_bytes
+        else []
+    )
+    return [
+        "memory of the host, GiB",
+        f"  {'moments':<14} {host.moments_bytes / GIB:>10.3f}",
+        *pool,
+        f"  {'a save':<14} {host.save_bytes / GIB:>10.3f}  the copy of the state that is written",
+        f"  {'total':<14} {host.total / GIB:>10.3f} of {of}",
+    ]
 
 
 def memory_unit(total_bytes: int) -> tuple[str, int]:

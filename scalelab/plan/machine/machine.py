@@ -28,6 +28,7 @@ class Machine:
     node_bytes_per_s: float
     price_per_hour: float | None
     source: str
+    host_bytes: int | None = None  # memory of the host that a node's devices share; None: not known
 
 
 DGX_SOURCE = "{}: 8 GPUs, {} Gb/s InfiniBand a GPU (NVIDIA's user guide)"
@@ -67,13 +68,17 @@ KNOWN_MACHINES: dict[str, tuple[str, int, float, str]] = {
     "rtx4090": _assumed_machine("RTX 4090", 4, 10),
     "rtx3090": _assumed_machine("RTX 3090", 4, 10),
 }
+# GB of system memory of NVIDIA's own nodes (user guides of DGX B200, H100/H200, A100 of 640 and 320 GB, and DGX-1; a
+# B200's can be doubled). Of other nodes, and of TPUs' hosts, the table knows nothing.
+HOST_GB = {"b200": 2000, "h200": 2000, "h100": 2000, "a100": 2000, "a100-40gb": 1000, "v100": 512, "v100-16gb": 512}
 CHIP_FIELDS = ("name", "flops", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "links")
-NODE_FIELDS = ("devices_per_node", "node_bytes_per_s", "price_per_hour", "source")
+NODE_FIELDS = ("devices_per_node", "node_bytes_per_s", "price_per_hour", "source", "host_bytes")
 MACHINE_FILE_HELP = (
     'your own: FILE.json with name, flops (FLOP/s by precision: {"bfloat16": 1e15, "float32": …}), hbm_bytes, '
     "hbm_bytes_per_s, link_bytes_per_s (one link, one direction), links, devices_per_node, "
     "node_bytes_per_s (network, a device) "
-    "and, if you like, price_per_hour and source; or with base (a known name) and what differs from it"
+    "and, if you like, price_per_hour, source and host_bytes (memory of a node's host); "
+    "or with base (a known name) and what differs from it"
 )
 
 
@@ -91,7 +96,8 @@ def _known_machine(name: str) -> Machine:
     plain, known_chip = _plain_name(name), chips.find_chip(name)
     for short, (chip, devices, gbits, source) in KNOWN_MACHINES.items():
         if plain in (_plain_name(short), _plain_name(chip)) or (known_chip and known_chip.name == chip):
-            return Machine(_chips_by_name()[chip], devices, gbits * 1e9 / 8, None, source)
+            host_bytes = HOST_GB[short] * 10**9 if short in HOST_GB else None
+            return Machine(_chips_by_name()[chip], devices, gbits * 1e9 / 8, None, source, host_bytes)
     raise BadInput(f"--hardware={name}: no such machine; known: {', '.join(KNOWN_MACHINES)}, cpu; {MACHINE_FILE_HELP}")
 
 
@@ -110,7 +116,8 @@ def this_cpu() -> Machine:
     rate = measured_copy_bytes_per_s()
     flops = {"float32": measured_matmul_flops()}
     chip = Chip("CPU", flops, chips.host_memory_bytes(), rate, rate, 1, "measured on this host")
-    return Machine(chip, 1, 1.25e9, None, "measured; a network of 10 Gb/s is our assumption")
+    source = "measured; a network of 10 Gb/s is our assumption"
+    return Machine(chip, 1, 1.25e9, None, source, chips.host_memory_bytes())
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -127,7 +134,7 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
 
 def _read_machine_file(path: pathlib.Path) -> Machine:
     stated = _read_object(path)
-    fields: dict[str, Any] = {"links": 1, "price_per_hour": None, "source": str(path)}
+    fields: dict[str, Any] = {"links": 1, "price_per_hour": None, "source": str(path), "host_bytes": None}
     if "base" in stated:
         base = _known_machine(str(stated.pop("base")))
         fields |= {key: getattr(base.chip, key) for key in CHIP_FIELDS} | {
@@ -148,9 +155,11 @@ def _read_machine_file(path: pathlib.Path) -> Machine:
         float(fields["link_bytes_per_s"]), int(fields["links"]), str(fields["source"]),
     )  # fmt: skip
     price = None if fields["price_per_hour"] is None else float(fields["price_per_hour"])
+    host_bytes = None if fields["host_bytes"] is None else int(fields["host_bytes"])
     return Machine(
-        chip, int(fields["devices_per_node"]), float(fields["node_bytes_per_s"]), price, str(fields["source"])
-    )
+        chip, int(fields["devices_per_node"]), float(fields["node_bytes_per_s"]), price, str(fields["source"]),
+        host_bytes,
+    )  # fmt: skip
 
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16", "float8")
@@ -165,7 +174,8 @@ def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
         if precision not in PRECISIONS:
             raise BadInput(f"--hardware={path}: flops of {precision!r}{nearest_hint(precision, PRECISIONS)}")
     numbers = {f"flops.{key}": value for key, value in flops.items()}
-    numbers |= {key: fields[key] for key in (*CHIP_FIELDS[2:], *NODE_FIELDS[:3]) if fields[key] is not None}
+    numeric = (*CHIP_FIELDS[2:], *NODE_FIELDS[:3], "host_bytes")
+    numbers |= {key: fields[key] for key in numeric if fields[key] is not None}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise BadInput(f"--hardware={path}: {key}={value!r} is not a number above 0")

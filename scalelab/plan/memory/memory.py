@@ -107,7 +107,7 @@ def _state_bytes(static: Static) -> dict[str, int]:
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
     small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"] + by_part["guard"]
-    moments = by_part["opt_state"] - host_bytes(static)
+    moments = by_part["opt_state"] - state_lib.host_bytes(static)
     parts = {"parameters": by_part["params"], "optimizer": moments + small}
     if POLICIES[static.precision].parameters != "float32" and static.updates == "whole":  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
@@ -122,13 +122,6 @@ def gathered_bytes(static: Static) -> int:
     formats = [(d, gathered.gathered_format(static, d)) for d in declared]
     whole = [(d, form, rules.parameter_spec(d, False, False)) for d, form in formats if form is not None]
     return sum(device_bytes(d.shape, form, spec, static.layout) for d, form, spec in whole)
-
-
-def host_bytes(static: Static) -> int:
-    """Bytes of optimizer state in the host's memory (`train.moments`); scalars stay on the device."""
-    if static.moments == "device":
-        return 0
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state_lib.state_shapes(static).opt_state) if x.ndim)
 
 
 def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
@@ -249,7 +242,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     block -= min(block, saved_activations.bytes_outside_blocks(static) * rows)
     if backend != "gpu" and static.accumulate == 1:  # the blocks' gradients aren't there yet; a GPU has filled them
         head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
-    block += host_bytes(static) // shape.n_layers  # fetched for a layer's update
+    block += state_lib.host_bytes(static) // shape.n_layers  # fetched for a layer's update
     return max(0, max(block, head) - _logits_bytes(static, backend))
 
 
@@ -270,7 +263,7 @@ def _formula_bytes(static: Static) -> int:
 
 def _memory_notes(static: Static) -> list[str]:
     layout, shape, notes = static.layout, static.model, list[str]()
-    if away := host_bytes(static):
+    if away := state_lib.host_bytes(static):
         notes += [f"{away / 2**30:,.2f} GiB of optimizer state lie in the host's memory and cross its bus twice a step"]
     chunks = layout.stage * layout.rounds
     if layout.stage > 1 and shape.n_layers % chunks:

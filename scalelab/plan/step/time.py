@@ -13,7 +13,6 @@ from scalelab.hardware.chips import host_bytes_per_s, unit_flops
 from scalelab.model import count
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory.memory import host_bytes
 from scalelab.plan.step import links, operations
 from scalelab.plan.step.bubble import pipeline_bubble
 from scalelab.plan.step.device_share import Operation, fullest_device_share
@@ -21,6 +20,7 @@ from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency,
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import Transfer, recompute_policy, step_transfers
 from scalelab.precision.policy import POLICIES
+from scalelab.train.step.state import host_bytes
 
 RATES = ("matmul", "attention", "hbm", "network")
 FIELDS = (*RATES, "overlap", "measured")  # of an `Efficiency`

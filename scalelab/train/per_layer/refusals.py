@@ -1,11 +1,34 @@
 """What has no place in a step that updates layer by layer, each by name and with the nearest option."""
 
 import jax
+from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab.config import Static
 from scalelab.errors import BadInput
+from scalelab.hardware.device_memory import jax_started
+from scalelab.hardware.host_memory import reserve_host_memory
 from scalelab.optim.parts import refuse_inseparable
 from scalelab.precision.policy import POLICIES
+from scalelab.sharding import trace_for_platform
+from scalelab.train.step.state import host_bytes
+
+
+def reserve_for_moments(config: ConfigDict, trials: int = 1) -> None:
+    """Give the moments of so many trials of a config room in the host's memory, before jax starts.
+
+    BadInput as in `reserve_host_memory`.
+    """
+    if config.train.moments == "device":
+        return
+    static = config_lib.static(config)
+    if jax_started():
+        moments = host_bytes(static)
+    else:  # whose tracing must not start jax, nor leave traces for the wrong platform
+        with trace_for_platform("cpu"):
+            moments = host_bytes(static)
+        jax.clear_caches()
+    reserve_host_memory(trials * moments)
 
 
 def refuse_missing_memory(static: Static) -> None:

@@ -17,7 +17,7 @@ from scalelab import git, records, set_by
 from scalelab.config import optimizer_defaults, schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
-from scalelab.hardware import chips, device_memory, measured
+from scalelab.hardware import chips, device_memory, host_memory, measured
 from scalelab.hardware.compiler_options import collective_options, refuse_other_values
 from scalelab.model import count
 from scalelab.model.attention import kernels
@@ -34,6 +34,7 @@ from scalelab.train.run.metrics import check_trackers, clip_share, open_sinks, w
 from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun
 from scalelab.train.spec import TrainSpec
 from scalelab.train.step import formats_found
+from scalelab.train.step.state import host_bytes
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
 NOTE_KINDS = ("chosen", "taken_over")  # kinds of events of the start that are not warnings
@@ -224,6 +225,9 @@ def open_run(
     if options := collective_options(jax.default_backend(), static.layout.devices):
         refuse_other_values(options)
         notes += [("chosen", f"XLA's options: {', '.join(f'{name}={value}' for name, value in options.items())}")]
+    if pinned := host_bytes(static) * facts.get("pack", {}).get("trials", 1):
+        facts["host_memory"] = host_memory.reserved_facts(pinned)
+        notes += [("chosen", host_memory.describe_reserved(facts["host_memory"]))]
     notes += [("precision", word) for word in warnings_for(POLICIES[config.precision.name], jax.default_backend())]
     known = checkpoint_facts(spec, dataset)
     old, changed, taken_over = broadcast_from_first(lambda: _examine(folder, config, known, allow))

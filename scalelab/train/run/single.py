@@ -16,6 +16,7 @@ from scalelab.hardware import device_memory
 from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.per_layer.refusals import reserve_for_moments
 from scalelab.train.resume import branch, compatibility, determinism, extend, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
@@ -69,6 +70,7 @@ def train_single(
     compatibility.check_allowed_keys(allow)
     device_memory.reserve_gpu_memory()
     determinism.set_deterministic_flags(config, folder)
+    reserve_for_moments(config)
     data = load_run_dataset(config)
     with contextlib.ExitStack() as held:
         if warning := broadcast_from_first(lambda: held.enter_context(lock.hold_folder(folder, take_over=take_over))):

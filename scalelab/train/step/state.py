@@ -91,6 +91,13 @@ def _shapes(static: Static) -> TrainState:
     return jax.eval_shape(functools.partial(state_from_params, static), h, params)
 
 
+def host_bytes(static: Static) -> int:
+    """Bytes of optimizer state in the host's memory (`train.moments`); scalars stay on the device."""
+    if static.moments == "device":
+        return 0
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state_shapes(static).opt_state) if x.ndim)
+
+
 def state_specs(static: Static, like: TrainState | None = None) -> Any:
     """The sharding of each part of a state on the mesh of `static.layout`. `like`: its `state_shapes`, if known.
 
@@ -131,11 +138,17 @@ def state_memories(static: Static, device: jax.Device) -> TrainState:
 def move_moments(static: Static, state: TrainState) -> TrainState:
     """`state` on this process's first device, its optimizer state where `train.moments` says.
 
-    By way of numpy, since jax 0.10 gives an array its memory's type only where it puts it there itself.
+    By way of numpy, since jax 0.10 gives an array its memory's type only where it puts it there itself. The old arrays
+    are deleted one by one, as a step deletes its state: two copies would take twice the pinned memory.
     """
     memories = state_memories(static, jax.local_devices()[0]).opt_state
-    put = lambda x, place: jax.device_put(np.asarray(x), place)  # noqa: E731
-    return state._replace(opt_state=jax.tree.map(put, state.opt_state, memories))
+
+    def move(x: jax.Array, place: Any) -> jax.Array:
+        values = np.array(x)
+        x.delete()
+        return jax.device_put(values, place)
+
+    return state._replace(opt_state=jax.tree.map(move, state.opt_state, memories))
 
 
 def sharded_state_shapes(static: Static, mesh: Mesh) -> TrainState:

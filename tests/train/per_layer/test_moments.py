@@ -14,11 +14,12 @@ from scalelab.hardware.chips import CHIPS, host_bytes_per_s
 from scalelab.plan.machine import absent_devices
 from scalelab.plan.machine.compile import compile_step
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.memory.memory import host_bytes, step_memory
+from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.time import moments_s
 from scalelab.train.per_layer.refusals import refuse_missing_memory, refuse_unsupported
 from scalelab.train.run.single import train_single
 from scalelab.train.step import program
+from scalelab.train.step.state import host_bytes, move_moments
 from tests.plan.tiny import tiny
 from tests.train.per_layer.test_per_layer import both, two_ways
 from tests.train.step.test_step import batches, init
@@ -82,6 +83,17 @@ def test_what_has_no_place_is_refused(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
     with pytest.raises(BadInput, match=r"train\.moments='pinned_host': elsewhere reaches only its own.*nearest"):
         refuse_missing_memory(dataclasses.replace(layered, **away))
+
+
+def test_restored_moments_are_moved_one_by_one():
+    """The values are the same, and no second copy stays: the old arrays are gone."""
+    static, _, h = both(**{"optim.name": "adamw"})
+    before = init(dataclasses.replace(static, updates="per_layer"), h)
+    values = jax.tree.map(np.array, before.opt_state)
+    moved = move_moments(dataclasses.replace(static, moments="pinned_host", updates="per_layer"), before)
+    jax.tree.map(np.testing.assert_array_equal, moved.opt_state, values)
+    assert all(x.is_deleted() for x in jax.tree.leaves(before.opt_state))
+    assert not any(x.is_deleted() for x in jax.tree.leaves(moved))
 
 
 @pytest.mark.slow
