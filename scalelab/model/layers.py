@@ -4,6 +4,7 @@ Shapes: B batch, S sequence, D d_model, N heads, K key/value heads, H d_head, F 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.observe import measures
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products, weight_product
+from scalelab.model.products.saved import keep_inputs, name_product, name_statistic
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import (
     TENSOR_AXIS,
@@ -103,7 +105,7 @@ class Einsum(nn.Module):
         w = declare_parameter(self, "w", weight)
         x = jax.tree.map(lambda x: x.astype(array_dtype(self.policy.compute)), x)  # in parts, or one array
         scales: Any = self.get_variable("scales", "s")  # None unless scaling is delayed
-        y = weight_product(x, w, scales, len(in_sizes), in_names + out_names, self.place, self.policy)
+        y = name_product(weight_product(x, w, scales, len(in_sizes), in_names + out_names, self.place, self.policy))
         if self.bias:
             b = declare_parameter(self, "b", Declaration(out_sizes, (), out_names, "bias"))
             y = add_bias(y, gather_weight(b, *out_names))
@@ -134,16 +136,31 @@ class Norm(nn.Module):
         """x: [..., *axes] -> [..., *axes], in `dtype`."""
         names, sizes = zip(*self.axes, strict=True)
         gain = gather_weight(declare_parameter(self, "g", Declaration(sizes, (), names, "gain", fill=1.0)), *names)
-        x, over = x.astype(jnp.float32), tuple(range(-len(sizes), 0))
-        if self.kind != "rmsnorm":
-            x = x - jnp.mean(x, axis=over, keepdims=True)
-        y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=over, keepdims=True) + self.eps)
-        y = y * broadcast_trailing(gain, y)
+        bias = None
         if self.kind == "layernorm":
-            y = y + broadcast_trailing(
-                gather_weight(declare_parameter(self, "b", Declaration(sizes, (), names, "bias")), *names), y
-            )
-        return y.astype(self.dtype)
+            bias = gather_weight(declare_parameter(self, "b", Declaration(sizes, (), names, "bias")), *names)
+        normalize = functools.partial(_normalize, centered=self.kind != "rmsnorm", eps=self.eps, dtype=self.dtype)
+        return keep_inputs(normalize)(x, gain, bias)
+
+
+def _normalize(
+    x: jax.Array, gain: jax.Array, bias: jax.Array | None, centered: bool, eps: float, dtype: Any
+) -> jax.Array:
+    x, over = x.astype(jnp.float32), tuple(range(-gain.ndim, 0))
+    if centered:
+        x = x - name_statistic(jnp.mean(x, axis=over, keepdims=True))
+    y = x * name_statistic(jax.lax.rsqrt(jnp.mean(x * x, axis=over, keepdims=True) + eps))
+    y = y * broadcast_trailing(gain, y)
+    return (y if bias is None else y + broadcast_trailing(bias, y)).astype(dtype)
+
+
+# Of the MLP's first product, and of its gate if it has one.
+ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
+    "swiglu": lambda up, gate: jax.nn.silu(gate) * up,
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "relu2": lambda up: jnp.square(jax.nn.relu(up)),
+}
 
 
 class MLP(nn.Module):
@@ -164,14 +181,10 @@ class MLP(nn.Module):
         inner, std = ("batch", "context", "mlp"), self.stds.std
         x_BSD = share_among_products(x_BSD, self.policy)
         h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
+        gates = ()
         if self.kind == "swiglu":
-            gate_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD)
-            h_BSF = jax.nn.silu(gate_BSF) * h_BSF
-        elif self.kind == "gelu":
-            h_BSF = jax.nn.gelu(h_BSF, approximate=True)
-        else:
-            h_BSF = jax.nn.relu(h_BSF)
-            h_BSF = jnp.square(h_BSF) if self.kind == "relu2" else h_BSF
+            gates = (Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD),)
+        h_BSF = keep_inputs(ACTIVATIONS[self.kind])(h_BSF, *gates)
         if due is not None:
             self.put_variable(measures.COLLECTION, "units", measures.mlp_measures(due, h_BSF))
         out = Einsum(hidden, embed, self.bias, self.policy, self.residual, std=std, times=self.stds.last, name="down")

@@ -26,19 +26,11 @@ from scalelab.model.loss import head_token_losses as token_losses_of
 from scalelab.model.observe import measures
 from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
 from scalelab.model.products.product import share_among_products
+from scalelab.model.products.saved import save_products
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform, without_mesh
 
 Params = dict[str, Any]
-
-
-def save_products(primitive: Any, *values: Any, **parameters: Any) -> Any:
-    """A policy of `jax.checkpoint`: results of products are saved, those in parts on several devices once added up."""
-    if primitive.name == "reshard":
-        return bool(values[0].sharding.spec.unreduced)
-    place = parameters.get("out_sharding")
-    in_parts = primitive.name == "dot_general" and place is not None and bool(place.spec.unreduced)
-    return not in_parts and jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *values, **parameters)
 
 
 REMAT_POLICIES = {
