@@ -75,34 +75,32 @@ def count_block_activations(static: Static) -> SavedActivations:
 def estimate_saved_activations(static: Static) -> SavedActivations:
     """`count_saved_activations` within some 15 %, for who compares many layouts: nothing is traced but a block.
 
-    Layers under `full` keep the stream, under `dots` besides the fp32 outputs of all their products but the last, under
-    `none` what a block keeps; besides what lies outside, and the head's gradient.
+    Layers under `full` keep the stream, under `dots` besides the outputs of all their products but the last, in the
+    format of activations, under `none` what a block keeps; besides what lies outside, and the head's gradient.
     """
-    layout, shape, width = static.layout, static.model, array_dtype(POLICIES[static.precision].residual).itemsize
+    layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
+    width, each = array_dtype(policy.residual).itemsize, array_dtype(policy.compute).itemsize
     tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
     stream = tokens * shape.d_model // (tensor if shape.sequence_parallel else 1)
     products = [product for product in block_products(shape) if not product.of_constant]
     wide = sum(math.prod(size for _, size in p.outs) for p in products if not p.into_stream)
     added = sum(p.into_stream for p in products) - 1  # results in the stream, without the last
-    policy = POLICIES[static.precision].of_model(shape.sums, shape.remat)
-    narrow = policy.sums_in_compute and tensor > 1 and layout.stage == 1  # products/product.py: saved once added up
-    each = array_dtype(policy.compute).itemsize if narrow else 4
-    layer = {"full": width * stream, "dots": (width + each * added) * stream + 4 * tokens * wide // tensor}
+    layer = {"full": width * stream, "dots": (width + each * added) * stream + each * tokens * wide // tensor}
     if shape.remat == "none":
-        # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen
-        # it.
-        keeps_input = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4
+        # A block's own count leaves out its input, an argument, which its norm keeps, or else a product.
+        keeps_input = shape.norm_place == "before" or width == each
         layer["none"] = count_block_activations(static).row_bytes + keeps_input * width * stream
     grown = shape.n_layers * layer[shape.remat] + bytes_outside_blocks(static)
     return SavedActivations(grown, 4 * shape.d_model * shape.vocab_size // tensor)
 
 
 def bytes_outside_blocks(static: Static) -> int:
-    """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, three streams of the final norm."""
-    layout, shape, width = static.layout, static.model, array_dtype(POLICIES[static.precision].compute).itemsize
+    """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, the final norm's input and result."""
+    layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
+    width = array_dtype(policy.compute).itemsize + array_dtype(policy.residual).itemsize
     tokens = math.ceil(shape.seq_len / layout.context)
     stream = tokens * shape.d_model // (layout.tensor if shape.sequence_parallel else 1)
-    return 5 * tokens * shape.d_model + (8 + width) * stream
+    return 5 * tokens * shape.d_model + width * stream
 
 
 def _smallest_divisor(devices: int) -> int:
