@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-parallel gpu test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
+.PHONY: help setup demo quickstart check test test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-parallel gpu wheels test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -109,8 +109,14 @@ test-wandb: .venv-wandb/made  ## half a minute: one W&B run a trial, packed, kil
 test-oracles: .venv-oracles/made  ## every optimizer against other implementations, in .venv-oracles with torch (CPU); writes experiments/results/oracles.*
 	.venv-oracles/bin/python -m experiments.oracles
 
-gpu: .venv/dev  ## at most ten minutes: what to measure first on one GPU; again: what is missing; writes experiments/results/
-	.venv/bin/python -m experiments.gpu
+# With PYTHON=… that has jax, nothing is installed: what it lacks comes from the wheels in .wheels (`make wheels`).
+gpu_python := $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),.venv/bin/python)
+wheels = $(subst $() ,:,$(strip $(wildcard .wheels/*.whl)))
+gpu: $(if $(filter .venv/%,$(gpu_python)),.venv/dev)  ## what to measure first on one GPU; again: what is missing; writes experiments/results/  [GPU_SECONDS=540] [PYTHON=python3: that jax, no installation] [GPU=--only=…]
+	PYTHONPATH="$(wheels)$${PYTHONPATH:+:$$PYTHONPATH}" $(gpu_python) -m experiments.gpu --seconds=$(or $(GPU_SECONDS),540) $(GPU)
+
+wheels:  ## for machines without a network whose own Python has jax: what it lacks, in .wheels (80 kB)
+	$(python) -m pip download -q --no-deps --only-binary=:all: -d .wheels ml-collections==$(shell sed -n 's/^ml-collections==\([0-9.]*\).*/\1/p' requirements.txt)
 
 docs: .venv/base  ## the documentation as a site that needs no network: site/index.html
 	@$(call install,.venv,-c constraints.txt mkdocs)

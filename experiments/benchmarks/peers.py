@@ -92,7 +92,7 @@ def make_torch(shape: bare.BareShape) -> Step:
     """nanoGPT's step: GPT-2 under torch.compile, the fused AdamW."""
     import torch
 
-    from scalelab.experiments.gpu.baselines import make_gpt2
+    from scalelab.experiments.gpu.measures.torch_models import make_gpt2
 
     torch.manual_seed(0)
     sizes = {"d_model": shape.d_model, "n_layers": shape.n_layers, "n_heads": shape.n_heads}

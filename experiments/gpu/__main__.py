@@ -1,114 +1,142 @@
-"""python -m experiments.gpu [--workdir=DIR] [--only=A,B] [--tiny] [--compile[=CHIP]] [--json[=PATH]]
+"""python -m experiments.gpu [--seconds=540] [--only=A,B] [--workdir=DIR] [--results=DIR] [--json[=PATH]]
 
-Measure first on one GPU, at most ten minutes a call; the next call does what is missing. In this order:
+Measure first on one GPU. A call asks questions in the order of their worth, for at most --seconds; a question is begun
+only if it can still end. Each answer is on the disk before the next question is asked, so a call may be killed at any
+moment: the next goes on after it. What failed or died twice is left out, with its last line. The parts, in order:
 
-    doctor      versions, devices, one timed product
-    mfu, fp8    models of 124M, 1B and 3B in bf16 and in fp8, each against a plan that is written before
-    baselines   the same shapes by torch.compile: GPT-2 as nanoGPT's, and Llama of transformers (left out without them)
-    packing     32 trials under vmap, in 32 processes at once, and one after another
-    attention   kernels, with and without document masks
-    resume      killed and resumed under train.deterministic: the same bits?
-    sweeps      the 1B model under each remat policy, and with other chunks of the loss
-    plan        `scalelab plan --measure`, and `--calibrate` by runs of the same config
-    tests       those that make sense on a GPU
-    quickstart  the README's study
-    isoflop     packs of small runs, and the loss that they predict for a run of 124M's class, written before it
+    doctor          versions, devices, one product, one step of a toy model
+    124m-bf16       GPT-2 small: seconds, MFU, peak memory and kernels of a step, beside a plan that is written before
+    124m-fp32, 124m-tf32, 124m-fp8
+    resume          killed and resumed under train.deterministic: the same bits?
+    1b-bf16         a Llama of 1 billion parameters
+    attention       cuDNN and ours, with and without document masks
+    packing         32 trials under vmap, and one after another
+    torch-llama-1b  the same shape by transformers and torch.compile (left out where they are not installed)
+    3b-bf16         and of 3 billion
+    tests           tests/accelerator
+    chunks-1b, remat-1b, 1b-fp8, 3b-fp8, torch-gpt2-124m
+    quickstart      the README's study
+    reference-run, reference-grid      configs/reference_124m.py, and an IsoFLOP study of its family
+    plan, processes                    plan --measure and --calibrate; 32 trials in processes of their own
 
-Each part runs in a new process. Its result is stored as soon as it is done, in DIR (runs/gpu) and in
-experiments/results/gpu.*. --tiny runs every part with tiny models on the device that is here and writes to DIR only.
---compile lowers and compiles the programs of all parts for an absent chip (h100; needs the extra plan-cuda). Exit code:
-0 all parts done, 1 some failed or are missing, 2 no GPU here (or bad input), 75 stopped by a signal: finished parts are
-stored.
+--results (experiments/results) takes gpu.jsonl, the ledger, and gpu.md, the page; what the ledger in
+experiments/results has of this chip is not asked again. --workdir (runs/gpu) takes runs and logs. At the end it lists
+what is missing, the most useful first.
 
-    scalelab study gpu --workdir=runs/gpu
+--rehearse asks everything at toy sizes on the device that is here, with its ledger in --workdir; --kills=N kills that N
+times, at random, and goes on. --compile[=CHIP,…] lowers and compiles the programs of all parts for absent chips (needs
+the extra plan-cuda) and writes results/gpu_compiled.*.
+
+Exit code: 0 nothing is missing, 1 something is, 2 no GPU here or bad input, 75 stopped by a signal.
+
+    scalelab study gpu --seconds=540
 """
 
-import datetime
 import pathlib
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import emit_json, folder_path, print_status
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.experiments.gpu import compiled, page, settings
-from scalelab.experiments.gpu.parts import PARTS, all_parts, run_part
-from scalelab.experiments.shared import RESULTS, command_line, write_result
-from scalelab.hardware import chips as hardware
-from scalelab.hardware import device_memory
-from scalelab.train.resume.facts import package_versions
+from scalelab.experiments.gpu import ledger, page, rehearsal, session
+from scalelab.experiments.gpu.parts import Call, list_parts, run_part
+from scalelab.experiments.gpu.settings import FULL_SETTINGS, TOY_SETTINGS
+from scalelab.experiments.shared import RESULTS, command_line
+from scalelab.hardware import chips
+
+LEAST_SECONDS, USUAL_SECONDS = 30.0, 540.0
+LEDGER, PAGE = "gpu.jsonl", "gpu.md"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the parts; exit codes in the module's docstring."""
+    """Ask what is missing; exit codes in the module's docstring."""
     return guarded("gpu", _main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = command_line("gpu", __doc__)
-    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where parts are kept (default: runs/gpu)")
-    parser.add_argument("--only", default=",".join(PARTS), metavar="A,B", help=f"parts: {', '.join(PARTS)}")
-    parser.add_argument(
-        "--tiny", action="store_true", help="tiny models on any device: tries the code, measures nothing"
-    )
-    parser.add_argument(
-        "--compile", nargs="?", const="h100", metavar="CHIP", help="compile the programs for CHIP, here"
-    )
-    parser.add_argument(
-        "--part", choices=PARTS, metavar="PART", help="this part in this process (what the others are started as)"
-    )
-    options = parser.parse_args(argv)
-    size, folder = (
-        settings.TINY_SETTINGS if options.tiny else settings.FULL_SETTINGS,
-        options.workdir or pathlib.Path("runs/gpu"),
-    )
-    names = options.only.split(",")
-    if unknown := [name for name in names if name not in PARTS]:
-        raise BadInput(f"--only={unknown[0]}: no such part{nearest_hint(unknown[0], PARTS)}")
+    options = _parse(argv)
+    parts = list(list_parts(FULL_SETTINGS))
+    names = options.only.split(",") if options.only else parts
+    if unknown := [name for name in names if name not in parts]:
+        raise BadInput(f"--only={unknown[0]}: not a part{nearest_hint(unknown[0], parts)}")
     if options.compile:
-        rows = compiled.compile_for_chip(size, options.compile)
-        command, version = f"python -m experiments.gpu --compile={options.compile}", package_versions()["jax"]
-        head = f"`{command}`, {datetime.date.today()}, jax {version}; run on none."
-        text = "\n".join([head, "", *page.format_compiled(rows)])
-        if not options.tiny:
-            write_result(RESULTS, "gpu_compiled", rows, f"{text}\n")
-        print(text)
-        emit_json({"rows": rows}, options.json)
-        return 0
-    if not options.tiny:
-        refuse_without_gpu()
-    device_memory.reserve_gpu_memory()
+        return _compile(options)
+    call = _make_call(options)
     if options.part:
-        run_part(options.part, size, folder)
+        run_part(options.part, call)
         return 0
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # the running part ends too
-    try:
-        results = all_parts(names, folder, options.tiny)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if not options.tiny:
-        write_result(RESULTS, "gpu", results, page.format_page(results))
-    if options.json != "-":
-        print(page.format_page(results))
-    emit_json(results, options.json)
-    return 0 if all(part["status"] == "done" for part in results["parts"].values()) else 1
+    if not options.toy and not options.rehearse:
+        refuse_without_gpu()
+    if options.rehearse:
+        rehearsal.rehearse(argv, call, names, options.kills)
+    else:
+        stop = signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # the running part ends too
+        try:
+            session.run_session(call, names)
+        finally:
+            signal.signal(signal.SIGTERM, stop)
+    return _end(call, names, options.json)
+
+
+def _parse(argv: Sequence[str]) -> Any:
+    parser = command_line("gpu", __doc__)
+    parser.add_argument("--seconds", type=float, default=USUAL_SECONDS, help="of this call at most (default: 540)")
+    parser.add_argument("--only", metavar="A,B", help="these parts (default: all)")
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="runs and logs (default: runs/gpu)")
+    parser.add_argument("--results", type=folder_path, metavar="DIR", help="ledger and page (experiments/results)")
+    parser.add_argument("--rehearse", action="store_true", help="toy sizes on the device that is here")
+    parser.add_argument("--kills", type=int, default=0, metavar="N", help="with --rehearse: kill it N times, at random")
+    parser.add_argument("--compile", nargs="?", const="h100", metavar="CHIPS", help="compile the programs for CHIP,…")
+    parser.add_argument("--part", metavar="PART", help="ask one part in this process (how the parts are started)")
+    parser.add_argument("--between", metavar="BEGIN,END", help="with --part: when the call began, and when it ends")
+    parser.add_argument("--toy", action="store_true", help="one call at toy sizes (what --rehearse starts)")
+    options = parser.parse_args(list(argv))
+    if not options.seconds >= LEAST_SECONDS:
+        raise BadInput(f"--seconds={options.seconds:g} is too short for any part; at least {LEAST_SECONDS:g}")
+    if options.kills and not options.rehearse:
+        raise BadInput("--kills is for a rehearsal: add --rehearse")
+    return options
+
+
+def _make_call(options: Any) -> Call:
+    toy = options.toy or options.rehearse
+    folder = options.workdir or pathlib.Path("runs/gpu")
+    results = options.results or (folder if toy else RESULTS)
+    ledgers = [results / LEDGER] if toy else list(dict.fromkeys([RESULTS / LEDGER, results / LEDGER]))
+    now = time.time()
+    begin, end = map(float, options.between.split(",")) if options.between else (now, now + options.seconds)
+    return Call(TOY_SETTINGS if toy else FULL_SETTINGS, folder, ledgers, begin, end)
+
+
+def _end(call: Call, names: list[str], json_path: str | None) -> int:
+    """Write the page, list what is missing; the exit code."""
+    lines, missing = ledger.read(call.ledgers, ledger.chip_name()), list(session.list_missing(call, names))
+    call.ledgers[-1].parent.mkdir(parents=True, exist_ok=True)
+    text = page.format_page(lines, missing)
+    call.ledgers[-1].with_name(PAGE).write_text(text)
+    if json_path != "-":
+        print(text)
+    print_status(f"{len(missing)} questions are missing; {call.ledgers[-1]}" if missing else "nothing is missing")
+    emit_json({"answers": ledger.answers(lines), "missing": [each._asdict() for each in missing]}, json_path)
+    return 1 if missing else 0
+
+
+def _compile(options: Any) -> int:
+    from scalelab.experiments.gpu import compiled
+
+    return compiled.write_programs(options.compile.split(","), options.json)
 
 
 def refuse_without_gpu() -> None:
-    """BadInput if jax sees no GPU.
-
-    Asked in a process that ends before the parts start: they need its memory.
-    """
-    why = "this jax has no build for one (`make setup ACCEL=cuda12` installs it)"
-    if hardware.expects_accelerator():
-        command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.stdout.strip() == "gpu":
-            return
-        why = f"jax sees {done.stdout.strip() or (done.stderr.strip().splitlines() or ['nothing'])[-1]}"
-    raise BadInput(f"no GPU is here: {why}; --tiny tries the code on any device, --compile compiles it for an H100")
+    """BadInput if there is no GPU, or this jax has no build for it; jax is not started."""
+    if not ledger.gpu_driver()[0]:
+        raise BadInput("no GPU is here (nvidia-smi lists none); --rehearse tries everything on any device")
+    if not chips.expects_accelerator():
+        raise BadInput("this jax has no build for a GPU: make setup ACCEL=cuda12, or PYTHON=… of one that has")
 
 
 if __name__ == "__main__":

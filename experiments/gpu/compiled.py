@@ -1,12 +1,14 @@
-"""The programs of `make gpu`, lowered and compiled for an absent chip by the planner's own path (`plan --compile`)."""
+"""The programs of `make gpu`, lowered and compiled for absent chips by the planner's own path (`plan --compile`)."""
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,51 +17,80 @@ import jax
 import jax.numpy as jnp
 
 from scalelab import config as config_lib
+from scalelab.cli.parser import emit_json, print_status
 from scalelab.errors import WorkFailed
 from scalelab.experiments import isoflop, ladder_runs
-from scalelab.experiments.gpu import attention, packing, utilisation
-from scalelab.experiments.gpu.resume import train_command
-from scalelab.experiments.gpu.settings import FULL_SETTINGS, TINY_SETTINGS, Settings, build_config
+from scalelab.experiments.gpu import page
+from scalelab.experiments.gpu.measures import attention, packing, utilisation
+from scalelab.experiments.gpu.measures.resume import train_command
+from scalelab.experiments.gpu.parts import FP8
+from scalelab.experiments.gpu.settings import FULL_SETTINGS, TOY_SETTINGS, Settings, build_config
+from scalelab.experiments.shared import RESULTS, write_result
+from scalelab.hardware import chips
+from scalelab.model.attention.kernels import step_kernel
 from scalelab.plan.machine import absent_devices
 from scalelab.plan.machine.compile import compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.memory import step_memory
 from scalelab.sharding import trace_for_platform
+from scalelab.train.resume.facts import package_versions
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
 
 CHILD_CODE = "import sys; from scalelab.experiments.gpu import compiled; compiled.child(sys.argv[1], sys.argv[2])"
+RESULT = "gpu_compiled"
+Row = dict[str, Any]
 
 
-def compile_for_chip(settings: Settings, chip: str) -> list[dict[str, Any]]:
-    """One row per program: the steps that the parts train at their planned rows, packed trials, attention, chunks.
+def write_programs(names: list[str], json_path: str | None) -> int:
+    """Compile every program for each chip; its rows replace earlier ones in the result as soon as they are there.
 
-    BadInput if the compiler is not installed.
+    BadInput if a chip is not known to the compiler, or the compiler is not installed.
     """
-    on = load_machine(chip)
-    absent_devices.check_installed(on)
-    steps = [_planned_step(settings, name, on, *way) for name, way in list_ways(settings)]
+    machines = [load_machine(name) for name in names]
+    for machine in machines:
+        absent_devices.check_installed(machine)
+    path = RESULTS / f"{RESULT}.json"
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    rows: dict[str, Any] = stored if isinstance(stored, dict) else {}
+    for machine in machines:
+        print_status(f"compiling for {machine.chip.name}")
+        facts = {"date": str(datetime.date.today()), "jax": package_versions()["jax"]}
+        rows[machine.chip.name] = facts | {"rows": compile_for_chip(FULL_SETTINGS, machine)}
+        write_result(RESULTS, RESULT, rows, page.format_compiled(rows))
+    print(page.format_compiled({machine.chip.name: rows[machine.chip.name] for machine in machines}))
+    emit_json(rows, json_path)
+    return 0
+
+
+def compile_for_chip(settings: Settings, on: Machine) -> list[Row]:
+    """One row per program: the steps of all parts at their planned rows, packed trials, attention, chunks."""
+    steps = [_planned_step(settings, on, *way) for way in list_ways(settings, on)]
     steps += [_step(name, tree, on) for name, tree in list_runs(settings)]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    argv = [sys.executable, "-c", CHILD_CODE, chip, "tiny" if settings == TINY_SETTINGS else "full"]
+    size = "toy" if settings == TOY_SETTINGS else "full"
+    argv = [sys.executable, "-c", CHILD_CODE, on.chip.name, size]
     done = subprocess.run(argv, env=env, capture_output=True, text=True)
     if done.returncode:
         raise WorkFailed(f"the compiler for {on.chip.name} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
     return [*steps, *json.loads(done.stdout.splitlines()[-1])]
 
 
-def list_ways(settings: Settings) -> list[tuple[str, tuple[str, tuple[str, ...]]]]:
-    """(model, (precision, remat policies to choose from)) of parts `mfu`, `fp8` and `sweeps`."""
+def list_ways(settings: Settings, on: Machine) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(model, precision, remat policies to choose from) of every timed step; without fp8 where the chip has no unit."""
     everything = utilisation.REMAT_POLICIES
-    ways = [(name, (how, everything)) for how in ("bf16", utilisation.FP8) for name in settings.models]
-    return ways + [(settings.varied, ("bf16", (remat,))) for remat in everything]
+    forms = ["bf16", "fp32", "tf32", *[FP8] * bool(chips.unit_flops(on.chip, "float8_e4m3fn"))]
+    ways = [
+        (name, how, everything) for name in settings.models for how in forms if name == "124m" or how in ("bf16", FP8)
+    ]
+    return ways + [("1b", "bf16", (remat,)) for remat in everything]
 
 
 def list_runs(settings: Settings) -> list[tuple[str, Any]]:
-    """(name, config) of parts `resume` and `plan`, and of the largest and the smallest run of part `isoflop`."""
+    """(name, config) of parts `resume`, `plan` and `reference-run`, and of the ends of part `reference-grid`."""
     runs = [("resume", load_config(train_command(settings, pathlib.Path("run"))))]
-    runs += [("plan", load_config(settings.measured))]
-    study, _ = isoflop.parse_arguments(list(settings.rung))
+    runs += [("plan", load_config(settings.measured)), ("reference-run", load_config(settings.reference))]
+    study, _ = isoflop.parse_arguments(list(settings.grid))
     rungs = sorted(ladder_runs.fit_runs(study).items(), key=lambda run: run[1].model.d_model)
     return [*runs, rungs[0], rungs[-1]]
 
@@ -71,28 +102,38 @@ def load_config(argv: Sequence[str]) -> Any:
     return config_lib.load(path, overrides)
 
 
-def _planned_step(
-    settings: Settings, name: str, on: Machine, precision: str, policies: tuple[str, ...]
-) -> dict[str, Any]:
-    way = utilisation.choose_plan(settings.models[name], on, settings.rows, precision, policies)
-    tree = utilisation.planned_config(settings.models[name], way)
-    return _step(f"{name}, {precision}, {way['rows']} rows, remat {way['remat']}", tree, on)
+def _planned_step(settings: Settings, on: Machine, name: str, precision: str, policies: tuple[str, ...]) -> Row:
+    plan = utilisation.choose_plan(settings.models[name], on, settings.rows, precision, policies)
+    tree = utilisation.planned_config(settings.models[name], plan)
+    return _step(f"{name}, {precision}, {plan['rows']} rows, remat {plan['remat']}", tree, on)
 
 
-def _step(name: str, tree: Any, on: Machine) -> dict[str, Any]:
+def _step(name: str, tree: Any, on: Machine) -> Row:
     """A config's train step, planned and compiled."""
     static = config_lib.static(tree)
-    compiled = compile_step(static, on)
-    return {
-        "program": name, "platform": compiled.platform, "seconds": compiled.seconds,
-        "planned_bytes": step_memory(static, on).total, "peak_bytes": compiled.peak_bytes,
-        "note": compiled.oom or compiled.note,
+    memory = step_memory(static, on)
+    row: Row = {
+        "program": name, "attention": step_kernel(static, "gpu"), "saved_bytes": memory.components["activations"],
+        "planned_bytes": memory.total,
+    }  # fmt: skip
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        text = pathlib.Path(folder) / "program"
+        try:
+            compiled = compile_step(static, on, program=text)
+        except WorkFailed as failure:
+            ended = {"seconds": time.perf_counter() - start, "note": f"not compiled: {str(failure)[:200]}"}
+            return row | {"platform": on.chip.name, "peak_bytes": 0, "kernels": {}} | ended
+        kernels = utilisation.count_kernels(text.read_text()) if text.exists() else {}
+    return row | {
+        "platform": compiled.platform, "seconds": compiled.seconds, "peak_bytes": compiled.peak_bytes,
+        "kernels": kernels, "note": compiled.oom or compiled.note,
     }  # fmt: skip
 
 
 def child(chip: str, size: str) -> None:
     """Compile the programs that have no config in this process; print the rows as JSON."""
-    settings, machine = TINY_SETTINGS if size == "tiny" else FULL_SETTINGS, load_machine(chip)
+    settings, machine = TOY_SETTINGS if size == "toy" else FULL_SETTINGS, load_machine(chip)
     (device, *_), where = absent_devices.make_absent_devices(machine, 1, 1)
     alone = jax.sharding.SingleDeviceSharding(device)
     rows = []
@@ -101,10 +142,11 @@ def child(chip: str, size: str) -> None:
         placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone), arguments)
         start = time.perf_counter()
         with trace_for_platform(absent_devices.compiler_platform(machine)):
-            memory = jax.jit(function).lower(*placed).compile().memory_analysis()
+            compiled = jax.jit(function).lower(*placed).compile()
         rows.append({
             "program": name, "platform": where, "seconds": time.perf_counter() - start, "planned_bytes": 0,
-            "peak_bytes": memory.peak_memory_in_bytes, "note": "",
+            "attention": "", "saved_bytes": 0, "peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
+            "kernels": utilisation.count_kernels(compiled.as_text()), "note": "",
         })  # fmt: skip
     print(json.dumps(rows))
 
@@ -123,12 +165,12 @@ def list_programs(settings: Settings) -> Iterator[tuple[str, Callable, tuple[Any
         for masked in (False, True):
             yield f"{kind} attention{', documents masked' * masked}", attention.make_gradients(kind, masked), inputs
     for tokens in settings.chunks:
-        yield f"{settings.varied}, chunks of {tokens:,} tokens", *_chunked_step(settings, tokens)
+        yield f"1b, chunks of {tokens:,} tokens", *_chunked_step(settings, tokens)
 
 
 def _chunked_step(settings: Settings, tokens: int) -> tuple[Callable, tuple[Any, ...]]:
-    """A step of the varied model at two rows, and the shapes of its arguments."""
-    tree = build_config(settings.models[settings.varied], model__remat="full", train__global_batch=2)
+    """A step of the 1B model at two rows, and the shapes of its arguments."""
+    tree = build_config(settings.models["1b"], model__remat="full", train__global_batch=2)
     static = config_lib.static(tree)
     static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))
     h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in config_lib.hparams(tree)}

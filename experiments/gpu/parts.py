@@ -1,108 +1,115 @@
-"""The parts of `make gpu`: each runs in a process of its own, whose result is stored as soon as it is done."""
+"""The parts of `make gpu`, in the order of their worth, and the process that asks one part's questions."""
 
-import datetime
-import json
-import os
+import functools
+import math
 import pathlib
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from scalelab import records
-from scalelab.experiments.gpu import attention, baselines, commands, packing, resume, settings, utilisation
-from scalelab.experiments.shared import describe_machine
-from scalelab.train.resume.facts import package_versions
+from scalelab.experiments.gpu import ledger
+from scalelab.experiments.gpu.measures import (
+    attention,
+    commands,
+    packing,
+    reference,
+    resume,
+    torch_models,
+    utilisation,
+)
+from scalelab.experiments.gpu.question import Context, OutOfTime, Question
+from scalelab.experiments.gpu.settings import Settings
 
-Part = Callable[[settings.Settings, pathlib.Path], dict[str, Any]]
-# {part: (function, seconds at most)}, in order: first what other parts need, then what says most in the least time.
-PARTS: dict[str, tuple[Part, float]] = {
-    "doctor": (commands.run_doctor, 60), "mfu": (utilisation.measure_mfu, 180),
-    "fp8": (utilisation.measure_fp8, 180), "baselines": (baselines.measure_torch, 180),
-    "packing": (packing.measure_packing, 150), "attention": (attention.measure_attention, 60),
-    "resume": (resume.compare_resumed_run, 120), "sweeps": (utilisation.measure_sweeps, 200),
-    "plan": (commands.run_plan, 240), "tests": (commands.run_tests, 100), "quickstart": (commands.run_quickstart, 240),
-    "isoflop": (commands.run_isoflop, 400),
-}  # fmt: skip
-TOTAL_S = 600.0
-TINY_TIME_FACTOR = 5  # --tiny may take this many times as long: it runs on busy cores
-
-
-def run_part(name: str, size: settings.Settings, folder: pathlib.Path) -> None:
-    """Run one part in this process; its file holds the result, the chip and the date."""
-    start = time.monotonic()
-    try:
-        result: dict[str, Any] = {"status": "done", "result": PARTS[name][0](size, folder / name)}
-    except RuntimeError as failure:
-        result = {"status": "failed", "why": str(failure)}
-    result |= {"seconds": time.monotonic() - start, "date": str(datetime.date.today())}
-    records.write_json(part_path(folder, name), result)
+START_S = 12.0  # of a part's process: Python, jax, the device
+FP8 = "fp8_delayed"
+Parts = dict[str, list[Question]]
 
 
-def part_path(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """The path of a part's result."""
-    return folder / f"{name}.json"
+class Call(NamedTuple):
+    """One call of the command: sizes, a folder for files, ledgers (the last is written), its begin and its end."""
+
+    settings: Settings
+    folder: pathlib.Path
+    ledgers: list[pathlib.Path]
+    begun_at: float  # seconds since the epoch
+    ends_at: float
 
 
-def all_parts(names: list[str], folder: pathlib.Path, tiny: bool) -> dict[str, Any]:
-    """Run every part that isn't done yet, each in a new process, within ten minutes; returns all results so far."""
-    start = time.monotonic()
-    for name in names:
-        patience = TINY_TIME_FACTOR if tiny else 1
-        left = patience * TOTAL_S - (time.monotonic() - start)
-        if is_finished(folder, name) or left < 1:
-            continue
-        print(f"{name} …", file=sys.stderr, flush=True)
-        _started(name, folder, tiny, min(left, patience * PARTS[name][1]))
-    parts = {name: records.read_json(part_path(folder, name)) for name in PARTS if part_path(folder, name).exists()}
-    missing = {name: {"status": "not started"} for name in names if name not in parts}
-    doctor = parts.get("doctor", {}).get("result") or {}
-    chips = [device["kind"] for device in doctor.get("devices", [])]
+def list_parts(settings: Settings) -> Parts:
+    """{part: its questions}. A part is one process; the seconds are estimates for one H100, most of them compiling."""
+    step = utilisation.ask_step
     return {
-        "command": "make gpu", "date": str(datetime.date.today()), "machine": describe_machine(),
-        "chip": chips[0] if chips else None,
-        "devices": len(chips), "versions": package_versions(), "parts": parts | missing,
-    }  # fmt: skip
+        "doctor": commands.ask_doctor(15, 15),
+        "124m-bf16": step("124m", "bf16", 35),
+        "124m-fp32": step("124m", "fp32", 30),
+        "124m-tf32": step("124m", "tf32", 30),
+        "124m-fp8": step("124m", FP8, 40),
+        "resume": resume.ask_resume(75),
+        "1b-bf16": step("1b", "bf16", 40),
+        "attention": attention.ask_attention(7),
+        "packing": packing.ask_packing(20),
+        "torch-llama-1b": torch_models.ask_torch("1b", 60),
+        "3b-bf16": step("3b", "bf16", 45),
+        "tests": commands.ask_tests(90),
+        "chunks-1b": utilisation.ask_chunks(settings, "1b", 25),
+        "remat-1b": utilisation.ask_remat("1b", 30),
+        "1b-fp8": step("1b", FP8, 50),
+        "3b-fp8": step("3b", FP8, 55),
+        "torch-gpt2-124m": torch_models.ask_torch("124m", 50),
+        "quickstart": commands.ask_quickstart(240),
+        "reference-run": reference.ask_run(360),
+        "reference-grid": reference.ask_grid(240),
+        "plan": commands.ask_plan(120),
+        "processes": packing.ask_processes(120),
+    }
 
 
-def is_finished(folder: pathlib.Path, name: str) -> bool:
-    """Whether the part was done before; parts that failed or ran out of time are tried again."""
-    return part_path(folder, name).exists() and json.loads(part_path(folder, name).read_text())["status"] == "done"
+def asked_cost_s(settings: Settings, question: Question) -> float:
+    """Seconds that a question takes at these sizes."""
+    return settings.cost_share * question.cost_s
 
 
-def _started(name: str, folder: pathlib.Path, tiny: bool, most_s: float) -> None:
-    """Run one part as a process with its output in NAME.log; if it ends without a result, write how it ended."""
-    before = part_path(folder, name).stat().st_mtime_ns if part_path(folder, name).exists() else 0
-    argv = [
-        sys.executable,
-        "-m",
-        "scalelab.experiments.gpu",
-        f"--part={name}",
-        f"--workdir={folder}",
-        *["--tiny"] * tiny,
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / f"{name}.log"
-    with log.open("w") as reason:
-        running = subprocess.Popen(argv, stdout=reason, stderr=reason, start_new_session=True)
+def missing_questions(
+    lines: list[ledger.Row], part: str, questions: Iterable[Question], since: float = math.inf
+) -> list[Question]:
+    """The questions without an answer that were not left out after MOST_TRIES, nor failed or died after `since`."""
+    answered = ledger.answers(lines).get(part, {})
+
+    def is_open(row: str) -> bool:
+        ends = ledger.tries(lines, part, row)
+        return len(ends) < ledger.MOST_TRIES and all(line["time"] < since for line in ends)
+
+    return [each for each in questions if each.row not in answered and is_open(each.row)]
+
+
+def run_part(name: str, call: Call) -> None:
+    """Ask a part's missing questions in this process; each answer is in the ledger before the next is asked."""
+    from scalelab.hardware.device_memory import reserve_gpu_memory
+
+    reserve_gpu_memory()
+    chip = ledger.chip_name()
+    lines = ledger.read(call.ledgers, chip)
+    rows = dict(ledger.answers(lines).get(name, {}))
+    write = functools.partial(ledger.append, call.ledgers[-1])
+    (call.folder / name).mkdir(parents=True, exist_ok=True)
+    for question in missing_questions(lines, name, list_parts(call.settings)[name], call.begun_at):
+        if time.time() + asked_cost_s(call.settings, question) > call.ends_at:
+            return
+        write(ledger.BEGUN, chip, name, question.row)
+        start = time.perf_counter()
+        event, values = _ask(question.answer, Context(call.settings, call.folder / name, rows, call.ends_at))
+        line = {"seconds": time.perf_counter() - start} | values
+        write(event, chip, name, question.row, **line)
+        if event == ledger.ANSWERED:
+            rows[question.row] = line
+
+
+def _ask(answer: Callable, context: Context) -> tuple[str, dict]:
+    """(event, its values): an answer, a stop in order, or the last line of a failure."""
     try:
-        running.wait(timeout=most_s)
-        why = f"exit {running.returncode}: {(log.read_text().strip().splitlines() or [''])[-1]}"
-    except subprocess.TimeoutExpired:
-        why = f"stopped after {most_s:.0f} s"
-    finally:
-        kill_part(running)
-    if not part_path(folder, name).exists() or part_path(folder, name).stat().st_mtime_ns == before:
-        records.write_json(
-            part_path(folder, name), {"status": "failed", "why": why, "date": str(datetime.date.today())}
-        )
-
-
-def kill_part(running: subprocess.Popen) -> None:
-    """Kill the part and all processes that it started."""
-    try:
-        os.killpg(running.pid, 9)
-    except ProcessLookupError:
-        return
-    running.wait()
+        return ledger.ANSWERED, {"answer": answer(context)}
+    except OutOfTime as stop:
+        return ledger.STOPPED, {"why": str(stop)}
+    except Exception as failure:  # one question's fault is not the next one's: it is written down
+        text = str(failure).strip() or type(failure).__name__
+        return ledger.FAILED, {"why": f"{type(failure).__name__}: {text.splitlines()[0]}"[:500]}

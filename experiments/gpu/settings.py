@@ -1,4 +1,4 @@
-"""Sizes of every part: those for a GPU, and tiny ones that test the code on any device."""
+"""Sizes of every question: those for a GPU, and toy sizes at which a rehearsal asks the same on any device."""
 
 import dataclasses
 from typing import Any
@@ -14,21 +14,21 @@ GPT2_124M = {  # Radford et al. 2019, the vocabulary rounded up to a multiple of
 LLAMA_3B = {"preset": "llama", "d_model": 2560, "n_layers": 36, "n_heads": 20, "vocab_size": 32_000, "seq_len": 2048}
 LLAMA_1B = {"preset": "llama", "d_model": 2048, "n_layers": 18, "n_heads": 16, "vocab_size": 32_000, "seq_len": 2048}
 SMALL_MODEL = {"preset": "llama", "d_model": 256, "n_layers": 4, "n_heads": 4, "vocab_size": 256, "seq_len": 256}
-LEAST_MODEL = {"preset": "llama", "d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 256, "seq_len": 16}
+TOY_MODEL = {"preset": "llama", "d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 256, "seq_len": 16}
+TOY_GPT2 = TOY_MODEL | {"preset": "gpt2"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes of all parts.
+    """Sizes of all questions.
 
-    `models`: those whose MFU is measured; `rows`: sequences per step that the plan may choose from; `goals`: MFU that
-    a model should reach.
+    `models`: those whose steps are timed; `goals`: MFU that is wanted of a model; `rows`: sequences per step that a
+    plan may choose from; `cost_share`: of the seconds that a question takes at full size, that it takes at these.
     """
 
     models: dict[str, dict[str, Any]]
     goals: dict[str, float]
     rows: tuple[int, ...]
-    varied: str  # the model of `sweeps`
     chunks: tuple[int, ...]  # tokens whose logits are held at once
     attention: tuple[int, int, int, int]  # sequences, tokens, heads, width of one
     exact_tokens: int  # at which attention is compared with float32 written out
@@ -37,30 +37,44 @@ class Settings:
     trial_rows: int
     steps: int  # of packed trials, timed
     run_steps: int  # of the run that is killed
-    budget_s: float  # a model's MFU
+    measured_s: float  # a step is repeated for so long
     measured: tuple[str, ...]  # the run of part `plan`: the config and its overrides
-    rung: tuple[str, ...]  # the study of part `isoflop`
+    reference: tuple[str, ...]  # the reference run: the config and its overrides
+    grid: tuple[str, ...]  # the reference study, as arguments of experiments.isoflop
+    cost_share: float
+    least_limit_s: float  # before a question is stopped for taking too long
 
 
 FULL_SETTINGS = Settings(
-    models={"124M": GPT2_124M, "1B": LLAMA_1B, "3B": LLAMA_3B}, goals={"1B": 0.55, "3B": 0.55},
-    rows=(1, 2, 4, 8, 16, 32, 64), varied="1B", chunks=(256, 512, 2048, 4096), attention=(4, 4096, 16, 128),
-    exact_tokens=512, trial=SMALL_MODEL, trials=32, trial_rows=16, steps=60, run_steps=400, budget_s=30.0,
+    models={"124m": GPT2_124M, "1b": LLAMA_1B, "3b": LLAMA_3B}, goals={"1b": 0.55, "3b": 0.55},
+    rows=(1, 2, 4, 8, 16, 32, 64), chunks=(256, 512, 2048, 4096), attention=(4, 4096, 16, 128), exact_tokens=512,
+    trial=SMALL_MODEL, trials=32, trial_rows=16, steps=60, run_steps=400, measured_s=2.0,
     measured=("--config=configs/small.py", "--config.train.global_batch=32", "--config.train.steps=60"),
-    rung=(
-        "--config=configs/small.py", "--rule=mup", "--budgets=4e14,1e15,2e15,4e15", "--sizes=96,192,288,384",
-        "--checks=lr", "--holdout-flops=1.6e18", "--config.parametrization.name=mup",
-        "--config.parametrization.base_width=768", "--config.train.global_batch=32",
+    reference=("--config=configs/reference_124m.py",),
+    grid=(
+        "--config=configs/reference_124m.py", "--rule=mup", "--budgets=5e14,1e15,2e15,4e15", "--sizes=96,192,288,384",
+        "--checks=lr", "--holdout-flops=1.6e16", "--config.parametrization.name=mup",
+        "--config.parametrization.base_width=768", "--config.train.global_batch=32", "--config.eval.every_steps=100000",
     ),
+    cost_share=1.0, least_limit_s=60.0,
 )  # fmt: skip
-TINY_SETTINGS = Settings(
-    models={"least": LEAST_MODEL}, goals={"least": 0.01}, rows=(1, 2), varied="least", chunks=(8,),
-    attention=(1, 32, 2, 8), exact_tokens=32, trial=LEAST_MODEL, trials=3, trial_rows=2, steps=3, run_steps=60,
-    budget_s=1.0, measured=("--config=configs/tiny.py", "--config.train.steps=60", "--config.optim.peak_lr=1e-3"),
-    rung=(
-        "--config=configs/quickstart.py", "--rule=small-bytes", "--budgets=1e10,2e10,4e10", "--sizes=16,24,32,40",
-        "--checks=lr", "--holdout-flops=1e14",
+TOY_SETTINGS = Settings(
+    models={"124m": TOY_GPT2, "1b": TOY_MODEL, "3b": TOY_MODEL}, goals={"1b": 0.01, "3b": 0.01}, rows=(1, 2),
+    chunks=(8,), attention=(1, 32, 2, 8), exact_tokens=32, trial=TOY_MODEL, trials=3, trial_rows=2, steps=3,
+    run_steps=60, measured_s=0.05,
+    measured=("--config=configs/tiny.py", "--config.train.steps=60", "--config.optim.peak_lr=1e-3"),
+    reference=(
+        "--config=configs/reference_124m.py", "--config.model.d_model=16", "--config.model.n_layers=1",
+        "--config.model.n_heads=2", "--config.model.d_ff=64", "--config.model.seq_len=32",
+        "--config.train.global_batch=2", "--config.train.steps=40", "--config.schedule.warmup_steps=4",
+        "--config.eval.every_steps=20", "--config.checkpoint.every_steps=20", "--config.data.source=stdlib",
+        "--config.data.path=",
     ),
+    grid=(
+        "--config=configs/quickstart.py", "--rule=small-bytes", "--budgets=1e10,2e10,4e10", "--sizes=16,24,32,40",
+        "--checks=lr", "--holdout-flops=8e10",
+    ),
+    cost_share=0.1, least_limit_s=600.0,  # a rehearsal on busy cores is slow, not stuck
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Attention's kernels with and without document masks: time forward and backward, and how far each is from float32."""
 
-import pathlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.experiments.gpu.settings import Settings
+from scalelab.experiments.gpu.question import Context, Question
 from scalelab.hardware import measured
 from scalelab.model.attention import kernels
 from scalelab.model.attention.mask import NO_MASK, MaskInfo
@@ -19,27 +19,29 @@ DOCUMENT_SHARE = 0.23  # documents end at about every such share of a sequence
 MEASURED_S = 1.0
 
 
-def measure_attention(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """One row for each kernel of this device, with and without document masks."""
-    batch, length, heads, width = settings.attention
+def ask_attention(cost_s: float) -> list[Question]:
+    """Each kernel with and without document masks."""
+    return [
+        Question(f"{kind}{', documents' * masked}", cost_s, functools.partial(_measured, kind=kind, masked=masked))
+        for kind in KERNEL_KINDS
+        for masked in (False, True)
+    ]
+
+
+def _measured(context: Context, kind: str, masked: bool) -> dict[str, Any]:
+    """Seconds forward and backward, the share of the peak, and the distance from float32."""
+    if kind == "cudnn" and jax.default_backend() != "gpu":
+        return {"left_out": f"cudnn runs on an NVIDIA GPU, not on this {jax.default_backend()}"}
+    batch, length, heads, width = context.settings.attention
     peak, source = measured.peak_flops(jax.local_devices()[0], "bfloat16")
-    rows = []
-    for kind in available_kinds():
-        for masked in (False, True):
-            seconds = median_seconds(kind, masked, (batch, length, heads, width))
-            # Causal: half of the pairs, two products forward and five backward; masked pairs count as computed.
-            flops = 3.5 * 4 * batch * heads * width * length * (length + 1) / 2
-            rows.append({
-                "kind": kind, "documents": "mask" if masked else "cross", "seconds": seconds,
-                "share_of_peak": flops / seconds / peak,
-                "off_float32": max_relative_difference(kind, masked, (1, settings.exact_tokens, heads, width)),
-            })  # fmt: skip
-    return {"shape": settings.attention, "peak": source, "rows": rows}
-
-
-def available_kinds() -> list[str]:
-    """The kernels that run on this backend."""
-    return [kind for kind in KERNEL_KINDS if kind != "cudnn" or jax.default_backend() == "gpu"]
+    seconds = median_seconds(kind, masked, (batch, length, heads, width))
+    # Causal: half of the pairs, two products forward and five backward; masked pairs count as computed.
+    flops = 3.5 * 4 * batch * heads * width * length * (length + 1) / 2
+    exact = max_relative_difference(kind, masked, (1, context.settings.exact_tokens, heads, width))
+    return {
+        "shape": list(context.settings.attention), "peak": source, "seconds": seconds,
+        "share_of_peak": flops / seconds / peak, "off_float32": exact,
+    }  # fmt: skip
 
 
 def make_gradients(kind: str, masked: bool) -> Callable:

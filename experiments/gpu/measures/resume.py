@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from scalelab.experiments.gpu.question import Context, Question
 from scalelab.experiments.gpu.settings import Settings
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import determinism
@@ -29,17 +30,22 @@ def train_command(settings: Settings, workdir: pathlib.Path) -> list[str]:
     return [sys.executable, "-m", "scalelab", "train", "--config=configs/tiny.py", f"--workdir={workdir}", *overrides]
 
 
-def compare_resumed_run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+def ask_resume(cost_s: float) -> list[Question]:
+    """One run killed and resumed, beside one that was not."""
+    return [Question("same bits", cost_s, compare_resumed_run)]
+
+
+def compare_resumed_run(context: Context) -> dict[str, Any]:
     """Whether both runs end with equal parameters and metrics, and where the second was killed."""
+    settings, folder = context.settings, context.folder
     whole, killed = folder / "whole", folder / "killed"
-    for old in (whole, killed):  # a part that was stopped begins anew
+    for old in (whole, killed):  # a question that was stopped is asked anew
         shutil.rmtree(old, ignore_errors=True)
     undisturbed = _finish(settings, whole)
     killed.mkdir(parents=True)
-    if (
-        whole / determinism.AUTOTUNE_FILE
-    ).exists():  # the kernels that the first run chose: another choice has other roundings
-        shutil.copy(whole / determinism.AUTOTUNE_FILE, killed)
+    chosen = whole / determinism.AUTOTUNE_FILE  # the first run's kernels: another choice has other roundings
+    if chosen.exists():
+        shutil.copy(chosen, killed)
     at = _kill(settings, killed)
     resumed = _finish(settings, killed)
     return {

@@ -1,33 +1,31 @@
 """The same shapes in torch, compiled by torch.compile: GPT-2 as nanoGPT trains it, Llama as in transformers.
 
 Written for PyTorch's own fast paths: fused attention and AdamW, bf16 by autocast over fp32 weights. The rows are those
-of part `mfu`, halved until they fit. Left out, with the reason, where torch or transformers is not installed.
+of our plan, halved until they fit. Left out, with the reason, where torch or transformers is not installed.
 """
 
+import functools
 import os
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
 
-from scalelab import records
-from scalelab.experiments.gpu.settings import Settings, build_config
+from scalelab.experiments.gpu.measures import utilisation
+from scalelab.experiments.gpu.question import Context, Question
+from scalelab.experiments.gpu.settings import build_config
+from scalelab.plan.machine.machine import load_machine
 
-MEASURED_S = 3.0
 WARM_UP = 3  # steps, the first of which compiles
 
 
-def measure_torch(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """One row a model: tokens/s of torch at the rows of part `mfu`, or why it was left out."""
-    plan = folder.parent / "mfu" / "plan.json"
-    if not plan.exists():
-        raise RuntimeError("part mfu chooses the rows: run it first")
-    os.environ["JAX_PLATFORMS"] = "cpu"  # jax only resolves a config here: the GPU is torch's
-    planned = records.read_json(plan)["planned"]
-    return {"models": {name: _measured(model, planned[name]) for name, model in settings.models.items()}}
+def ask_torch(model: str, cost_s: float) -> list[Question]:
+    """torch.compile's step of a model, at the rows that are planned for ours."""
+    return [Question("step", cost_s, functools.partial(_measured, name=model))]
 
 
-def _measured(model: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
+def _measured(context: Context, name: str) -> dict[str, Any]:
+    """Tokens/s at the planned rows, halved until they fit; or why it was left out."""
+    model = context.settings.models[name]
     try:
         import torch
 
@@ -35,20 +33,27 @@ def _measured(model: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
         make({**model, "n_layers": 1, "d_model": 2 * model["n_heads"]}, "none")  # imports what it needs, or says so
     except ImportError as missing:
         return {"left_out": str(missing).split("\n")[0]}
-    rows = way["rows"]
+    os.environ["JAX_PLATFORMS"] = "cpu"  # jax only plans here: the GPU is torch's
+    on = load_machine(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+    plan = utilisation.choose_plan(model, on, context.settings.rows)
+    rows = plan["rows"]
     while rows >= 1:
         try:
             torch.manual_seed(0)
-            step_s = _time_steps(make(model, way["remat"]), model, rows)
+            step_s = _time_steps(make(model, plan["remat"]), model, rows, context.settings.measured_s)
             tokens = rows * model["seq_len"]
-            return {"rows": rows, "step_s": step_s, "tokens_per_s": tokens / step_s, "torch": torch.__version__}
+            peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+            return {
+                "rows": rows, "remat": plan["remat"], "step_s": step_s, "tokens_per_s": tokens / step_s,
+                "peak_bytes": peak, "torch": torch.__version__,
+            }  # fmt: skip
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             rows //= 2
     return {"left_out": "out of memory with one row"}
 
 
-def _time_steps(module: Any, model: dict[str, Any], rows: int) -> float:
+def _time_steps(module: Any, model: dict[str, Any], rows: int, measured_s: float) -> float:
     """Median seconds of a step."""
     import torch
 
@@ -58,7 +63,7 @@ def _time_steps(module: Any, model: dict[str, Any], rows: int) -> float:
     adamw = torch.optim.AdamW(module.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
     tokens = torch.randint(model["vocab_size"], (rows, model["seq_len"] + 1), device=device)
     seconds: list[float] = []
-    while len(seconds) < WARM_UP + 3 or sum(seconds[WARM_UP:]) < MEASURED_S:
+    while len(seconds) < WARM_UP + 3 or sum(seconds[WARM_UP:]) < measured_s:
         start = time.perf_counter()
         with torch.autocast(device, torch.bfloat16):
             loss = loss_of(tokens[:, :-1], tokens[:, 1:])

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab import config as config_lib
-from scalelab.experiments.gpu.settings import FULL_SETTINGS, TINY_SETTINGS, Settings, build_config
+from scalelab.experiments.gpu.question import Context, Question
+from scalelab.experiments.gpu.settings import FULL_SETTINGS, TOY_SETTINGS, Settings, build_config
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.step.step import many_steps
 
-CHILD_CODE = "import sys; from scalelab.experiments.gpu import packing; packing.run_process(*sys.argv[1:])"
+CHILD_CODE = "import sys; from scalelab.experiments.gpu.measures import packing; packing.run_process(*sys.argv[1:])"
 PATIENCE_S = 120.0  # until all processes have compiled
 LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 
@@ -41,17 +42,14 @@ def make_program(settings: Settings, how: str) -> Program:
     return PACKINGS[how](config_lib.static(configs[0]), [config_lib.hparams(c) | {"separator": -1} for c in configs])
 
 
-def measure_packing(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """Seconds of all trials each way, compilation left out, and whether their losses agree."""
-    apart = time_processes(settings, folder)  # first: this process has not taken the device's memory yet
-    ways = {how: _timed(make_program(settings, how), settings) for how in PACKINGS}
-    losses = np.array([ways[how].pop("losses") for how in PACKINGS])
-    return {
-        "trials": settings.trials, "steps": settings.steps, "ways": ways | {"processes": apart},
-        "turn_over_vmap": ways["turn"]["seconds"] / ways["vmap"]["seconds"],
-        "processes_over_vmap": apart["seconds"] / ways["vmap"]["seconds"] if "seconds" in apart else None,
-        "largest_loss_difference": float(np.abs(losses[0] / losses[1] - 1).max()),
-    }  # fmt: skip
+def ask_packing(cost_s: float) -> list[Question]:
+    """All trials under vmap, and one after another in one program."""
+    return [Question(how, cost_s, functools.partial(_timed, how=how)) for how in ("vmap", "turn")]
+
+
+def ask_processes(cost_s: float) -> list[Question]:
+    """All trials at once, each in a process of its own."""
+    return [Question("processes", cost_s, time_processes)]
 
 
 def vmap_steps(static: config_lib.Static) -> Callable:
@@ -74,9 +72,10 @@ def stacked_shapes(settings: Settings) -> tuple[config_lib.Static, Any, Any]:
     return static, h, jax.tree.map(front, state_lib.state_shapes(static))
 
 
-def time_processes(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+def time_processes(context: Context) -> dict[str, Any]:
     """Seconds from the moment at which a process for each trial has compiled until the last one has trained."""
-    size = "tiny" if settings == TINY_SETTINGS else "full"
+    settings, folder = context.settings, context.folder
+    size = "toy" if settings == TOY_SETTINGS else "full"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("process*"):
         old.unlink()
@@ -115,7 +114,7 @@ def _release(settings: Settings, folder: pathlib.Path, started: list[subprocess.
 
 def run_process(size: str, folder: str, number: str) -> None:
     """Train one trial in this process: compile, say so, await the signal of all, train."""
-    settings, place, i = TINY_SETTINGS if size == "tiny" else FULL_SETTINGS, pathlib.Path(folder), int(number)
+    settings, place, i = TOY_SETTINGS if size == "toy" else FULL_SETTINGS, pathlib.Path(folder), int(number)
     config = trial_configs(settings)[i]
     packed = PACKINGS["turn"](config_lib.static(config), [config_lib.hparams(config) | {"separator": -1}])
     batches = draw_batches(settings)[i : i + 1]
@@ -134,12 +133,15 @@ def draw_batches(settings: Settings) -> list[np.ndarray]:
     return [random.integers(settings.trial["vocab_size"], size=size, dtype=np.int32) for _ in range(settings.trials)]
 
 
-def _timed(packed: Program, settings: Settings) -> dict[str, Any]:
-    batches = draw_batches(settings)
+def _timed(context: Context, how: str) -> dict[str, Any]:
+    """Seconds of all trials, compilation left out, and their losses after the first steps: equal however packed."""
+    settings = context.settings
+    packed, batches = make_program(settings, how), draw_batches(settings)
     first, (states, metrics) = _clocked(lambda: packed.advance(packed.init(), batches, settings.steps))
-    losses = [float(np.asarray(m["train_loss"])[-1]) for m in metrics]  # of the same states and batches each way
+    losses = [float(np.asarray(m["train_loss"])[-1]) for m in metrics]
     seconds, _ = _clocked(lambda: packed.advance(states, batches, settings.steps))
-    return {"seconds": seconds, "first_s": first, "losses": losses}
+    size = {"trials": settings.trials, "steps": settings.steps}
+    return size | {"seconds": seconds, "first_s": first, "losses": losses}
 
 
 def _clocked(work: Callable[[], Any]) -> tuple[float, Any]:
