@@ -112,10 +112,8 @@ def _step(name: str, tree: Any, on: Machine) -> Row:
     """A config's train step, planned and compiled."""
     static = config_lib.static(tree)
     memory = step_memory(static, on)
-    row: Row = {
-        "program": name, "attention": step_kernel(static, "gpu"), "saved_bytes": memory.components["activations"],
-        "planned_bytes": memory.total,
-    }  # fmt: skip
+    kernel, saved = step_kernel(static, "gpu", chips.compute_capability(on.chip)), memory.components["activations"]
+    row: Row = {"program": name, "attention": kernel, "saved_bytes": saved, "planned_bytes": memory.total}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         text = pathlib.Path(folder) / "program"
@@ -141,7 +139,7 @@ def child(chip: str, size: str) -> None:
         jax.clear_caches()  # of the same functions with other chunks
         placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone), arguments)
         start = time.perf_counter()
-        with trace_for_platform(absent_devices.compiler_platform(machine)):
+        with trace_for_platform(absent_devices.compiler_platform(machine), chips.compute_capability(machine.chip)):
             compiled = jax.jit(function).lower(*placed).compile()
         rows.append({
             "program": name, "platform": where, "seconds": time.perf_counter() - start, "planned_bytes": 0,

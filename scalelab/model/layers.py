@@ -181,7 +181,7 @@ class MLP(nn.Module):
         inner, std = ("batch", "context", "mlp"), self.stds.std
         x_BSD = share_among_products(x_BSD, self.policy)
         h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
-        gates = ()
+        gates: tuple[jax.Array, ...] = ()
         if self.kind == "swiglu":
             gates = (Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD),)
         h_BSF = keep_inputs(ACTIVATIONS[self.kind])(h_BSF, *gates)

@@ -20,7 +20,7 @@ from scalelab.experiments.shared import RESULTS
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
 
-QUICK_PARTS = "doctor,124m-bf16,124m-fp8,resume,attention,packing,torch-llama-1b,reference-run"
+QUICK_PARTS = "doctor,124m-bf16,resume,attention,packing,reference-run"
 
 
 def test_without_a_gpu_it_says_so(tmp_path, capsys):

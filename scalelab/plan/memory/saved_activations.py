@@ -95,7 +95,7 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
 
 
 def bytes_outside_blocks(static: Static) -> int:
-    """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, the final norm's input and result."""
+    """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, the final norm's ends."""
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width = array_dtype(policy.compute).itemsize + array_dtype(policy.residual).itemsize
     tokens = math.ceil(shape.seq_len / layout.context)
