@@ -77,7 +77,7 @@ MODEL = {
         source="GPT-2, sec. 2.3"),
     "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls; auto: least that fits",
         choices="none dots full auto"),
-    "attention": setting("auto", "attention kernel; auto: by backend and length; cudnn: NVIDIA; splash: TPU",
+    "attention": setting("auto", "attention kernel; auto: by chip and length; cudnn: NVIDIA; splash: TPU; in rings too",
         choices="auto plain blockwise cudnn splash xla", source="blockwise: Dao et al. 2022"),
 }  # fmt: skip
 

@@ -1,7 +1,6 @@
 """The programs of `make gpu`, lowered and compiled for absent chips by the planner's own path (`plan --compile`)."""
 
 import contextlib
-import dataclasses
 import datetime
 import json
 import os
@@ -150,16 +149,13 @@ def child(chip: str, size: str) -> None:
 
 
 def list_programs(settings: Settings) -> Iterator[tuple[str, Callable, tuple[Any, ...]]]:
-    """(name, function, shapes of its arguments) of the packed trials, of attention, and of steps with other chunks.
-
-    cuDNN's attention is a library call and is not compiled here.
-    """
+    """(name, function, shapes of its arguments) of the packed trials, of attention, and of steps with other chunks."""
     static, h, state = packing.stacked_shapes(settings)
     batches = (settings.trials, settings.steps, settings.trial_rows, settings.trial["seq_len"] + 1)
     arguments = state, jax.ShapeDtypeStruct(batches, jnp.int32), jax.ShapeDtypeStruct((), jnp.int32), h
     yield f"{settings.trials} trials under vmap", packing.vmap_steps(static), arguments
     inputs = (jax.ShapeDtypeStruct(settings.attention, jnp.bfloat16),) * 3
-    for kind in ("blockwise", "xla"):
+    for kind in attention.KERNEL_KINDS:
         for masked in (False, True):
             yield f"{kind} attention{', documents masked' * masked}", attention.make_gradients(kind, masked), inputs
     for tokens in settings.chunks:
@@ -170,7 +166,6 @@ def _chunked_step(settings: Settings, tokens: int) -> tuple[Callable, tuple[Any,
     """A step of the 1B model at two rows, and the shapes of its arguments."""
     tree = build_config(settings.models["1b"], model__remat="full", train__global_batch=2)
     static = config_lib.static(tree)
-    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))
     h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in config_lib.hparams(tree)}
     h |= {"seed": jax.ShapeDtypeStruct((), jnp.uint32), "separator": jax.ShapeDtypeStruct((), jnp.int32)}
     batch = jax.ShapeDtypeStruct((1, 2, static.model.seq_len + 1), jnp.int32)

@@ -1,6 +1,5 @@
 """Trials that differ in learning rate and seed: under vmap, one after the other in one program, a process for each."""
 
-import dataclasses
 import functools
 import json
 import os
@@ -58,13 +57,9 @@ def vmap_steps(static: config_lib.Static) -> Callable:
 
 
 def stacked_shapes(settings: Settings) -> tuple[config_lib.Static, Any, Any]:
-    """(static config, shapes of the trials' hparams, shapes of their states), with the trials' axis in front.
-
-    Attention runs in blocks: cuDNN's is a library call that can't be lowered without a device.
-    """
+    """(static config, shapes of the trials' hparams, shapes of their states), with the trials' axis in front."""
     configs = trial_configs(settings)
     static, n = config_lib.static(configs[0]), len(configs)
-    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     names = [*config_lib.hparams(configs[0]), "separator"]
     h = {name: jax.ShapeDtypeStruct((n,), kinds.get(name, jnp.float32)) for name in names}

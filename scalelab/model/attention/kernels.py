@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from scalelab.config import ModelShape, Static
 from scalelab.errors import BadInput
 from scalelab.model.attention.blockwise import block_size, blockwise_attention
-from scalelab.model.attention.fused import cudnn
+from scalelab.model.attention.fused import cudnn, packed
 from scalelab.model.attention.fused.cudnn import HOPPER
 from scalelab.model.attention.fused.ring import PARTS, fused_ring_attention
 from scalelab.model.attention.fused.splash import TPU_LANES, splash_attention
@@ -61,23 +61,23 @@ def traced_target() -> Target:
     return Target(target_platform(), target_capability(), mesh_axis_size(CONTEXT_AXIS), is_in_stage())
 
 
-def choose_kernel(shape: ModelShape, compute: jnp.dtype, packed: bool = False, target: Target | None = None) -> str:
+def choose_kernel(shape: ModelShape, compute: jnp.dtype, masked: bool = False, target: Target | None = None) -> str:
     """Name of the attention kernel for `target` (default: here). BadInput where it cannot run `model.attention`.
 
     `cudnn`: NVIDIA's flash attention, 16-bit only. `splash`: Pallas' for TPUs. `blockwise`: ours, anywhere, memory
     linear in the sequence. `xla` (jax's) and `plain` (ours) hold all logits at once; on CPU jax's layout costs a tenth
-    of the whole step (experiments/benchmarks). `packed`: documents are masked; before Hopper cudnn then holds a mask of
+    of the whole step (experiments/benchmarks). `masked`: documents are; before Hopper cudnn then holds a mask of
     S x S. Where devices share a sequence the kernel computes the parts of a ring.
     """
     target = target or traced_target()
     long = shape.seq_len >= (CPU_LONG_SEQUENCE if target.backend == "cpu" else LONG_SEQUENCE)
     kinds = (*FUSED, "blockwise")
-    why = {kind: kernel_obstacle(kind, shape, compute, target, packed) for kind in kinds}
+    why = {kind: kernel_obstacle(kind, shape, compute, target, masked) for kind in kinds}
     if shape.attention != "auto":
         if why.get(shape.attention):
             raise BadInput(f"model.attention={shape.attention!r}: {why[shape.attention]}; nearest: auto")
         return shape.attention
-    masks_pairs = packed and target.capability < HOPPER
+    masks_pairs = masked and target.capability < HOPPER
     if not why["cudnn"] and not (masks_pairs and long):
         return "cudnn"
     if not why["splash"]:
@@ -95,9 +95,9 @@ def step_target(static: Static, backend: str = "", capability: Capability | None
 
 def step_kernel(static: Static, backend: str = "", capability: Capability | None = None) -> str:
     """The kernel of a training step, as `choose_kernel`; `ring of` it where devices share a sequence."""
-    compute, packed = array_dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
+    compute, masked = array_dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
     target = step_target(static, backend, capability)
-    kernel = choose_kernel(static.model, compute, packed, target)
+    kernel = choose_kernel(static.model, compute, masked, target)
     if target.context == 1:
         return kernel
     return f"ring of {kernel if kernel in FUSED else 'blockwise'}"
@@ -109,12 +109,23 @@ def unfused_reason(static: Static, backend: str, capability: Capability | None =
     kernel = step_kernel(static, backend, capability)
     if fused is None or fused in kernel:
         return ""
-    compute, packed = array_dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
+    compute, masked = array_dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
     target = step_target(static, backend, capability)
     if static.model.attention != "auto":
         return f"model.attention={static.model.attention!r} is asked for"
-    reason = kernel_obstacle(fused, static.model, compute, target, packed)
+    reason = kernel_obstacle(fused, static.model, compute, target, masked)
     return f"{fused}: {reason or 'masked documents would be a mask of all pairs of tokens before Hopper'}"
+
+
+def documents_limit(static: Static, backend: str, capability: Capability | None = None) -> str:
+    """How many documents cuDNN is told of, in words; "" where it is told of none."""
+    masked = static.documents == "mask" or static.seq_warmup
+    if not masked or "cudnn" not in step_kernel(static, backend, capability):
+        return ""
+    if step_target(static, backend, capability).capability < HOPPER:
+        return "documents by a mask of all pairs of tokens"
+    most = packed.most_runs(1, static.model.seq_len // static.layout.context)
+    return f"documents by their starts and lengths; batches of more than {most} a row, on average, in blocks"
 
 
 def program_kernel(kernel: str, attention: str, backend: str = "") -> str:
@@ -126,7 +137,7 @@ def program_kernel(kernel: str, attention: str, backend: str = "") -> str:
     return CHUNKED if chosen_plain and (backend or target_platform()) == "cpu" else kernel
 
 
-def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Target, packed: bool = False) -> str:
+def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Target, masked: bool = False) -> str:
     """Why this kernel can't run on `target`; "" where it can."""
     if shape.position == "relative" and kind != "blockwise":
         return "it does not support model.position='relative'; 'blockwise', 'plain' and 'xla' do"
@@ -136,7 +147,7 @@ def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Ta
     if kind in FUSED and target.context > 1 and count_local_layers(shape) == shape.n_layers:
         return "in a ring it knows no window, and all layers have one"
     if kind == "cudnn":
-        if target.context > 1 and packed and target.capability < HOPPER:
+        if target.context > 1 and masked and target.capability < HOPPER:
             return "in a ring it takes documents from compute capability 9.0 on (Hopper)"
         return cudnn.obstacle(shape.d_head, compute, target.capability)
     tokens = shape.seq_len // (2 * target.context) if target.context > 1 else shape.seq_len

@@ -9,8 +9,9 @@ import math
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.hardware.chips import host_bytes_per_s, unit_flops
+from scalelab.hardware.chips import compute_capability, host_bytes_per_s, unit_flops
 from scalelab.model import count
+from scalelab.model.attention.kernels import documents_limit
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import links, operations
@@ -195,6 +196,8 @@ def describe_assumptions(
         f"attention: {operations.attention_kind(static, machine)}; recomputed in the backward: "
         f"{recompute_policy(static, traits)}",
     ]
+    documents = documents_limit(static, machine_platform(machine), compute_capability(machine.chip))
+    lines += [f"{documents}; counted as if none ended"] if documents else []
     split = [axis for axis in MESH_AXES if getattr(layout, axis) > 1]
     for axis in split:
         kind = "send" if axis in ("context", "stage") else ""  # what they mostly do

@@ -216,7 +216,8 @@ def open_run(
     if config.model.attention == "auto":
         where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
         kernel = kernels.program_kernel(kernels.step_kernel(static), config.model.attention)
-        notes += [("chosen", f"attention: {kernel} ({where})")]
+        documents = kernels.documents_limit(static, jax.default_backend())
+        notes += [("chosen", f"attention: {kernel} ({where})" + f"; {documents}" * bool(documents))]
     if config.log.remat:
         notes += [("chosen", f"remat: {config.model.remat} ({config.log.remat})")]
     parts = rules.parts_of_sequences(static, jax.default_backend())

@@ -8,8 +8,10 @@ import pytest
 from scalelab.config import Layout
 from scalelab.experiments.step_times import tables
 from scalelab.experiments.step_times.rows import build_static
+from scalelab.hardware.chips import compute_capability
 from scalelab.model import count
-from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.machine.absent_devices import GPUS
+from scalelab.plan.machine.machine import KNOWN_MACHINES, load_machine
 from scalelab.plan.step import efficiency, links
 from scalelab.plan.step.efficiency import Range
 from scalelab.plan.step.time import step_time
@@ -26,6 +28,20 @@ def test_tables_name_every_chips_share():
     assert set(efficiency.MATMUL_BY_CHIP) <= set(rows)
     for chip, share in efficiency.MATMUL_BY_CHIP.items():
         assert tables.share_that_fits(rows[chip]) == pytest.approx(share, abs=0.03)
+
+
+def test_compute_capabilities_are_those_of_the_compilers_targets():
+    """The compiler's table of GPUs, and every GPU of the planner's; an A100 is not an A10."""
+    machines = {name: load_machine(name) for name in KNOWN_MACHINES}
+    gpus = {m.chip.name: m.chip for m in machines.values() if not m.chip.name.startswith("TPU")}
+    assert {name: compute_capability(gpus[name]) for name in GPUS} == {
+        name: gpu.capability for name, gpu in GPUS.items()
+    }
+    assert all(compute_capability(chip) for chip in gpus.values())
+    assert [compute_capability(gpus[name]) for name in ("A10", "RTX 4090", "L4", "T4")] == [
+        (8, 6), (8, 9), (8, 9), (7, 5)
+    ]  # fmt: skip
+    assert compute_capability(load_machine("v5e").chip) is None
 
 
 @pytest.mark.parametrize("billions", [16, 32, 64, 128, 1024])
