@@ -84,8 +84,7 @@ COMPILED_HEAD = (
     "`make gpu`'s programs, compiled for chips that are not here and run on none. XLA chooses between cuBLAS's and "
     "Triton's kernels by timing them on a card. Without one it takes its default for each product, so the counts of "
     "the two are what a card may change, and with them the seconds; bytes saved and planned are not touched, and the "
-    "peak by a workspace of cuBLAS at most. Where cuDNN's attention is chosen it is compiled as blockwise attention, "
-    "which holds the same arrays."
+    "peak by a workspace of cuBLAS at most."
 )
 
 

@@ -233,7 +233,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     weight = max(d.size for d in jax.tree.leaves(stacked) if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
-    block = saved_activations.count_block_activations(static).bytes(rows) + weight * (multiplied + 4)
+    block = saved_activations.count_block_activations(static, recomputed=True).bytes(rows) + weight * (multiplied + 4)
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
     if layout.stage > 1:

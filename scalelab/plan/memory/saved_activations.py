@@ -22,6 +22,7 @@ from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.declare import Declaration
+from scalelab.model.products.saved import keep_all
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.step.block_products import block_products
@@ -51,21 +52,23 @@ def count_saved_activations(static: Static) -> SavedActivations:
     return _traced_activations(_canonical_static(static), whole=True)
 
 
-def count_block_activations(static: Static) -> SavedActivations:
-    """What a single block keeps without remat: the working set of a backward that has computed it once more.
+def count_block_activations(static: Static, recomputed: bool = False) -> SavedActivations:
+    """What a single block keeps without remat.
 
+    `recomputed`: the working set of a backward that has computed it once more, in which XLA also holds what norms and
+    activations would compute again (`model/products/saved.py`).
     Traced for as few devices along `tensor` and `context` as do, for many layouts ask; what they split, more split
     further. Where two can divide the block, one along `tensor` asks two as well: what they split, it holds whole.
     """
     layout, canonical, shape = static.layout, _canonical_static(static), static.model
     canonical = dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none"))
     if canonical.layout.devices == 1:
-        return _traced_activations(canonical, whole=False)
+        return _traced_activations(canonical, False, recomputed)
     halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))
     tensor = 2 if halved else _smallest_divisor(layout.tensor)
     few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context))
     sums = {True: 0, False: 0}
-    for grows, size, axes in _block_parts(dataclasses.replace(canonical, layout=few)):
+    for grows, size, axes in _block_parts(dataclasses.replace(canonical, layout=few), recomputed):
         split = [axis for axis in axes if axis in ("tensor", "context")]
         whole = size * math.prod(getattr(few, axis) for axis in split)
         sums[grows] += whole // math.prod(getattr(layout, axis) for axis in split)
@@ -95,7 +98,7 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
 
 
 def bytes_outside_blocks(static: Static) -> int:
-    """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, the final norm's ends."""
+    """Of a sequence, what lies outside the blocks: the look-up's mask and rows, the final norm's input and output."""
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width = array_dtype(policy.compute).itemsize + array_dtype(policy.residual).itemsize
     tokens = math.ceil(shape.seq_len / layout.context)
@@ -140,20 +143,20 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
 
 
 @functools.cache
-def _traced_activations(static: Static, whole: bool) -> SavedActivations:
+def _traced_activations(static: Static, whole: bool, recomputed: bool = False) -> SavedActivations:
     if static.layout.devices == 1:  # what grows with the batch is told by the sums for one and two rows alone
         programs = [dataclasses.replace(static, global_batch=rows) for rows in (1, 2)]
-        one, two = (sum(map(_device_bytes, vjp_residuals(program, whole))) for program in programs)
+        one, two = (sum(map(_device_bytes, vjp_residuals(program, whole, recomputed))) for program in programs)
         return SavedActivations(two - one, 2 * one - two)
-    residuals = vjp_residuals(static, whole)
+    residuals = vjp_residuals(static, whole, recomputed)
     by_row = sum(_device_bytes(x) for x in residuals if _grows_with_rows(x))
     return SavedActivations(by_row // ROWS, sum(map(_device_bytes, residuals)) - by_row)
 
 
 @functools.cache
-def _block_parts(static: Static) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
+def _block_parts(static: Static, recomputed: bool) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
     """(whether it grows with the rows, a device's bytes, the axes that split it) of what a block keeps."""
-    residuals = vjp_residuals(static, whole=False)
+    residuals = vjp_residuals(static, False, recomputed)
     return tuple(
         (_grows_with_rows(x), _device_bytes(x), tuple(axis for axes in _axes_by_dimension(x) for axis in axes))
         for x in residuals
@@ -176,10 +179,10 @@ def _grows_with_rows(x: jax.ShapeDtypeStruct) -> bool:
     return x.shape[at] // split[at] % ROWS == 0 or ROWS in x.shape[at + 1 :]
 
 
-def vjp_residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStruct]:
+def vjp_residuals(static: Static, whole: bool = True, recomputed: bool = False) -> list[jax.ShapeDtypeStruct]:
     """Shapes, dtypes and shardings of what the vjp of a step's micro-batch keeps beside parameters and arguments.
 
-    `whole`: of the objective; else of one block without remat.
+    `whole`: of the objective; else of one block without remat. `recomputed`: as in `count_block_activations`.
     """
     mesh = AbstractMesh(
         tuple(getattr(static.layout, axis) for axis in MESH_AXES),
@@ -201,7 +204,8 @@ def vjp_residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStru
 
     platform = {"cudnn": "gpu", "splash": "tpu"}.get(static.model.attention)  # whose kernel is traced without a device
     traced_for: AbstractContextManager = trace_for_platform(platform) if platform else nullcontext()
-    with within, traced_for, product_precision(POLICIES[static.precision]):
+    keeping: AbstractContextManager = keep_all() if recomputed else nullcontext()
+    with within, traced_for, product_precision(POLICIES[static.precision]), keeping:
         return jax.eval_shape(keep, *arguments)
 
 

@@ -98,8 +98,8 @@ def test_a_gate_s_bytes_activations_and_sums(monkeypatch):
     assert gated[0]["their backward"] - plain[0]["their backward"] == a * 5 * tokens * width
     assert gated[1] == plain[1]  # the feed-forward layer's three times 704 are more than attention's five times 192
     assert gated[2] == plain[2]  # no sum more: within attention the gradients of the input are added first
-    assert gated[3] - plain[3] == 3 * 4 * 16 * width  # fp32, three layers, a row of 16 tokens
-    assert gated[4] - plain[4] >= 3 * 4 * 16 * width
+    assert gated[3] - plain[3] == 3 * a * 16 * width  # three layers, a row of 16 tokens
+    assert gated[4] - plain[4] >= 3 * a * 16 * width
 
 
 def test_what_serving_holds_of_a_wider_branch(monkeypatch):
