@@ -1,9 +1,11 @@
 """python -m experiments.programs [--rows="NAME; NAME"] [--quick] [--json[=PATH]]
 
 Read what the compiler makes of the training step for devices that are not here: every collective with its bytes, its
-number format and whether computation runs beside it, large copies, transfers to the host, and the peak of memory.
-Needs the extras plan-tpu and plan-cuda (a row whose compiler is missing is left out, with a message); half an hour on
-two CPU cores. Writes results/programs.json and .md beside this file if every row was compiled.
+number format and whether computation runs beside it, products by what multiplies, attention's kernel, large copies,
+transfers to the host, and the peak of memory. Some rows are compiled a second time with cuBLAS for all products, to
+bound what autotuning on a card may change. Needs the extras plan-tpu and plan-cuda (a row whose compiler is missing is
+left out, with a message); half an hour on two CPU cores. Writes results/programs.json and .md beside this file; rows
+that were not compiled stay there as they were, with their date.
 
     scalelab study programs --quick
 """
@@ -11,10 +13,12 @@ two CPU cores. Writes results/programs.json and .md beside this file if every ro
 import collections
 import dataclasses
 import datetime
+import importlib.metadata
+import json
 import pathlib
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scalelab import config as config_lib
@@ -22,13 +26,15 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.experiments.compiled import RECIPES, format_versions
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
+from scalelab.experiments.compiled import RECIPES
+from scalelab.experiments.programs_page import format_page
+from scalelab.experiments.shared import RESULTS, command_line, write_result
 from scalelab.model.count import count_parameters
-from scalelab.plan.machine import absent_devices, program, timeline
+from scalelab.plan.machine import absent_devices, products, program, timeline
 from scalelab.plan.machine.compile import compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
 
+COMPILERS = {"gpu": "jax-cuda12-pjrt", "tpu": "libtpu"}  # package of a platform's compiler
 LEAST_SHARE = 0.01  # of the peak: smaller copies are not listed
 # {name: (recipe, hardware, changes to the recipe)}
 CASES: dict[str, tuple[str, str, str]] = {
@@ -49,6 +55,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "parallel.fsdp=32 parallel.tensor=8 parallel.sequence=true train.global_batch=64 train.accumulate=2",
     ),
 }  # fmt: skip
+BOTH_WAYS = ("8B, FSDP", "8B, FSDP x TP")  # compiled with cuBLAS for all products too
 
 
 def load_step(name: str) -> Static:
@@ -93,23 +100,40 @@ def _pipeline_bytes(static: Static) -> float:
 
 def read_program(name: str) -> dict[str, Any]:
     """Compile a row, and what its program does. BadInput if its compiler isn't installed."""
+    row = _compile_row(name)
+    if name in BOTH_WAYS:
+        compared = ("peak_bytes", "sent_bytes", "overlapped_bytes", "timeline", "products")
+        library = _compile_row(name, library_products=True)
+        row["with_cublas"] = {key: library[key] for key in compared}
+    return row
+
+
+def _compile_row(name: str, library_products: bool = False) -> dict[str, Any]:
     static, machine = load_step(name), load_machine(CASES[name][1])
     with tempfile.TemporaryDirectory(prefix="scalelab-programs-") as folder:
         path = pathlib.Path(folder) / "program.txt"
-        compiled = compile_step(static, machine, program=path)
+        compiled = compile_step(static, machine, program=path, library_products=library_products)
         text = path.read_text() if path.exists() else ""
-    rows = program.read_collectives(text)
+    rows, on_gpu = program.read_collectives(text), absent_devices.compiler_platform(machine) == "gpu"
     sent = sum(row.sent_bytes for row in rows)
     return {
         "name": name, "recipe": CASES[name][0], "changes": CASES[name][2], "platform": compiled.platform,
+        "date": str(datetime.date.today()), "versions": describe_versions(machine),
         "note": compiled.note, "seconds": compiled.seconds, "peak_bytes": compiled.peak_bytes,
         "sent_bytes": sent, "textbook_bytes": textbook_bytes(static),
         "overlapped_bytes": sum(row.sent_bytes for row in rows if row.overlapped),
         "timeline": estimate_timeline(text, machine),
+        "products": dataclasses.asdict(products.read_products(text)) if on_gpu else None,
         "collectives": sum_by_kind(rows),
         "copies": program.large_copies(text, max(1, int(LEAST_SHARE * compiled.peak_bytes))),
         "host_transfers": program.count_host_transfers(text),
     }  # fmt: skip
+
+
+def describe_versions(machine: Machine) -> str:
+    """The versions of jax and of the compiler for a machine."""
+    packages = ("jax", COMPILERS[absent_devices.compiler_platform(machine)])
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
 
 
 def estimate_timeline(text: str, machine: Machine) -> dict[str, float] | None:
@@ -140,48 +164,12 @@ def describe_source(name: str) -> str:
     return f"{way}: {'/'.join(parts[-3:])}" if name else "combined"
 
 
-def format_row(row: Mapping[str, Any]) -> str:
-    """A row as a section in Markdown."""
-    lines = [[each["kind"], each["format"], str(each["members"]), str(each["times"]), f"{each['sent_bytes'] / 1e9:.2f}",
-              f"{each['overlapped_bytes'] / each['sent_bytes']:.0%}", f"`{each['source']}`"]
-             for each in row["collectives"]]  # fmt: skip
-    head = ["collective", "format", "devices", "times a step", "GB sent", "beside computation", "source"]
-    table = "\n".join(markdown_table(head, lines))
-    copies = ", ".join(f"{count} x {kind}" for kind, count in row["copies"].items()) or "none"
-    return (
-        f"## {row['recipe']}: {row['name']} ({row['platform']})\n\n`{row['changes']}`; {row['note']}\n\n"
-        f"{table}\n\nLarge copies, transposes and converts: {copies}. Transfers to the host: "
-        f"{row['host_transfers']}.\n"
-    )
-
-
-def format_page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The page: one line a row, then its collectives."""
-    head = ["step", "device", "GB sent a step", "textbook", "ratio", "beside computation", "computes s", "sends s",
-            "waits s", "peak GB"]  # fmt: skip
-    lines = [[f"{row['recipe']}: {row['name']}", row["platform"], f"{row['sent_bytes'] / 1e9:.1f}",
-              f"{row['textbook_bytes'] / 1e9:.1f}", f"{row['sent_bytes'] / row['textbook_bytes']:.2f}",
-              f"{row['overlapped_bytes'] / row['sent_bytes']:.0%}",
-              *([f"{row['timeline'][f'{name}_s']:.2f}" for name in ("computing", "sending", "waiting")]
-                if row["timeline"] else ["", "", ""]),
-              f"{row['peak_bytes'] / 1e9:.1f}"]
-             for row in rows]  # fmt: skip
-    table = "\n".join(markdown_table(head, lines))
-    return (
-        f"# What the compiler makes of the step\n\n`python -m experiments.programs`, {datetime.date.today()}, "
-        f"{format_versions()}: the step compiled for devices that are not here. GB are what one device sends in a step "
-        "by ring algorithms; the textbook's: weights gathered in bf16, gradients scattered in fp32 (FSDP: twice and "
-        "once a micro-batch, ZeRO-1: once and once a step), four sums of bf16 activations a layer under tensor "
-        "parallelism, 5.5 where blocks are recomputed. `Beside computation`: started and awaited apart, "
-        "with computation scheduled between, however short. `Computes`, `sends` and `waits`: that schedule played "
-        "through at the planner's rates, with one queue within nodes and one between them "
-        f"(`scalelab/plan/machine/timeline.py`): what is beside too little is waited for.\n\n{table}\n\n"
-        + "\n".join(format_row(row) for row in rows)
-        + "\n## What this cannot tell\n\nNothing ran: whether a collective beside computation is hidden depends on the "
-        "network. GPU programs are compiled without autotuning and with blockwise attention in place of cuDNN's, "
-        "which reads more memory, so that seconds are for comparing schedules, not for planning. "
-        "Collectives below 1 % of a row's bytes are summed, not listed.\n"
-    )
+def join_stored(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`rows` and the stored ones of other cases, in the order of CASES."""
+    path = RESULTS / "programs.json"
+    stored = json.loads(path.read_text()) if path.exists() else []
+    by_name = {row["name"]: row for row in [*stored, *rows]}
+    return [by_name[name] for name in CASES if name in by_name]
 
 
 def main(argv: list[str]) -> int:
@@ -209,10 +197,11 @@ def _main(argv: list[str]) -> int:
             file=sys.stderr,
             flush=True,
         )
+    every_row = join_stored(rows)
+    if rows and len(every_row) == len(CASES):
+        write_result(RESULTS, "programs", every_row, format_page(every_row))
     if options.json != "-":
         print(format_page(rows))
-    if len(rows) == len(CASES):
-        write_result(RESULTS, "programs", rows, format_page(rows))
     emit_json({"rows": rows}, options.json)
     return 0
 

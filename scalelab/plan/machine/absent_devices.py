@@ -30,13 +30,21 @@ class Gpu(NamedTuple):
     shared_bytes: int  # per multiprocessor; a block may request 1 KiB less
     name: str  # jax's device_kind
 
+    @property
+    def threads(self) -> int:
+        """Largest number of resident threads of a multiprocessor: 1,536 since Ampere on chips without HBM."""
+        return 2048 if self.capability[1] == 0 else 1536
+
 
 GPUS = {
+    "B200": Gpu((10, 0), 148, 126 << 20, 1.965, 228 << 10, "NVIDIA B200"),
     "H100 SXM": Gpu((9, 0), 132, 50 << 20, 1.98, 228 << 10, "NVIDIA H100 80GB HBM3"),
     "H100 PCIe": Gpu((9, 0), 114, 50 << 20, 1.755, 228 << 10, "NVIDIA H100 PCIe"),
     "H200 SXM": Gpu((9, 0), 132, 50 << 20, 1.98, 228 << 10, "NVIDIA H200"),
     "A100 80GB SXM": Gpu((8, 0), 108, 40 << 20, 1.41, 164 << 10, "NVIDIA A100-SXM4-80GB"),
     "A100 40GB": Gpu((8, 0), 108, 40 << 20, 1.41, 164 << 10, "NVIDIA A100-SXM4-40GB"),
+    "L40S": Gpu((8, 9), 142, 96 << 20, 2.52, 100 << 10, "NVIDIA L40S"),
+    "RTX 4090": Gpu((8, 9), 128, 72 << 20, 2.52, 100 << 10, "NVIDIA GeForce RTX 4090"),
 }
 EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)), "gpu": ("plan-cuda", ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"))}
 
@@ -142,7 +150,7 @@ def gpu_target_config(machine: Machine) -> str:
 gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
-  threads_per_core_limit: 2048
+  threads_per_core_limit: {gpu.threads}
   shared_memory_per_block: 49152
   shared_memory_per_block_optin: {gpu.shared_bytes - 1024}
   shared_memory_per_core: {gpu.shared_bytes}
@@ -152,7 +160,7 @@ gpu_device_info {{
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
   core_count: {gpu.multiprocessors}
-  fpus_per_core: {128 if major == 9 else 64}
+  fpus_per_core: {64 if gpu.capability == (8, 0) else 128}
   clock_rate_ghz: {gpu.clock_ghz}
   l2_cache_size: {gpu.l2_bytes}
   memory_bandwidth: {int(chip.hbm_bytes_per_s)}

@@ -27,6 +27,7 @@ from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
 
 LEAST_EFFORT: Any = {"exec_time_optimization_effort": -1.0}  # libtpu's: a seventh of the time, memory within 2 %
+LIBRARY_PRODUCTS: Any = {"xla_gpu_enable_triton_gemm": False}
 
 
 def answer_request() -> None:
@@ -45,13 +46,17 @@ def answer_request() -> None:
     static = Static(**facts | records)
     machine = Machine(**request["machine"] | {"chip": Chip(**request["machine"]["chip"])})
     try:
-        answer = measure_compiled(static, machine, request["slices"], request["steps"], request["program"])
+        answer = measure_compiled(
+            static, machine, request["slices"], request["steps"], request["program"], request["library_products"]
+        )
     except BadInput as refused:
         answer = {"refused": str(refused)}
     pathlib.Path(request["out"]).write_text(json.dumps(answer))
 
 
-def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, program: str = "") -> dict[str, Any]:
+def measure_compiled(
+    static: Static, machine: Machine, slices: int, steps: int, program: str = "", library_products: bool = False
+) -> dict[str, Any]:
     """`CompiledMemory`'s fields, from the compiler in this process; the program's text goes to the file `program`."""
     platform = absent_devices.compiler_platform(machine)
     devices, where = absent_devices.make_absent_devices(machine, static.layout.devices, slices)
@@ -64,6 +69,7 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int, 
         oom, memory, least_effort = None, None, platform == "tpu" and not program
         try:
             options: Any = LEAST_EFFORT if least_effort else collective_options(platform, static.layout.devices)
+            options = options | (LIBRARY_PRODUCTS if library_products and platform == "gpu" else {})
             compiled = lowered.compile(options or None)
             memory = compiled.memory_analysis()
             if program:

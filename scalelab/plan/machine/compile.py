@@ -38,13 +38,20 @@ class CompiledMemory:
 
 
 def compile_step(
-    static: Static, machine: Machine, slices: int = 0, steps: int = 1, program: pathlib.Path | None = None
+    static: Static,
+    machine: Machine,
+    slices: int = 0,
+    steps: int = 1,
+    program: pathlib.Path | None = None,
+    library_products: bool = False,
 ) -> CompiledMemory:
     """Lower and compile `steps` steps a dispatch of a resolved config for `static.layout.devices` of the machine.
 
     A child process does it, which sees only the CPU, so this process's devices and backends are untouched. `slices`:
-    TPU slices (0: as few as hold the devices). `program`: a file for the text of the compiled program. BadInput where
-    the compiler isn't installed or a TPU has no such slice, WorkFailed where it fails for another reason than memory.
+    TPU slices (0: as few as hold the devices). `program`: a file for the text of the compiled program.
+    `library_products`: a GPU's products are calls of cuBLAS; without a device XLA takes kernels of its own, and a
+    card's autotuning chooses for each (`products.py`). BadInput where the compiler isn't installed or a TPU has no such
+    slice, WorkFailed where it fails for another reason than memory.
     """
     absent_devices.check_installed(machine)
     rules.check_layout(static, static.layout)
@@ -59,7 +66,7 @@ def compile_step(
         request = {
             "static": dataclasses.asdict(static), "machine": dataclasses.asdict(machine), "slices": slices,
             "steps": steps, "out": str(out), "permissions": user_code.export_permissions(),
-            "program": str(program or ""),
+            "program": str(program or ""), "library_products": library_products,
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-c", CHILD_PROGRAM],

@@ -33,6 +33,7 @@ Computations = Mapping[str, Sequence[Instruction]]
 UNTIMED = ("parameter", "get-tuple-element", "tuple", "constant", "bitcast", "after-all", "partition-id", "iota")
 OPERAND = re.compile(r"%([\w.-]+)")
 PRODUCTS = ("dot", "convolution")
+LIBRARY_PRODUCT = 'custom_call_target="__cublas'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,8 @@ def _computing_s(computations: Computations, line: Instruction, types: Mapping[s
     inside = computations.get(called[1], ()) if called and line.operation == "fusion" else ()
     flops = _product_flops(computations, inside) if inside else _flops(line, types)
     read = sum(_bytes(types.get(name, "")) for name in OPERAND.findall(line.rest.partition(")")[0]))
-    moved = _fusion_bytes(inside) if inside else read + _bytes(line.type)
+    written = line.type if LIBRARY_PRODUCT not in line.rest else re.sub(r"s8\[\d+\]", "", line.type)  # no workspace
+    moved = _fusion_bytes(inside) if inside else read + _bytes(written)
     return max(flops / rates.flops_per_s, moved / rates.memory_bytes_per_s)
 
 
@@ -153,14 +155,14 @@ def _product_flops(computations: Computations, lines: Sequence[Instruction]) -> 
 
 def _flops(line: Instruction, types: Mapping[str, str]) -> float:
     """2 M K N of a product: its three arrays have M K, K N and M N elements, each times those of the batch."""
-    if line.operation not in PRODUCTS:
+    if line.operation not in PRODUCTS and LIBRARY_PRODUCT not in line.rest:
         return 0.0
     operands = OPERAND.findall(line.rest.partition(")")[0])[:2]
     sizes = [_elements(text) for text in (line.type, *(types.get(name, "") for name in operands))]
-    batch = re.search(r"lhs_batch_dims=\{([\d,]+)\}", line.rest)
+    batch = re.search(r'lhs_batch_dim(?:s=\{|ensions":\[)([\d,"]+)', line.rest)
     shape = ARRAY.search(types.get(operands[0], "")) if operands else None
     rows = [int(size) for size in shape[2].split(",") if size] if shape else []
-    batches = math.prod(rows[int(axis)] for axis in batch[1].split(",")) if batch and rows else 1
+    batches = math.prod(rows[int(axis)] for axis in re.findall(r"\d+", batch[1])) if batch and rows else 1
     return 2 * math.sqrt(math.prod(sizes) / batches)
 
 

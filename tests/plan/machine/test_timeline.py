@@ -112,3 +112,14 @@ def test_a_row_written_into_a_buffer_costs_the_row_alone():
 )
 def test_groups_are_read_in_each_of_their_forms(groups, expected):
     assert list_groups(groups) == expected
+
+
+def test_a_call_of_cublas_takes_its_products_flops_and_no_bytes_for_its_workspace():
+    """As `product`: 8 + 8 bytes read and 4 written; batched twice, 4 + 4 + 2 numbers a batch are 32 FLOPs in all."""
+    call = '  %call = (s8[2,2]{1,0}, s8[4096]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul"'
+    assert played(call) == (2.5, 0.0, 0.0)
+    many = "  %{0} = s8[2,{1}]{{1,0}} bitcast(%a)"
+    batched = call.replace("s8[2,2]", "s8[2,200,200]").replace("%a, %b", "%c, %d")
+    names = [many.format("c", "200,2"), many.format("d", "2,200")]
+    config = ', backend_config={"lhs_batch_dimensions":["0"]}'
+    assert played(*names, batched + config) == (2 * 2 * 200 * 2 * 200 / 16, 0.0, 0.0)
