@@ -121,7 +121,7 @@ def _step(name: str, tree: Any, on: Machine) -> Row:
         except WorkFailed as failure:
             ended = {"seconds": time.perf_counter() - start, "note": f"not compiled: {str(failure)[:200]}"}
             return row | {"platform": on.chip.name, "peak_bytes": 0, "kernels": {}} | ended
-        kernels = utilisation.count_kernels(text.read_text()) if text.exists() else {}
+        kernels = utilisation.list_kernels(text.read_text()) if text.exists() else {}
     return row | {
         "platform": compiled.platform, "seconds": compiled.seconds, "peak_bytes": compiled.peak_bytes,
         "kernels": kernels, "note": compiled.oom or compiled.note,
@@ -143,7 +143,7 @@ def child(chip: str, size: str) -> None:
         rows.append({
             "program": name, "platform": where, "seconds": time.perf_counter() - start, "planned_bytes": 0,
             "attention": "", "saved_bytes": 0, "peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
-            "kernels": utilisation.count_kernels(compiled.as_text()), "note": "",
+            "kernels": utilisation.list_kernels(compiled.as_text()), "note": "",
         })  # fmt: skip
     print(json.dumps(rows))
 

@@ -22,7 +22,7 @@ def step_cells(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
         name, str(plan["rows"]), plan["remat"], f"{plan['goal']:.0%}" if plan.get("goal") else "",
         f"{plan['mfu']:.1%} ({low:.1%} to {high:.1%})", f"{row['mfu']:.1%}", "yes" if row["in_range"] else "no",
         f"{row['tokens_per_s']:,.0f}", f"{plan['memory_bytes'] / GB:.2f}", f"{peak / GB:.2f}",
-        "cudnn" if kernels["cudnn attention"] else "not cudnn", f"{kernels['cublas']} / {kernels['triton']}",
+        kernels["attention"], f"{kernels['cublas']} / {kernels['triton']}",
         f"{row['compile_s']:.0f}",
     )  # fmt: skip
 

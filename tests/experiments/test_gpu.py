@@ -204,16 +204,6 @@ def test_its_programs_lower_for_a_gpu():
     assert {name for name in kinds if "__cudnn$fmha" in texts[name]} == {n for n in kinds if n.startswith("cudnn")}
 
 
-def test_kernels_of_a_compiled_program_are_counted():
-    text = """
-    %a = (bf16[2]) custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax", backend_config={}
-    %b = (bf16[2]) custom-call(%x), custom_call_target="__cublas$lt$matmul"
-    %c = (bf16[2]) custom-call(%x), custom_call_target="__cublas$gemm"
-    %d = bf16[2] fusion(%x), kind=kCustom, backend_config={"fusion_backend_config":{"kind":"__triton_gemm"}}
-    """
-    assert utilisation.count_kernels(text) == {"cudnn attention": 1, "cublas": 2, "triton": 1}
-
-
 def test_the_plan_that_is_written_before(monkeypatch):
     """Of the ways that fit the one with the most tokens a second; of none, the smallest."""
     on = load_machine("h100")

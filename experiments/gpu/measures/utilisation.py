@@ -14,6 +14,7 @@ from scalelab.experiments.gpu.question import Context, Question
 from scalelab.experiments.gpu.settings import Settings, build_config
 from scalelab.model import loss
 from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.machine.products import read_products
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.published.mfu import flops_utilisation
 from scalelab.plan.step.time import step_time
@@ -23,7 +24,6 @@ from scalelab.train.step.step import many_steps
 
 REMAT_POLICIES = ("none", "dots", "full")
 LEAST_STEPS = 4  # timed, however long one takes
-CUDNN, CUBLAS = "__cudnn$fmha", "__cublas$"  # custom calls of a compiled program; cublas$lt among them
 Plan = dict[str, Any]
 
 
@@ -135,17 +135,14 @@ def time_step(model: dict[str, Any], plan: Plan, measured_s: float) -> dict[str,
         "in_range": plan["mfu_range"][0] <= mfu <= plan["mfu_range"][1],
         "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
         "compiled_peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
-        "kernels": count_kernels(compiled.as_text()), "loss": float(np.asarray(metrics["train_loss"])[-1]),
+        "kernels": list_kernels(compiled.as_text()), "loss": float(np.asarray(metrics["train_loss"])[-1]),
     }  # fmt: skip
 
 
-def count_kernels(text: str) -> dict[str, int]:
-    """Calls of libraries and generated kernels for products in a compiled program: attention's, cuBLAS's, Triton's."""
-    return {
-        "cudnn attention": text.count(f'custom_call_target="{CUDNN}'),
-        "cublas": text.count(f'custom_call_target="{CUBLAS}'),
-        "triton": text.count('"kind":"__triton_gemm"') + text.count('"kind":"__triton_nested_gemm_fusion"'),
-    }
+def list_kernels(text: str) -> dict[str, Any]:
+    """Who computes attention and products in the text of a compiled program: {attention, triton, cublas, other}."""
+    facts = read_products(text)
+    return {"attention": facts.attention} | facts.products
 
 
 @contextlib.contextmanager
