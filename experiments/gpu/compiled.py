@@ -30,6 +30,7 @@ from scalelab.model.attention.kernels import step_kernel
 from scalelab.plan.machine import absent_devices
 from scalelab.plan.machine.compile import compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.machine.products import read_products
 from scalelab.plan.memory.memory import step_memory
 from scalelab.sharding import trace_for_platform
 from scalelab.train.resume.facts import package_versions
@@ -120,11 +121,12 @@ def _step(name: str, tree: Any, on: Machine) -> Row:
             compiled = compile_step(static, on, program=text)
         except WorkFailed as failure:
             ended = {"seconds": time.perf_counter() - start, "note": f"not compiled: {str(failure)[:200]}"}
-            return row | {"platform": on.chip.name, "peak_bytes": 0, "kernels": {}} | ended
-        kernels = utilisation.list_kernels(text.read_text()) if text.exists() else {}
+            return row | {"platform": on.chip.name, "peak_bytes": 0, "kept_bytes": 0, "kernels": {}} | ended
+        facts = read_products(text.read_text())
     return row | {
         "platform": compiled.platform, "seconds": compiled.seconds, "peak_bytes": compiled.peak_bytes,
-        "kernels": kernels, "note": compiled.oom or compiled.note,
+        "kept_bytes": facts.saved_bytes, "kernels": utilisation.describe_kernels(facts),
+        "note": compiled.oom or compiled.note,
     }  # fmt: skip
 
 
@@ -142,8 +144,9 @@ def child(chip: str, size: str) -> None:
             compiled = jax.jit(function).lower(*placed).compile()
         rows.append({
             "program": name, "platform": where, "seconds": time.perf_counter() - start, "planned_bytes": 0,
-            "attention": "", "saved_bytes": 0, "peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
-            "kernels": utilisation.list_kernels(compiled.as_text()), "note": "",
+            "attention": "", "saved_bytes": 0, "kept_bytes": 0,
+            "peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
+            "kernels": utilisation.describe_kernels(read_products(compiled.as_text())), "note": "",
         })  # fmt: skip
     print(json.dumps(rows))
 

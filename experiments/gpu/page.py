@@ -79,7 +79,10 @@ def _ratios(answers: Answers) -> Lines:
     return ["", f"Our tokens/s over torch's, bf16: {', '.join(ratios)}."] if ratios else []
 
 
-COMPILED_COLUMNS = ("program", "attention", "saved GB", "planned GB", "compiled GB", "cuBLAS / Triton", "s", "note")
+COMPILED_COLUMNS = (
+    "program", "attention", "kept GB by plan", "in the program", "peak GB by plan", "in the program",
+    "cuBLAS / Triton", "s", "note",
+)  # fmt: skip
 COMPILED_HEAD = (
     "`make gpu`'s programs, compiled for chips that are not here and run on none. XLA chooses between cuBLAS's and "
     "Triton's kernels by timing them on a card. Without one it takes its default for each product, so the counts of "
@@ -101,5 +104,9 @@ def format_compiled(by_chip: Mapping[str, Mapping[str, Any]]) -> str:
 def _compiled_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     kernels = row["kernels"]
     counts = f"{kernels['cublas']} / {kernels['triton']}" if kernels else ""
-    sizes = (f"{row[key] / GB:.2f}" if row[key] else "" for key in ("saved_bytes", "planned_bytes", "peak_bytes"))
-    return row["program"], row["attention"], *sizes, counts, f"{row['seconds']:.0f}", tables.plain_cell(row["note"])
+    sizes = (
+        f"{row[key] / GB:.2f}" if row[key] else ""
+        for key in ("saved_bytes", "kept_bytes", "planned_bytes", "peak_bytes")
+    )
+    attention = row["kernels"].get("attention", row["attention"])
+    return row["program"], attention, *sizes, counts, f"{row['seconds']:.0f}", tables.plain_cell(row["note"])

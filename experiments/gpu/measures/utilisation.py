@@ -14,7 +14,7 @@ from scalelab.experiments.gpu.question import Context, Question
 from scalelab.experiments.gpu.settings import Settings, build_config
 from scalelab.model import loss
 from scalelab.plan.machine.machine import Machine, load_machine
-from scalelab.plan.machine.products import read_products
+from scalelab.plan.machine.products import ProgramFacts, read_products
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.published.mfu import flops_utilisation
 from scalelab.plan.step.time import step_time
@@ -135,13 +135,13 @@ def time_step(model: dict[str, Any], plan: Plan, measured_s: float) -> dict[str,
         "in_range": plan["mfu_range"][0] <= mfu <= plan["mfu_range"][1],
         "peak_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
         "compiled_peak_bytes": compiled.memory_analysis().peak_memory_in_bytes,
-        "kernels": list_kernels(compiled.as_text()), "loss": float(np.asarray(metrics["train_loss"])[-1]),
+        "kernels": describe_kernels(read_products(compiled.as_text())),
+        "loss": float(np.asarray(metrics["train_loss"])[-1]),
     }  # fmt: skip
 
 
-def list_kernels(text: str) -> dict[str, Any]:
-    """Who computes attention and products in the text of a compiled program: {attention, triton, cublas, other}."""
-    facts = read_products(text)
+def describe_kernels(facts: ProgramFacts) -> dict[str, Any]:
+    """Who computes attention and products in a compiled program: {attention, triton, cublas, other}."""
     return {"attention": facts.attention} | facts.products
 
 
