@@ -31,7 +31,7 @@ def static_of(changes):
     return config_lib.static(config_lib.resolve(config_lib.override(config, values | changes)))
 
 
-def lowered_step(changes, trials=0, capability=(9, 0)):
+def lowered_step(changes, trials=0, capability=(9, 0), platform="cuda"):
     """(cuDNN's calls as (name, mask, runs a row), the program's text)."""
     static = static_of(changes)
     arguments, mesh = aot._step_arguments(static, jax.devices()[: static.layout.devices], 1)
@@ -42,9 +42,12 @@ def lowered_step(changes, trials=0, capability=(9, 0)):
             lambda x: jax.ShapeDtypeStruct((trials, *x.shape), x.dtype), (state, batches, h)
         )
         arguments, step = (state, batches, n, h), jax.vmap(step, in_axes=(0, 0, None, 0))
-    with trace_for_platform("gpu", capability), jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+    with (
+        trace_for_platform({"cuda": "gpu"}.get(platform, platform), capability),
+        jax.set_mesh(mesh) if mesh else contextlib.nullcontext(),
+    ):
         jax.clear_caches()
-        text = jax.jit(step).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(step).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
     return [(name, mask, int(runs)) for name, mask, runs in re.findall(CALL, text)], text
 
 
@@ -91,16 +94,22 @@ MESHES = {
     "a ring of both windows": ({"parallel.context": 2, **WINDOWS}, [PACKED[0], *PART[0], PACKED[1], *PART[1]]),
     "stages": ({"parallel.stage": 2, "parallel.microbatches": 2}, IN_STAGES),
 }
+TPU_RING = {"model.d_head": 128, "model.seq_len": 512, "parallel.fsdp": 2, "parallel.context": 2}
 PROGRAM = """
-import json, sys
-from tests.train.step.test_lowered_step import MESHES, lowered_step
-print(json.dumps({name: lowered_step(changes)[0] for name, (changes, _) in MESHES.items()}))
+import json, re
+from tests.train.step.test_lowered_step import MESHES, TPU_RING, lowered_step
+calls = {name: lowered_step(changes)[0] for name, (changes, _) in MESHES.items()}
+kernels = re.findall(r'kernel_name = "(\\w+)"', lowered_step(TPU_RING, platform="tpu")[1])
+print(json.dumps([calls, kernels]))
 """
 
 
-def test_a_mesh_of_devices_calls_cudnn():
+def test_a_mesh_of_devices_calls_its_chips_kernel():
+    """cuDNN by layout; of TPUs the ring: three parts forward and backward, own tokens and two pairs of chunks."""
     env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    calls = {name: [tuple(call) for call in calls] for name, calls in json.loads(done.stdout).items()}
+    calls, kernels = json.loads(done.stdout)
+    calls = {name: [tuple(call) for call in each] for name, each in calls.items()}
     assert calls == {name: expected for name, (_, expected) in MESHES.items()}
+    assert [name.split("_")[2] for name in kernels] == ["fwd"] * 3 + ["dkv", "dq"] * 3
