@@ -109,7 +109,8 @@ def test_two_processes_train_what_one_device_trains(tmp_path):
         assert ours == pytest.approx(theirs, rel=2e-6)
     # Adam moves a parameter by lr x g / |g|: by lr times what g is off by, relative to itself. It is a sum over 256
     # tokens after as many terms of the chain to each, of ten times its own size where most of it cancels.
-    rounding = EVERY * 1e-3 * sum_error(512, 10)
+    # And a gain of about one is rounded in each step.
+    rounding = EVERY * 1e-3 * sum_error(512, 10) + sum_error(EVERY)
     assert largest_difference(params_at(folder, EVERY), params_at(one, EVERY)) <= rounding
     spent = records.read_record(folder)["seconds_by_process"]
     assert spent.keys() == {"0", "1"} and all(seconds["data"] > 0 for seconds in spent.values())
