@@ -11,17 +11,18 @@
 
 import os
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import WorkFailed
+from scalelab.experiments.parallelism.rows import LAYOUTS
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.hardware.versions import installed_versions, pinned_versions
 from scalelab.train.resume.facts import package_versions
@@ -38,8 +39,8 @@ class Part(NamedTuple):
     devices: int = 1
 
 
-def list_parts(folder: pathlib.Path) -> list[Part]:
-    """The parts in the order in which they run, quick ones first; runs are trained in `folder`."""
+def list_parts(folder: pathlib.Path) -> list[list[Part]]:
+    """The parts in the order in which they run, two at once of those in one list; runs are trained in `folder`."""
 
     def train(name: str, *settings: str, steps: int = 40) -> tuple[str, ...]:
         keys = (f"train.steps={steps}", f"checkpoint.every_steps={steps // 2}", *settings)
@@ -47,35 +48,46 @@ def list_parts(folder: pathlib.Path) -> list[Part]:
         return ("scalelab", "train", "--config=configs/tiny.py", f"--workdir={folder / name}", *options)
 
     pipeline = ("parallel.stage=2", "parallel.microbatches=2", "parallel.data=1")
+    layouts = [("experiments.parallelism", "--quick", f"--only={','.join([*LAYOUTS][i::2])}") for i in (0, 1)]
     return [
-        Part("doctor", ("scalelab", "doctor", "--expect=cpu")),
-        Part("a training", train("tiny", "schedule.name=constant")),
-        Part("its resumption, longer", train("tiny", "schedule.name=constant", steps=60)),
-        Part("its report", ("scalelab", "report", str(folder / "tiny"))),
-        Part("a training in fp8", train("fp8", "precision.name=fp8")),
-        Part("a training in a pipeline", train("pipeline", *pipeline), devices=2),
-        Part("refusals", ("pytest", "tests/parallel/test_refusals.py", "-p", "no:cacheprovider")),
-        Part("every layout", ("experiments.parallelism", "--quick"), devices=0),
+        [Part("doctor", ("scalelab", "doctor", "--expect=cpu"))],
+        [Part("a training", train("tiny", "schedule.name=constant"))],
+        [Part("its resumption, longer", train("tiny", "schedule.name=constant", steps=60))],
+        [
+            Part("its report", ("scalelab", "report", str(folder / "tiny"))),
+            Part("a training in fp8", train("fp8", "precision.name=fp8")),
+            Part("a training in a pipeline", train("pipeline", *pipeline), devices=2),
+            Part("refusals", ("pytest", "tests/parallel/test_refusals.py", "-p", "no:cacheprovider")),
+            Part("every other layout", layouts[0], devices=0),
+            Part("the layouts between", layouts[1], devices=0),
+        ],
     ]
 
 
 def run_part(part: Part) -> dict[str, Any]:
-    """Run a part: its command, exit code, seconds and what it printed."""
+    """Run a part and print how it ended, and the last lines of one that failed."""
     flags = os.environ.get("XLA_FLAGS", "")
     if part.devices > 1:
         flags = f"{flags} --xla_force_host_platform_device_count={part.devices}".strip()
     command = [sys.executable, "-m", *part.arguments]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    started, cpu_before = time.monotonic(), _children_cpu_seconds()
-    done = subprocess.run(command, cwd=_ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    seconds, cpu_s = time.monotonic() - started, _children_cpu_seconds() - cpu_before
-    row = {"part": part.name, "exit_code": done.returncode, "seconds": round(seconds, 1), "cpu_s": round(cpu_s, 1)}
-    return row | {"output": done.stdout}
-
-
-def _children_cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, cwd=_ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)  # the CPU seconds of this child and its own
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read()
+    seconds, cpu_s = time.monotonic() - started, usage.ru_utime + usage.ru_stime
+    print(f"{part.name}: {seconds:.0f} s, exit code {process.returncode}", file=sys.stderr, flush=True)
+    if process.returncode:
+        print("\n".join(text.splitlines()[-OUTPUT_LINES:]), file=sys.stderr)
+    return {
+        "part": part.name,
+        "exit_code": process.returncode,
+        "seconds": round(seconds, 1),
+        "cpu_s": round(cpu_s, 1),
+    }
 
 
 def tested_versions() -> dict[str, str]:
@@ -103,14 +115,8 @@ def _main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not (_ROOT / "tests").is_dir():
         raise WorkFailed("the tests are not part of an installed scalelab: run this in a clone (make test-latest)")
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for part in list_parts(pathlib.Path(folder)):
-            row = run_part(part)
-            print(f"{part.name}: {row['seconds']:.0f} s, exit code {row['exit_code']}", file=sys.stderr, flush=True)
-            if row["exit_code"]:
-                print("\n".join(row["output"].splitlines()[-OUTPUT_LINES:]), file=sys.stderr)
-            rows.append(row)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        rows = [row for parts in list_parts(pathlib.Path(folder)) for row in pool.map(run_part, parts)]
     if failed := [row["part"] for row in rows if row["exit_code"]]:
         raise WorkFailed(f"with {_summary()}: {', '.join(failed)} failed; nothing is written")
     parts = [{key: row[key] for key in ("part", "seconds", "cpu_s")} for row in rows]

@@ -12,7 +12,7 @@ PASSES, FAILS = latest.Part("passes", ("platform",)), latest.Part("fails", ("no_
 
 
 def test_what_it_writes_is_what_the_doctor_says(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(latest, "list_parts", lambda folder: [PASSES])
+    monkeypatch.setattr(latest, "list_parts", lambda folder: [[PASSES]])
     assert latest.main([f"--workdir={tmp_path}"]) == 0
     result = json.loads((tmp_path / "latest.json").read_text())
     assert [row["part"] for row in result["parts"]] == ["passes"]
@@ -25,7 +25,7 @@ def test_what_it_writes_is_what_the_doctor_says(tmp_path, monkeypatch, capsys):
 
 
 def test_nothing_is_written_where_a_part_fails(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(latest, "list_parts", lambda folder: [FAILS, PASSES])
+    monkeypatch.setattr(latest, "list_parts", lambda folder: [[FAILS, PASSES]])
     assert latest.main([f"--workdir={tmp_path}"]) == 1
     error = capsys.readouterr().err
     assert "fails failed; nothing is written" in error and "No module named no_such_module" in error
