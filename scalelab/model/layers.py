@@ -181,10 +181,10 @@ class MLP(nn.Module):
         inner, std = ("batch", "context", "mlp"), self.stds.std
         x_BSD = share_among_products(x_BSD, self.policy)
         h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
-        gates: tuple[jax.Array, ...] = ()
+        inputs = [h_BSF]
         if self.kind == "swiglu":
-            gates = (Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD),)
-        h_BSF = keep_inputs(ACTIVATIONS[self.kind])(h_BSF, *gates)
+            inputs.append(Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD))
+        h_BSF = keep_inputs(ACTIVATIONS[self.kind])(*inputs)
         if due is not None:
             self.put_variable(measures.COLLECTION, "units", measures.mlp_measures(due, h_BSF))
         out = Einsum(hidden, embed, self.bias, self.policy, self.residual, std=std, times=self.stds.last, name="down")
