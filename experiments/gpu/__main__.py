@@ -19,9 +19,9 @@ moment: the next goes on after it. What failed or died twice is left out, with i
     reference-run, reference-grid      configs/reference_124m.py, and an IsoFLOP study of its family
     plan, processes                    plan --measure and --calibrate; 32 trials in processes of their own
 
---results (experiments/results) takes gpu.jsonl, the ledger, and gpu.md, the page; what the ledger in
-experiments/results has of this chip is not asked again. --workdir (runs/gpu) takes runs and logs. At the end it lists
-what is missing, the most useful first.
+--results (experiments/results) takes gpu.jsonl, the ledger, and gpu.md, the page; elsewhere also gpu_logs.txt, the ends
+of all logs. What the ledger in experiments/results has of this chip is not asked again. --workdir (runs/gpu) takes runs
+and logs. At the end it lists what is missing, the most useful first.
 
 --rehearse asks everything at toy sizes on the device that is here, with its ledger in --workdir; --kills=N kills that N
 times, at random, and goes on. --compile[=CHIP,…] lowers and compiles the programs of all parts for absent chips (needs
@@ -49,7 +49,7 @@ from scalelab.experiments.shared import RESULTS, command_line
 from scalelab.hardware import chips
 
 LEAST_SECONDS, USUAL_SECONDS = 30.0, 540.0
-LEDGER, PAGE = "gpu.jsonl", "gpu.md"
+LEDGER, PAGE, LOGS = "gpu.jsonl", "gpu.md", "gpu_logs.txt"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,6 +77,9 @@ def _main(argv: Sequence[str]) -> int:
         stop = signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # the running part ends too
         try:
             session.run_session(call, names)
+        except SystemExit:
+            _end(call, names, options.json)
+            raise
         finally:
             signal.signal(signal.SIGTERM, stop)
     return _end(call, names, options.json)
@@ -118,6 +121,8 @@ def _end(call: Call, names: list[str], json_path: str | None) -> int:
     call.ledgers[-1].parent.mkdir(parents=True, exist_ok=True)
     text = page.format_page(lines, missing)
     call.ledgers[-1].with_name(PAGE).write_text(text)
+    if call.ledgers[-1].parent not in (RESULTS, call.folder):  # what is brought home from a machine that is given back
+        call.ledgers[-1].with_name(LOGS).write_text(session.collect_logs(call.folder))
     if json_path != "-":
         print(text)
     print_status(f"{len(missing)} questions are missing; {call.ledgers[-1]}" if missing else "nothing is missing")

@@ -1,6 +1,7 @@
 """One call of `make gpu`: parts in the order of their worth, each begun only if its first question can still end."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from scalelab.experiments.gpu.parts import START_S, Call, asked_cost_s, list_par
 from scalelab.experiments.gpu.settings import TOY_SETTINGS
 
 END_S = 5.0  # kept for the page
+LOG_BYTES = 50_000
 MOST_OVERRUN = 3.0  # a question that takes so many times its estimate is stopped
 
 
@@ -95,6 +97,15 @@ def kill_part(running: subprocess.Popen) -> None:
     except ProcessLookupError:
         return
     running.wait()
+
+
+def collect_logs(folder: pathlib.Path) -> str:
+    """The last LOG_BYTES of each part's log, one after the other."""
+    texts = []
+    for path in sorted(folder.glob("**/*.log")):
+        text = path.read_bytes()[-LOG_BYTES:].decode(errors="replace")
+        texts.append(f"==== {path.relative_to(folder)}\n{text.rstrip()}\n")
+    return "\n".join(texts)
 
 
 def list_missing(call: Call, names: list[str]) -> Iterator[Missing]:

@@ -164,10 +164,18 @@ def test_what_another_chip_answered_is_asked_here(tmp_path, monkeypatch):
 
 
 def test_a_stop_signal_ends_the_part_too(tmp_path):
-    """Exit 75, no process is left, and the question that was open is named as died."""
-    argv = [sys.executable, "-m", "scalelab.experiments.gpu", "--toy", "--only=resume", f"--workdir={tmp_path}"]
+    """Exit 75 and no process is left; the page says what is missing, and beside it are the ends of the logs."""
+    argv = [
+        sys.executable,
+        "-m",
+        "scalelab.experiments.gpu",
+        "--toy",
+        "--only=resume",
+        f"--workdir={tmp_path / 'runs'}",
+    ]
+    argv.append(f"--results={tmp_path / 'home'}")
     running = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    path = tmp_path / gpu.LEDGER
+    path = tmp_path / "home" / gpu.LEDGER
     try:
         while not path.exists():
             assert running.poll() is None
@@ -177,6 +185,8 @@ def test_a_stop_signal_ends_the_part_too(tmp_path):
     finally:
         running.kill()
         running.wait()
+    assert "| resume | same bits | 8 | not asked yet |" in path.with_name(gpu.PAGE).read_text()
+    assert "==== resume.log" in path.with_name(gpu.LOGS).read_text()
     folders = [entry for entry in os.listdir("/proc") if entry.isdigit()]
     assert not [pid for pid in folders if str(tmp_path).encode() in _command_line(pid)]
 
