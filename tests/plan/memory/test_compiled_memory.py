@@ -1,8 +1,8 @@
 """The whole plan against XLA's own: the real step compiled ahead of time for TPUs and GPUs that aren't here.
 
 Compiled by experiments/compiled.py (jax 0.10.2; libtpu 0.0.42 at its least effort; the CUDA 12 plugin without
-autotuning, and on 2026-11-26 with blockwise attention in place of cudnn); `tests/plan/machine/test_compile.py` compiles anew where the
-extras are there.
+autotuning, which on 2026-11-26 took blockwise attention in place of cudnn). Where the extras are there,
+`tests/plan/machine/test_compile.py` compiles anew.
 """
 
 import json
