@@ -90,18 +90,20 @@ def test_an_installed_build_asks_for_its_accelerator(monkeypatch):
     ],
 )
 def test_the_command_names_the_tested_versions_and_warns_of_others(monkeypatch, capsys, tmp_path, version, warning):
-    (tmp_path / "latest.json").write_text('{"date": "2026-11-26", "versions": {"jax": "0.11.2", "grain": "0.2.18"}}')
+    (tmp_path / "latest.json").write_text(
+        '{"date": "2026-11-26", "versions": {"jax": "0.11.2", "jaxlib": "0.11.2", "grain": "0.2.18"}}'
+    )
     (tmp_path / "requirements.txt").write_text("jax==0.10.2   # arrays\nnumpy==2.4.6\n")
     monkeypatch.setattr(versions, "NEWEST", tmp_path / "latest.json")
     monkeypatch.setattr(versions, "PINS", tmp_path / "requirements.txt")
-    installed = {"jax": version, "numpy": "2.4.6", "optax": "0.2.8"}
+    installed = {"jax": version, "jaxlib": version, "numpy": "2.4.6", "optax": "0.2.8"}
     monkeypatch.setattr(
         doctor, "installed_versions", lambda packages: {p: installed[p] for p in packages if p in installed}
     )
     assert main(["--expect=cpu"]) == 0
     output = capsys.readouterr()
     assert "tested             pinned: jax 0.10.2, numpy 2.4.6 (`make test`)\n" in output.out
-    assert "tested             newest: jax 0.11.2 (`make test-latest` on 2026-11-26)\n" in output.out
+    assert "tested             newest: jax 0.11.2, jaxlib 0.11.2 (`make test-latest` on 2026-11-26)\n" in output.out
     assert output.err == (f"warning: {warning}\n" if warning else "")
 
 
