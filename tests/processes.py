@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 STARTED: weakref.WeakSet[subprocess.Popen] = weakref.WeakSet()  # those that something still refers to
+SHARED: weakref.WeakSet[subprocess.Popen] = weakref.WeakSet()  # servers of a session, which their fixture ends
 _initialise = subprocess.Popen.__init__
 
 
@@ -28,7 +29,7 @@ def none_left() -> Iterator[None]:
     """End what was started within and not waited for, close its pipes, and fail naming it."""
     before = set(STARTED)
     yield
-    left = [process for process in STARTED if process not in before and _is_open(process)]
+    left = [process for process in STARTED if process not in before | set(SHARED) and _is_open(process)]
     commands = [str(process.args)[:200] for process in left]
     for process in left:
         process.kill()

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests import processes
+
 BUCKET = "bucket"
 LISTED = re.compile(rb"<(Contents|CommonPrefixes)>.*?</\1>", re.DOTALL)  # an item of a listing
 HOP_HEADERS = ("connection", "transfer-encoding", "content-length", "host", "keep-alive", "expect")
@@ -115,6 +117,7 @@ def gs_server() -> Iterator[Server]:
     names = ["-public-host", f"127.0.0.1:{port}"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen([str(wrapper._get_binary_path()), *options, *names], **quiet)
+    processes.SHARED.add(process)  # it is started within the first test that asks for it
     try:
         make = urllib.request.Request(f"http://127.0.0.1:{port}/storage/v1/b", json.dumps({"name": BUCKET}).encode())
         make.add_header("Content-Type", "application/json")
