@@ -135,23 +135,26 @@ class Norm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x: [..., *axes] -> [..., *axes], in `dtype`."""
         names, sizes = zip(*self.axes, strict=True)
-        gain = gather_weight(declare_parameter(self, "g", Declaration(sizes, (), names, "gain", fill=1.0)), *names)
-        bias = None
-        if self.kind == "layernorm":
-            bias = gather_weight(declare_parameter(self, "b", Declaration(sizes, (), names, "bias")), *names)
-        normalize = functools.partial(_normalize, centered=self.kind != "rmsnorm", eps=self.eps, dtype=self.dtype)
+
+        def gathered(name: str, role: str, fill: float) -> jax.Array:
+            w = declare_parameter(self, name, Declaration(sizes, (), names, role, fill=fill))
+            return broadcast_trailing(gather_weight(w, *names), x)
+
+        gain, bias = gathered("g", "gain", 1.0), gathered("b", "bias", 0.0) if self.kind == "layernorm" else None
+        over, centered = tuple(range(-len(sizes), 0)), self.kind != "rmsnorm"
+        normalize = functools.partial(_normalize, over=over, centered=centered, eps=self.eps, dtype=self.dtype)
         return keep_inputs(normalize)(x, gain, bias)
 
 
 def _normalize(
-    x: jax.Array, gain: jax.Array, bias: jax.Array | None, centered: bool, eps: float, dtype: Any
+    x: jax.Array, gain: jax.Array, bias: jax.Array | None, over: tuple[int, ...], centered: bool, eps: float, dtype: Any
 ) -> jax.Array:
-    x, over = x.astype(jnp.float32), tuple(range(-gain.ndim, 0))
+    x = x.astype(jnp.float32)
     if centered:
         x = x - name_statistic(jnp.mean(x, axis=over, keepdims=True))
     y = x * name_statistic(jax.lax.rsqrt(jnp.mean(x * x, axis=over, keepdims=True) + eps))
-    y = y * broadcast_trailing(gain, y)
-    return (y if bias is None else y + broadcast_trailing(bias, y)).astype(dtype)
+    y = y * gain
+    return (y if bias is None else y + bias).astype(dtype)
 
 
 # Of the MLP's first product, and of its gate if it has one.

@@ -122,14 +122,14 @@ def test_dots_on_a_mesh_saves_a_device_s_part_once_it_is_added_up(precision, lay
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("model", [{}, {"mlp": "gelu", "norm": "layernorm", "position": "learned"}], ids=str)
 def test_without_remat_norms_and_activations_keep_their_inputs(precision, model):
-    """Operands of products, inputs of norms (with their statistics in fp32) and of activations, and what blockwise
-    attention keeps: its output and the logarithms of its sums in fp32.
+    """Operands of products, inputs of norms (with their statistics in fp32, and once their gains) and of activations,
+    and what blockwise attention keeps: its output and the logarithms of its sums in fp32.
     """
     stream, a = WIDTHS[precision]
     hidden, statistics = (2, 2) if model else (3, 1)
     entries = 2 * stream * D + a * (2 * D + HEADS + N * H + hidden * F)
     kept = layer_bytes(model=model, precision__name=precision)
-    assert kept == entries + 4 * (2 * statistics + N * H + N)
+    assert kept == entries + 4 * (2 * statistics + 2 * D / S + N * H + N)
 
 
 @pytest.mark.parametrize("model", [{}, {"mlp": "relu2", "norm": "layernorm", "bias": True}], ids=str)
