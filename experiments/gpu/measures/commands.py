@@ -98,7 +98,7 @@ def _plan_command(context: Context) -> list[str]:
 def run_quickstart(context: Context) -> dict[str, Any]:
     """Run the quickstart, or go on with it: the prediction and its score."""
     argv = ["-m", "scalelab.experiments.isoflop", "--quick", f"--workdir={context.folder / 'study'}"]
-    scale = [] if context.settings.cost_share == 1.0 else ["--scale=0.05"]
+    scale = [] if context.settings.cost_share == 1.0 else ["--scale=0.1"]
     return {"report": run_command([*argv, *scale], context.folder / "quickstart.json", context)}
 
 
