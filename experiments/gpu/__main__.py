@@ -24,7 +24,7 @@ of all logs. What the ledger in experiments/results has of this chip is not aske
 and logs. At the end it lists what is missing, the most useful first.
 
 --rehearse asks everything at toy sizes on the device that is here, with its ledger in --workdir; --kills=N kills that N
-times, at random, and goes on. --compile[=CHIP,…] lowers and compiles the programs of all parts for absent chips (needs
+times, at random, and goes on. --compile[=CHIP,…] lowers and compiles the programs of the parts for absent chips (needs
 the extra plan-cuda) and writes results/gpu_compiled.*.
 
 Exit code: 0 nothing is missing, 1 something is, 2 no GPU here or bad input, 75 stopped by a signal.
@@ -64,7 +64,7 @@ def _main(argv: Sequence[str]) -> int:
     if unknown := [name for name in names if name not in parts]:
         raise BadInput(f"--only={unknown[0]}: not a part{nearest_hint(unknown[0], parts)}")
     if options.compile:
-        return _compile(options)
+        return _compile(options, names)
     call = _make_call(options)
     if options.part:
         run_part(options.part, call)
@@ -130,10 +130,10 @@ def _end(call: Call, names: list[str], json_path: str | None) -> int:
     return 1 if missing else 0
 
 
-def _compile(options: Any) -> int:
+def _compile(options: Any, names: list[str]) -> int:
     from scalelab.experiments.gpu import compiled
 
-    return compiled.write_programs(options.compile.split(","), options.json)
+    return compiled.write_programs(options.compile.split(","), names, options.json)
 
 
 def refuse_without_gpu() -> None:

@@ -42,8 +42,8 @@ RESULT = "gpu_compiled"
 Row = dict[str, Any]
 
 
-def write_programs(names: list[str], json_path: str | None) -> int:
-    """Compile every program for each chip; its rows replace earlier ones in the result as soon as they are there.
+def write_programs(names: list[str], parts: list[str], json_path: str | None) -> int:
+    """Compile the programs of these parts for each chip; rows replace earlier ones of their name when they are there.
 
     BadInput if a chip is not known to the compiler, or the compiler is not installed.
     """
@@ -56,17 +56,22 @@ def write_programs(names: list[str], json_path: str | None) -> int:
     for machine in machines:
         print_status(f"compiling for {machine.chip.name}")
         facts = {"date": str(datetime.date.today()), "jax": package_versions()["jax"]}
-        rows[machine.chip.name] = facts | {"rows": compile_for_chip(FULL_SETTINGS, machine)}
+        compiled = compile_for_chip(FULL_SETTINGS, machine, parts)
+        new = {row["program"] for row in compiled}
+        earlier = [row for row in rows.get(machine.chip.name, {"rows": []})["rows"] if row["program"] not in new]
+        rows[machine.chip.name] = facts | {"rows": [*compiled, *earlier]}
         write_result(RESULTS, RESULT, rows, page.format_compiled(rows))
     print(page.format_compiled({machine.chip.name: rows[machine.chip.name] for machine in machines}))
     emit_json(rows, json_path)
     return 0
 
 
-def compile_for_chip(settings: Settings, on: Machine) -> list[Row]:
-    """One row per program: the steps of all parts at their planned rows, packed trials, attention, chunks."""
-    steps = [_planned_step(settings, on, *way) for way in list_ways(settings, on)]
-    steps += [_step(name, tree, on) for name, tree in list_runs(settings)]
+def compile_for_chip(settings: Settings, on: Machine, parts: list[str]) -> list[Row]:
+    """One row per program of these parts: steps at their planned rows, packed trials, attention, chunks."""
+    steps = [_planned_step(settings, on, *way) for part, way in list_ways(settings, on) if part in parts]
+    steps += [_step(name, tree, on) for name, tree in list_runs(settings) if _part_of_run(name) in parts]
+    if not {"packing", "attention", "chunks-1b"} & set(parts):
+        return steps
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
     size = "toy" if settings == TOY_SETTINGS else "full"
     argv = [sys.executable, "-c", CHILD_CODE, on.chip.name, size]
@@ -76,14 +81,18 @@ def compile_for_chip(settings: Settings, on: Machine) -> list[Row]:
     return [*steps, *json.loads(done.stdout.splitlines()[-1])]
 
 
-def list_ways(settings: Settings, on: Machine) -> list[tuple[str, str, tuple[str, ...]]]:
-    """(model, precision, remat policies to choose from) of every timed step; without fp8 where the chip has no unit."""
+def _part_of_run(name: str) -> str:
+    return "reference-grid" if name.startswith("fit-") else name
+
+
+def list_ways(settings: Settings, on: Machine) -> list[tuple[str, tuple[str, str, tuple[str, ...]]]]:
+    """(part, (model, precision, remat policies to choose from)) of timed steps; without fp8 where there is no unit."""
     everything = utilisation.REMAT_POLICIES
-    forms = ["bf16", "fp32", "tf32", *[FP8] * bool(chips.unit_flops(on.chip, "float8_e4m3fn"))]
-    ways = [
-        (name, how, everything) for name in settings.models for how in forms if name == "124m" or how in ("bf16", FP8)
-    ]
-    return ways + [("1b", "bf16", (remat,)) for remat in everything]
+    forms = {"bf16": "bf16", "fp32": "fp32", "tf32": "tf32"}
+    forms |= {"fp8": FP8} if chips.unit_flops(on.chip, "float8_e4m3fn") else {}
+    names = [(model, form) for model in settings.models for form in forms if model == "124m" or form in ("bf16", "fp8")]
+    ways = [(f"{model}-{form}", (model, forms[form], everything)) for model, form in names]
+    return ways + [("remat-1b", ("1b", "bf16", (remat,))) for remat in everything]
 
 
 def list_runs(settings: Settings) -> list[tuple[str, Any]]:
