@@ -46,7 +46,7 @@ check: .venv/dev  ## before each commit, under a minute: lint, types, walls betw
 	.venv/bin/mypy
 	.venv/bin/python -m pytest tests/test_walls.py tests/train/step/test_step.py -k "test_walls or golden"
 
-test: .venv/dev  ## what CI runs, at most 12 minutes on 2 cores: lint, types, all tests that are not slow
+test: .venv/dev  ## what CI runs, about 20 minutes on 2 cores: lint, types, all tests that are not slow
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
