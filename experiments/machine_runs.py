@@ -14,6 +14,7 @@ from scalelab import jsonfiles
 from scalelab.errors import BadInput, WorkFailed
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+ARGUMENTS = "experiments/tolerances.json"  # read when the page is written: no test depends on it
 CODE = ("scalelab", "configs", "experiments", "tests", "pyproject.toml")  # what a test's outcome may depend on
 
 # The kernels that OpenBLAS really uses, asked of numpy's and scipy's libraries: they don't refuse unknown names.
@@ -124,7 +125,7 @@ def hash_code(tests: Sequence[str]) -> dict[str, Any]:
     tops = [ROOT / top for top in (*CODE, *(path.partition("::")[0] for path in tests))]
     for path in sorted({path for top in tops for path in [top, *top.rglob("*")]}):
         name = os.path.relpath(path, ROOT)
-        if not path.is_file() or "__pycache__" in name or name.startswith("experiments/results"):
+        if not path.is_file() or "__pycache__" in name or name.startswith(("experiments/results", ARGUMENTS)):
             continue
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if path.name.startswith("test_") and name.startswith("tests/"):

@@ -30,7 +30,8 @@ def test_its_numbers_are_those_of_the_run(tmp_path, capsys):
     train_single(config(**{key.replace(".", "__"): value for key, value in CHANGES.items()}), tmp_path / "run")
     lines = [line for line in records.read_metrics(tmp_path / "run") if "lr" in line]
     assert [line["step"] - 1 for line in lines] == [row["step"] for row in output["rows"]] == [*range(12)]
-    np.testing.assert_allclose([row["lr"] for row in output["rows"]], [line["lr"] for line in lines], rtol=1e-7)
+    shown = [row["lr"] for row in output["rows"]]
+    np.testing.assert_allclose(shown, [line["lr"] for line in lines], rtol=8 * 2**-24)  # a few operations in fp32
     assert (output["name"], output["warmup_steps"], output["decay_steps"], output["steps"]) == ("wsd", 2, 6, 12)
     assert [row["tokens"] for row in output["rows"]] == [32 * step for step in range(12)]
     assert {row["batch_tokens"] for row in output["rows"]} == {32}

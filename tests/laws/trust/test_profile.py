@@ -131,7 +131,7 @@ def test_muennighoffs_repetition_constant_is_not_identified():
     fitted = fit(runs, "data_constrained", fixed=fixed, bootstrap=0)
     there = fitted.problem.from_params({name: golden["published"][name] for name in fitted.params})
     value = fitted.problem.value(there[None], np.ones((1, 182)))[0]
-    assert value == pytest.approx(golden["published"]["objective"], rel=1e-7)  # constants of 7 digits
+    assert value == pytest.approx(golden["published"]["objective"], rel=3e-7)  # six constants of 7 digits: 5e-8 each
     lower = golden["lower_optimum_found_here"]
     assert fitted.best.value == pytest.approx(lower["objective"], rel=1e-6)
     assert fitted.params == pytest.approx({"R_D_star": lower["R_D_star"], "R_N_star": lower["R_N_star"]}, rel=1e-3)
