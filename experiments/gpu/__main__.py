@@ -137,7 +137,7 @@ def _compile(options: Any, names: list[str]) -> int:
 
 
 def refuse_without_gpu() -> None:
-    """BadInput if there is no GPU, or this jax has no build for it; jax is not started."""
+    """BadInput without a GPU, or where this jax has no build for it; jax is not started."""
     if not ledger.gpu_driver()[0]:
         raise BadInput("no GPU is here (nvidia-smi lists none); --rehearse tries everything on any device")
     if not chips.expects_accelerator():

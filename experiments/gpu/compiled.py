@@ -86,7 +86,7 @@ def _part_of_run(name: str) -> str:
 
 
 def list_ways(settings: Settings, on: Machine) -> list[tuple[str, tuple[str, str, tuple[str, ...]]]]:
-    """(part, (model, precision, remat policies to choose from)) of timed steps; without fp8 where there is no unit."""
+    """(part, (model, precision, remat policies to choose from)) of timed steps; fp8 only on chips that have it."""
     everything = utilisation.REMAT_POLICIES
     forms = {"bf16": "bf16", "fp32": "fp32", "tf32": "tf32"}
     forms |= {"fp8": FP8} if chips.unit_flops(on.chip, "float8_e4m3fn") else {}

@@ -6,7 +6,6 @@ question begins, so that a call that is killed loses no answer.
 
 import datetime
 import functools
-import importlib.metadata
 import pathlib
 import platform
 import shutil
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scalelab import git, jsonfiles
+from scalelab.hardware.versions import installed_versions
 
 BEGUN, ANSWERED, STOPPED, FAILED, DIED = "begun", "answered", "stopped", "failed", "died"
 MOST_TRIES = 2  # a question that failed or died so often is left out
@@ -48,13 +48,7 @@ def code_name() -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in VERSIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    return {"python": platform.python_version()} | installed_versions(VERSIONS)
 
 
 @functools.cache
@@ -83,11 +77,11 @@ def read(paths: Iterable[pathlib.Path], chip: str) -> list[Row]:
 
 def answers(lines: Iterable[Row]) -> dict[str, dict[str, Row]]:
     """{part: {row: the line of its last answer}}."""
-    found: dict[str, dict[str, Row]] = {}
+    by_part: dict[str, dict[str, Row]] = {}
     for line in lines:
         if line["event"] == ANSWERED:
-            found.setdefault(line["part"], {})[line["row"]] = line
-    return found
+            by_part.setdefault(line["part"], {})[line["row"]] = line
+    return by_part
 
 
 def tries(lines: Iterable[Row], part: str, row: str) -> list[Row]:
