@@ -1,0 +1,60 @@
+"""Files that others may have written: regular, no links, of bounded size."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import stat
+from typing import BinaryIO
+
+from scalelab.errors import BadInput
+from scalelab.untrusted.text import printable
+
+KINDS = {
+    stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+}  # fmt: skip
+MOST_JSON_BYTES = 2**26  # of one JSON document; the largest of ours, the index of a store of 1,000 runs, has 2 MB
+
+
+def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follow: bool = False) -> BinaryIO:
+    """Open a file to be read. BadInput if it is not a regular file, or larger than `most_bytes`.
+
+    `follow`: links are followed, as the user named this very path. Raises FileNotFoundError, NotADirectoryError and
+    other OSErrors (PermissionError, EIO) as `open` does. A pipe never makes it wait.
+    """
+    place = pathlib.Path(path)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(place, flags)
+    except OSError as error:
+        kind = "a link" if error.errno == errno.ELOOP else "a socket" if error.errno == errno.ENXIO else ""
+        if not kind:
+            raise
+        raise BadInput(f"{printable(str(place))} is {kind}, not a file") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+            raise BadInput(f"{printable(str(place))} is {kind}, not a file")
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise BadInput(f"{printable(str(place))} has {status.st_size:,} bytes; at most {most_bytes:,} are read")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> bytes:
+    """Read a whole file; see `open_file`."""
+    with open_file(path, most_bytes, follow) as file:
+        return file.read(most_bytes + 1)[:most_bytes]
+
+
+def create_draft(path: str | os.PathLike[str]) -> BinaryIO:
+    """Create the draft `.NAME.PID.tmp` beside `path`, to be renamed onto it: never written through a link."""
+    place = pathlib.Path(path)
+    draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):  # of an earlier process of this number
+        draft.unlink()
+    return os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")

@@ -1,0 +1,48 @@
+"""Names that a file, an index or a folder gives, as paths below a folder: plain, relative, and without links."""
+
+import os
+import pathlib
+
+from scalelab.errors import BadInput
+from scalelab.untrusted.text import printable
+
+MOST_NAME_BYTES, MOST_PATH_BYTES = 255, 4096  # NAME_MAX and PATH_MAX of Linux
+
+
+def check_name(name: object, source: str) -> str:
+    """Return `name`, a plain path relative to a folder: `checkpoints/20/state`. BadInput, naming `source`, if not."""
+    if why := _obstacle(name):
+        raise BadInput(f"{source} names a file {printable(repr(name), 60)}, {why}; was it edited?")
+    return str(name)
+
+
+def _obstacle(name: object) -> str:
+    """Why `name` is not a plain relative name; "" if it is one."""
+    if not isinstance(name, str):
+        return "which is not text"
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "which is not UTF-8"
+    if not name or any(part in ("", ".", "..") for part in name.split("/")):
+        return "which is not a plain path below its folder"
+    if "\\" in name or not name.isprintable():
+        return "which holds characters that no file of scalelab has"
+    if size > MOST_PATH_BYTES or any(len(part.encode()) > MOST_NAME_BYTES for part in name.split("/")):
+        return "which is too long"
+    return ""
+
+
+def path_below(folder: str | os.PathLike[str], name: object, source: str = "") -> pathlib.Path:
+    """The path of `name` in `folder`. BadInput if it is not a plain relative name, or a link stands on the way.
+
+    `folder` is the user's own and may be a link; nothing below it may. `source`: who gives the name, for the error.
+    The file need not be there.
+    """
+    plain = check_name(name, source or str(folder))
+    path = pathlib.Path(folder)
+    for part in plain.split("/"):
+        path = path / part
+        if path.is_symlink():
+            raise BadInput(f"{printable(str(path))} is a link: what a folder holds is read and written in place only")
+    return path
