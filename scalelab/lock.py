@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.text import printable
 
 HEARTBEAT_S = 10.0
 LEASE_S = 120.0  # an owner on another host that is silent for longer is gone; NFS may show a file's time a minute late
@@ -60,10 +61,13 @@ def parse_owner(text: str) -> LockOwner | None:
     parts = dict(part.strip().partition(" ")[::2] for part in text.split(","))
     job, _, restart = parts.get("job", "").partition(" restart ")
     try:
-        beats = "beating" in parts
-        return LockOwner(parts["host"], int(parts["process"]), parts["started"], job, int(restart or 0), beats)
+        process, restarts = int(parts["process"]), int(restart or 0)
+        texts = [printable(text) for text in (parts["host"], parts["started"], job)]
     except (KeyError, ValueError):
         return None
+    if not (0 < process < 2**31 and 0 <= restarts < 2**31):
+        return None
+    return LockOwner(texts[0], process, texts[1], texts[2], restarts, "beating" in parts)
 
 
 @contextlib.contextmanager

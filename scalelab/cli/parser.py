@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
             raise BadInput(f"{value}: `{self.prog}` doesn't read object stores here; give a local folder")
         from scalelab.stores.copies import copy_here
 
-        return str(copy_here(value, **self.stored[name]))
+        return str(copy_here(value, **self.stored[name], report=print_status))
 
     def _nearest_option(self, word: str) -> str:
         """The tail of the message about an unknown option; a config key where the command reads a config."""

@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
         with mirror.attached(options.workdir, options.take_over, print_status):
             _run(options.config, overrides, options)
     elif url := url_of(options.workdir):
-        options.workdir = copy_here(url)
+        options.workdir = copy_here(url, report=print_status)
     return _show(options)
 
 
