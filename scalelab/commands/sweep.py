@@ -20,7 +20,7 @@ requeued, as is one without a new step for train.stall_s; after 5 starts without
 leaves the jobs running; the same command attaches to them, --cancel ends them, --status looks. Several tasks
 (--slurm.nodes=2 --slurm.ntasks-per-node=1) train each trial together, over a mesh of all their devices.
 --executor=manifest trains nothing: it prints one command a pack, and writes them for SkyPilot and Kubernetes; --pack
-trains one of these packs.
+trains one of these packs. Your own code runs there where that line names it, with --trust or the --config beside it.
 
 Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 1 some failed, 2 bad input, 75 stopped
 by a signal after saving.
@@ -80,10 +80,10 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.follow or options.serve is not None:
         return _show_live(parser, options)
-    if options.pack or options.cancel or not choice.is_local():
+    if options.pack is not None or options.cancel or not choice.is_local():
         mirror.refuse_several_processes(options.workdir)
-    if options.pack:
-        return _train_one_pack(options.workdir, options.pack)
+    if options.pack is not None:
+        return _train_one_pack(options, overrides)
     if options.cancel:
         print_status(f"cancelled {sweep_jobs.cancel(options.workdir)} jobs; they save first")
         return 0
@@ -152,12 +152,16 @@ def _serve(folder: pathlib.Path, port: int) -> None:
         server.serve_forever()
 
 
-def _train_one_pack(folder: pathlib.Path, pack: str) -> int:
-    """Train a pack of a manifest; exit codes as of the pool."""
+def _train_one_pack(options: Any, overrides: dict[str, str]) -> int:
+    """Train a pack of a manifest; exit codes as of the pool. Only code that the command line names is run."""
+    from scalelab import config as config_lib
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.executors import jobs
 
-    judge = _make_judge(jobs.read_job(folder, pack)["stop_if"])
+    folder, pack = options.workdir, options.pack
+    if options.config:
+        config_lib.load(options.config, overrides)
+    judge = _make_judge(jobs.read_job(folder, pack, print_status)["stop_if"])
     with stop_on_signals() as stop:
         return jobs.train_job(folder, pack, stop, judge)
 

@@ -31,13 +31,14 @@ class Executor(Protocol):
 class Choice:
     """The executor's name; for Slurm the options of sbatch, and how many jobs run at a time (0: all).
 
-    `report` gets lines for the user.
+    `report` gets lines for the user; `config_file` is the command's config, beside which the user's code may lie.
     """
 
     name: str = "local"
     slurm: Mapping[str, str] = dataclasses.field(default_factory=dict)
     max_parallel: int = 0
     report: Callable[[str], None] = lambda line: None
+    config_file: str = ""
 
 
 CHOSEN: list[Choice] = []  # the last one is that of this process
@@ -76,5 +77,5 @@ def open_executor(
     if choice.name == "manifest":
         from scalelab.sweep.executors.manifest import Manifest
 
-        return Manifest(folder, choice.report, allow, take_over, judge)
+        return Manifest(folder, choice.report, allow, take_over, judge, choice.config_file)
     return WorkerPool(folder, list(configs), allow, take_over, judge)

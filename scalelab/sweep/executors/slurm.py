@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from scalelab import git, records
+from scalelab import git, records, user_code
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.sweep.executors import element, jobs, queue, sweep_jobs
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
@@ -106,11 +106,10 @@ class SlurmArray:
             array_parallelism=self.max_parallel or len(packs),
             additional_parameters={key: value or True for key, value in self.settings.items()} | {"requeue": True},
         )  # fmt: skip
+        given = submission, self.judge, user_code.export_permissions()
         try:
             with executor.batch():
-                submitted = [
-                    executor.submit(element.Element(str(self.folder), p, submission, self.judge)) for p in packs
-                ]
+                submitted = [executor.submit(element.Element(str(self.folder), pack, *given)) for pack in packs]
         except submitit.core.utils.FailedJobError as refusal:
             (place / f"{submission}.json").unlink()
             raise BadInput(_describe_refusal(str(refusal), self.settings)) from None
