@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from scalelab import errors, identity, jsonfiles, records, set_by
 from scalelab.errors import BadInput
 from scalelab.index import store
+from scalelab.untrusted import documents, files, schemas
 
 PROGRESS_KEYS = ("step", "train_loss", "val_loss", "tokens_per_s")
 BATCH = 256  # runs that are read before their equal values become one
@@ -115,7 +116,7 @@ def _list_folders(place: pathlib.Path) -> list[str]:
 def _version() -> str:
     from scalelab.configs import base  # what is counted in an identity
 
-    modules = (errors, identity, jsonfiles, records, set_by, base)
+    modules = (errors, identity, jsonfiles, records, set_by, documents, files, schemas, base)
     return store.code_version(__file__, *(str(module.__file__) for module in modules))
 
 

@@ -14,14 +14,16 @@ KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-MOST_JSON_BYTES = 2**26  # of one JSON document; the largest of ours, the index of a store of 1,000 runs, has 2 MB
+MOST_JSON_BYTES = 2**25  # of one JSON document; the largest of ours, the index of a store of 1,000 runs, has 2 MB
+SHELL_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # what `<(command)` and `-` of a shell are called
 
 
 def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follow: bool = False) -> BinaryIO:
     """Open a file to be read. BadInput if it is not a regular file, or larger than `most_bytes`.
 
-    `follow`: links are followed, as the user named this very path. Raises FileNotFoundError, NotADirectoryError and
-    other OSErrors (PermissionError, EIO) as `open` does. A pipe never makes it wait.
+    `follow`: links are followed, as the user named this very path, which may also be a pipe of the shell
+    (`<(command)`). Raises FileNotFoundError, NotADirectoryError and other OSErrors (PermissionError, EIO) as `open`
+    does. Any other pipe is refused and never makes it wait.
     """
     place = pathlib.Path(path)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
@@ -34,7 +36,9 @@ def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follo
         raise BadInput(f"{printable(str(place))} is {kind}, not a file") from None
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        if follow and stat.S_ISFIFO(status.st_mode) and str(place).startswith(SHELL_PIPES):
+            os.set_blocking(descriptor, True)
+        elif not stat.S_ISREG(status.st_mode):
             kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
             raise BadInput(f"{printable(str(place))} is {kind}, not a file")
         if most_bytes is not None and status.st_size > most_bytes:
@@ -46,9 +50,35 @@ def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follo
 
 
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> bytes:
-    """Read a whole file; see `open_file`."""
+    """Read a whole file; see `open_file`. BadInput if there is more than `most_bytes`, as a pipe may hold."""
     with open_file(path, most_bytes, follow) as file:
-        return file.read(most_bytes + 1)[:most_bytes]
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise BadInput(f"{printable(str(path))} holds more than the {most_bytes:,} bytes that are read")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> str:
+    """Read a whole file of UTF-8; see `read_bytes`. BadInput if it is not."""
+    try:
+        return read_bytes(path, most_bytes, follow).decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{printable(str(path))} is not text (UTF-8; byte {error.start})") from None
+
+
+def open_to_append(path: str | os.PathLike[str]) -> int:
+    """A descriptor to read and append to a file, made if absent. BadInput for a link and what is not a file."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise BadInput(f"{printable(str(path))} is a link: nothing is written through it") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadInput(f"{printable(str(path))} is not a file: nothing is written into it")
+    return descriptor
 
 
 def create_draft(path: str | os.PathLike[str]) -> BinaryIO:
@@ -57,4 +87,4 @@ def create_draft(path: str | os.PathLike[str]) -> BinaryIO:
     draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     with contextlib.suppress(FileNotFoundError):  # of an earlier process of this number
         draft.unlink()
-    return os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+    return open(draft, "xb")
