@@ -51,8 +51,14 @@ class ReportPage:
         `plot` is called for each layout: on a wide page and on a phone. `live`: the same numbers as charts.
         """
         self.figures.append(name)
-        if self.paper:
-            return self._draw_for_paper(self.paper, name, plot, rows)
+        with svg.plain_labels():
+            if self.paper:
+                return self._draw_for_paper(self.paper, name, plot, rows)
+            return self._draw(name, plot, rows, caption, live)
+
+    def _draw(
+        self, name: str, plot: Callable[[], Figure], rows: Sequence[dict], caption: str, live: Sequence[charts.Chart]
+    ) -> str:
         fig = plot()
         style.write_pdf_and_csv(self.folder / self.place, name, fig, rows)
         with style.use_layout(style.PHONE):

@@ -49,6 +49,15 @@ def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follo
         raise
 
 
+def check_file(path: str | os.PathLike[str]) -> None:
+    """BadInput if something other than a file, a link among them, has this name; it may be absent."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            kind = KINDS.get(stat.S_IFMT(mode), "something else")
+            raise BadInput(f"{printable(str(path))} is {kind}, not a file")
+
+
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> bytes:
     """Read a whole file; see `open_file`. BadInput if there is more than `most_bytes`, as a pipe may hold."""
     with open_file(path, most_bytes, follow) as file:
