@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import create_draft, open_file, open_to_append, read_bytes
-from scalelab.untrusted.schemas import LIST, NUMBER, NUMBERS, SCALAR, TEXT, WHOLE, Schema, describe_mismatch
+from scalelab.untrusted.schemas import FLAG, LIST, NUMBER, NUMBERS, PAIR, SCALAR, TEXT, WHOLE, Schema, describe_mismatch
 
 # From the untrusted room, for those who declare and read files.
-__all__ = ("LIST", "NUMBER", "NUMBERS", "SCALAR", "TEXT", "WHOLE", "describe_mismatch")
+__all__ = ("FLAG", "LIST", "NUMBER", "NUMBERS", "PAIR", "SCALAR", "TEXT", "WHOLE", "describe_mismatch")
 
 Folder = str | os.PathLike[str]
 T = TypeVar("T")

@@ -168,6 +168,17 @@ def read_record(folder: Folder) -> dict[str, Any]:
     return record
 
 
+def read_size(folder: Folder) -> dict[str, Any]:
+    """The `N`, `tokens` and exact `flops` of a run that ended. BadInput if its record lacks one."""
+    record = read_record(folder)
+    try:
+        return {"N": record["params"]["total"], "tokens": record["tokens"], "flops": record["flops"]["exact"]}
+    except KeyError as missing:
+        raise BadInput(
+            f"{pathlib.Path(folder) / 'record.json'} has no {missing} of a run that ended; was it edited?"
+        ) from None
+
+
 def _read_record_alone(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "record.json"
     record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if os.path.lexists(path) else {}

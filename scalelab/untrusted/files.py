@@ -2,10 +2,10 @@
 
 import contextlib
 import errno
+import io
 import os
 import pathlib
 import stat
-from typing import BinaryIO
 
 from scalelab.errors import BadInput
 from scalelab.untrusted.text import printable
@@ -15,15 +15,13 @@ KINDS = {
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
 MOST_JSON_BYTES = 2**25  # of one JSON document; the largest of ours, the index of a store of 1,000 runs, has 2 MB
-SHELL_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # what `<(command)` and `-` of a shell are called
 
 
-def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follow: bool = False) -> BinaryIO:
+def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follow: bool = False) -> io.BufferedReader:
     """Open a file to be read. BadInput if it is not a regular file, or larger than `most_bytes`.
 
-    `follow`: links are followed, as the user named this very path, which may also be a pipe of the shell
-    (`<(command)`). Raises FileNotFoundError, NotADirectoryError and other OSErrors (PermissionError, EIO) as `open`
-    does. Any other pipe is refused and never makes it wait.
+    `follow`: links are followed, as the user named this very path. Raises FileNotFoundError, NotADirectoryError and
+    other OSErrors (PermissionError, EIO) as `open` does. A pipe never makes it wait.
     """
     place = pathlib.Path(path)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
@@ -36,9 +34,7 @@ def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follo
         raise BadInput(f"{printable(str(place))} is {kind}, not a file") from None
     try:
         status = os.fstat(descriptor)
-        if follow and stat.S_ISFIFO(status.st_mode) and str(place).startswith(SHELL_PIPES):
-            os.set_blocking(descriptor, True)
-        elif not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
             raise BadInput(f"{printable(str(place))} is {kind}, not a file")
         if most_bytes is not None and status.st_size > most_bytes:
@@ -59,7 +55,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> bytes:
-    """Read a whole file; see `open_file`. BadInput if there is more than `most_bytes`, as a pipe may hold."""
+    """Read a whole file; see `open_file`. BadInput if it holds more than `most_bytes`."""
     with open_file(path, most_bytes, follow) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -90,7 +86,7 @@ def open_to_append(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def create_draft(path: str | os.PathLike[str]) -> BinaryIO:
+def create_draft(path: str | os.PathLike[str]) -> io.BufferedWriter:
     """Create the draft `.NAME.PID.tmp` beside `path`, to be renamed onto it: never written through a link."""
     place = pathlib.Path(path)
     draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 WHOLE, NUMBER, TEXT = "a whole number", "a number", "text"  # a number may be nan or inf, as a diverged run's loss
-FINITE, FLAG = "a finite number", "true or false"
+FINITE, FLAG, PAIR = "a finite number", "true or false", "a list of two numbers"
 SCALAR, LIST, NUMBERS = "a number, text, true, false or null", "a list", "a number or a list of numbers"
 TYPES_OF_KIND: dict[str, tuple[type, ...]] = {
     WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), SCALAR: (int, float, str, bool, type(None)), LIST: (list,),
-    NUMBERS: (int, float, list), FINITE: (int, float), FLAG: (bool,),
+    NUMBERS: (int, float, list), FINITE: (int, float), FLAG: (bool,), PAIR: (list,),
 }  # fmt: skip
 # key -> kind, (kind, None), [kind] for a list of it, or a Schema; "key?" may be absent, "*" stands for every key.
 Schema = Mapping[str, Any]
@@ -47,7 +47,10 @@ def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
 def _is_kind(value: Any, kind: str) -> bool:
     if isinstance(value, bool) and kind not in (SCALAR, FLAG):
         return False
-    return isinstance(value, TYPES_OF_KIND[kind]) and (kind != FINITE or math.isfinite(value))
+    if kind == PAIR:
+        return isinstance(value, list) and len(value) == 2 and all(_is_kind(each, NUMBER) for each in value)
+    right = isinstance(value, TYPES_OF_KIND[kind])
+    return right and (kind != FINITE or math.isfinite(value))
 
 
 def _other_keys(content: Mapping[str, Any], schema: Schema, kind: Any) -> list[str]:
