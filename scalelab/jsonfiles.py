@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.untrusted.documents import parse_json
-from scalelab.untrusted.files import create_draft, open_file, open_to_append, read_bytes
+from scalelab.untrusted.files import create_draft, open_file, open_to_append, read_bytes, replace_file
 from scalelab.untrusted.schemas import FLAG, LIST, NUMBER, NUMBERS, PAIR, SCALAR, TEXT, WHOLE, Schema, describe_mismatch
 
 # From the untrusted room, for those who declare and read files.
@@ -62,18 +62,12 @@ def write_json(path: Folder, content: Any) -> None:
     """Replace the file at `path` by `content` as JSON, atomically: readers see the old file or the new one."""
     path = pathlib.Path(path)
     data = (json.dumps(content, indent=1, default=float) + "\n").encode()
-    retry_transient(lambda: _replace_file(path, data, sync=True))
 
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, data, sync=True)
 
-def _replace_file(path: pathlib.Path, data: bytes, sync: bool = False) -> None:
-    """Write a draft beside `path` and rename it onto it: a link there is replaced, not written through."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with create_draft(path) as file:
-        file.write(data)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    os.replace(file.name, path)
+    retry_transient(write)
 
 
 def read_json(path: Folder, schema: Schema | None = None) -> Any:
@@ -208,7 +202,7 @@ def keep_json_lines(path: Folder, schema: Schema, wanted: Callable[[dict], bool]
         _copy_file(path, path.with_name(f"{path.name}.damaged"))
         damaged[-1] += f"; the file as it was: {path.name}.damaged"
     content = b"".join(text + b"\n" for _, text, row in lines if row is not None and wanted(row))
-    retry_transient(lambda: _replace_file(path, content))
+    retry_transient(lambda: replace_file(path, content))
     return damaged
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from scalelab import records
 from scalelab.report import charts, gather, html, svg
 from scalelab.report.figures import metricplots, plots, style
+from scalelab.untrusted.files import replace_file
 
 
 class PaperStyle(NamedTuple):
@@ -81,11 +82,9 @@ class ReportPage:
             return self.folder / self.place
         gaps = "".join(html.render_paragraph(gap) for gap in self.missing)
         path = self.folder / self.file
-        draft = path.with_name(f".{self.file}.tmp")
-        draft.write_text(
-            html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
+        replace_file(
+            path, html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
         )
-        draft.replace(path)
         return path
 
 

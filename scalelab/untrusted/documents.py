@@ -42,7 +42,7 @@ def read_document(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTE
 
 def _parse_int(digits: str) -> int:
     if len(digits.lstrip("-")) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits.lstrip('-'))} digits")
+        raise ValueError(f"a number too long, of {len(digits.lstrip('-'))} digits")
     return int(digits)
 
 

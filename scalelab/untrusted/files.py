@@ -14,6 +14,7 @@ KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
+MOST_LOG_BYTES = 2**20  # of the end of a log, in which the reason of an end is looked for
 MOST_JSON_BYTES = 2**25  # of one JSON document; the largest of ours, the index of a store of 1,000 runs, has 2 MB
 
 
@@ -84,6 +85,32 @@ def open_to_append(path: str | os.PathLike[str]) -> int:
         os.close(descriptor)
         raise BadInput(f"{printable(str(path))} is not a file: nothing is written into it")
     return descriptor
+
+
+def replace_file(path: str | os.PathLike[str], data: bytes | str, sync: bool = False) -> None:
+    """Write a draft beside `path` and rename it onto it: a link there is replaced, not written through."""
+    with create_draft(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+    os.replace(file.name, path)
+
+
+def append_text(path: str | os.PathLike[str], text: str) -> None:
+    """Append to a file, made if absent; see `open_to_append`."""
+    with os.fdopen(open_to_append(path), "ab") as file:
+        file.write(text.encode())
+
+
+def read_end(path: str | os.PathLike[str], most_bytes: int = MOST_LOG_BYTES) -> str:
+    """The last `most_bytes` of a log as text, what is not UTF-8 replaced; "" if it is absent."""
+    try:
+        with open_file(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            return file.read(most_bytes).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def create_draft(path: str | os.PathLike[str]) -> io.BufferedWriter:
