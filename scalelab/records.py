@@ -10,9 +10,10 @@ Lines are appended with one write each, so a crash can only tear the last one; a
 """
 
 import math
+import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from scalelab import set_by
@@ -36,6 +37,8 @@ from scalelab.jsonfiles import (
     sync_to_disk,
     write_json,
 )
+from scalelab.untrusted.files import check_file
+from scalelab.untrusted.paths import describe_link, list_folders, path_below
 
 # From jsonfiles, for readers of records.
 __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_to_disk", "write_json")
@@ -165,9 +168,20 @@ def read_record(folder: Folder) -> dict[str, Any]:
     return record
 
 
+def read_size(folder: Folder) -> dict[str, Any]:
+    """The `N`, `tokens` and exact `flops` of a run that ended. BadInput if its record lacks one."""
+    record = read_record(folder)
+    try:
+        return {"N": record["params"]["total"], "tokens": record["tokens"], "flops": record["flops"]["exact"]}
+    except KeyError as missing:
+        raise BadInput(
+            f"{pathlib.Path(folder) / 'record.json'} has no {missing} of a run that ended; was it edited?"
+        ) from None
+
+
 def _read_record_alone(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "record.json"
-    record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if path.exists() else {}
+    record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if os.path.lexists(path) else {}
     return record
 
 
@@ -268,15 +282,28 @@ def run_folders(folder: Folder) -> list[pathlib.Path]:
                 f"{str(folder / 'config.json')!r} is not a run's: values in groups, as configs/base.py has them"
             )
         return [folder]
-    below = (
-        sorted(path.parent for path in place.glob("*/config.json") if may_be_config(path))
-        for place in (folder / "runs", folder)
-    )
-    runs = next(filter(None, below), [])
+    runs = next(filter(None, map(_runs_in, run_places(folder))), [])
     if not runs:
+        links = [describe_link(link) for place in run_places(folder) for link in linked_runs(place)]
         what = "no such folder" if not folder.exists() else "no config.json, */config.json or runs/*/config.json in it"
-        raise BadInput(f"{str(folder)!r} holds no run: {what}")
+        raise BadInput(f"{str(folder)!r} holds no run: {links[0] if links else what}")
     return runs
+
+
+def run_places(folder: Folder) -> list[pathlib.Path]:
+    """The folders whose folders may be runs: `runs/` of a sweep first. BadInput if that is a link."""
+    return [path_below(folder, "runs"), pathlib.Path(folder)]
+
+
+def _runs_in(place: pathlib.Path) -> list[pathlib.Path]:
+    configs = [place / name / "config.json" for name in list_folders(place)[0]]
+    return [path.parent for path in configs if os.path.lexists(path) and may_be_config(path)]
+
+
+def linked_runs(place: pathlib.Path, links: Iterable[str] | None = None) -> list[pathlib.Path]:
+    """The links in a folder that lead to runs, which are named and never followed. `links`: their names if known."""
+    names = list_folders(place)[1] if links is None else links
+    return [place / name for name in names if os.path.exists(place / name / "config.json")]
 
 
 def is_config(path: Folder) -> bool:
@@ -306,7 +333,9 @@ def read_runs(folder: Folder) -> list[dict]:
     folders = run_folders(folder)
     if folders == [pathlib.Path(folder)]:
         return [read_run(folders[0])]
-    return [read_run_or_damage(path) for path in folders]
+    links = linked_runs(folders[0].parent)
+    rows = [damaged_row(link, describe_link(link)) for link in links] + [read_run_or_damage(path) for path in folders]
+    return sorted(rows, key=lambda row: row["name"]) if links else rows
 
 
 def read_run_or_damage(folder: pathlib.Path) -> dict:
@@ -314,8 +343,13 @@ def read_run_or_damage(folder: pathlib.Path) -> dict:
     try:
         return read_run(folder)
     except BadInput as error:
-        row = dict.fromkeys(ROW_COLUMNS) | {"name": folder.name, "folder": str(folder), "role": ""}
-        return row | {"status": DAMAGED_STATUS, "damage": str(error)}
+        return damaged_row(folder, str(error))
+
+
+def damaged_row(folder: pathlib.Path, damage: str) -> dict[str, Any]:
+    """The row of a run that can't be read: its status, and the reason in `damage`."""
+    row = dict.fromkeys(ROW_COLUMNS) | {"name": folder.name, "folder": str(folder), "role": ""}
+    return row | {"status": DAMAGED_STATUS, "damage": damage}
 
 
 def describe_damage(folder: pathlib.Path) -> str:
@@ -343,6 +377,7 @@ def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int |
 
 def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> dict:
     """The row of a run whose config and record have been read, with the rest from its logs."""
+    check_file(folder / "events.jsonl")  # which is not read here
     params, (tokens, flops) = record.get("params", {}), _size_so_far(folder, record)
     row = {
         "name": folder.name,

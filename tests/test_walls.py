@@ -186,7 +186,7 @@ def test_a_room_has_few_entries_and_says_what_it_is_for(folder):
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if room(p) == "laws"], ids=relative)
 def test_laws_know_nothing_of_the_trainer(path):
-    assert rooms(path) <= {"laws", "errors", "user_code"}
+    assert rooms(path) <= {"laws", "errors", "untrusted", "user_code"}
     assert packages(path) <= {"numpy", "scipy", "jax", "pyarrow", "scalelab"} | sys.stdlib_module_names
 
 

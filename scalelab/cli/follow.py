@@ -4,6 +4,7 @@ import itertools
 import math
 import pathlib
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from scalelab.cli.lines import fit_line, format_seconds
 from scalelab.sweep.live import LOST_STATUSES, RUNNING_STATUSES, LiveTrial, LiveView, read_live
+from scalelab.untrusted.text import escape_text
 
 REDRAWN_EVERY_S, PRINTED_EVERY_S = 2.0, 10.0
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
@@ -24,7 +26,7 @@ ANY_WIDTH = 10_000
 
 def follow(folder: pathlib.Path, every_s: float | None = None) -> None:
     """Show the trials of a folder until all have ended. BadInput if it holds neither a sweep nor a run."""
-    console = Console()
+    console = Console(file=sys.stdout)
     every_s = every_s or (REDRAWN_EVERY_S if console.is_terminal else PRINTED_EVERY_S)
     live = Live(console=console, transient=True, auto_refresh=False)
     view = read_live(folder)
@@ -34,7 +36,8 @@ def follow(folder: pathlib.Path, every_s: float | None = None) -> None:
         while not view.has_ended:
             if console.is_terminal:
                 lines = describe_view(view, console.width, console.height - 1, console.options.ascii_only)
-                live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
+                text = escape_text("\n".join(lines), "\n")
+                live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
             else:
                 print("\n".join([*describe_view(view), ""]), flush=True)
             time.sleep(every_s)

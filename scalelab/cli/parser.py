@@ -16,6 +16,7 @@ from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.stores.urls import is_url, local_folder
+from scalelab.untrusted.text import escape_text
 
 
 class Parser(argparse.ArgumentParser):
@@ -206,6 +207,7 @@ def describe_weights(origin: dict) -> str:
 
 def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """Print a rich table on a terminal; elsewhere aligned plain text of any width, to be cut, sorted and compared."""
+    columns, cells = [*map(escape_text, columns)], [[*map(escape_text, line)] for line in cells]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -216,6 +218,6 @@ def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
             table.add_column(column, overflow="fold")  # long names often differ only at their ends
         for line in cells:
             table.add_row(*map(Text, line))  # Text: a name in brackets is not markup
-        Console().print(table)
+        Console(file=sys.stdout).print(table)
         return
     print("\n".join(align_columns([columns, *cells])))

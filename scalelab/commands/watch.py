@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from scalelab import records
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
 from scalelab.errors import BadInput
+from scalelab.untrusted.paths import list_folders
 
 if TYPE_CHECKING:
     from scalelab.diagnose.watch.curve import Curve
@@ -127,7 +128,9 @@ def _siblings(folders: Sequence[pathlib.Path]) -> "list[Curve]":
 
 
 def _beside(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted({folder, *(path.parent for path in folder.parent.glob("*/config.json") if records.is_config(path))})
+    others = (folder.parent / name for name in list_folders(folder.parent)[0])
+    runs = (run for run in others if (run / "config.json").exists() and records.is_config(run / "config.json"))
+    return sorted({folder, *runs})
 
 
 def _print(curves: "Sequence[Curve]", rows: Sequence[dict], options: Any) -> None:

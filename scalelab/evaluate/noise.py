@@ -13,6 +13,7 @@ from scalelab import config as config_lib
 from scalelab import records, set_by
 from scalelab.errors import BadInput
 from scalelab.identity import is_identity_key
+from scalelab.untrusted.paths import list_folders
 
 CONFIDENCE_LEVEL = 0.95
 SEED_KEY = "train.seed"
@@ -60,7 +61,7 @@ def load_side(source: str) -> ComparisonSide:
     runs = records.run_folders(source)
     if (pathlib.Path(source) / "config.json").exists():
         (run,) = runs
-        settings, beside = _settings_but_seed(run), sorted(run.absolute().parent.glob("*/config.json"))
+        settings, beside = _settings_but_seed(run), _configs_in(run.absolute().parent)
         alike = [path.parent for path in beside if _is_readable(path) and _settings_but_seed(path.parent) == settings]
         return ComparisonSide(run, [run], _first_of_each_seed([run, *alike]))
     settings = _settings_but_seed(runs[0])
@@ -77,6 +78,11 @@ def read_settings(folder: pathlib.Path) -> dict[str, Any]:
     defaults = config_lib.default_values()
     values = defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
     return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # who set a value is not a setting
+
+
+def _configs_in(place: pathlib.Path) -> list[pathlib.Path]:
+    paths = [place / name / "config.json" for name in list_folders(place)[0]]
+    return [path for path in paths if path.exists()]
 
 
 def _is_readable(path: pathlib.Path) -> bool:

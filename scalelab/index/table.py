@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,8 @@ from typing import Any, NamedTuple
 from scalelab import errors, identity, jsonfiles, records, set_by
 from scalelab.errors import BadInput
 from scalelab.index import store
+from scalelab.untrusted import documents, files, paths, schemas
+from scalelab.untrusted.paths import describe_link, list_folders
 
 PROGRESS_KEYS = ("step", "train_loss", "val_loss", "tokens_per_s")
 BATCH = 256  # runs that are read before their equal values become one
@@ -37,7 +38,7 @@ def read_indexed_runs(folder: records.Folder) -> dict[str, IndexedRun]:
     if (folder / "config.json").exists():
         (row,) = records.read_runs(folder)
         return {folder.name: IndexedRun(row, progress_or_damage(folder))}
-    for place in (folder / "runs", folder):
+    for place in records.run_places(folder):
         if runs := _read_place(place):
             return runs
     return _read_runs(folder, [path.name for path in records.run_folders(folder)])  # says why there is none
@@ -93,7 +94,20 @@ def _read_run(folder: pathlib.Path) -> IndexedRun | None:
 
 def _read_place(place: pathlib.Path) -> dict[str, IndexedRun]:
     """{name: run} of the runs in one folder, in order of names."""
-    states = {name: state for name in _list_folders(place) if (state := store.file_state(f"{place}/{name}"))}
+    names, links = list_folders(place)
+    runs = _read_folders(place, names)
+    linked = {path.name: _refuse_link(path) for path in records.linked_runs(place, links)}
+    return dict(sorted((runs | linked).items())) if linked else runs
+
+
+def _refuse_link(path: pathlib.Path) -> IndexedRun:
+    damage = describe_link(path)
+    return IndexedRun(records.damaged_row(path, damage), {"status": records.DAMAGED_STATUS, "damage": damage})
+
+
+def _read_folders(place: pathlib.Path, names: Iterable[str]) -> dict[str, IndexedRun]:
+    """{name: run} of those of the named folders that are runs."""
+    states = {name: state for name in names if (state := store.file_state(f"{place}/{name}"))}
     if len(states) < store.LEAST_RUNS:
         return _read_runs(place, states)
     version = _version()
@@ -105,17 +119,11 @@ def _read_place(place: pathlib.Path) -> dict[str, IndexedRun]:
     return {name: runs[name] for name in states if name in runs}
 
 
-def _list_folders(place: pathlib.Path) -> list[str]:
-    with contextlib.suppress(OSError), os.scandir(place) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
-    return []
-
-
 @functools.cache
 def _version() -> str:
     from scalelab.configs import base  # what is counted in an identity
 
-    modules = (errors, identity, jsonfiles, records, set_by, base)
+    modules = (errors, identity, jsonfiles, records, set_by, documents, files, paths, schemas, base)
     return store.code_version(__file__, *(str(module.__file__) for module in modules))
 
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from scalelab.errors import BadInput
 from scalelab.parallel import handshake
 from scalelab.parallel.peers import LOCAL_S, PeerLine, ProcessPlace
+from scalelab.untrusted.documents import parse_json
 
 MEET_TIMEOUT_S = 120.0  # largest time between the starts of the first and the last process of a run
 
@@ -116,7 +117,7 @@ def _examine(link: socket.socket, secret: bytes, arrivals: "queue.SimpleQueue[tu
         their_number, _, proof = line.first(time.monotonic() + LOCAL_S).partition(" ")
         if handshake.is_valid_proof(secret, proof, "peer", our_number, their_number):
             line.send(handshake.make_proof(secret, "first", their_number, our_number))
-            hello = json.loads(line.first(time.monotonic() + LOCAL_S))
+            hello = parse_json(line.first(time.monotonic() + LOCAL_S))
             if isinstance(hello["index"], int) and isinstance(hello["facts"], dict) and "processes" in hello:
                 arrivals.put((line, hello))
                 return

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
@@ -61,12 +61,16 @@ def write_report(
     if (folder / "config.json").exists():
         page, path = report_run(ReportPage(folder, "run", place=place, paper=paper), samples)
     elif (folder / ablation.STUDY_FILE).exists():
-        page, path = ablation.report_ablation(ReportPage(folder, "ablation", place=place, paper=paper))
+        page, path = _report_study(
+            ablation.report_ablation, ReportPage(folder, "ablation", place=place, paper=paper), "scalelab ablate"
+        )
     elif (folder / tuning.STUDY_FILE).exists():
-        page, path = tuning.report_tuning(ReportPage(folder, "tuning", place=place, paper=paper))
+        page, path = _report_study(
+            tuning.report_tuning, ReportPage(folder, "tuning", place=place, paper=paper), "scalelab tune"
+        )
     elif (folder / "summary.json").exists():
         page, path = isoflop.report_study(ReportPage(folder, "study", place=place, paper=paper))
-        failures = verdict.describe_failures(records.read_json(folder / "summary.json"))
+        failures = verdict.describe_failures(records.read_json(folder / "summary.json", isoflop.SUMMARY_SCHEMA))
     else:
         page, path = report_sweep(ReportPage(folder, "sweep", place=place, paper=paper))
     if paper and paper.only not in (None, *page.figures):
@@ -74,6 +78,19 @@ def write_report(
                        f"{nearest_hint(paper.only or '', page.figures)}")  # fmt: skip
     result = {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
     return result | {"failures": failures}
+
+
+def _report_study(
+    report: Callable[[ReportPage], tuple[ReportPage, pathlib.Path]], page: ReportPage, command: str
+) -> tuple[ReportPage, pathlib.Path]:
+    """`report(page)`; BadInput where the study's files have the right types and don't fit each other."""
+    try:
+        return report(page)
+    except BadInput:
+        raise
+    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{page.folder}: its JSON files are not as `{command}` writes them ({why})") from error
 
 
 def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) -> tuple[ReportPage, pathlib.Path]:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from scalelab import records
 from scalelab.report import charts, gather, html, svg
 from scalelab.report.figures import metricplots, plots, style
+from scalelab.untrusted.files import replace_file
 
 
 class PaperStyle(NamedTuple):
@@ -51,8 +52,14 @@ class ReportPage:
         `plot` is called for each layout: on a wide page and on a phone. `live`: the same numbers as charts.
         """
         self.figures.append(name)
-        if self.paper:
-            return self._draw_for_paper(self.paper, name, plot, rows)
+        with svg.plain_labels():
+            if self.paper:
+                return self._draw_for_paper(self.paper, name, plot, rows)
+            return self._draw(name, plot, rows, caption, live)
+
+    def _draw(
+        self, name: str, plot: Callable[[], Figure], rows: Sequence[dict], caption: str, live: Sequence[charts.Chart]
+    ) -> str:
         fig = plot()
         style.write_pdf_and_csv(self.folder / self.place, name, fig, rows)
         with style.use_layout(style.PHONE):
@@ -75,11 +82,9 @@ class ReportPage:
             return self.folder / self.place
         gaps = "".join(html.render_paragraph(gap) for gap in self.missing)
         path = self.folder / self.file
-        draft = path.with_name(f".{self.file}.tmp")
-        draft.write_text(
-            html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
+        replace_file(
+            path, html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
         )
-        draft.replace(path)
         return path
 
 

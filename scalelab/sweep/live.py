@@ -9,7 +9,7 @@ from typing import Any
 from scalelab import records
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.jsonfiles import last_line, tail_lines
-from scalelab.sweep.status import ENDED_STATUSES, read_started_runs, read_trial_rows
+from scalelab.sweep.status import ENDED_STATUSES, read_manifest, read_started_runs, read_trial_rows
 
 RUNNING_STATUSES = ("starting", "running")
 LOST_STATUSES = ("failed", "diverged", records.DAMAGED_STATUS, records.STOPPED_EARLY_STATUS)
@@ -86,7 +86,7 @@ def read_live(folder: pathlib.Path) -> LiveView:
     if (folder / "sweep.json").exists():
         runs = read_started_runs(folder)
         rows = read_trial_rows(folder, runs)
-        packs = records.read_json(folder / "sweep.json").get("packs", {}).values()
+        packs = read_manifest(folder).get("packs", {}).values()
     else:
         runs = read_indexed_runs(folder)
         rows, packs = [_run_row(run) for run in runs.values()], []

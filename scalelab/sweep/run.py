@@ -99,8 +99,7 @@ def keep_begun_packs(folder: pathlib.Path, grouped: Mapping[str, list[str]]) -> 
     A pack's checkpoints hold all its trials, so none can join it later: a sweep may grow by seeds or values. A trial's
     own record says where it was saved; sweep.json lists only the trials of the last call.
     """
-    path = folder / "sweep.json"
-    listed = records.read_json(path).get("packs", {}) if path.exists() else {}
+    listed = status.read_manifest(folder).get("packs", {}) if (folder / "sweep.json").exists() else {}
     before = {name: pack for pack, names in listed.items() for name in names}
     packs: dict[str, list[str]] = {}
     for key, names in grouped.items():

@@ -1,5 +1,6 @@
 """The state of a sweep, read from its files: one row per trial, also while other processes train."""
 
+import os
 import pathlib
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -8,8 +9,10 @@ from typing import Any
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
-from scalelab.jsonfiles import WHOLE
+from scalelab.jsonfiles import SCALAR, TEXT, WHOLE
+from scalelab.untrusted.paths import check_name, list_folders, path_below
 
+MANIFEST_SCHEMA = {"trials": {"*": WHOLE}, "packs?": {"*": [TEXT]}, "values?": {"*": {"*": SCALAR}}}
 # A trial that diverged is a result of its grid, and one that was stopped early by a rule too.
 ENDED_STATUSES = ("done", "diverged", records.STOPPED_EARLY_STATUS)
 
@@ -22,17 +25,36 @@ def read_trial_rows(folder: pathlib.Path, runs: Mapping[str, IndexedRun] | None 
     """
     if not (folder / "sweep.json").exists():
         raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not started there")
-    manifest = records.read_json(folder / "sweep.json", {"trials": {"*": WHOLE}})
+    manifest = read_manifest(folder)
     runs = read_started_runs(folder) if runs is None else runs
     return [
-        _row(name, runs[name].progress, steps) if name in runs else read_trial_row(folder / "runs" / name, steps)
+        _row(name, runs[name].progress, steps) if name in runs else read_planned_row(folder, name, steps)
         for name, steps in manifest["trials"].items()
     ]
 
 
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+    """The content of sweep.json. BadInput if it is damaged, or a trial has a name that no folder of a run has."""
+    path = folder / "sweep.json"
+    manifest: dict[str, Any] = records.read_json(path, MANIFEST_SCHEMA)
+    for name in [*manifest["trials"], *(name for pack in manifest.get("packs", {}).values() for name in pack)]:
+        check_name(name, str(path))
+    return manifest
+
+
+def read_planned_row(folder: pathlib.Path, name: str, steps: int) -> dict[str, Any]:
+    """`read_trial_row` of a trial by its name in sweep.json; one whose folder is a link is damaged."""
+    try:
+        return read_trial_row(path_below(folder / "runs", name), steps)
+    except BadInput as error:
+        return _row(name, {"status": records.DAMAGED_STATUS, "damage": str(error)}, steps)
+
+
 def read_started_runs(folder: pathlib.Path) -> dict[str, IndexedRun]:
     """The runs of a sweep's folder by name; none if no trial has a folder yet."""
-    if not any((folder / "runs").glob("*/config.json")):
+    place = folder / "runs"
+    names = [name for each in list_folders(place) for name in each]
+    if not any(os.path.lexists(place / name / "config.json") for name in names):
         return {}
     return read_indexed_runs(folder)
 

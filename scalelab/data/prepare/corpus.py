@@ -9,7 +9,6 @@
 The bytes of shards and index don't depend on the number of workers or on interruptions.
 """
 
-import json
 import pathlib
 import shutil
 import time
@@ -103,7 +102,7 @@ def _refuse_empty_parts(parts: Sequence[specs.SourcePart], work: dict[str, list[
 
 def _clear(out: pathlib.Path) -> None:
     """Remove a folder without a document in any unit: there is nothing to continue."""
-    unit_records = [json.loads(path.read_text()) for path in (out / ".units").glob("*/record.json")]
+    unit_records = [units.read_record(path.parent) for path in (out / ".units").glob("*/record.json")]
     if not any(record[split]["n_documents"] for record in unit_records for split in SPLITS):
         shutil.rmtree(out)
 

@@ -8,13 +8,10 @@ from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.identity import is_identity_key
 from scalelab.index.table import IndexedRun, read_indexed_runs
-from scalelab.jsonfiles import WHOLE
 from scalelab.records import DAMAGED_STATUS
 from scalelab.sweep.answer.ranking import SweepAnswer, answer_sweep
 from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys
-from scalelab.sweep.status import ENDED_STATUSES, read_started_runs, read_trial_row
-
-MANIFEST_SCHEMA = {"trials": {"*": WHOLE}, "values?": {"*": {}}}
+from scalelab.sweep.status import ENDED_STATUSES, read_manifest, read_planned_row, read_started_runs
 
 
 def answer_folder(folder: records.Folder, runs: Mapping[str, IndexedRun] | None = None) -> SweepAnswer:
@@ -63,8 +60,7 @@ def read_rows(
     A run that its pack has marked as failed has that status. `runs`: those of the folder, if they have been read.
     """
     folder = pathlib.Path(folder)
-    manifest = folder / "sweep.json"
-    content = records.read_json(manifest, MANIFEST_SCHEMA) if manifest.exists() else {"trials": {}}
+    content = read_manifest(folder) if (folder / "sweep.json").exists() else {"trials": {}}
     if runs is None:
         runs = read_started_runs(folder) if content["trials"] else read_indexed_runs(folder)
     rows = [_with_failure(run) for run in runs.values()]
@@ -83,5 +79,5 @@ def _with_failure(run: IndexedRun) -> dict[str, Any]:
 
 def _planned_row(folder: pathlib.Path, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a trial without a readable config, and the values that its sweep gave it."""
-    row = read_trial_row(folder / "runs" / name, manifest["trials"][name])
+    row = read_planned_row(folder, name, manifest["trials"][name])
     return {"name": name, "status": row["status"], "val_loss": None} | manifest.get("values", {}).get(name, {})

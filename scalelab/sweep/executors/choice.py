@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from scalelab import git
 from scalelab.errors import BadInput
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials, WorkerPool
+from scalelab.untrusted.files import read_text
 
 EXECUTORS = ("local", "slurm", "manifest")
 FILE_LINE = re.compile(r"(?:#SBATCH\s+)?(?:--([a-z][a-z-]*)(?:(?:\s*=\s*|\s+)(.*))?|([a-z][a-z-]*)(?:\s*=\s*(.*))?)")
@@ -49,7 +50,7 @@ def read_slurm_file(path: pathlib.Path) -> dict[str, str]:
     if not path.is_file():
         raise BadInput(f"--slurm={path}: there is no such file")
     settings = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_text(path, follow=True).splitlines(), 1):
         if not line.strip() or (line.startswith("#") and not line.startswith("#SBATCH")):
             continue
         match = FILE_LINE.fullmatch(line.strip())

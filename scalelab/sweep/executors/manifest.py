@@ -17,6 +17,8 @@ from scalelab import git
 from scalelab.sweep.executors import jobs
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
+from scalelab.untrusted.files import replace_file
+from scalelab.untrusted.paths import path_below
 
 PLACE = "/sweep"  # where other machines see the sweep's folder
 RESUMING = """\
@@ -50,15 +52,15 @@ class Manifest:
         """Write the packs and the commands that train them; {pack: 75}."""
         for pack, trials in packs.items():
             jobs.write_job(self.folder, pack, trials, code, *self.options)
-        place = self.folder / "manifest"
+        place = path_below(self.folder, "manifest")
         place.mkdir(exist_ok=True)
         configs = [config for trials in packs.values() for config in trials.values()]
         trust = jobs.trust_options(configs, self.config_file)
         folder = shlex.quote(str(self.folder))
         commands = [f"scalelab sweep --workdir={folder} --pack={pack}{trust}" for pack in packs]
-        (place / "commands.txt").write_text("\n".join([*commands, ""]))
-        (place / "skypilot.yaml").write_text(skypilot_task(list(packs), self.folder.name, trust))
-        (place / "jobset.yaml").write_text(kubernetes_jobset(list(packs), self.folder.name, trust))
+        replace_file(place / "commands.txt", "\n".join([*commands, ""]))
+        replace_file(place / "skypilot.yaml", skypilot_task(list(packs), self.folder.name, trust))
+        replace_file(place / "jobset.yaml", kubernetes_jobset(list(packs), self.folder.name, trust))
         self.report(f"{len(packs)} packs to train elsewhere, in any order: {place}/commands.txt, skypilot.yaml, "
                     "jobset.yaml; when they have ended, the same command goes on")  # fmt: skip
         return dict.fromkeys(packs, STOPPED_EXIT_CODE)

@@ -24,6 +24,7 @@ from scalelab.errors import BadInput
 from scalelab.hardware.chips import expects_accelerator
 from scalelab.sweep.executors import devices
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, run_worker
+from scalelab.untrusted.files import read_end
 
 POLL_S = 0.2
 PRELOADED_MODULES = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
@@ -251,7 +252,7 @@ def _without_main_import():
 def mark_failed(folder: pathlib.Path, pack: str, trials: Sequence[str], code: int) -> str:
     """Write a `failed` event into each run of a crashed pack; returns the last line of the pack's log, the reason."""
     log = folder / "packs" / pack / "log.txt"
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    lines = read_end(log).strip().splitlines()
     why = lines[-1] if lines else f"exit code {code}, nothing logged"
     for trial in trials:
         place = folder / "runs" / trial

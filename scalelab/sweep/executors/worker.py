@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import records, user_code
+from scalelab.untrusted.files import open_to_append
 
 POLL_S = 0.2
 STOPPED_EXIT_CODE = 75
@@ -85,7 +86,7 @@ def log_to(place: pathlib.Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     place.mkdir(parents=True, exist_ok=True)
-    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = open_to_append(place / "log.txt")
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -99,7 +99,9 @@ def _clip_factor(spec: TrainSpec, memory: guard.GuardState, entered: int, now: f
 def read_decisions(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """The rewinds of a run so far, by their number."""
     path = folder / FILE
-    content: dict[str, dict[str, Any]] = records.read_json(path)["rewinds"] if path.exists() else {}
+    content: dict[str, dict[str, Any]] = (
+        records.read_json(path, {"rewinds": {"*": {}}})["rewinds"] if path.exists() else {}
+    )
     return content
 
 
