@@ -1,28 +1,41 @@
 """How much a run reads of each data source: planned, and up to a step."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.config import batch_ramp, mixture_text
-from scalelab.data.batches.batches import TrainBatches, train_batches
+from scalelab.config import mixture_text, schedule_steps
+from scalelab.data.batches.batches import Begin, TrainBatches, train_batches
 from scalelab.data.dataset import Dataset
 
 
 def make_train_batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
-    """The training batches of a config. BadInput if its mixture or its cap doesn't fit the sources."""
-    train, data = config.train, config.data
-    return train_batches(
-        dataset,
-        config.model.seq_len,
-        train.global_batch,
-        train.seed,
-        train.accumulate,
-        batch_ramp.batch_ramp_steps(config),
-        data.mixture,
-        data.unique_tokens,
-    )
+    """The training batches of a config, those of its noted stretches one after the other.
+
+    BadInput if its mixture or its cap doesn't fit the sources.
+    """
+    train, data, known = config.train, config.data, {part.name for part in dataset.parts}
+    batches: TrainBatches | None = None
+    every = schedule_steps.run_stretches(config)
+    for stretch in every:
+        last = stretch is every[-1]
+        mixture, caps = (data.mixture, data.unique_tokens) if last else (stretch.mixture, stretch.unique_tokens)
+        if not last and not _fits(mixture, caps, known):  # of other data, which are not here
+            continue
+        begin = (
+            Begin(stretch.step, stretch.batch, stretch.position, stretch.by_source, batches) if stretch.batch else None
+        )
+        size = stretch.rows * stretch.accumulate, train.seed, stretch.accumulate, stretch.ramp
+        batches = train_batches(dataset, stretch.seq_len, *size, mixture, caps, begin)
+    assert batches is not None
+    return batches
+
+
+def _fits(mixture: str, unique_tokens: str, names: Collection[str]) -> bool:
+    """Whether a former mixture and its caps name only sources that are here."""
+    named = [name for stage in mixture_text.parse_mixture(mixture) for name in stage.shares]
+    return {*named, *filter(None, mixture_text.parse_unique_tokens(unique_tokens))} <= {*names}
 
 
 def reports_sources(config: ConfigDict, dataset: Dataset) -> bool:
