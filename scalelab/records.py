@@ -374,7 +374,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
         "rewinds": len(record.get("rewinds", {})),
     }
     row |= record.get("by_source", {}) | {
-        key: value for key, value in flatten_keys(config).items() if key != set_by.NOTES_KEY
+        key: value for key, value in flatten_keys(config).items() if key not in (set_by.NOTES_KEY, "log.stretches")
     }
     measured = last_metrics(folder) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
     return row | {key: value for key, value in measured.items() if key not in row}

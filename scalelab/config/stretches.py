@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Keys on which tokens, positions or the order of the data depend: a change of one begins a new stretch.
 LEDGER_KEYS = (
     "train.global_batch", "train.accumulate", "model.seq_len", "schedule.batch_start", "schedule.batch_warmup_tokens",
-    "schedule.batch_stages", "data.mixture", "data.unique_tokens",
+    "schedule.batch_stages", "data.mixture", "data.unique_tokens", "train.seed",
 )  # fmt: skip
 
 
@@ -47,6 +47,7 @@ class Stretch(NamedTuple):
     seq_len: int
     mixture: str
     unique_tokens: str
+    seed: int
 
     def micro_batches_before(self, number: int) -> int:
         """Micro-batches of the stretch's batches before `number`, counted from 0 as its ramp is."""
@@ -63,7 +64,7 @@ class Stretch(NamedTuple):
 
 def first_stretch(config: "ConfigDict", ramp: tuple[int, ...]) -> Stretch:
     """The stretch of a run that begins under `config`."""
-    return Stretch(0, 0, 0, {}, 0, 0, {}, *step_size(config), ramp, *data_size(config))
+    return Stretch(0, 0, 0, {}, 0, 0, {}, *step_size(config), ramp, **data_order(config))
 
 
 def step_size(config: "ConfigDict") -> tuple[int, int]:
@@ -71,9 +72,13 @@ def step_size(config: "ConfigDict") -> tuple[int, int]:
     return config.train.global_batch // config.train.accumulate, config.train.accumulate
 
 
-def data_size(config: "ConfigDict") -> tuple[int, str, str]:
-    """(length, mixture, caps of the sources)."""
-    return config.model.seq_len, config.data.mixture, config.data.unique_tokens
+def data_order(config: "ConfigDict") -> dict[str, Any]:
+    """What decides the order of the data, as fields of a stretch."""
+    data = config.data
+    return {
+        "seq_len": config.model.seq_len, "mixture": data.mixture, "unique_tokens": data.unique_tokens,
+        "seed": config.train.seed,
+    }  # fmt: skip
 
 
 def noted_stretches(config: "ConfigDict") -> tuple[Stretch, ...]:

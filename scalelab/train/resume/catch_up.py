@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scalelab.data.dataset import Dataset
 from scalelab.train.checkpoints.checkpoint import Checkpoints

@@ -2,7 +2,7 @@
 
     "ledger": {
       "steps", "tokens", "sequences"     taken on the way to these weights (skipped steps count)
-      "batch", "position", "by_source"   number of the next batch, and sequences of the stream before it (of each source)
+      "batch", "position", "by_source"   number of the next batch; sequences of the stream before it
       "flops", "flops_per_token"         {convention: FLOPs}, what rewinds gave up included; FLOPs a token of its steps
       "discarded"                        {"steps", "tokens", "flops"} that the guard's rewinds gave up
     }
@@ -80,9 +80,10 @@ def continue_stretches(
     old = config_from_facts(saved)
     before = schedule_steps.run_stretches(old)
     ledger = saved.get("ledger") or _derive_ledger(step, old, before, step if number is None else number)
-    same = ledger["tokens"] == stretches.tokens_before(before, step)
+    same = ledger["tokens"] == stretches.tokens_before(before, step)  # another version may count otherwise
+    same &= ledger["position"] == before[-1].position_of(ledger["batch"])
     same &= not any(_changed(key, old, config, step) for key in stretches.LEDGER_KEYS)
-    same &= data is None or data == saved["data"]
+    same &= all(saved["data"].get(key, value) == value for key, value in (data or {}).items())
     same &= per_token is None or per_token == ledger["flops_per_token"]
     if same or not step:
         return before if step else (stretches.first_stretch(config, batch_ramp.ramp_from(config)),)
@@ -94,7 +95,7 @@ def continue_stretches(
     new = Stretch(
         step, ledger["batch"], position, sizes, ledger["tokens"], ledger["sequences"], flops,
         *stretches.step_size(config), batch_ramp.ramp_from(config, step, ledger["tokens"]),
-        *stretches.data_size(config),
+        **stretches.data_order(config),
     )  # fmt: skip
     return (*(stretch for stretch in before if stretch.step < step), new)
 
@@ -119,19 +120,24 @@ def _changed(key: str, old: ConfigDict, new: ConfigDict, step: int) -> bool:
 
 
 def plan_from_ledger(step: int, saved: Mapping[str, Any], config: ConfigDict) -> tuple[ConfigDict, bool]:
-    """`config` with the stretches that it goes on with, and whether a new one begins at `step`.
+    """`config` with the stretches that it goes on with, and whether there are several.
 
     A warm-up or a decay that is given in tokens then ends or begins where the counted tokens say.
     """
     noted = continue_stretches(step, saved, config)
     config = _noted(config, noted)
-    if noted[-1].step != step or not step:
+    if len(noted) < 2:
         return config, False
     with config.unlocked(), config.ignore_type():
         for what in ("warmup", "decay"):
             if config.schedule[f"{what}_tokens"] is not None:
                 config.schedule[f"{what}_steps"] = None
     return config_lib.resolve(config, stored=True), True
+
+
+def count_from_zero(config: ConfigDict) -> ConfigDict:
+    """`config` for a run that begins, whatever the run counted whose config it was."""
+    return _noted(config, ()) if config.log.stretches else config
 
 
 def _noted(config: ConfigDict, noted: Sequence[Stretch]) -> ConfigDict:
@@ -141,27 +147,30 @@ def _noted(config: ConfigDict, noted: Sequence[Stretch]) -> ConfigDict:
     return config
 
 
-def go_on(run: "Run", step: int, saved: Mapping[str, Any], number: int) -> list[str]:
-    """Let `run` count on from the facts `saved` at `step`, where it reads batch `number` next; returns what to say."""
+def go_on(run: "Run", step: int, saved: Mapping[str, Any], number: int) -> list[tuple[str, str]]:
+    """Let `run` count on from the facts `saved` at `step`, where it reads batch `number` next.
+
+    Returns what to say: (note or warning, text).
+    """
     noted = continue_stretches(step, saved, run.config, number, run.facts["data"], run.record["flops_per_token"])
     config = _noted(run.config, noted)
     if config.log.stretches != run.config.log.stretches:
         static = dataclasses.replace(config_lib.static(config), layout=run.spec.static.layout)
         run.spec = dataclasses.replace(run.spec, config=config, static=static)
         run.facts["config"] = config.to_dict()
-    words = [] if "ledger" in saved else [NO_LEDGER.format(step=step)]
-    if step and noted[-1].step == step:
+    words = [] if "ledger" in saved else [("note", NO_LEDGER.format(step=step))]
+    if len(noted) > 1 and noted[-1].step == step:
         words.append(_describe_start(noted))
     return words
 
 
-def _describe_start(noted: Sequence[Stretch]) -> str:
-    """What was counted where a new stretch begins."""
+def _describe_start(noted: Sequence[Stretch]) -> tuple[str, str]:
+    """What was counted where a new stretch begins; a warning where tokens come again."""
     last, new = noted[-2:]
     text = f"step {new.step}: {new.tokens:,} tokens are counted, and the data go on at sequence {new.position:,}"
-    if new.seq_len != last.seq_len:
-        text += (
-            f"; sequences of {new.seq_len} tokens are shuffled anew, so of the epoch that is underway some tokens come "
-            "again and others do not"
-        )
-    return text
+    if (new.seq_len, new.seed, new.unique_tokens) == (last.seq_len, last.seed, last.unique_tokens):
+        return "note", text
+    return "warning", (
+        f"{text}; length, seed or caps are others, so the windows are shuffled anew: in the epoch that is underway "
+        "some tokens come again, and others do not"
+    )

@@ -133,9 +133,9 @@ def _restored_state(
 
 def count_on(run: Run, step: int, saved: dict[str, Any], resumed: state.TrainState, progress: Progress) -> None:
     """Let the run's ledger go on from the facts `saved` at `step`; what changes there is said."""
-    for text in ledger.go_on(run, step, saved, DataShift.of(resumed.guard).number(step)):
-        run.event("warning", step, text)
-        progress({"warning": text})
+    for kind, text in ledger.go_on(run, step, saved, DataShift.of(resumed.guard).number(step)):
+        run.event("chosen" if kind == "note" else kind, step, text)
+        progress({kind: text})
 
 
 def note_environment_changes(run: Run, step: int, saved: dict[str, Any], progress: Progress) -> None:

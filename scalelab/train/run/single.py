@@ -150,7 +150,7 @@ def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection
     """
     last = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder))
     if last is None:
-        return config, []
+        return (config if config.train.branch_from else ledger.count_from_zero(config)), []
     step, facts = last
     config, counted = ledger.plan_from_ledger(step, facts, config)
     warning = "" if counted and config.schedule.warmup_tokens is not None else extend.keep_warmup(facts, config)

@@ -1,13 +1,14 @@
 """How much a run reads of each data source: planned, and up to a step."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.config import mixture_text, schedule_steps
+from scalelab.config import mixture_text, schedule_steps, stretches
 from scalelab.data.batches.batches import Begin, TrainBatches, train_batches
 from scalelab.data.dataset import Dataset
+from scalelab.errors import BadInput
 
 
 def make_train_batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
@@ -15,27 +16,21 @@ def make_train_batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
 
     BadInput if its mixture or its cap doesn't fit the sources.
     """
-    train, data, known = config.train, config.data, {part.name for part in dataset.parts}
     batches: TrainBatches | None = None
-    every = schedule_steps.run_stretches(config)
-    for stretch in every:
-        last = stretch is every[-1]
-        mixture, caps = (data.mixture, data.unique_tokens) if last else (stretch.mixture, stretch.unique_tokens)
-        if not last and not _fits(mixture, caps, known):  # of other data, which are not here
-            continue
-        begin = (
-            Begin(stretch.step, stretch.batch, stretch.position, stretch.by_source, batches) if stretch.batch else None
-        )
-        size = stretch.rows * stretch.accumulate, train.seed, stretch.accumulate, stretch.ramp
-        batches = train_batches(dataset, stretch.seq_len, *size, mixture, caps, begin)
-    assert batches is not None
-    return batches
+    *former, last = schedule_steps.run_stretches(config)
+    for stretch in former:
+        try:
+            batches = _stretch_batches(dataset, stretch, batches)
+        except BadInput:  # they were read from other data, which are not here
+            batches = None
+    return _stretch_batches(dataset, last._replace(**stretches.data_order(config)), batches)
 
 
-def _fits(mixture: str, unique_tokens: str, names: Collection[str]) -> bool:
-    """Whether a former mixture and its caps name only sources that are here."""
-    named = [name for stage in mixture_text.parse_mixture(mixture) for name in stage.shares]
-    return {*named, *filter(None, mixture_text.parse_unique_tokens(unique_tokens))} <= {*names}
+def _stretch_batches(dataset: Dataset, stretch: stretches.Stretch, earlier: TrainBatches | None) -> TrainBatches:
+    """The batches of a stretch after those of the `earlier` one."""
+    begin = Begin(stretch.step, stretch.batch, stretch.position, stretch.by_source, earlier) if stretch.batch else None
+    size = stretch.rows * stretch.accumulate, stretch.seed, stretch.accumulate, stretch.ramp
+    return train_batches(dataset, stretch.seq_len, *size, stretch.mixture, stretch.unique_tokens, begin)
 
 
 def reports_sources(config: ConfigDict, dataset: Dataset) -> bool:
