@@ -6,6 +6,12 @@
     D/evaluations.jsonl   one line for each step, weights and set that `scalelab eval` scored
     D/runs/NAME/    the runs of a sweep or a study
 
+D and C are counted, never taken from the present config. The ledger of a run is in two places: `facts[NAME]["ledger"]`
+of the manifest of its last checkpoint (`steps`, `tokens`, `sequences`, `position`, `flops` by convention, …; see
+train/resume/ledger.py), and `step`, `tokens`, `flops` (exact convention) of the last line of metrics.jsonl.
+record.json's `steps`, `tokens` and `flops` are the ledger's at its step; its `val_loss` is that of the last line of
+metrics.jsonl that has one.
+
 Lines are appended with one write each, so a crash can only tear the last one; a torn last line is ignored.
 """
 
@@ -115,7 +121,7 @@ def log_paths(folder: Folder) -> list[pathlib.Path]:
 
 def last_metrics(folder: Folder) -> dict[str, float | None]:
     """Read the metrics of the last logged step, by name; {} without any."""
-    return {key: value for key, value in _last_step(folder).items() if key not in ("step", "tokens", "time")}
+    return {key: value for key, value in _last_step(folder).items() if key not in ("step", "tokens", "flops", "time")}
 
 
 def _last_step(folder: Folder) -> dict[str, Any]:
@@ -372,7 +378,9 @@ def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int |
     logged = _last_step(folder).get("tokens", 0) if record.get("status") == "running" else 0
     if logged <= (tokens or 0) or "flops_per_token" not in record:
         return tokens, flops
-    return logged, {("6ND" if name == "6N" else name): v * logged for name, v in record["flops_per_token"].items()}
+    per_token = {("6ND" if name == "6N" else name): v for name, v in record["flops_per_token"].items()}
+    more = logged - tokens if flops and tokens else logged  # on top of what was counted before the run went on
+    return logged, {name: (flops.get(name, 0) if more < logged else 0) + v * more for name, v in per_token.items()}
 
 
 def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> dict:
@@ -401,7 +409,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
         "rewinds": len(record.get("rewinds", {})),
     }
     row |= record.get("by_source", {}) | {
-        key: value for key, value in flatten_keys(config).items() if key != set_by.NOTES_KEY
+        key: value for key, value in flatten_keys(config).items() if key not in (set_by.NOTES_KEY, "log.stretches")
     }
     measured = last_metrics(folder) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
     return row | {key: value for key, value in measured.items() if key not in row}

@@ -31,6 +31,8 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     config = config.copy_and_resolve_references()
     check_tree(config)
     values = leaves(config)
+    if not stored and config.log.stretches:  # of a run's file: what starts from it counts from zero
+        config.log.stretches = ""
     if not stored:
         user_code.trust_names(*(values[name] for name, record in key_records().items() if record.user_code))
     check_values(config)

@@ -56,15 +56,16 @@ def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
         raise BadInput(f"--batch={step}: the run has steps 1 to {evidence.steps}")
     data, subject = evidence.data, _subject_before(evidence, step)
     number = subject.shift.number(step - 1)
-    windows = data.batches.window_numbers(number)
-    losses, norms = _scores(subject, step, data.batches.batch(number))
+    batches = data.batches.at(number)
+    windows = batches.window_numbers(number)
+    losses, norms = _scores(subject, step, batches.batch(number))
     config = config_from_facts({"config": records.read_config(evidence.folder)})
     files, excerpt = training_files(config, data.dataset), make_excerpts(config.data)
     rows = []
     for row, window in enumerate(windows.tolist()):
         if window >= 0:
-            text = excerpt(data.batches.windows[np.array([window])][0], EXCERPT)
-            origin = locate_window(data.dataset, data.batches.windows.views[0].shape[1] - 1, window)
+            text = excerpt(batches.windows[np.array([window])][0], EXCERPT)
+            origin = locate_window(data.dataset, batches.windows.views[0].shape[1] - 1, window)
             place = origin.source, origin.shard, origin.token, origin.document, origin.offset
             file = dict(enumerate(files.get(origin.source, []))).get(origin.number, "")
             rows.append(Sequence(row, window, float(losses[row]), float(norms[row]), *place, file, text))

@@ -20,7 +20,7 @@ from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.parallel.processes import broadcast_from_first, gather_to_host, is_first_process
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import handover
+from scalelab.train.resume import handover, ledger
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.run import Run
@@ -113,7 +113,7 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
         run.keep_record(call.step)
         return False
     decisions = broadcast_from_first(lambda: read_decisions(run.folder))
-    decisions[str(len(decisions) + 1)] = decision
+    decisions[str(len(decisions) + 1)] = decision | {"discarded": ledger.count_between(run, decision["to"], call.step)}
     if is_first_process():
         records.write_json(run.folder / FILE, {"rewinds": decisions})
     first, last = decision["batches"]

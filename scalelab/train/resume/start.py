@@ -16,8 +16,9 @@ from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.manifest import HEALTHY, find_saved_steps, list_checkpoint_places, list_strays
-from scalelab.train.resume import compatibility, determinism, handover, mixed
+from scalelab.train.resume import compatibility, determinism, handover, ledger, mixed
 from scalelab.train.resume.facts import describe_version_changes, diff_facts
+from scalelab.train.run.feed import DataShift
 from scalelab.train.run.loop import Progress, StartStates
 from scalelab.train.run.run import Run
 from scalelab.train.spec import TrainSpec
@@ -122,11 +123,19 @@ def _restored_state(
     run.facts["mixed"] = mixed.merge_change_entries(loaded.step, saved, run.facts, run.config, fresh)
     if len(run.facts["mixed"]) > len(saved.get("mixed", {})):
         resumed = resumed._replace(guard=guard.begin_window(resumed.guard, loaded.step))
+    count_on(run, loaded.step, saved, resumed, progress)
     if fresh:
         what = f"step {loaded.step} goes on with its weights, its data and a fresh {', '.join(fresh)}"
         run.event("warning", loaded.step, what)
         progress({"warning": what})
     return resumed
+
+
+def count_on(run: Run, step: int, saved: dict[str, Any], resumed: state.TrainState, progress: Progress) -> None:
+    """Let the run's ledger go on from the facts `saved` at `step`; what changes there is said."""
+    for kind, text in ledger.go_on(run, step, saved, DataShift.of(resumed.guard).number(step)):
+        run.event("chosen" if kind == "note" else kind, step, text)
+        progress({kind: text})
 
 
 def note_environment_changes(run: Run, step: int, saved: dict[str, Any], progress: Progress) -> None:

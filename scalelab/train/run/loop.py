@@ -18,6 +18,7 @@ from scalelab import records
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import gather_numbers, make_agreed_flag
 from scalelab.parallel.pulse import Pulse
+from scalelab.train.resume import ledger
 from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call
 from scalelab.train.run.early_stop import Judge
@@ -164,8 +165,17 @@ def _take_steps(
             pulse.enter("save", step)
             with pulse.timed("save"):
                 separate = parts.program.separate(states)
-                parts.checkpoints.save(step, dict(zip(parts.names, separate, strict=True)), last or stopped)
+                by_name = dict(zip(parts.names, separate, strict=True))
+                parts.checkpoints.save(step, by_name, last or stopped, _ledgers(parts, step))
     return step, states, stopped
+
+
+def _ledgers(parts: _Parts, step: int) -> dict[str, dict[str, Any]]:
+    """The ledger of each run at `step`, by its name in the checkpoints."""
+    return {
+        name: ledger.write_ledger(run, step, *parts.feed.position(i, step))
+        for i, (name, run) in enumerate(zip(parts.names, parts.runs, strict=True))
+    }
 
 
 def _dispatch(parts: _Parts, states: Any, step: int, n: int) -> Any:

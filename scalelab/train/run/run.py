@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import git, records, set_by
-from scalelab.config import optimizer_defaults, schedule_steps
+from scalelab.config import optimizer_defaults, schedule_steps, stretches
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
 from scalelab.hardware import chips, device_memory, host_memory, measured
@@ -27,7 +27,7 @@ from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import compatibility, determinism
+from scalelab.train.resume import compatibility, determinism, ledger
 from scalelab.train.resume.facts import checkpoint_facts, package_versions
 from scalelab.train.run import sources
 from scalelab.train.run.metrics import check_trackers, clip_share, open_sinks, write_metric_lines
@@ -70,6 +70,14 @@ class Run:
     def tokens_before(self, step: int) -> int:
         """Tokens predicted in the steps before `step`."""
         return schedule_steps.tokens_before(self.config, step)
+
+    def flops_before(self, step: int) -> dict[str, float]:
+        """Training FLOPs by convention up to `step`, which lies in the last stretch, with what rewinds gave up."""
+        per_token = stretches.total_flops(self.record["flops_per_token"])
+        last = schedule_steps.run_stretches(self.config)[-1]
+        flops = stretches.flops_before(last, self.tokens_before(step), per_token)
+        given_up = ledger.discarded(self.facts.get("rewinds", {}))["flops"]
+        return {name: each + given_up.get(name, 0) for name, each in flops.items()}
 
     def write(self, lines: list[dict], layers: Sequence[dict] = ()) -> None:
         """Append lines to metrics and layers. Of several processes only the first writes, here and below."""
@@ -165,8 +173,7 @@ class Run:
         tokens = self.tokens_before(step)
         self.record |= {"status": self.status, "steps": step, "tokens": tokens, "val_loss": self.val_loss}
         self.record |= {"mixed": self.facts["mixed"]} if self.facts.get("mixed") else {}
-        per_token = self.record["flops_per_token"]
-        self.record["flops"] = {("6ND" if k == "6N" else k): v * tokens for k, v in per_token.items()}
+        self.record["flops"] = self.flops_before(step)
         if self.val_loss is not None:
             self.record["bpb"] = bits_per_byte(self.val_loss, self.record["data"]["bytes_per_token"])
             self.record |= {"by_source": self.by_source} if self.by_source else {}

@@ -17,7 +17,7 @@ from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.per_layer.refusals import reserve_for_moments
-from scalelab.train.resume import branch, compatibility, determinism, extend, rewind
+from scalelab.train.resume import branch, compatibility, determinism, extend, ledger, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
 from scalelab.train.run.run import Run, open_run
@@ -150,10 +150,10 @@ def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection
     """
     last = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder))
     if last is None:
-        return config, []
+        return (config if config.train.branch_from else ledger.count_from_zero(config)), []
     step, facts = last
-    config = config.copy_and_resolve_references()
-    warning = extend.keep_warmup(facts, config)
+    config, counted = ledger.plan_from_ledger(step, facts, config)
+    warning = "" if counted and config.schedule.warmup_tokens is not None else extend.keep_warmup(facts, config)
     broadcast_from_first(lambda: compatibility.check_schedule_past(folder, step, facts, config, allow))
     return config, [f"{folder}: {warning}"] if warning else []
 
