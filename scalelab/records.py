@@ -36,6 +36,7 @@ from scalelab.jsonfiles import (
     sync_to_disk,
     write_json,
 )
+from scalelab.soundness.record import check_record, read_step_line
 
 # From jsonfiles, for readers of records.
 __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_to_disk", "write_json")
@@ -112,13 +113,16 @@ def log_paths(folder: Folder) -> list[pathlib.Path]:
 
 def last_metrics(folder: Folder) -> dict[str, float | None]:
     """Read the metrics of the last logged step, by name; {} without any."""
-    return {key: value for key, value in _last_step(folder).items() if key not in ("step", "tokens", "time")}
+    return _without_place(_last_step(folder))
+
+
+def _without_place(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key not in ("step", "tokens", "time")}
 
 
 def _last_step(folder: Folder) -> dict[str, Any]:
     """Read the line of the last logged step; {} without any."""
-    path = pathlib.Path(folder) / "metrics.jsonl"
-    return last_line(path, lambda row: "val_loss" not in row and not describe_mismatch(row, METRICS_SCHEMA)) or {}
+    return read_step_line(pathlib.Path(folder), METRICS_SCHEMA)
 
 
 def _last_layers(folder: pathlib.Path) -> dict[str, float]:
@@ -163,6 +167,31 @@ def read_record(folder: Folder) -> dict[str, Any]:
     if "identity" in record:
         _check_config_identity(pathlib.Path(folder), record)
     return record
+
+
+def read_sound_record(folder: Folder) -> dict[str, Any]:
+    """Read a record whose numbers are to be used; BadInput also if config or logs don't bear one of them out.
+
+    A trainer reads its own by `read_record`: after a crash, logs may be ahead of a record.
+    """
+    folder = pathlib.Path(folder)
+    record = read_record(folder)
+    if record:
+        path = folder / "config.json"
+        config = read_json(path, CONFIG_SCHEMA) if path.exists() else {}
+        check_against_folder(folder, config, record, _last_step(folder))
+    return record
+
+
+def check_against_folder(
+    folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any], step: Mapping[str, Any]
+) -> None:
+    """BadInput as `soundness.check_record`, unless a trainer has replaced the record since it was read."""
+    try:
+        check_record(folder, config, record, step, METRICS_SCHEMA)
+    except BadInput:
+        if repr(_read_record_alone(folder)) == repr(record):  # by its text: NaN is not equal to itself
+            raise
 
 
 def _read_record_alone(folder: pathlib.Path) -> dict[str, Any]:
@@ -332,18 +361,23 @@ def read_run(folder: pathlib.Path) -> dict:
     return make_row(folder, *read_config_and_record(folder))
 
 
-def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int | None, dict[str, float]]:
+def _size_so_far(step: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[int | None, dict[str, float]]:
     """(tokens, FLOPs by convention): a running run's are those of its last logged step, newer than its record."""
     tokens, flops = record.get("tokens"), record.get("flops", {})
-    logged = _last_step(folder).get("tokens", 0) if record.get("status") == "running" else 0
+    logged = step.get("tokens", 0) if record.get("status") == "running" else 0
     if logged <= (tokens or 0) or "flops_per_token" not in record:
         return tokens, flops
     return logged, {("6ND" if name == "6N" else name): v * logged for name, v in record["flops_per_token"].items()}
 
 
 def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> dict:
-    """The row of a run whose config and record have been read, with the rest from its logs."""
-    params, (tokens, flops) = record.get("params", {}), _size_so_far(folder, record)
+    """The row of a run whose config and record have been read, with the rest from its logs.
+
+    BadInput if config or logs don't bear the record out.
+    """
+    step = _last_step(folder)
+    check_against_folder(folder, config, record, step)
+    params, (tokens, flops) = record.get("params", {}), _size_so_far(step, record)
     row = {
         "name": folder.name,
         "folder": str(folder),
@@ -368,5 +402,5 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
     row |= record.get("by_source", {}) | {
         key: value for key, value in flatten_keys(config).items() if key != set_by.NOTES_KEY
     }
-    measured = last_metrics(folder) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
+    measured = _without_place(step) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
     return row | {key: value for key, value in measured.items() if key not in row}

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from scalelab import errors, identity, jsonfiles, records, set_by
 from scalelab.errors import BadInput
 from scalelab.index import store
+from scalelab.soundness import record as sound_record
+from scalelab.soundness import size
 
 PROGRESS_KEYS = ("step", "train_loss", "val_loss", "tokens_per_s")
 BATCH = 256  # runs that are read before their equal values become one
@@ -57,7 +59,7 @@ def read_progress(folder: pathlib.Path) -> dict[str, Any]:
 
     `status`: of its record; failed if its logbook ends so; waiting before it has a record. BadInput: damaged files.
     """
-    return _make_progress(folder, records.read_record(folder))
+    return _make_progress(folder, records.read_sound_record(folder))
 
 
 def _make_progress(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def _list_folders(place: pathlib.Path) -> list[str]:
 def _version() -> str:
     from scalelab.configs import base  # what is counted in an identity
 
-    modules = (errors, identity, jsonfiles, records, set_by, base)
+    modules = (errors, identity, jsonfiles, records, set_by, sound_record, size, base)
     return store.code_version(__file__, *(str(module.__file__) for module in modules))
 
 

@@ -173,7 +173,7 @@ def _optimum_json(side: TunedSide, i: int, keys: Sequence[str]) -> dict[str, Any
 
 def read_loss(folder: pathlib.Path, name: str) -> float:
     """The final validation loss of a run that has ended; inf if it diverged."""
-    record = records.read_record(folder / "runs" / name)
+    record = records.read_sound_record(folder / "runs" / name)
     loss = record.get("val_loss") if record.get("status") == "done" else None
     return math.inf if loss is None else float(loss)
 
@@ -185,7 +185,7 @@ def read_rows(study: Ablation, folder: pathlib.Path, rungs: Sequence[Rung]) -> l
         for rung in rungs:
             for seed in range(1, study.seeds + 1):
                 place = folder / "runs" / name_run(side, rung, seed)
-                record = records.read_record(place)
+                record = records.read_sound_record(place)
                 if record.get("status") in ("done", "diverged"):
                     facts = {
                         "N": record["params"]["total"],
