@@ -32,6 +32,7 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.identity import identity
 from scalelab.index.store import INDEX_FILE, READ_FILES
+from scalelab.soundness import size as model_size
 
 COMMANDS = {
     "runs": ["runs", "FOLDER"],
@@ -86,14 +87,18 @@ def _copy_files(template: Mapping[str, Any], name: str, changes: Mapping[str, An
         group, _, last = key.partition(".")
         config[group][last] = value
     record, longer = template["record.json"], changes["train.steps"] // STEPS
-    N, D = int(record["params"]["total"] * (changes["model.d_model"] / 64) ** 2), record["tokens"] * longer
+    params, per_token = model_size.count_parameters(config), model_size.count_flops(config)
+    assert params and per_token  # of the sweep's small models both are known
+    N, D = params["total"], record["tokens"] * longer
     off = 0.05 * math.log10(changes["optim.peak_lr"] / 1e-2) ** 2 + random.Random(name).gauss(0, 0.005)
     loss = LAW["E"] + LAW["A"] / N ** LAW["alpha"] + LAW["B"] / D ** LAW["beta"] + off
     moved = loss / record["val_loss"]
+    flops = {"6N": 6.0 * N, "chinchilla": 1.02 * per_token, "exact": per_token}
     record = record | {
-        "name": name, "identity": identity(records.flatten_keys(config)), "steps": changes["train.steps"], "tokens": D,
-        "val_loss": loss, "bpb": record["bpb"] * moved, "params": dict.fromkeys(record["params"], N),
-        "flops": {"6ND": 6.0 * N * D, "chinchilla": 6.2 * N * D, "exact": 6.1 * N * D},
+        "name": name, "identity": identity(records.flatten_keys(config)), "steps": record["steps"] * longer,
+        "tokens": D, "val_loss": record["val_loss"] * moved, "bpb": record["bpb"] * moved, "params": params,
+        "params_by_group": {"all": N}, "flops_per_token": flops,
+        "flops": {("6ND" if name == "6N" else name): value * D for name, value in flops.items()},
     }  # fmt: skip
     faster = changes["optim.peak_lr"] / template["config.json"]["optim"]["peak_lr"]
     moves = dict.fromkeys(("train_loss", "val_loss", "bpb"), moved) | {"step": longer, "tokens": longer, "lr": faster}

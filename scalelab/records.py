@@ -43,6 +43,7 @@ from scalelab.jsonfiles import (
     sync_to_disk,
     write_json,
 )
+from scalelab.soundness.record import check_record
 from scalelab.untrusted.files import check_file
 from scalelab.untrusted.paths import describe_link, list_folders, path_below
 
@@ -174,9 +175,32 @@ def read_record(folder: Folder) -> dict[str, Any]:
     return record
 
 
+def read_sound_record(folder: Folder) -> dict[str, Any]:
+    """Read a record whose numbers are to be used; BadInput also if config or logs don't bear one of them out.
+
+    A trainer reads its own by `read_record`: after a crash, logs may be ahead of a record.
+    """
+    folder = pathlib.Path(folder)
+    record = read_record(folder)
+    if record:
+        path = folder / "config.json"
+        config = read_json(path, CONFIG_SCHEMA) if path.exists() else {}
+        check_against_folder(folder, config, record)
+    return record
+
+
+def check_against_folder(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+    """BadInput as `soundness.check_record`, unless a trainer has replaced the record since it was read."""
+    try:
+        check_record(folder, config, record, METRICS_SCHEMA)
+    except BadInput:
+        if repr(_read_record_alone(folder)) == repr(record):  # by its text: NaN is not equal to itself
+            raise
+
+
 def read_size(folder: Folder) -> dict[str, Any]:
     """The `N`, `tokens` and exact `flops` of a run that ended. BadInput if its record lacks one."""
-    record = read_record(folder)
+    record = read_sound_record(folder)
     try:
         return {"N": record["params"]["total"], "tokens": record["tokens"], "flops": record["flops"]["exact"]}
     except KeyError as missing:
@@ -209,6 +233,11 @@ def read_events(folder: Folder) -> list[dict]:
         events.append(row or {"time": time_before, "step": None, "kind": "warning", "text": what})
         time_before = events[-1]["time"]
     return events
+
+
+def saved_log_paths(folder: Folder) -> list[pathlib.Path]:
+    """Paths of the files whose lines up to a save its manifest knows by length and hash: `log_paths`, the logbook."""
+    return [*log_paths(folder), pathlib.Path(folder) / "events.jsonl"]
 
 
 def rewind_metrics(folder: Folder, step: int) -> list[str]:
@@ -384,8 +413,12 @@ def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int |
 
 
 def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> dict:
-    """The row of a run whose config and record have been read, with the rest from its logs."""
+    """The row of a run whose config and record have been read, with the rest from its logs.
+
+    BadInput if config or logs don't bear the record out.
+    """
     check_file(folder / "events.jsonl")  # which is not read here
+    check_against_folder(folder, config, record)
     params, (tokens, flops) = record.get("params", {}), _size_so_far(folder, record)
     row = {
         "name": folder.name,

@@ -25,6 +25,7 @@ GROUND = (
     "jsonfiles",
     "lock",
     "user_code",
+    "soundness",
     "records",
 )
 MAY_IMPORT: dict[str, set[str]] = {
@@ -32,7 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{key: set() for key in ("errors", "set_by", "git", "signals", "sharding", "jaxprs")},
     **{key: {"errors"} for key in ("untrusted", "identity", "user_code")},
     **{key: {"errors", "untrusted"} for key in ("jsonfiles", "lock", "__main__")},
-    "records": {"errors", "identity", "jsonfiles", "set_by", "untrusted"},
+    "soundness": {"errors", "jsonfiles"},
+    "records": {"errors", "identity", "jsonfiles", "set_by", "soundness", "untrusted"},
     # Rooms, each above those that it names.
     "index": set(),
     "hardware": set(),
@@ -60,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 # Links to the folders on top, with the rooms that may import them, inside functions.
-LINKS = {"configs": {"config", "identity", "index", "plan", "sweep"}, "experiments": {"commands"}}
+LINKS = {"configs": {"config", "identity", "index", "plan", "soundness", "sweep"}, "experiments": {"commands"}}
 MOST_ENTRIES = 12  # files and folders of a room, `__init__.py` aside; of the ground floor, files
 LISTS = ("commands", "optim")  # rooms of one file a member
 SOURCES = sorted((ROOT / "scalelab").rglob("*.py"))

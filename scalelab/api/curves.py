@@ -118,7 +118,7 @@ def _refuse_two_models(folders: Sequence[pathlib.Path]) -> None:
     """BadInput if parameters or tokens a step differ: a law of curves holds for one model and batch."""
     first: tuple[Any, Any, pathlib.Path] | None = None
     for folder in folders:
-        config, record = records.read_config(folder), records.read_record(folder)
+        config, record = records.read_config(folder), records.read_sound_record(folder)
         size = record.get("params", {}).get("total")
         batch = config["train"]["global_batch"] * config["model"]["seq_len"]
         if first and (size, batch) != first[:2]:

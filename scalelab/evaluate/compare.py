@@ -23,7 +23,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
     """
     sides = [noise.load_side(source) for source in (a, b)]
     one, two = (each.folder for each in sides)
-    both_records = [records.read_record(folder) for folder in (one, two)]
+    both_records = [records.read_sound_record(folder) for folder in (one, two)]
     metrics = first_difference(*(records.read_metrics(folder) for folder in (one, two)))
     weights = same_weights(one, two) if metrics["lines"] and metrics["first"] is None else None
     gap = noise.loss_gap(*sides)

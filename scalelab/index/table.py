@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from scalelab import errors, identity, jsonfiles, records, set_by
 from scalelab.errors import BadInput
 from scalelab.index import store
+from scalelab.soundness import record as sound_record
+from scalelab.soundness import size
 from scalelab.untrusted import documents, files, paths, schemas
 from scalelab.untrusted.paths import describe_link, list_folders
 
@@ -58,7 +60,7 @@ def read_progress(folder: pathlib.Path) -> dict[str, Any]:
 
     `status`: of its record; failed if its logbook ends so; waiting before it has a record. BadInput: damaged files.
     """
-    return _make_progress(folder, records.read_record(folder))
+    return _make_progress(folder, records.read_sound_record(folder))
 
 
 def _make_progress(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _read_folders(place: pathlib.Path, names: Iterable[str]) -> dict[str, Indexe
 def _version() -> str:
     from scalelab.configs import base  # what is counted in an identity
 
-    modules = (errors, identity, jsonfiles, records, set_by, documents, files, paths, schemas, base)
+    modules = (errors, identity, jsonfiles, records, set_by, sound_record, size, documents, files, paths, schemas, base)
     return store.code_version(__file__, *(str(module.__file__) for module in modules))
 
 

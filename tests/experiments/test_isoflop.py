@@ -127,7 +127,12 @@ class ByLaw(TrainHere):
             record = records.read_json(self.folder / "runs" / name / "record.json") | {
                 "params": params, "tokens": d, "val_loss": row["loss"], "identity": config_lib.identity(config),
                 "flops": {"6ND": 6 * n * d, "exact": 6 * n * d}, "steps": config.train.steps,
+                "flops_per_token": {"exact": 6 * n},
             }  # fmt: skip
+            (self.folder / "runs" / name / "metrics.jsonl").unlink()
+            last = {"step": config.train.steps, "tokens": d}
+            lines = [last | {"train_loss": row["loss"]}, last | {"val_loss": row["loss"]}]
+            records.append_json_lines(self.folder / "runs" / name / "metrics.jsonl", lines)
             records.write_json(self.folder / "runs" / name / "record.json", record)
             records.write_json(self.folder / "runs" / name / "config.json", config.to_dict())
         return dict.fromkeys(jobs, 0)

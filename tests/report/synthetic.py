@@ -60,19 +60,21 @@ def write_run(
                 "time": now,
             }
         )
-        if i % 15 == 0:  # every 15th line is also an evaluation
+        if i % 15 == 0 or (i == lines and until == 1):  # every 15th line is also an evaluation, and the last
             measured = final if i == lines and until == 1 else loss * 1.01
             metrics.append(
                 {"step": step, "tokens": tokens, "val_loss": measured, "bpb": measured / math.log(2), "time": now}
             )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
     done = status == "done"
-    flops = 6.6 * n * d
+    flops = 6.6 * n * steps * 512
+    last = steps if until == 1 else metrics[-1]["step"]
     records.write_json(folder / "record.json", {
         "name": folder.name, "identity": configs.identity(config), "status": status,
         "params": {"total": n, "non_embedding": n - 4096, "kaplan": n - 4096, "chinchilla": n + 100},
         "flops_per_token": {"6N": 6 * n, "chinchilla": 6.4 * n, "exact": 6.6 * n},
-        "tokens": steps * 512, "steps": steps, "flops": {"6ND": 6 * n * d, "chinchilla": 6.4 * n * d, "exact": flops},
+        "tokens": last * 512, "steps": last,
+        "flops": {"6ND": 6 * n * last * 512, "chinchilla": 6.4 * n * last * 512, "exact": 6.6 * n * last * 512},
         "val_loss": final if done else None, "bpb": final / math.log(2) if done else None,
         "data": {"source": "stdlib", "fingerprint": "f00dfeed", "bytes_per_token": 1.0, "python": "3.11.2"},
         "git": {"user": {"folder": "/code/mine", "commit": "1f2e3d4c5b6a", "dirty": True, "diff_sha256": "99aabbcc"}},
@@ -84,8 +86,21 @@ def write_run(
         records.write_event(folder, "done", steps, f"validation loss {final:.4f}")
     if status == "diverged":
         records.write_event(folder, "diverged", metrics[-1]["step"], "loss 21 is 9 above the running median")
+    if status == "stopped":
+        records.write_event(folder, "stopped", metrics[-1]["step"], "by a signal, after saving")
     row = {"name": folder.name, "N": n, "D": steps * 512, "C": flops, "loss": final, "folder": str(folder)}
     return row | {"role": role}
+
+
+def finish_run(folder: pathlib.Path) -> None:
+    """End a running run where it is: its last evaluation, its verdict, and then its record."""
+    record, line = records.read_json(folder / "record.json"), records.read_metrics(folder)[-1]
+    loss = line.get("val_loss") or line["train_loss"]
+    evaluated = {"step": line["step"], "tokens": line["step"] * 512, "val_loss": loss, "bpb": loss / math.log(2)}
+    records.append_json_lines(folder / "metrics.jsonl", [evaluated])
+    records.write_event(folder, "done", line["step"], f"validation loss {loss:.4f}")
+    ended = {"status": "done", "steps": line["step"], "val_loss": loss, "bpb": evaluated["bpb"]}
+    records.write_json(folder / "record.json", record | ended)
 
 
 def write_sweep(folder: pathlib.Path) -> None:

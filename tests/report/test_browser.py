@@ -1,11 +1,13 @@
 """Pages in a real browser: nothing complains, nothing is wider than the window, and what a reader asks is answered."""
 
+import json
 import math
 import threading
 
 import pytest
 
 from scalelab import records
+from scalelab.identity import identity
 from scalelab.report import serve
 from scalelab.report.pages import write_report
 from tests.report import synthetic
@@ -110,7 +112,7 @@ def test_a_live_page_draws_its_charts_and_loads_itself_again(browser, tmp_path, 
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser.open(server.url)
         assert browser.run("document.querySelectorAll('.chart canvas').length") >= 3
-        records.write_json(run / "record.json", records.read_json(run / "record.json") | {"status": "done"})
+        synthetic.finish_run(run)
         while browser.read()["method"] != "Page.loadEventFired":
             pass
         assert browser.run("document.body.textContent.includes('This run is done.')") and not browser.complaints
@@ -122,16 +124,18 @@ def test_a_thousand_trials_are_drawn(browser, tmp_path, capsys):
     synthetic.write_run(tmp_path / "first", lines=40)
     template = {name: (tmp_path / "first" / name).read_text() for name in ("config.json", "metrics.jsonl")}
     record = records.read_json(tmp_path / "first" / "record.json")
-    del record["identity"]  # of the first one's config
+    *lines, last = template["metrics.jsonl"].splitlines()
     for i in range(TRIALS):
         folder = tmp_path / "sweep" / "runs" / f"trial-{i:04}"
         folder.mkdir(parents=True)
-        for name, text in template.items():
-            (folder / name).write_text(text)
-        config = records.read_json(folder / "config.json")
+        config, loss = json.loads(template["config.json"]), 2 + 0.001 * i
         config["optim"]["peak_lr"] = 1e-4 * math.exp(5 * i / TRIALS)
+        evaluated = json.loads(last) | {"val_loss": loss, "bpb": loss / math.log(2)}
+        (folder / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(evaluated), ""]))
+        records.write_event(folder, "done", evaluated["step"])
         records.write_json(folder / "config.json", config)
-        records.write_json(folder / "record.json", record | {"name": folder.name, "val_loss": 2 + 0.001 * i})
+        of_its_own = {"name": folder.name, "identity": identity(records.flatten_keys(config)), "val_loss": loss}
+        records.write_json(folder / "record.json", record | of_its_own | {"bpb": loss / math.log(2)})
     write_report(tmp_path / "sweep")
     page = tmp_path / "sweep" / "report.html"
     browser.complaints.clear()

@@ -133,7 +133,7 @@ def test_following_ends_with_the_trials(tmp_path, capsys):
 
     def finish():
         time.sleep(0.3)
-        records.write_json(place / "record.json", records.read_json(place / "record.json") | {"status": "done"})
+        synthetic.finish_run(place)
 
     thread = threading.Thread(target=finish)
     thread.start()

@@ -92,7 +92,7 @@ def read_curve(folder: pathlib.Path, ahead: bool = True) -> Curve:
     """Read a run's folder; with `ahead` its schedule to the end too. BadInput if it is not a run, or damaged."""
     if not (folder / "config.json").exists():
         raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
-    values, record = records.read_config(folder), records.read_record(folder)
+    values, record = records.read_config(folder), records.read_sound_record(folder)
     lines = records.read_metrics(folder)
     config = config_from_facts({"config": values})
     n_steps, n_tokens = config.train.steps, schedule_steps.tokens_before(config, config.train.steps)

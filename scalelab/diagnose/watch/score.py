@@ -28,7 +28,7 @@ def score_run(folder: pathlib.Path) -> dict[str, Any]:
     A row: step, progress, method, val_loss, interval90, `error` (forecast / measured - 1), `inside`. BadInput for a run
     that is not done, or has no forecasts.
     """
-    path, record = folder / FORECASTS_FILE, records.read_record(folder)
+    path, record = folder / FORECASTS_FILE, records.read_sound_record(folder)
     if not path.exists():
         raise BadInput(f"{folder} has no {FORECASTS_FILE}: `scalelab watch {folder}` makes forecasts while it trains")
     measured = record.get("val_loss")

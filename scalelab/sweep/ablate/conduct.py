@@ -200,7 +200,7 @@ def _optimum_json(side: TunedSide, i: int, keys: Sequence[str]) -> dict[str, Any
 
 def read_loss(folder: pathlib.Path, name: str) -> float:
     """The final validation loss of a run that has ended; inf if it diverged."""
-    record = records.read_record(folder / "runs" / name)
+    record = records.read_sound_record(folder / "runs" / name)
     loss = record.get("val_loss") if record.get("status") == "done" else None
     return math.inf if loss is None else float(loss)
 

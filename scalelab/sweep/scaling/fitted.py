@@ -107,7 +107,7 @@ def rule_of_checks(folder: pathlib.Path) -> dict[str, Any]:
     edge.
     """
     runs = [
-        (records.flatten_keys(records.read_json(run / "config.json")), records.read_record(run))
+        (records.flatten_keys(records.read_json(run / "config.json")), records.read_sound_record(run))
         for run in records.run_folders(folder)
     ]
     if not runs:

@@ -40,7 +40,7 @@ class Runs:
 
 def read_loss(place: pathlib.Path) -> float:
     """The final validation loss of a run that ended; inf if it diverged, or is no lower than where it began."""
-    record = records.read_record(place)
+    record = records.read_sound_record(place)
     loss = record.get("val_loss") if record.get("status") == "done" else None
     first = next((line["train_loss"] for line in records.read_metrics(place) if line.get("train_loss")), math.inf)
     return float(loss) if loss is not None and math.isfinite(loss) and loss < first else math.inf

@@ -58,11 +58,14 @@ def write_member(
     records.write_json(folder / "record.json", {
         "name": folder.name, "identity": configs.identity(config), "status": status or ("done" if done else "running"),
         "params": {"total": n}, "steps": steps if done else int(at.max(initial=0)), "tokens": 512 * steps,
-        "flops_per_token": {"exact": 6.0 * n}, "val_loss": final if done else None, "device": "cpu",
+        "flops_per_token": {"exact": 6.0 * n}, "flops": {"exact": 6.0 * n * 512 * steps},
+        "val_loss": final if done else None, "device": "cpu", "versions": {"scalelab": "0.1.0"},
         "mesh": {"devices": 1},
         "data": {"source": "stdlib", "fingerprint": "f00d", "tokenizer": "bytes"},
     })  # fmt: skip
     records.write_event(folder, "start", 0, "")
+    if done:
+        records.write_event(folder, "done", steps, "")
     return final
 
 

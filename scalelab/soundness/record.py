@@ -1,0 +1,167 @@
+"""A run's record held against its config and its logs: the first value that these don't bear out.
+
+Only what every version wrote is asked for, and only where a legal event can't have changed it: of a run that is
+underway the logs are ahead of the record, and one whose values changed on the way (`mixed`) follows from no one config.
+"""
+
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from scalelab.errors import BadInput
+from scalelab.jsonfiles import Schema, describe_mismatch, last_line
+from scalelab.soundness import size
+
+# The status of a run that ended -> the kind of the event that its trainer writes just before.
+ENDS = {"done": "done", "diverged": "diverged", "stopped": "stopped", "stopped early": "stopped_early"}
+# A record with all but one of these is one that a trainer wrote; then all of both are there.
+MARKS = ("name", "identity", "flops_per_token", "versions", "device")
+TRAINER_KEYS = (*MARKS, "params", "data", "status", "steps", "tokens", "flops")
+CLOSE = 1e-6  # relative: products of floats in another order
+METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
+
+
+class Logged(NamedTuple):
+    """The ends of a run's logs: the last line, the last one with an evaluation, and the last verdict."""
+
+    last: Mapping[str, Any]
+    evaluated: Mapping[str, Any]
+    verdict: str
+
+
+def check_record(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any], schema: Schema) -> None:
+    """BadInput if the record of the run in `folder` says what its config or its logs don't bear out.
+
+    `schema`: that of the lines of metrics.
+    """
+    why = describe_false_value(config, record)
+    if not why and record.get("status") in ENDS and "identity" in record:
+        why = describe_false_end(config, record, _read_ends(folder, schema))
+    if why:
+        raise BadInput(f"{folder / 'record.json'}: {why}: was one of them edited or cut?")
+
+
+def _read_ends(folder: pathlib.Path, schema: Schema) -> Logged:
+    """Read the ends of the logs, from behind; of the metrics up to the last evaluation, often the last line of all."""
+    last: list[dict[str, Any]] = []
+
+    def note(row: dict[str, Any]) -> bool:
+        if describe_mismatch(row, schema):
+            return False
+        last.append(row)
+        return "val_loss" in row
+
+    evaluated = last_line(folder / METRICS_FILE, note) or {}
+    verdict = last_line(folder / EVENTS_FILE, lambda row: row.get("kind") in ENDS.values()) or {}
+    return Logged(last[0] if last else {}, evaluated, verdict.get("kind", ""))
+
+
+def describe_false_value(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Describe a value of the record that its config, or another of its values, contradicts; "" without any."""
+    if missing := _missing_key(record):
+        return f"it has no {missing!r}, which every trainer writes"
+    params, groups = record.get("params", {}), record.get("params_by_group")
+    counts = size.count_parameters(config) if groups else None
+    for name, count in (counts or {}).items():
+        if name in params and params[name] != count:
+            return f"params.{name} is {params[name]:,}, and the model of config.json has {count:,}"
+    if groups and "total" in params and sum(groups.values()) != params["total"]:
+        return f"params_by_group has {sum(groups.values()):,} parameters, and params.total is {params['total']:,}"
+    return _describe_false_flops(config, record) or _describe_false_bpb(record)
+
+
+def _missing_key(record: Mapping[str, Any]) -> str:
+    return next((key for key in TRAINER_KEYS if key not in record), "") if _is_trainers(record) else ""
+
+
+def _is_trainers(record: Mapping[str, Any]) -> bool:
+    return sum(mark in record for mark in MARKS) >= len(MARKS) - 1 and record.get("status") != "imported"
+
+
+def _describe_false_flops(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    per_token, flops, params = (record.get(key, {}) for key in ("flops_per_token", "flops", "params"))
+    if "6N" in per_token and "total" in params and _differ(per_token["6N"], 6 * params["total"]):
+        return f"flops_per_token.6N is {per_token['6N']:g}, and six times params.total {6 * params['total']:g}"
+    exact = size.count_flops(config) if "params_by_group" in record and "exact" in per_token else None
+    if exact is not None and _differ(per_token["exact"], exact):
+        return f"flops_per_token.exact is {per_token['exact']:g}, and the model of config.json takes {exact:g}"
+    if _has_several_stretches(config, record) or "tokens" not in record:
+        return ""
+    for name, value in per_token.items():
+        total = flops.get("6ND" if name == "6N" else name)
+        rewinds = config.get("guard", {}).get("policy") == "rewind"  # C then counts the steps that were given up too
+        more = rewinds and total is not None and total > value * record["tokens"]
+        if total is not None and not more and _differ(total, value * record["tokens"]):
+            product = f"{value:.6g} on each of {record['tokens']:,} tokens make {value * record['tokens']:.6g}"
+            return f"flops (C) of {name} is {total:.6g}, and {product}"
+    return ""
+
+
+def _has_several_stretches(config: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether the steps were counted under more than one config."""
+    return bool(record.get("mixed") or config.get("log", {}).get("stretches"))
+
+
+def _describe_false_bpb(record: Mapping[str, Any]) -> str:
+    loss, bpb, rate = record.get("val_loss"), record.get("bpb"), record.get("data", {}).get("bytes_per_token")
+    if loss is None or bpb is None or not rate or not math.isfinite(loss):
+        return ""
+    expected = loss / math.log(2) / rate
+    return f"bpb is {bpb:g}, and val_loss gives {expected:g}" if _differ(bpb, expected) else ""
+
+
+def describe_false_end(config: Mapping[str, Any], record: Mapping[str, Any], logged: Logged) -> str:
+    """Describe what the logs of a run that ended don't bear out; "" without any."""
+    status, steps, loss = record["status"], record.get("steps", 0), record.get("val_loss")
+    evaluated, last = logged.evaluated, logged.last
+    if logged.verdict != ENDS[status] and (logged.verdict or _is_trainers(record)):
+        return f"status is {status!r}, and the last verdict in {EVENTS_FILE} is {logged.verdict or 'none'!r}"
+    if not evaluated and (loss is not None or status == "done"):
+        return f"val_loss is {loss}, and {METRICS_FILE} has no evaluated line" if _is_trainers(record) else ""
+    if status == "done" and evaluated["step"] != steps:
+        return f"steps is {steps}, and the last evaluated line of {METRICS_FILE} is of step {evaluated['step']}"
+    if evaluated and (loss is not None or status == "done") and not _same(loss, evaluated["val_loss"]):
+        return f"val_loss is {loss}, and the last evaluated line of {METRICS_FILE} says {evaluated['val_loss']}"
+    for name, value in record.get("by_source", {}).items():
+        if name in evaluated and not _same(value, evaluated[name]):
+            return f"by_source has {name}={value}, and the last evaluated line of {METRICS_FILE} {evaluated[name]}"
+    return _describe_false_steps(config, record, last) if last else ""
+
+
+def _describe_false_steps(config: Mapping[str, Any], record: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """Of `steps` and `tokens` against the last logged line: after it no other was due before the run ended."""
+    status, steps, tokens = record["status"], record.get("steps", 0), record.get("tokens", 0)
+    if last["step"] > steps:
+        return f"steps is {steps}, and {METRICS_FILE} goes on to step {last['step']}"
+    every = config.get("log", {}).get("every_steps")
+    if status == "stopped" and type(every) is int and steps - last["step"] >= every:
+        return f"steps is {steps}, and {METRICS_FILE} ends at step {last['step']}"
+    counted = last.get("flops") if last["step"] == steps else None  # lines of earlier versions have none
+    if counted is not None and "exact" in record.get("flops", {}) and _differ(record["flops"]["exact"], counted):
+        return f"flops (C) is {record['flops']['exact']:.6g}, and {METRICS_FILE} says {counted:.6g} at step {steps}"
+    expected = _expect_tokens(config, record, last)
+    if expected is not None and tokens != expected:
+        return f"tokens (D) is {tokens:,}, and {METRICS_FILE} says {last['tokens']:,} at step {last['step']}"
+    return ""
+
+
+def _expect_tokens(config: Mapping[str, Any], record: Mapping[str, Any], last: Mapping[str, Any]) -> float | None:
+    """Tokens at the record's step by the last line: its own, or with a constant batch those of all steps."""
+    if not last.get("tokens"):
+        return None
+    if last["step"] == record.get("steps"):
+        return float(last["tokens"])
+    each = config.get("train", {}).get("global_batch"), config.get("model", {}).get("seq_len")
+    if _has_several_stretches(config, record) or any(type(part) is not int for part in each):
+        return None
+    constant = last["tokens"] == last["step"] * each[0] * each[1]
+    return float(record.get("steps", 0) * each[0] * each[1]) if constant else None
+
+
+def _same(a: float | None, b: float | None) -> bool:
+    return a == b or (a is not None and b is not None and a != a and b != b)
+
+
+def _differ(a: float | None, b: float) -> bool:
+    return a is None or not math.isclose(a, b, rel_tol=CLOSE)

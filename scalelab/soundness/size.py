@@ -1,0 +1,89 @@
+"""Parameters and FLOPs of a stored config in closed form, without jax: what its record must say.
+
+`scalelab.model.count` counts the declarations themselves; tests/soundness/test_size.py holds one to the other.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+
+def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
+    """Parameters by convention, as `scalelab.model.count`, of the config of a run, {group: {key: value}}.
+
+    None if this can't be known: a block of the user's own, or keys of a model that this version does not have.
+    """
+    model = _complete_model(config)
+    if model is None:
+        return None
+    tables = {"weight": model["vocab_size"] * model["d_model"] * (1 if model["tied_head"] else 2), "position": 0}
+    if model["position"] == "learned":
+        tables["position"] = model["seq_len"] * model["d_model"]
+    block = _count_block(model)
+    layers = {kind: model["n_layers"] * size for kind, size in block.items()}
+    final = _count_norm(model)
+    hidden = sum(layers.values()) + sum(final.values())
+    return {
+        "total": hidden + sum(tables.values()),
+        "non_embedding": hidden,
+        "kaplan": layers["matrix"],
+        "chinchilla": hidden - layers["gain"] - final["gain"] - layers["vector"] + sum(tables.values()),
+    }
+
+
+def count_flops(config: Mapping[str, Any]) -> float | None:
+    """Training FLOPs a token of all matrix products, as `exact` of `scalelab.model.count`.
+
+    None if it is not known; with a window or relative positions too, whose products depend on more than sizes.
+    """
+    model, counts = _complete_model(config), count_parameters(config)
+    if model is None or counts is None or model["window"] or model["position"] == "relative":
+        return None
+    head = model["d_model"] * model["vocab_size"]
+    attention = model["n_layers"] * model["seq_len"] * model["n_heads"] * model["d_head"]
+    return 6.0 * (counts["kaplan"] + head) + 12.0 * attention
+
+
+@functools.cache
+def _known_keys() -> dict[str, Any]:
+    """Keys of a model with their defaults."""
+    from scalelab.configs import base  # here and not above: the tree is configuration, not part of the library
+
+    return {name: key.default for name, key in base.MODEL.items()}
+
+
+def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The model's values, absent ones of an older version at their defaults; None if they don't tell its size."""
+    stored, known = config.get("model", {}), _known_keys()
+    if not stored.keys() <= known.keys():
+        return None
+    model = known | stored
+    sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len", "window")
+    if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
+        return None
+    return model
+
+
+def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:
+    return {"gain": model["d_model"], "bias": model["d_model"] if model["norm"] == "layernorm" else 0}
+
+
+def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
+    """Scalars of one block: `matrix`, `gain`, `bias`, and of relative positions a `position` matrix and `vector`s."""
+    d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
+    queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
+    products = 2 if model["mlp"] == "swiglu" else 1  # into the MLP's hidden units
+    relative, norm = model["position"] == "relative", _count_norm(model)
+    norms = 1 if model["block"] == "parallel" else 2
+    query_key_gains = 0
+    if model["qk_norm"]:
+        query_key_gains = queries + keys if model["qk_norm_over"] == "projection" else 2 * d_head
+    return {
+        "matrix": d * (2 * queries + 2 * keys) + d * d_ff * (products + 1),
+        "gain": norms * norm["gain"] + query_key_gains,
+        "bias": norms * norm["bias"]
+        + (queries + 2 * keys) * bool(model["bias"] or model["qkv_bias"])
+        + (2 * d + products * d_ff) * bool(model["bias"]),
+        "position": d * queries * relative,
+        "vector": 2 * queries * relative,
+    }
