@@ -60,6 +60,7 @@ LAYER_COLUMNS: dict[str, Callable[[list[float]], float]] = {
     "attention_logit_max": max, "attention_entropy": min, "dead_units": max, "eps_share": max, "gradient_zeros": max,
 }  # fmt: skip
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
+OWN_CODE_SCHEMA = {"*": {"function": TEXT, "files": {"*": TEXT}, "curve?": {"*": NUMBER}}}
 RECORD_SCHEMA = {
     "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
@@ -73,6 +74,7 @@ RECORD_SCHEMA = {
     "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
     "spike_score?": NUMBER, "clip_share?": NUMBER, "rewinds?": {"*": {}}, "changes_by_hand?": {"*": {}},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
+    "own_code?": OWN_CODE_SCHEMA, "next_own_code?": OWN_CODE_SCHEMA,
 }  # fmt: skip
 
 

@@ -30,7 +30,8 @@ GROUND = (
 MAY_IMPORT: dict[str, set[str]] = {
     # The ground floor: files that anyone may import, lowest first.
     **{key: set() for key in ("errors", "set_by", "git", "signals", "sharding", "jaxprs")},
-    **{key: {"errors"} for key in ("untrusted", "identity", "user_code")},
+    **{key: {"errors"} for key in ("untrusted", "identity")},
+    "user_code": {"errors", "identity"},
     **{key: {"errors", "untrusted"} for key in ("jsonfiles", "lock", "__main__")},
     "records": {"errors", "identity", "jsonfiles", "set_by", "untrusted"},
     # Rooms, each above those that it names.

@@ -16,6 +16,7 @@ from scalelab.model import transformer
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.resume import extend, facts
+from scalelab.train.resume.own_code import CODE_GROUP, code_keys
 
 # What the data are, beside the config that names them: a run that went on with other data would be another run.
 DATA_FACTS = ("data.fingerprint", "data.tokenizer")
@@ -26,12 +27,14 @@ def is_frozen(key: str) -> bool:
     """Whether a change of this key, or of a group's every key, makes another run, so that its past follows from no
     one config.
     """
+    if key == CODE_GROUP or key in code_keys():
+        return key == CODE_GROUP or is_identity_key(key)
     return key in (*fixed_keys(), *fixed_groups(), *DATA_FACTS)
 
 
 def check_allowed_keys(keys: Collection[str]) -> None:
     """Raise BadInput for an `--allow-change` that names no key; a group's name stands for all of its keys."""
-    known = [*config_lib.default_values(), *DATA_FACTS]
+    known = [*config_lib.default_values(), *DATA_FACTS, *code_keys()]
     known += [key for key in {name.split(".")[0] for name in known} if is_frozen(key)]
     for key in keys:
         if key not in known:

@@ -113,6 +113,10 @@ def _restored_state(
             records.write_event(run.folder, "fallback", loaded.step, text)
         progress({"warning": text})
     note_environment_changes(run, loaded.step, saved, progress)
+    if run.spec.own_code and "own_code" not in saved:
+        names = ", ".join(entry["function"] for entry in run.spec.own_code.values())
+        text = f"step {loaded.step} was saved before own code was recorded: whether {names} changed since isn't known"
+        make_warner([run], progress)(text)
     if "tracker_id" in saved:  # and the record may have been lost
         run.record.setdefault("tracker_id", saved["tracker_id"])
     for name_of_fact in ("alarms", "rewinds", "changes_by_hand"):

@@ -122,7 +122,8 @@ class Run:
     def _take_folder(self, step: int) -> None:
         old = records.read_record(self.folder)
         if old.get("identity") not in (None, self.record["identity"]):
-            records.write_json(self.folder / "record.json", old | {"next_identity": self.record["identity"]})
+            both = {"next_identity": self.record["identity"], "next_own_code": self.spec.own_code}
+            records.write_json(self.folder / "record.json", old | both)
         records.write_json(self.folder / "config.json", self.facts["config"])
         noted = {key: change for key, change in self.changed.items() if not key.startswith("log.")}
         if noted:
@@ -269,7 +270,7 @@ def _examine(
     if record.get("status") == IMPORTED_STATUS:
         raise BadInput(f"{folder} holds imported weights, not a run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
-    old = {"config": records.read_config(folder), "data": data}
+    old = {"config": records.read_config(folder), "data": data, "own_code": record.get("own_code", {})}
     try:
         return record, compatibility.check_continuation(str(folder), old, new, allow, has_ended(record, config)), ""
     except BadInput:
@@ -294,6 +295,7 @@ def _describe(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
     return {
         "name": name,
         "identity": spec.identity,
+        **({"own_code": spec.own_code} if spec.own_code else {}),
         "set_by": config_lib.config_value_origins(spec.config),
         "params": count.count_parameters(shape),
         "params_by_group": count.count_parameters_by_group(shape),
