@@ -49,6 +49,25 @@ def is_untrained(folder: pathlib.Path) -> bool:
     return not trained and not manifest.find_saved_steps(folder)
 
 
+def check_steps_saved(folder: pathlib.Path) -> None:
+    """Raise BadInput if an unfinished run without a checkpoint must have had one, by its record or logs.
+
+    One that was killed before its first save begins anew. That save has ended before the second one's lines are over.
+    """
+    record = records.read_record(folder)
+    if not (folder / "config.json").exists():
+        return
+    first = record.get("branch_from", {}).get("step", 0)
+    every = records.read_config(folder)["checkpoint"]["every_steps"]
+    trained, lines = record.get("steps", 0), records.read_metrics(folder)
+    logged = max((line["step"] for line in lines), default=0)
+    if trained > first or logged > (first // every + 2) * every:
+        raise BadInput(
+            f"{folder} was trained up to step {max(trained, logged)} and has no checkpoint any more: at step 0 it "
+            f"would erase what it logged; put its checkpoints back, use another --workdir, or delete {folder} to begin anew"
+        )
+
+
 def check_continuation(
     where: str, saved: Mapping[str, Any], now: Mapping[str, Any], allow: Collection[str] = (), ended: bool = False
 ) -> dict[str, tuple[Any, Any]]:
