@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hf": {"config", "data", "model"},
     "optim": {"config", "model"},
     "parallel": {"config", "model", "optim", "precision"},
-    "train": {"config", "data", "hardware", "hf", "model", "optim", "parallel", "precision"},
+    "train": {"config", "data", "hardware", "hf", "model", "optim", "parallel", "precision", "stores"},
     "evaluate": {"config", "data", "model", "precision", "train"},
     "sweep": {"config", "hardware", "index", "laws", "model", "optim", "parallel", "train"},
     "testing": {"config", "data", "laws", "model", "optim", "parallel", "train"},

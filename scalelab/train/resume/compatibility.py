@@ -64,7 +64,8 @@ def check_steps_saved(folder: pathlib.Path) -> None:
     if trained > first or logged > (first // every + 2) * every:
         raise BadInput(
             f"{folder} was trained up to step {max(trained, logged)} and has no checkpoint any more: at step 0 it "
-            f"would erase what it logged; put its checkpoints back, use another --workdir, or delete {folder} to begin anew"
+            f"would erase what it logged; put its checkpoints back, use another --workdir, or delete {folder} to begin "
+            "anew"
         )
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import pathlib
-import secrets
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -31,13 +30,14 @@ from scalelab.train.resume import compatibility, determinism
 from scalelab.train.resume.facts import checkpoint_facts, package_versions
 from scalelab.train.run import sources
 from scalelab.train.run.metrics import check_trackers, clip_share, open_sinks, write_metric_lines
-from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun
+from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun, bind_tracker
 from scalelab.train.spec import TrainSpec
 from scalelab.train.step import formats_found
 from scalelab.train.step.state import host_bytes
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
 NOTE_KINDS = ("chosen", "taken_over")  # kinds of events of the start that are not warnings
+KEPT_FACTS = ("pack", "init_from", "branch_from", "tracker_id", "tracker_home", "forked_from")  # of a resumed record
 SKIPS_IN_A_ROW = 20  # so many non-finite batches in a row are a divergence
 
 
@@ -107,11 +107,16 @@ class Run:
 
     def _open_sinks(self, first_step: int, report: SinkReport) -> None:
         """Open the trackers under the one id of the run; the first process makes it if none is recorded."""
-        tracker_id = self.record.get("tracker_id") or broadcast_from_first(lambda: secrets.token_hex(8))
-        self.record["tracker_id"] = self.facts["tracker_id"] = tracker_id
+        bound = broadcast_from_first(lambda: bind_tracker(self.folder, self.record))
+        self.record |= bound
+        self.facts |= {key: bound[key] for key in ("tracker_id", "tracker_home")}
+        if "forked_from" in bound and any(self.config.log[key] for key in ("tensorboard", "wandb", "sinks")):
+            text = f"{self.folder} is a copy: its trackers get an id of its own, forked from {bound['forked_from']}"
+            self.event("forked", first_step, text)
+            report.note("tracker_id", text)
         sweep = self.folder.absolute().parents[1] if "pack" in self.record else None
         record = MappingProxyType(self.record)
-        run = TrackedRun(self.folder, tracker_id, self.facts["config"], first_step, sweep, record)
+        run = TrackedRun(self.folder, bound["tracker_id"], self.facts["config"], first_step, sweep, record)
         report = dataclasses.replace(report, log=functools.partial(self.event, "warning", None))
 
         def open_in_first() -> None:
@@ -237,7 +242,7 @@ def open_run(
     if old:
         if "pack" in old and "pack" in facts:
             facts["pack"] = manifest.add_former_packs(facts["pack"], old["pack"])
-        facts = {key: old[key] for key in ("pack", "init_from", "branch_from", "tracker_id") if key in old} | facts
+        facts = {key: old[key] for key in KEPT_FACTS if key in old} | facts
         run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
     run.record |= planned | facts | ({"compiler_options": options} if options else {})
     run.facts["place"] = determinism.hardware_facts(mesh.describe_mesh(run.record["mesh"]), config.train.deterministic)

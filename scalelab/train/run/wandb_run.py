@@ -24,7 +24,7 @@ GROUP_CHARACTERS = 128  # at most, of a group's name at W&B
 FINISH_S = 60.0  # longest wait for uploads at the end of a pack; what is left stays on disk, for `wandb sync`
 LEAST_FINISH_S = 5.0  # of it for each trial
 LOGIN_S = 30.0  # longest wait for an answer to W&B's question for a key, on a terminal
-SUMMARY = ("status", "steps", "tokens", "val_loss", "bpb", "params", "flops")  # values of record.json
+SUMMARY = ("status", "steps", "tokens", "val_loss", "bpb", "params", "flops", "forked_from")  # values of record.json
 BLOCK, HEADER = 32768, 7  # of a .wandb file: LevelDB's log format after a header of 7 bytes
 ENDS_RECORD = (1, 4)  # kinds of fragments: whole, last
 
