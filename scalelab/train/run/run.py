@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import git, records, set_by
-from scalelab.config import optimizer_defaults, schedule_steps
+from scalelab.config import interplay, optimizer_defaults, schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
 from scalelab.hardware import chips, device_memory, host_memory, measured
@@ -216,6 +216,7 @@ def open_run(
     ]
     notes = [("chosen", word) for word in filter(None, chosen)]
     notes += [("schedule", word) for word in schedule_steps.schedule_warnings(config)]
+    notes += [("warning", word) for word in interplay.effect_warnings(config)]
     notes += [("LR", word) for word in optimizer_defaults.lr_warnings(config.optim, who)]
     notes += [("layout", word) for word in rules.check_layout(static, static.layout)]
     rules.check_layout_runtime(static, static.layout)
