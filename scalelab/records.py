@@ -70,6 +70,7 @@ LAYER_COLUMNS: dict[str, Callable[[list[float]], float]] = {
     "attention_logit_max": max, "attention_entropy": min, "dead_units": max, "eps_share": max, "gradient_zeros": max,
 }  # fmt: skip
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
+OWN_CODE_SCHEMA = {"*": {"function": TEXT, "files": {"*": TEXT}, "curve?": {"*": NUMBER}}}
 RECORD_SCHEMA = {
     "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
@@ -79,10 +80,12 @@ RECORD_SCHEMA = {
     "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "seconds?": _NUMBERS_SCHEMA,
     "seconds_by_process?": {"*": _NUMBERS_SCHEMA},
     "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
-    "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "set_by?": {"*": TEXT},
+    "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "tracker_home?": {"place": TEXT, "inode": WHOLE},
+    "forked_from?": TEXT, "set_by?": {"*": TEXT},
     "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
     "spike_score?": NUMBER, "clip_share?": NUMBER, "rewinds?": {"*": {}}, "changes_by_hand?": {"*": {}},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
+    "own_code?": OWN_CODE_SCHEMA, "next_own_code?": OWN_CODE_SCHEMA,
 }  # fmt: skip
 
 
@@ -257,8 +260,8 @@ def write_event(folder: Folder, kind: str, step: int | None = None, text: str = 
     """Write one line into the run's logbook.
 
     `kind`: what happened (start, resume, skip, guard, stalled, diverged, failed, stopped, stopped_early, done), where
-    the run comes from (init_from, branch, fallback, moved, taken_over, config_change, code_change), a remark (chosen,
-    schedule, layout, precision, warning), or a user's note.
+    the run comes from (init_from, branch, fallback, forked, moved, taken_over, config_change, code_change), a remark
+    (chosen, schedule, layout, precision, warning), or a user's note.
     """
     path = pathlib.Path(folder) / "events.jsonl"
     if torn := append_json_lines(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):

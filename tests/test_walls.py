@@ -31,7 +31,8 @@ GROUND = (
 MAY_IMPORT: dict[str, set[str]] = {
     # The ground floor: files that anyone may import, lowest first.
     **{key: set() for key in ("errors", "set_by", "git", "signals", "sharding", "jaxprs")},
-    **{key: {"errors"} for key in ("untrusted", "identity", "user_code")},
+    **{key: {"errors"} for key in ("untrusted", "identity")},
+    "user_code": {"errors", "identity"},
     **{key: {"errors", "untrusted"} for key in ("jsonfiles", "lock", "__main__")},
     "soundness": {"errors", "jsonfiles"},
     "records": {"errors", "identity", "jsonfiles", "set_by", "soundness", "untrusted"},
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hf": {"config", "data", "model"},
     "optim": {"config", "model"},
     "parallel": {"config", "model", "optim", "precision"},
-    "train": {"config", "data", "hardware", "hf", "model", "optim", "parallel", "precision"},
+    "train": {"config", "data", "hardware", "hf", "model", "optim", "parallel", "precision", "stores"},
     "evaluate": {"config", "data", "model", "precision", "train"},
     "sweep": {"config", "hardware", "index", "laws", "model", "optim", "parallel", "train"},
     "testing": {"config", "data", "laws", "model", "optim", "parallel", "train"},

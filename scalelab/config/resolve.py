@@ -10,6 +10,7 @@ from scalelab import set_by, user_code
 from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
 from scalelab.config.combinations import check_combinations
 from scalelab.config.files import check_tree, leaves, override, read_config_file
+from scalelab.config.interplay import check_plans
 from scalelab.config.keys import default_values, key_records, traced_keys
 from scalelab.config.validate import check_values
 from scalelab.errors import BadInput
@@ -56,6 +57,8 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
         _note_defaults(config, who)
     check_values(config)
     check_combinations(config)
+    if not stored:
+        check_plans(config)
     return config
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
+from scalelab import user_code
 from scalelab.config import batch_ramp, mixture_text, stretches
 from scalelab.config.files import leaves
 from scalelab.config.keys import hparam_keys, traced_keys
@@ -186,6 +187,7 @@ class Static:
     guard: Guard = Guard()
     updates: str = "whole"  # from train.updates: whether weights are updated after the backward or layer by layer in it
     moments: str = "device"  # from train.moments: the memory in which the optimizer's state lies
+    sources: tuple[str, ...] = ()  # of users' functions: hashes, as two folders may have functions of one name
 
 
 def static(config: "ConfigDict") -> Static:
@@ -211,6 +213,7 @@ def static(config: "ConfigDict") -> Static:
         batch_ramp.batch_ramp_steps(config), _past(config), config.data.documents,
         schedule.seq_start is not None, config.log.layers_every > 0,
         train.loss, train.metrics, config.eval.metrics, _guard(config), train.updates, train.moments,
+        user_code.loaded_hashes(config.optim.name, schedule.name, train.loss, train.metrics, config.eval.metrics),
     )  # fmt: skip
 
 

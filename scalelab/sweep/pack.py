@@ -23,7 +23,7 @@ from scalelab.train.resume.start import (
 )
 from scalelab.train.run import early_stop, loop
 from scalelab.train.run.run import Run, open_run
-from scalelab.train.run.single import continued_config, load_run_dataset
+from scalelab.train.run.single import continued_config, load_run_dataset, refuse_lost_checkpoints
 from scalelab.train.spec import make_train_spec
 from scalelab.train.step.program import resolve_packing, spread_trials
 
@@ -57,6 +57,8 @@ def train_pack(
             _rename_damaged_record(folder / "runs" / name, progress)
         has_checkpoint = Checkpoints(place / "checkpoints").latest() is not None
         has_checkpoint = has_checkpoint or any(find_last_checkpoint(folder / "runs" / name) for name in names)
+        for name, trial in [] if has_checkpoint else trials.items():
+            refuse_lost_checkpoints(folder / "runs" / name, trial)
         continued = {name: continued_config(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
         specs = {name: make_train_spec(trial, data.hparams) for name, (trial, _) in continued.items()}
         # Load initial weights and trunks before the folders are written to.

@@ -17,7 +17,7 @@ from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
 from scalelab.sweep.executors import choice, pool
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
-from scalelab.train.resume import compatibility
+from scalelab.train.resume import compatibility, own_code
 from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import has_ended
@@ -161,5 +161,9 @@ def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collecti
         return
     if compatibility.is_untrained(place):
         return
-    before, now = ({"config": values, "data": {}} for values in (old, config.to_dict()))
+    codes = record.get("own_code", {}), own_code.describe_own_code(config)
+    before, now = (
+        {"config": values, "data": {}, "own_code": code}
+        for values, code in zip((old, config.to_dict()), codes, strict=True)
+    )
     compatibility.check_continuation(str(place), before, now, allow, has_ended(record, config))

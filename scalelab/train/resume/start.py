@@ -114,8 +114,12 @@ def _restored_state(
             records.write_event(run.folder, "fallback", loaded.step, text)
         progress({"warning": text})
     note_environment_changes(run, loaded.step, saved, progress)
-    if "tracker_id" in saved:  # and the record may have been lost
-        run.record.setdefault("tracker_id", saved["tracker_id"])
+    if run.spec.own_code and "own_code" not in saved:
+        names = ", ".join(entry["function"] for entry in run.spec.own_code.values())
+        text = f"step {loaded.step} was saved before own code was recorded: whether {names} changed since isn't known"
+        make_warner([run], progress)(text)
+    if "tracker_id" in saved and "tracker_id" not in run.record:  # the record may have been lost
+        run.record |= {key: saved[key] for key in ("tracker_id", "tracker_home") if key in saved}
     for name_of_fact in ("alarms", "rewinds", "changes_by_hand"):
         run.facts.pop(name_of_fact, None)
         run.facts |= {name_of_fact: saved[name_of_fact]} if name_of_fact in saved else {}

@@ -37,12 +37,15 @@ StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states o
 
 @dataclasses.dataclass
 class TrainOutcome:
-    """The outcome of `train_runs`. `stopped`: whether a signal ended it after saving; `calls`: see `Alarms`, by run."""
+    """The outcome of `train_runs`. `stopped`: whether a signal ended it after saving; `calls`: see `Alarms`, by run.
+
+    `digests`: of the last parameters, by run; None where they are gone.
+    """
 
     final_step: int
     resumed_from: int | None
     tokens_per_s: float
-    digests: list[str]
+    digests: Sequence[str | None]
     stopped: bool
     calls: list[Call | None]
 
