@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from scalelab import git, records, user_code
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.jsonfiles import NUMBER, TEXT, WHOLE
-from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, log_to
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, log_to, log_warning
 
 JOB_FILE, STARTS_FILE = "job.json", "starts.jsonl"
 START_SCHEMA = {"time": NUMBER, "submission": TEXT, "job": TEXT, "host": TEXT, "step": WHOLE, "skew_s?": NUMBER,
@@ -68,7 +68,7 @@ def train_job(
     beat = pulse.Pulse(stalled) if stalled else None
     if place := processes.find_process_place(None, None, None):
         return _train_among(place, folder, pack, trials, job, stop, beat)
-    verdicts = train_pack(folder, pack, trials, stop=stop, allow=job["allow"], take_over=job["take_over"],
+    verdicts = train_pack(folder, pack, trials, log_warning, stop=stop, allow=job["allow"], take_over=job["take_over"],
                           code=job["code"], judge=judge, pulse=beat)  # fmt: skip
     return STOPPED_EXIT_CODE if "stopped" in verdicts.values() else 0
 
