@@ -14,6 +14,7 @@ from scalelab.sweep.status import ENDED_STATUSES, read_started_runs, read_trial_
 
 RUNNING_STATUSES = ("starting", "running")
 LOST_STATUSES = ("failed", "diverged", records.DAMAGED_STATUS, records.STOPPED_EARLY_STATUS)
+GONE_STATUSES = (*LOST_STATUSES, alive.DEAD_STATUS)
 REASON_KINDS = ("failed", "diverged", "stopped_early", "stalled")
 LEAST_SILENCE_S, SILENT_INTERVALS = 60.0, 10  # without a new line for longer than both: silent
 PACE_LINES = 20
@@ -32,6 +33,11 @@ class LiveTrial:
     steps_per_s: float | None = None
     silent_s: float = 0.0
     why: str = ""
+
+    @property
+    def status_text(self) -> str:
+        """Its status for people, e.g. `dead since 2026-11-26 12:01`."""
+        return alive.status_text(self.row)
 
     @property
     def left_s(self) -> float | None:

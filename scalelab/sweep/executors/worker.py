@@ -95,7 +95,8 @@ def log_to(place: pathlib.Path) -> None:
 def log_warning(facts: Mapping[str, Any]) -> None:
     """Print a warning of the loop, or who holds the pack; a worker's output is the pack's log."""
     if "warning" in facts:
-        print(facts["warning"], file=sys.stderr, flush=True)
+        sys.stderr.write(f"{facts['warning']}\n")
+        sys.stderr.flush()
 
 
 class PackClock:
