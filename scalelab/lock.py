@@ -22,6 +22,7 @@ from scalelab.errors import BadInput
 
 HEARTBEAT_S = 10.0
 LEASE_S = 120.0  # an owner on another host that is silent for longer is gone; NFS may show a file's time a minute late
+LEASE_FILE = ".lease.json"  # in a copy of a folder in a store, which has no lock: whether its owner lives
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 Folder = str | os.PathLike[str]
 

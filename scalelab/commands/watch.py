@@ -112,8 +112,8 @@ def _look(folders: Sequence[pathlib.Path], law: Any, options: Any) -> tuple[list
     if options.json != "-":
         _print([curves[folder] for folder in folders if folder in curves], rows, options)
     for folder, since in ends.items():
-        print_status(f"{folder.name} is {alive.status_text({alive.DEAD_KEY: since, 'status': alive.DEAD_STATUS})}; "
-                     "the command that trained it resumes it")  # fmt: skip
+        words = alive.status_text({alive.DEAD_KEY: since, "status": alive.DEAD_STATUS})
+        print_status(f"{folder.name} is {words}: the command that trained it resumes it")
     return rows, len(watched) > len(ends)
 
 

@@ -2,8 +2,8 @@
 
 A run is held by the lock in its folder, or in its pack's. An owner on this host lives while the kernel keeps its lock,
 also when it is suspended; one on another host while its heartbeat is younger than `lock.LEASE_S`, by the file server's
-clock. A run without a lock file is a copy: what is known of a store's lease stands in LEASE_FILE beside it or above it,
-and without that its record is all there is to go by. Nothing is written.
+clock. A run without a lock file is a copy: what is known of a store's lease stands in `lock.LEASE_FILE`, beside it or
+above; without that its record is all there is to go by. Nothing is written.
 """
 
 import contextlib
@@ -26,7 +26,6 @@ from scalelab.untrusted.paths import path_below
 
 DEAD_STATUS, DEAD_KEY = "dead", "dead_since"
 UNFINISHED_STATUSES = ("starting", "running")  # of a process that must be there
-LEASE_FILE = ".lease.json"  # in the copy of a folder in a store: whether its owner lives, and its last sign of life
 LEASE_SCHEMA = {"beat": NUMBER, "held": SCALAR}
 MOST_LOCK_BYTES = 1000
 
@@ -120,7 +119,7 @@ def _seconds_ahead(folder: str, device: int) -> float:
 def _beat_of_store(run: pathlib.Path) -> float | None:
     """The last sign of life of a store's owner that is gone, from the copy of its folder."""
     for place in (run, run.parent.parent):  # a run, or one in a sweep
-        path = place / LEASE_FILE
+        path = place / lock.LEASE_FILE
         with contextlib.suppress(BadInput):
             if path.exists():
                 lease = records.read_json(path, LEASE_SCHEMA)

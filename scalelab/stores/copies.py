@@ -9,10 +9,11 @@ from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import write_json
+from scalelab.lock import LEASE_FILE
 from scalelab.stores import client
 from scalelab.stores.client import Place
 from scalelab.stores.download import download, read_index
-from scalelab.stores.lease import read_head
+from scalelab.stores.lease import is_owner_alive, read_head
 from scalelab.stores.upload import STEP, Files
 from scalelab.stores.urls import local_folder
 
@@ -61,6 +62,8 @@ def _copy(place: Place, folder: pathlib.Path, checkpoints: bool, fresh: bool) ->
         try:
             files = read_index(place, head[0]["index"] if head else None)
             _update(place, files, folder, checkpoints, fresh)
+            if head:
+                write_json(folder / LEASE_FILE, {"held": is_owner_alive(head[0], head[2]), "beat": head[2]})
             return
         except FileNotFoundError:  # replaced since its head was read
             continue
