@@ -95,9 +95,7 @@ def test_a_sweep_in_a_store_is_read_and_resumed_from_another_machine(server, url
 
 
 @S3
-def test_a_run_in_a_store_lives_while_its_lease_beats_and_is_dead_since_then(
-    url, machine, capsys, monkeypatch
-):
+def test_a_run_in_a_store_lives_while_its_lease_beats_and_is_dead_since_then(url, machine, capsys, monkeypatch):
     def read_row():
         machine("reader")
         (row,) = json.loads(run(capsys, "runs", url, "--json")[1])
