@@ -23,8 +23,13 @@ from scalelab.untrusted.text import printable
 
 HEARTBEAT_S = 10.0
 LEASE_S = 120.0  # an owner on another host that is silent for longer is gone; NFS may show a file's time a minute late
+LEASE_FILE = ".lease.json"  # in a copy of a folder in a store, which has no lock: whether its owner lives
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 Folder = str | os.PathLike[str]
+
+
+class FolderHeld(BadInput):
+    """The refusal of a folder whose owner lives, as far as its lock tells: it can be waited for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +121,8 @@ def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool)
             owner = parse_owner(os.pread(descriptor, 1000, 0).decode(errors="replace"))
             refusal, news = _judge_lock(descriptor, path.parent, owner, ours, exclusive, take_over)
             if refusal:
-                raise BadInput(f"{folder} {refusal.format(option=option)}")
+                may_leave = owner is None or owner.host == socket.gethostname() or owner.beats
+                raise (FolderHeld if may_leave else BadInput)(f"{folder} {refusal.format(option=option)}")
             warning = f"took over {folder}: {owner} {news}" if news else warning
             if not ours:
                 _move_aside(path, descriptor)
@@ -124,7 +130,7 @@ def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool)
                 return os.dup(descriptor), exclusive, warning
         finally:
             os.close(descriptor)
-    raise BadInput(f"{folder} is held by another process: stop it, or use another {option}")
+    raise FolderHeld(f"{folder} is held by another process: stop it, or use another {option}")
 
 
 def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
@@ -134,7 +140,7 @@ def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
     except FileExistsError:
         descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _try_flock(descriptor)
     except BlockingIOError:
         return descriptor, False, False
     except OSError as error:
@@ -143,6 +149,15 @@ def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
         os.close(descriptor)
         raise
     return descriptor, True, False
+
+
+def _try_flock(descriptor: int) -> None:
+    """Take the kernel's lock, or raise. Twice: who asks whether an owner lives (`index.alive`) has it for a moment."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(0.01)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _judge_lock(

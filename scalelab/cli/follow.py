@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from scalelab.cli.lines import fit_line, format_seconds
-from scalelab.sweep.live import LOST_STATUSES, RUNNING_STATUSES, LiveTrial, LiveView, read_live
+from scalelab.sweep.live import GONE_STATUSES, RUNNING_STATUSES, LiveTrial, LiveView, read_live
 from scalelab.untrusted.text import escape_text
 
 REDRAWN_EVERY_S, PRINTED_EVERY_S = 2.0, 10.0
@@ -53,7 +53,7 @@ def describe_view(
 ) -> list[str]:
     """Lines of at most `width` columns, `height` in all: the whole, what runs with its curve, and what was lost."""
     running = view.with_status(*RUNNING_STATUSES)
-    lost = view.with_status(*LOST_STATUSES)
+    lost = view.with_status(*GONE_STATUSES)
     room = max(height - 1, 2)
     n_lost = min(len(lost), max(room // 3, room - len(running) - 1))
     n_running = room - n_lost - (len(lost) > n_lost)
@@ -105,7 +105,7 @@ def _fit_name(name: str, columns: int) -> str:
 
 def _lost_line(trial: LiveTrial, width: int) -> str:
     step = f" at step {trial.row['step']}" if trial.row["step"] else ""
-    line = f"  {trial.row['name']}  {trial.row['status']}{step}" + (f": {trial.why}" if trial.why else "")
+    line = f"  {trial.row['name']}  {trial.status_text}{step}" + (f": {trial.why}" if trial.why else "")
     return line if len(line) <= width else line[: width - 1] + "…"
 
 

@@ -22,8 +22,12 @@ leaves the jobs running; the same command attaches to them, --cancel ends them, 
 --executor=manifest trains nothing: it prints one command a pack, and writes them for SkyPilot and Kubernetes; --pack
 trains one of these packs. Your own code runs there where that line names it, with --trust or the --config beside it.
 
-Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 1 some failed, 2 bad input, 75 stopped
-by a signal after saving.
+While another process sweeps in D, or still saves a pack of it, the command waits and says for whom. A worker that a
+signal kills is started again, twice at most; workers whose sweep was killed save and end. --status calls a trial that
+says it is running `dead since …` once its process is gone: the same command goes on with it.
+
+Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 1 some failed by an error of their own
+(or were killed three times), 2 bad input, 75 stopped by a signal after saving, or something is left to resume.
 
     scalelab sweep --config=lr_seeds --workdir=runs/lr_seeds
 """
@@ -48,6 +52,7 @@ from scalelab.cli.parser import (
 from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
+from scalelab.index import alive
 from scalelab.stores import mirror
 from scalelab.stores.copies import copy_here, kept_up_to_date
 from scalelab.stores.urls import url_of
@@ -112,7 +117,9 @@ def _show(options: Any) -> int:
         if answer.has_results:
             print()
             print_answer(answer)
-    emit_json({"trials": rows, "answer": wording.answer_json(answer)}, options.json)
+    emit_json(
+        {"trials": [{alive.DEAD_KEY: None} | row for row in rows], "answer": wording.answer_json(answer)}, options.json
+    )
     for row in rows:
         if "damage" in row:
             print_status(f"{row['name']} is damaged: {row['damage']}")
@@ -213,7 +220,8 @@ def _ignore(running: Any) -> None:
 
 def _print(rows: list[dict]) -> None:
     columns = ("name", "status", "step", "steps", "train_loss", "val_loss", "tokens_per_s")
-    print_table(columns, [[_text(row.get(column)) for column in columns] for row in rows])
+    shown = [row | {"status": alive.status_text(row)} for row in rows]
+    print_table(columns, [[_text(row.get(column)) for column in columns] for row in shown])
 
 
 def _text(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from scalelab import errors, identity, jsonfiles, records, set_by
 from scalelab.errors import BadInput
-from scalelab.index import store
+from scalelab.index import alive, store
 from scalelab.soundness import record as sound_record
 from scalelab.soundness import size
 from scalelab.untrusted import documents, files, paths, schemas
@@ -34,9 +34,26 @@ def read_runs(folder: records.Folder) -> list[dict[str, Any]]:
 def read_indexed_runs(folder: records.Folder) -> dict[str, IndexedRun]:
     """{name: run} of the folder if it is a run, else of its `runs/`, else of all runs in it. BadInput if there is none.
 
-    A damaged run has a row that says so; one that is asked for alone is BadInput.
+    A damaged run has a row that says so; one that is asked for alone is BadInput. One that says it is running while no
+    process of it lives has the status `dead`, and `dead_since`.
     """
-    folder = pathlib.Path(folder)
+    runs = _read_all(pathlib.Path(folder))
+    return {name: _mark_end(run) for name, run in runs.items()}
+
+
+def _mark_end(run: IndexedRun) -> IndexedRun:
+    """A run whose logbook or lock knows better than its record how it ended; the index holds the record's word only."""
+    if run.row["status"] not in alive.UNFINISHED_STATUSES:
+        return run
+    if run.progress["status"] == "failed":
+        return run._replace(row=run.row | {"status": "failed"})
+    since = alive.dead_since(run.row["folder"])
+    end = {"status": alive.DEAD_STATUS, alive.DEAD_KEY: since}
+    return IndexedRun(run.row | end, run.progress | end) if since else run
+
+
+def _read_all(folder: pathlib.Path) -> dict[str, IndexedRun]:
+    """{name: run} by their files alone; BadInput as for `read_indexed_runs`."""
     if (folder / "config.json").exists():
         (row,) = records.read_runs(folder)
         return {folder.name: IndexedRun(row, progress_or_damage(folder))}

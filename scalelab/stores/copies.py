@@ -9,11 +9,12 @@ from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import LIST, read_json, write_json
+from scalelab.lock import LEASE_FILE
 from scalelab.stores import client
 from scalelab.stores.client import Place, StoreDown, StoreRefused
 from scalelab.stores.download import download, read_index
 from scalelab.stores.formats import STEP, Files, ObjectsLost
-from scalelab.stores.lease import read_head, refuse_headless
+from scalelab.stores.lease import is_owner_alive, read_head, refuse_headless
 from scalelab.stores.urls import local_folder
 from scalelab.untrusted.paths import check_name, path_below
 
@@ -79,11 +80,15 @@ def kept_up_to_date(url: str, every_s: float = 10.0) -> Iterator[pathlib.Path]:
 
 def _copy(place: Place, folder: pathlib.Path, checkpoints: bool, fresh: bool, report: Report) -> None:
     for _ in range(TRIES):
-        index = _present_index(place)
+        head = read_head(place)
+        index = head[0]["index"] if head else None
         try:
             files = read_index(place, index)
             wanted = {path: parts for path, parts in files.items() if checkpoints or not STEP.match(path)}
             _update(place, files, wanted, folder, fresh, functools.partial(_is_present, place, index), report)
+            if head:
+                alive = is_owner_alive(head[0], head[2])
+                write_json(path_below(folder, LEASE_FILE), {"held": alive, "beat": head[2]})
             return
         except ObjectsLost:
             if _is_present(place, index):  # no writer has replaced it

@@ -20,6 +20,7 @@ from scalelab.stores.client import Conflict, Place, Version
 from scalelab.stores.formats import MOST_HEAD_BYTES, ObjectsLost, parse_head
 
 HEAD = "head.json"
+MOST_SKEW_S = 60.0  # between a reader's clock and the store's
 HELD: set[str] = set()  # the URLs that this process holds
 
 
@@ -108,6 +109,14 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
         HELD.add(place.url)
         return lease, f"took over {place.url}: {owner} {news}" if news else None
     raise BadInput(f"{place.url} is held by another process: stop it, or use another {option}")
+
+
+def is_owner_alive(content: dict[str, Any], written: float) -> bool:
+    """Whether the owner in a head lives, by a reader's own clock: it may not be able to ask for the store's."""
+    owner = lock.parse_owner(str(content.get("owner") or ""))
+    if owner is None or (content.get("machine") == machine_id() and not lock.is_process_alive(owner.process)):
+        return False
+    return time.time() - written < lock.LEASE_S + MOST_SKEW_S
 
 
 def machine_id() -> str:

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from scalelab import git, lock, records
+from scalelab import git, records
 from scalelab.errors import BadInput
 from scalelab.parallel.pulse import Pulse
+from scalelab.sweep.executors.waiting import wait_for_folder
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.per_layer.refusals import reserve_for_moments
 from scalelab.train.resume import branch, determinism
@@ -42,17 +43,18 @@ def train_pack(
 ) -> dict[str, str]:
     """Train (or resume) the trials in `folder/runs/NAME`, with checkpoints in `folder/packs/PACK`.
 
-    Returns {trial: status}. `judge` may end trials early; `pulse` ends the process where no step ends. `code` and
-    BadInput as for `train_single`; also BadInput if the trials were not saved together.
+    Returns {trial: status}. Waits while another process trains the pack. `judge` may end trials early; `pulse` ends the
+    process where no step ends. `code` and BadInput as for `train_single`; also BadInput if the trials were
+    not saved together.
     """
     names, config = list(trials), next(iter(trials.values()))
     place = folder / "packs" / pack
     determinism.set_deterministic_flags(config, place)
     reserve_for_moments(config, len(trials))
     data, mode = load_run_dataset(config), resolve_packing(config.sweep.pack)
-    with lock.hold_folder(place, take_over=take_over) as warning:
-        if warning:
-            progress({"warning": warning})
+    with wait_for_folder(place, take_over, stop, lambda text: progress({"warning": text})) as is_held:
+        if not is_held:
+            return dict.fromkeys(names, "stopped")
         for name in names:
             _rename_damaged_record(folder / "runs" / name, progress)
         has_checkpoint = Checkpoints(place / "checkpoints").latest() is not None

@@ -10,11 +10,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git, lock, records
+from scalelab import git, records
 from scalelab.errors import BadInput
 from scalelab.sweep import status
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
-from scalelab.sweep.executors import choice, pool
+from scalelab.sweep.executors import choice, deaths
+from scalelab.sweep.executors.waiting import describe_held_packs, wait_for_folder
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.resume import compatibility, own_code
@@ -40,7 +42,8 @@ def run_sweep(
 
     A single pack is trained in this process and reports to `progress`. Several packs go to the executor that was chosen
     (`choice`; by default the pool), in the order of their first trials, and `watch` is called with the names of the
-    running trials. Finished trials are not run again. A study that sweeps more than once passes its own executor as
+    running trials. Finished trials are not run again. While another process holds the folder, or a pack of it, this
+    one waits, and says so. A study that sweeps more than once passes its own executor as
     `workers`: it gets every pack, and stays alive. A `judge`, which can
     be pickled, is asked 20 times a trial whether it ends early. `allow`, `take_over`, `code` and BadInput as for
     `train_single`.
@@ -48,9 +51,9 @@ def run_sweep(
     started = time.time()
     compatibility.check_allowed_keys(allow)
     code = code or git.code_state()
-    with lock.hold_folder(folder, take_over=take_over) as warning:
-        if warning:
-            progress({"warning": warning})
+    with wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text})) as is_held:
+        if not is_held:
+            return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
         for name, config in trials.items():
             _refuse_other_trial(folder / "runs" / name, config, allow)
         grouped = keep_begun_packs(folder, group_into_packs(trials))
@@ -71,16 +74,20 @@ def run_sweep(
                 folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over, code, judge
             )
         elif unfinished:
+            for line in describe_held_packs(folder, unfinished) if choice.is_local() else ():
+                progress({"warning": line})
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
             with (
                 contextlib.nullcontext(workers)
                 if workers
-                else choice.open_executor(folder, trials.values(), allow, take_over, judge) as workers_in_use
+                else choice.open_executor(
+                    folder, trials.values(), allow, take_over, judge, lambda text: progress({"warning": text})
+                ) as workers_in_use
             ):
                 codes = workers_in_use.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
             for pack, exit_code in codes.items():
-                if exit_code not in (0, pool.STOPPED_EXIT_CODE):
-                    pool.mark_failed(folder, pack, grouped[pack], exit_code)
+                if exit_code not in (0, STOPPED_EXIT_CODE):
+                    deaths.mark_failed(folder, pack, grouped[pack], exit_code)
             for text in tracker_warnings(folder, trials, started):
                 progress({"warning": text})
     return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.index.alive import DEAD_STATUS
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
 from scalelab.jsonfiles import SCALAR, TEXT, WHOLE
 from scalelab.untrusted.paths import check_name, list_folders, path_below
@@ -20,8 +21,8 @@ ENDED_STATUSES = ("done", "diverged", records.STOPPED_EARLY_STATUS)
 def read_trial_rows(folder: pathlib.Path, runs: Mapping[str, IndexedRun] | None = None) -> list[dict[str, Any]]:
     """Read one row per trial: name, status, step, steps, train_loss, val_loss, tokens_per_s.
 
-    status: waiting, running, done, diverged, stopped early, stopped, failed or damaged. `runs`: those of the folder,
-    if they have been read. BadInput if the folder holds no sweep.
+    status: waiting, running, done, diverged, stopped early, stopped, dead (with `dead_since`), failed or damaged.
+    `runs`: those of the folder, if they have been read. BadInput if the folder holds no sweep.
     """
     if not (folder / "sweep.json").exists():
         raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not started there")
@@ -69,8 +70,8 @@ def _row(name: str, progress: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 def exit_code(verdicts: Collection[str]) -> int:
-    """0: every trial ended; 75: some were stopped or not started; 1: some crashed or are damaged."""
-    unfinished = {"waiting", "starting", "running", "stopped"} & set(verdicts)
+    """0: every trial ended; 75: some were stopped, killed or not started; 1: some crashed or are damaged."""
+    unfinished = {"waiting", "starting", "running", "stopped", DEAD_STATUS} & set(verdicts)
     return 75 if unfinished else 0 if set(verdicts) <= set(ENDED_STATUSES) else 1
 
 

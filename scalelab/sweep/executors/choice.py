@@ -67,9 +67,12 @@ def is_local() -> bool:
 
 def open_executor(
     folder: pathlib.Path, configs: Collection[Any], allow: Collection[str] = (), take_over: bool = False,
-    judge: Any = None,
+    judge: Any = None, report: Callable[[str], None] = lambda text: None,
 ) -> contextlib.AbstractContextManager[Executor]:  # fmt: skip
-    """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one. BadInput as theirs."""
+    """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one. BadInput as theirs.
+
+    `report` gets a line on each worker of this machine that was killed and is started again.
+    """
     choice = CHOSEN[-1] if CHOSEN else Choice()
     if choice.name == "slurm":
         from scalelab.sweep.executors.slurm import SlurmArray
@@ -79,4 +82,4 @@ def open_executor(
         from scalelab.sweep.executors.manifest import Manifest
 
         return Manifest(folder, choice.report, allow, take_over, judge, choice.config_file)
-    return WorkerPool(folder, list(configs), allow, take_over, judge)
+    return WorkerPool(folder, list(configs), allow, take_over, judge, report)

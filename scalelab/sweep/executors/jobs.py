@@ -20,7 +20,7 @@ from scalelab import config as config_lib
 from scalelab import git, records, user_code
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.jsonfiles import LIST, NUMBER, SCALAR, TEXT, WHOLE
-from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, log_to
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, log_to, log_warning
 from scalelab.untrusted.paths import path_below
 from scalelab.untrusted.text import printable
 
@@ -106,7 +106,7 @@ def train_job(
     beat = pulse.Pulse(stalled) if stalled else None
     if place := processes.find_process_place(None, None, None):
         return _train_among(place, folder, pack, trials, job, stop, beat)
-    verdicts = train_pack(folder, pack, trials, stop=stop, allow=job["allow"], take_over=job["take_over"],
+    verdicts = train_pack(folder, pack, trials, log_warning, stop=stop, allow=job["allow"], take_over=job["take_over"],
                           code=job["code"], judge=judge, pulse=beat)  # fmt: skip
     return STOPPED_EXIT_CODE if "stopped" in verdicts.values() else 0
 

@@ -57,6 +57,7 @@ def run_worker(
                 folder,
                 pack,
                 trials,
+                log_warning,
                 stop=lambda: signalled() or pipe.poll(),
                 allow=allow,
                 take_over=take_over,
@@ -90,6 +91,13 @@ def log_to(place: pathlib.Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+
+
+def log_warning(facts: Mapping[str, Any]) -> None:
+    """Print a warning of the loop, or who holds the pack; a worker's output is the pack's log."""
+    if "warning" in facts:
+        sys.stderr.write(f"{facts['warning']}\n")
+        sys.stderr.flush()
 
 
 class PackClock:
