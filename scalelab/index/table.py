@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from scalelab import errors, identity, jsonfiles, records, set_by
 from scalelab.errors import BadInput
-from scalelab.index import store
+from scalelab.index import grids, store
 
 PROGRESS_KEYS = ("step", "train_loss", "val_loss", "tokens_per_s")
 BATCH = 256  # runs that are read before their equal values become one
@@ -26,6 +26,12 @@ class IndexedRun(NamedTuple):
 def read_runs(folder: records.Folder) -> list[dict[str, Any]]:
     """Read one row per run; equal to `records.read_runs`, and faster where there are many runs."""
     return [run.row for run in read_indexed_runs(folder).values()]
+
+
+def read_grid(folder: records.Folder) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """(a row per run of a sweep's latest grid, or of all runs of another folder; names of runs that are left out)."""
+    runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
+    return [run.row for run in runs.values()], left_out
 
 
 def read_indexed_runs(folder: records.Folder) -> dict[str, IndexedRun]:
