@@ -2,8 +2,10 @@
 
 Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Trials that differ only in traced values
 (learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes.
-Running the command again resumes the sweep. At its end stands a line per setting: mean loss over seeds, which settings
-are told apart from the best, and the best learning rate. --status prints the tables, also while the sweep runs.
+Running the command again resumes the sweep, also under a grid that has grown or shrunk: a trial is found by what it
+computes, so only what is new trains, and trials that the grid no longer has stay out of the answer (--all-grids: take
+them too). At its end stands a line per setting: mean loss over seeds, which settings are told apart from the best, and
+the best learning rate. --status prints the tables, also while the sweep runs.
 --status --follow shows a sweep, or a run, until it ends, wherever it trains: loss curves, tokens/s, time left, and what
 failed and why. It reads files only, and ctrl-C ends nothing else. --status --serve=PORT shows the pages of `scalelab
 report` at http://127.0.0.1:PORT, for this machine alone, drawn anew as the files change (0: a port that is free).
@@ -33,6 +35,7 @@ Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 
 """
 
 import contextlib
+import functools
 import pathlib
 import sys
 from typing import Any
@@ -53,6 +56,7 @@ from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
 from scalelab.index import alive
+from scalelab.index.grids import describe_left_out
 from scalelab.stores import mirror
 from scalelab.stores.copies import copy_here, kept_up_to_date
 from scalelab.stores.urls import url_of
@@ -74,6 +78,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--stop-if", metavar="RULE", help="end a trial early where this holds (see above)")
     parser.add_argument("--pack", metavar="KEY", help="train one pack of a manifest, here, and do nothing else")
     parser.add_argument("--cancel", action="store_true", help="end the sweep's jobs in Slurm; they save first")
+    parser.add_argument("--all-grids", action="store_true", help="answer with the trials of earlier grids, too")
     add_executor_options(parser)
     add_trust_option(parser)
     parser.add_argument(
@@ -111,12 +116,14 @@ def _show(options: Any) -> int:
 
     runs = status.read_started_runs(options.workdir)
     rows = status.read_trial_rows(options.workdir, runs)
-    answer = answer_folder(options.workdir, runs)
+    answer = answer_folder(options.workdir, runs, options.all_grids)
     if options.json != "-":
         _print(rows)
         if answer.has_results:
             print()
             print_answer(answer)
+        elif answer.left_out:
+            print_status(describe_left_out(answer.left_out))
     emit_json(
         {"trials": [{alive.DEAD_KEY: None} | row for row in rows], "answer": wording.answer_json(answer)}, options.json
     )
@@ -176,17 +183,18 @@ def _train_one_pack(options: Any, overrides: dict[str, str]) -> int:
 def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     from scalelab.cli.memory_check import check_memory_fits, check_packs_fit
     from scalelab.signals import stop_on_signals
-    from scalelab.sweep.run import run_sweep
+    from scalelab.sweep.run import keep_begun_packs, run_sweep
     from scalelab.sweep.trials import group_into_packs, load_trials
     from scalelab.train.step.program import cache_compilations
 
     device_memory.reserve_gpu_memory()
     folder, allow, take_over = options.workdir, options.allow_change, options.take_over
     judge = _make_judge(options.stop_if)
-    trials = load_trials(config, overrides)
+    trials = load_trials(config, overrides, folder)
     steps = {name: c.train.steps for name, c in trials.items()}
     code = git.code_state(config)
-    grouped = {pack: [trials[name] for name in names] for pack, names in group_into_packs(trials).items()}
+    packs = keep_begun_packs(folder, group_into_packs(trials))
+    grouped = {pack: [trials[name] for name in names] for pack, names in packs.items()}
     one = len(grouped) == 1 and choice.is_local()
     print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
     cache_compilations()
@@ -197,12 +205,15 @@ def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     elif not options.force:
         check_packs_fit(grouped)
     with stop_on_signals() as stop:
+        train = functools.partial(
+            run_sweep, folder, trials, stop=stop, allow=allow, take_over=take_over, code=code, judge=judge, is_grid=True
+        )
         if one:
             with RunProgress(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
-                run_sweep(folder, trials, bar.update, _ignore, stop, allow, take_over, code=code, judge=judge)
+                train(bar.update)
         else:
             with PoolProgress(folder, steps) as board:
-                run_sweep(folder, trials, board.report, board.update, stop, allow, take_over, code=code, judge=judge)
+                train(board.report, board.update)
 
 
 def _make_judge(rule: str | None) -> Any:
@@ -212,10 +223,6 @@ def _make_judge(rule: str | None) -> Any:
     from scalelab.diagnose.watch import stop
 
     return stop.StopJudge(stop.check_rule(rule))
-
-
-def _ignore(running: Any) -> None:
-    """Nothing to show of running trials: the bar has them."""
 
 
 def _print(rows: list[dict]) -> None:

@@ -18,6 +18,7 @@ from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.precision.policy import POLICIES
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.resume.facts import config_from_facts
 from scalelab.train.step.gradients import document_ends
 
@@ -73,11 +74,15 @@ def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
 
 
 def _subject_before(evidence: Evidence, step: int) -> Subject:
-    """The run at the last step saved before `step`, or at its first saved one. BadInput if none was saved."""
-    saved = sorted(evidence.manifests)
-    if not saved:
-        raise BadInput(f"--batch={step}: {evidence.folder} has no intact checkpoint whose weights could score it")
-    return load_subject(evidence, max((s for s in saved if s < step), default=saved[0]))
+    """The run at the last intact step saved before `step`, or at its first. BadInput if none is intact."""
+    saved, damage = sorted(evidence.manifests, key=lambda s: (s >= step, abs(s - step))), list(evidence.damage)
+    for each in saved:
+        try:
+            return load_subject(evidence, each)
+        except DamagedCheckpoint as why:
+            damage.append(str(why))
+    reason = f": {damage[0]}" if damage else ""
+    raise BadInput(f"--batch={step}: {evidence.folder} has no intact checkpoint whose weights could score it{reason}")
 
 
 def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

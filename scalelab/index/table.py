@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from scalelab import errors, identity, jsonfiles, records, set_by
 from scalelab.errors import BadInput
-from scalelab.index import alive, store
+from scalelab.index import alive, grids, store
 from scalelab.soundness import record as sound_record
 from scalelab.soundness import size
 from scalelab.untrusted import documents, files, paths, schemas
@@ -29,6 +29,12 @@ class IndexedRun(NamedTuple):
 def read_runs(folder: records.Folder) -> list[dict[str, Any]]:
     """Read one row per run; equal to `records.read_runs`, and faster where there are many runs."""
     return [run.row for run in read_indexed_runs(folder).values()]
+
+
+def read_grid(folder: records.Folder) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """(a row per run of a sweep's latest grid, or of all runs of another folder; names of runs that are left out)."""
+    runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
+    return [run.row for run in runs.values()], left_out
 
 
 def read_indexed_runs(folder: records.Folder) -> dict[str, IndexedRun]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.index import grids
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lrplots, plots, style, sweepplots
@@ -180,7 +181,8 @@ def _conventions(folder: pathlib.Path) -> dict:
 
 def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """The page of a folder of runs: what was swept, who won, who was lost."""
-    folder, runs = page.folder, read_indexed_runs(page.folder)
+    folder = page.folder
+    runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
     damaged = {name: damage for name, run in runs.items() if (damage := _damage(run))}
     page.missing += [f"{name} is damaged: {damage}" for name, damage in damaged.items()]
     rows = [run.row for run in runs.values()]
@@ -188,7 +190,7 @@ def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     folders = [pathlib.Path(row["folder"]) for row in gather.choose_runs(readable, gather.MOST_CURVES)]
     few = _describe_choice(len(folders), len(readable))
     swept = settings.swept_keys(rows)
-    answer = answer_rows.answer_folder(folder, runs)
+    answer = dataclasses.replace(answer_rows.answer_folder(folder, runs), left_out=left_out)
     page.parts.append(html.render_card(_best(answer, rows, swept)))
     if answer.settings:
         page.parts.append(html.render_section("Settings over seeds", _settings_table(answer), _lr_figure(page, answer)))

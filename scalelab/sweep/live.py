@@ -8,9 +8,10 @@ from typing import Any
 
 from scalelab import records
 from scalelab.index import alive
+from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.jsonfiles import last_line, tail_lines
-from scalelab.sweep.status import ENDED_STATUSES, read_manifest, read_started_runs, read_trial_rows
+from scalelab.sweep.status import ENDED_STATUSES, read_started_runs, read_trial_rows
 
 RUNNING_STATUSES = ("starting", "running")
 LOST_STATUSES = ("failed", "diverged", records.DAMAGED_STATUS, records.STOPPED_EARLY_STATUS)

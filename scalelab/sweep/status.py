@@ -9,11 +9,10 @@ from typing import Any
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.index.alive import DEAD_STATUS
+from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
-from scalelab.jsonfiles import SCALAR, TEXT, WHOLE
-from scalelab.untrusted.paths import check_name, list_folders, path_below
+from scalelab.untrusted.paths import list_folders, path_below
 
-MANIFEST_SCHEMA = {"trials": {"*": WHOLE}, "packs?": {"*": [TEXT]}, "values?": {"*": {"*": SCALAR}}}
 # A trial that diverged is a result of its grid, and one that was stopped early by a rule too.
 ENDED_STATUSES = ("done", "diverged", records.STOPPED_EARLY_STATUS)
 
@@ -32,15 +31,6 @@ def read_trial_rows(folder: pathlib.Path, runs: Mapping[str, IndexedRun] | None 
         _row(name, runs[name].progress, steps) if name in runs else read_planned_row(folder, name, steps)
         for name, steps in manifest["trials"].items()
     ]
-
-
-def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
-    """The content of sweep.json. BadInput if it is damaged, or a trial has a name that no folder of a run has."""
-    path = folder / "sweep.json"
-    manifest: dict[str, Any] = records.read_json(path, MANIFEST_SCHEMA)
-    for name in [*manifest["trials"], *(name for pack in manifest.get("packs", {}).values() for name in pack)]:
-        check_name(name, str(path))
-    return manifest
 
 
 def read_planned_row(folder: pathlib.Path, name: str, steps: int) -> dict[str, Any]:

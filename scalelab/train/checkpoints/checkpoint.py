@@ -234,7 +234,8 @@ class Checkpoints:
             if not fallback and len(candidates) > 1:
                 raise DamagedCheckpoint(f"{tried[step]}; --fallback resumes from the last intact step before it")
         if tried:
-            raise DamagedCheckpoint(f"no intact checkpoint in {self.folder}: {'; '.join(tried.values())}")
+            reasons = "; ".join(tried.values())
+            raise DamagedCheckpoint(reasons if at is not None else f"no intact checkpoint in {self.folder}: {reasons}")
         return None
 
     def _load(self, step: int, like: TargetStates | None, accept: AcceptFacts) -> tuple[Any, dict, list[str]]:

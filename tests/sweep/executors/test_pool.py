@@ -135,7 +135,7 @@ def started(folder, more=None, **process):
 def test_sigterm_to_the_process_group_stops_the_sweep_after_saving(tmp_path):
     """As schedulers, shells and containers send it: to the sweep, its fork server and every worker at once."""
     process, _ = started(tmp_path)
-    folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
+    folders = [tmp_path / "s" / "runs" / name for name in ("d_model=16", "d_model=24")]
     wait_for(lambda: any(records.read_metrics(f) for f in folders), process)
     os.killpg(process.pid, signal.SIGTERM)
     rows = finish(process, code=75)["trials"]
@@ -152,7 +152,7 @@ def test_sigterm_to_the_process_group_stops_the_sweep_after_saving(tmp_path):
 @pytest.mark.slow
 def test_sigterm_to_the_parent_alone_reaches_every_worker_and_the_sweep_goes_on_later(tmp_path):
     process, arguments = started(tmp_path, {"train.steps": 400})
-    folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
+    folders = [tmp_path / "s" / "runs" / name for name in ("d_model=16", "d_model=24")]
     wait_for(lambda: all(records.read_metrics(f) for f in folders), process)
     process.send_signal(signal.SIGTERM)
     rows = finish(process, code=75)["trials"]
@@ -164,7 +164,7 @@ def test_sigterm_to_the_parent_alone_reaches_every_worker_and_the_sweep_goes_on_
 @pytest.mark.slow
 def test_a_second_sweep_of_the_same_folder_waits_says_for_whom_and_trains_nothing_again(tmp_path):
     process, arguments = started(tmp_path, {"train.steps": 400})
-    folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
+    folders = [tmp_path / "s" / "runs" / name for name in ("d_model=16", "d_model=24")]
     wait_for(lambda: any(records.read_metrics(f) for f in folders), process)
     process.send_signal(signal.SIGSTOP)  # so that it surely lives when the second comes; its workers go on
     second, stopped = (command(*arguments, name="sweep") for _ in range(2))
@@ -189,5 +189,5 @@ def test_trials_that_diverge_are_results_and_crashed_ones_are_not(tmp_path, caps
     arguments = ["sweep", f"--config={tmp_path / 'grid.py'}", f"--workdir={tmp_path / 's'}", *overrides]
     assert main(arguments) == 0
     assert "2 trials: 1 done, 1 diverged" in capsys.readouterr().err
-    records.write_event(tmp_path / "s" / "runs" / "000-peak_lr=0.001", "failed", None, "Bus error")
+    records.write_event(tmp_path / "s" / "runs" / "peak_lr=0.001", "failed", None, "Bus error")
     assert status.exit_code([row["status"] for row in status.read_trial_rows(tmp_path / "s")]) == 1
