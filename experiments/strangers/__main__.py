@@ -199,8 +199,8 @@ def format_page(result: Mapping[str, Any]) -> str:
     counts = [[name, str(part["pairs"]), str(part["survived"])] for name, part in result["counts"].items()]
     lines += markdown_table(("", "pairs", "survived"), counts)
     exits = ", ".join(f"{code}: {number}" for code, number in result["exits"].items())
-    lines += ["", f"Exit codes: {exits}. The slowest took {result['slowest_s']:.1f} s of its own, the largest grew to "]
-    lines[-1] += f"{result['largest_mib']} MiB. {result['once_only']} were wrong in one process and not in the next."
+    lines += ["", f"Exit codes: {exits}. The slowest took {result['slowest_s']:.1f} s of its own, the largest grew "]
+    lines[-1] += f"to {result['largest_mib']} MiB. {result['once_only']} were wrong in one process and not the next."
     for kind, number in result["wrong_by_kind"].items():
         rows = [row for row in result["wrong_pairs"] if kind in row["wrong"]][:EXAMPLES]
         lines += ["", f"## {kind}: {number}", ""]

@@ -125,13 +125,14 @@ SOURCES = {"bucket_run": "buckets/run", "bucket_corpus": "buckets/prepared", "ta
            "tokenizer": "prepared/tokenizer.json"}  # fmt: skip
 
 
-def build_case(case: Case, slot: pathlib.Path, honest: pathlib.Path) -> Site:
-    """Lay out the work folder of a pair: the user's configs, an honest neighbour, and the hostile thing."""
+def build_case(case: Case, slot: pathlib.Path, honest: pathlib.Path, neighbour: bool = True) -> Site:
+    """Lay out the work folder of a pair: the user's configs, perhaps an honest neighbour, and the hostile thing."""
     work = slot / "work"
     clear_tree(work)
     work.mkdir(parents=True)
     write_configs(work, honest)
-    shutil.copytree(honest / "run", work / "neighbour")
+    if neighbour:
+        shutil.copytree(honest / "run", work / "neighbour")
     (work / "text").symlink_to(honest / "text")
     site = Site(work, work / case.place, honest, slot / "canary", slot / "marker")
     source = honest / SOURCES.get(case.kind, case.kind)
@@ -144,15 +145,13 @@ def build_case(case: Case, slot: pathlib.Path, honest: pathlib.Path) -> Site:
 
 
 def clear_tree(folder: pathlib.Path) -> None:
-    """Remove a folder whatever modes its parts have."""
-    if folder.exists():
-        for place, names, _ in os.walk(folder):
-            with contextlib.suppress(OSError):
-                os.chmod(place, 0o700)
-                for name in names:
-                    if not os.path.islink(os.path.join(place, name)):
-                        os.chmod(os.path.join(place, name), 0o700)
+    """Remove a folder, however deep it is."""
+    try:
         shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except RecursionError:
+        subprocess.run(["rm", "-rf", "--", str(folder)], check=True)
 
 
 def make_canaries(slot: pathlib.Path, honest: pathlib.Path) -> None:

@@ -67,7 +67,8 @@ class Slot:
     def meet(self, pair: Pair) -> tuple[dict[str, str], judge.Outcome]:
         """Build the thing, run the command (twice if the case changes), and judge."""
         try:
-            site = build_case(pair.case, self.folder, self.honest)
+            beside = any(part == "." or "neighbour" in part for part in pair.reach.line)
+            site = build_case(pair.case, self.folder, self.honest, beside)
         except (OSError, KeyError, ValueError, AttributeError, TypeError, StopIteration) as error:
             raise WorkFailed(f"the case {pair.case.name!a} can't be built: {error!r}") from error
         self._forget_stores()
