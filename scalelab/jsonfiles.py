@@ -270,7 +270,9 @@ def _retry_reading(path: Folder, read: Callable[[], T], absent: T) -> T:
 
 def _each_line(path: Folder, schema: Schema) -> Iterator[tuple[int, bytes, dict | None]]:
     with open_file(path) as file:
-        for number, line in enumerate(iter(functools.partial(file.readline, MOST_LINE_BYTES + 1), b""), 1):
+        is_small = os.fstat(file.fileno()).st_size <= MOST_LINE_BYTES
+        lines = file if is_small else iter(functools.partial(file.readline, MOST_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, 1):
             if len(line) > MOST_LINE_BYTES:
                 raise BadInput(f"{path}, line {number} has more than {MOST_LINE_BYTES:,} bytes: was it edited?")
             text = line.removesuffix(b"\n")

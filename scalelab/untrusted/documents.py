@@ -19,18 +19,18 @@ def parse_json(data: bytes | str) -> Any:
     """
     if isinstance(data, str):
         data = data.encode()  # UnicodeEncodeError, a ValueError, where it holds half a letter
+    text = data.decode("utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8")
     n_parts = data.count(b"{") + data.count(b"[")
     if n_parts > MOST_PARTS:
         raise ValueError(f"more than {MOST_PARTS:,} lists and objects")
     is_long = len(data) > MOST_DIGITS and _LONG in data.translate(_ZEROS)
-    text = data.decode("utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8")
     try:
-        content = json.loads(text, parse_int=_parse_int) if is_long else json.loads(text)
+        content = _decode_careful(text) if is_long else _decode(text)
     except RecursionError:
         raise ValueError(f"lists or objects deeper than {MOST_DEPTH}") from None
     if n_parts > MOST_DEPTH:
         _check_depth(content)
-    if b"\\ud" in data or b"\\uD" in data:
+    if "\\u" in text:
         _check_letters(content)
     return content
 
@@ -44,6 +44,9 @@ def _parse_int(digits: str) -> int:
     if len(digits.lstrip("-")) > MOST_DIGITS:
         raise ValueError(f"a number too long, of {len(digits.lstrip('-'))} digits")
     return int(digits)
+
+
+_decode, _decode_careful = json.JSONDecoder().decode, json.JSONDecoder(parse_int=_parse_int).decode
 
 
 def _check_depth(content: Any) -> None:
