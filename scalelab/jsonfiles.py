@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.untrusted import documents
 from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import create_draft, open_file, open_to_append, read_bytes, replace_file
 from scalelab.untrusted.schemas import FLAG, LIST, NUMBER, NUMBERS, PAIR, SCALAR, TEXT, WHOLE, Schema, describe_mismatch
@@ -61,7 +62,7 @@ def is_transient(error: BaseException | None) -> bool:
 def write_json(path: Folder, content: Any) -> None:
     """Replace the file at `path` by `content` as JSON, atomically: readers see the old file or the new one."""
     path = pathlib.Path(path)
-    data = (json.dumps(content, indent=1, default=float) + "\n").encode()
+    data = (documents.dump_json(content, indent=1) + "\n").encode()
 
     def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,10 +71,13 @@ def write_json(path: Folder, content: Any) -> None:
     retry_transient(write)
 
 
-def read_json(path: Folder, schema: Schema | None = None) -> Any:
-    """Read the JSON in `path`; BadInput if it is absent, damaged, or does not match `schema`."""
+def read_json(path: Folder, schema: Schema | None = None, follow: bool = False) -> Any:
+    """Read the JSON in `path`; BadInput if it is absent, damaged, or does not match `schema`.
+
+    `follow`: links are followed, as the user named this very path.
+    """
     try:
-        content = parse_json(retry_transient(lambda: read_bytes(path)))
+        content = parse_json(retry_transient(lambda: read_bytes(path, follow=follow)))
     except BadInput:  # a link, a pipe, a device
         raise
     except (FileNotFoundError, NotADirectoryError):
@@ -95,7 +99,7 @@ def append_json_lines(path: Folder, lines: list[dict]) -> str:
     """
     if not lines:
         return ""
-    data = "".join(json.dumps(line, default=float) + "\n" for line in lines).encode()
+    data = "".join(documents.dump_json(line) + "\n" for line in lines).encode()
     try:
         torn = retry_transient(lambda: _append_bytes(path, data))
     except OSError as error:  # on a full disk Python's message doesn't name the file
@@ -270,7 +274,9 @@ def _retry_reading(path: Folder, read: Callable[[], T], absent: T) -> T:
 
 def _each_line(path: Folder, schema: Schema) -> Iterator[tuple[int, bytes, dict | None]]:
     with open_file(path) as file:
-        for number, line in enumerate(iter(functools.partial(file.readline, MOST_LINE_BYTES + 1), b""), 1):
+        is_small = os.fstat(file.fileno()).st_size <= MOST_LINE_BYTES
+        lines = file if is_small else iter(functools.partial(file.readline, MOST_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, 1):
             if len(line) > MOST_LINE_BYTES:
                 raise BadInput(f"{path}, line {number} has more than {MOST_LINE_BYTES:,} bytes: was it edited?")
             text = line.removesuffix(b"\n")

@@ -45,7 +45,7 @@ from scalelab.jsonfiles import (
 )
 from scalelab.soundness.record import check_record
 from scalelab.untrusted.files import check_file
-from scalelab.untrusted.paths import describe_link, list_folders, path_below
+from scalelab.untrusted.paths import check_name, describe_link, list_folders, path_below
 
 # From jsonfiles, for readers of records.
 __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_to_disk", "write_json")
@@ -215,7 +215,19 @@ def read_size(folder: Folder) -> dict[str, Any]:
 def _read_record_alone(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "record.json"
     record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if os.path.lexists(path) else {}
+    pack = record.get("pack", {})
+    for place in (pack["checkpoints"], *pack.get("former", {})) if pack else ():
+        _check_pack_place(path, place)
     return record
+
+
+def _check_pack_place(path: pathlib.Path, place: str) -> None:
+    """BadInput if a trial's checkpoints are not said to be in a pack of its own sweep."""
+    up, _, below = place.partition("/packs/")
+    name, _, last = below.partition("/")
+    check_name(name, str(path))
+    if up != "../.." or last != "checkpoints":
+        raise BadInput(f"{path}: pack.checkpoints is {place!r}, not ../../packs/NAME/checkpoints; was it edited?")
 
 
 def _check_config_identity(folder: pathlib.Path, record: Mapping[str, Any]) -> None:

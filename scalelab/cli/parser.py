@@ -16,7 +16,7 @@ from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.stores.urls import is_url, local_folder
-from scalelab.untrusted.text import escape_text
+from scalelab.untrusted.text import as_utf8, escape_text
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,6 +116,8 @@ def folder_path(text: str) -> pathlib.Path:
         raise argparse.ArgumentTypeError("'' is not a folder; the current folder is .")
     if is_url(text):
         raise argparse.ArgumentTypeError(f"{text} is in an object store; name a local folder")
+    if as_utf8(text) != text:  # its files would name it, and JSON is UTF-8
+        raise argparse.ArgumentTypeError(f"{text} is not UTF-8, so no record could name it; rename the folder")
     path = pathlib.Path(os.path.expanduser(text))
     if files := [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]:
         raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")

@@ -58,7 +58,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> bytes:
     """Read a whole file; see `open_file`. BadInput if it holds more than `most_bytes`."""
     with open_file(path, most_bytes, follow) as file:
-        content = file.read(most_bytes + 1)
+        content = file.read()
     if len(content) > most_bytes:
         raise BadInput(f"{printable(str(path))} holds more than the {most_bytes:,} bytes that are read")
     return content

@@ -12,6 +12,8 @@ TYPES_OF_KIND: dict[str, tuple[type, ...]] = {
     WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), SCALAR: (int, float, str, bool, type(None)), LIST: (list,),
     NUMBERS: (int, float, list), FINITE: (int, float), FLAG: (bool,), PAIR: (list,),
 }  # fmt: skip
+# Exact types that need no second look.
+_SURE_TYPES = {kind: set(types) - {list} if kind != FINITE else {int} for kind, types in TYPES_OF_KIND.items()}
 # key -> kind, (kind, None), [kind] for a list of it, or a Schema; "key?" may be absent, "*" stands for every key.
 Schema = Mapping[str, Any]
 
@@ -21,6 +23,8 @@ def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
     if isinstance(schema, tuple):
         return "" if content is None else describe_mismatch(content, schema[0], name)
     if isinstance(schema, str):
+        if type(content) in _SURE_TYPES[schema]:
+            return ""
         if schema == NUMBERS and isinstance(content, list):
             schema = [NUMBER]
         else:
@@ -56,7 +60,7 @@ def _is_kind(value: Any, kind: str) -> bool:
 def _other_keys(content: Mapping[str, Any], schema: Schema, kind: Any) -> list[str]:
     """Keys that the schema does not name, without those of a plainly right type: lines of metrics are all of these."""
     leaf, none = (kind[0], {type(None)}) if isinstance(kind, tuple) else (kind, set())
-    right = none | set(TYPES_OF_KIND[leaf]) - {list} if isinstance(leaf, str) and leaf != FINITE else set()
+    right = none | _SURE_TYPES[leaf] if isinstance(leaf, str) else set()
     return [k for k, v in content.items() if type(v) not in right and k not in schema and f"{k}?" not in schema]
 
 

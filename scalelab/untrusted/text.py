@@ -22,6 +22,11 @@ def escape_text(text: str, passing: str = "") -> str:
     )
 
 
+def as_utf8(text: str) -> str:
+    """`text` with what UTF-8 can't hold (bytes of a file's name, half a letter) written as an escape (`\\udcff`)."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class PlainStream:
     """A standard stream whose text is escaped as it is written, but for ends of lines, tabs and `passing`.
 

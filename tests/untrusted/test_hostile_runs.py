@@ -139,14 +139,33 @@ def test_escapes_of_records_and_names_never_reach_the_terminal(folder, capsys):
     assert "\x1b" not in page and "\u202e" not in page
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_read_by_all(folder):
+def test_a_folder_whose_name_is_not_utf_8_is_read_by_all(folder, capsys):
     odd = os.fsencode(folder / "runs" / "b") + b"\xff"
     os.rename(folder / "runs" / "b", odd)
     name = os.fsdecode(odd)
-    for argv in (["runs", str(folder)], ["runs", name], ["report", name], ["report", str(folder)], ["diagnose", name]):
-        done = run_process(*argv)
-        assert done.returncode in (0, 1) and "Traceback" not in done.stderr, (argv, done.stderr)
-    assert "b\\udcff" in run_process("runs", str(folder)).stdout
+    table = f"--parquet={folder.parent / 'table.parquet'}"
+    commands = (["runs", "FOLDER"], ["runs", name, table], ["report", name], ["report", "FOLDER"], ["diagnose", name],
+                ["compare", name, "FOLDER/runs/a"], ["watch", "FOLDER", "--once"], ["note", name, "look"],
+                ["fit", "FOLDER", "--best-of=lr", "--per=N,D"], ["sweep", "--status", "--workdir=FOLDER"])  # fmt: skip
+    for argv in commands:
+        code, out, err = call(capsys, *(part.replace("FOLDER", str(folder)) for part in argv))
+        assert code in (0, 1), (argv, err)
+        (out + err).encode()
+    assert "b\\udcff" in call(capsys, "runs", str(folder))[1]
+    done = run_process("runs", str(folder))  # with the streams of a process
+    assert done.returncode == 0 and "b\\udcff" in done.stdout and not done.stderr
+
+
+def test_nothing_is_trained_in_a_folder_whose_name_is_not_utf_8(tmp_path, capsys):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/x\xff")
+    code, _, err = call(capsys, "train", "--config=tiny", f"--workdir={name}")
+    assert code == 2 and "x\\udcff is not UTF-8" in err and not os.path.lexists(name)
+
+
+def test_what_cannot_be_written_is_escaped_and_read_back(tmp_path, capsys):
+    synthetic.write_run(tmp_path / "a", lines=6)
+    assert call(capsys, "note", str(tmp_path / "a"), "look at x\udcff")[0] == 0
+    assert records.read_events(tmp_path / "a")[-1]["text"] == "look at x\\udcff"
 
 
 def test_the_live_page_gives_no_linked_file(folder):
@@ -169,3 +188,15 @@ def test_the_live_page_gives_no_linked_file(folder):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_checkpoints_are_looked_for_in_packs_of_the_sweep_only(folder, capsys):
+    path = folder / "runs" / "b" / "record.json"
+    record = json.loads(path.read_text())
+    for place in ("../../../../etc", "/etc", "../../packs/../../../x/checkpoints", "../../packs/a/b/checkpoints"):
+        records.write_json(path, record | {"pack": {"checkpoints": place, "trial": "b"}})
+        assert call(capsys, "runs", str(folder))[0] == 1
+        code, _, err = call(capsys, "checkpoint", "list", str(folder / "runs" / "b"))
+        assert code == 2 and "record.json" in err, err
+    records.write_json(path, record | {"pack": {"checkpoints": "../../packs/a/checkpoints", "trial": "b"}})
+    assert call(capsys, "runs", str(folder))[0] == 0

@@ -31,6 +31,7 @@ from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
+from scalelab.untrusted.paths import path_below
 
 ALONE_BYTES = 2**27  # one process joins less than this in the time it takes to start others
 
@@ -120,7 +121,7 @@ def _reopen_finished(
     try:
         load.load_indexed_tokenizer(entry, out)
     except BadInput as damage:
-        path = out / entry["file"]
+        path = path_below(out, entry["file"])
         path.unlink(missing_ok=True)
         new = make_job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
         if new != entry:

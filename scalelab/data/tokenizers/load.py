@@ -56,10 +56,10 @@ def load_indexed_tokenizer(entry: Mapping[str, Any], folder: pathlib.Path) -> To
         return byte_tokenizer()
     if entry["kind"] == "ids":
         return id_tokenizer(entry["vocab_size"], entry["separator"])
-    path = folder / entry["file"]
+    path = path_below(folder, entry["file"])
     if not path.is_file():
         raise BadInput(f"{path}, the tokenizer that the tokens were made with, is missing: put it back")
-    tokenizer = load_tokenizer_file(path_below(folder, entry["file"]), str(entry["separator"]))
+    tokenizer = load_tokenizer_file(path, str(entry["separator"]))
     if tokenizer.name != entry["name"]:
-        raise BadInput(f"{folder / entry['file']} is {tokenizer.name}, but the tokens were made with {entry['name']}")
+        raise BadInput(f"{path} is {tokenizer.name}, but the tokens were made with {entry['name']}")
     return tokenizer

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from scalelab.errors import BadInput
 from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import open_file
+from scalelab.untrusted.text import as_utf8
 
 LARGEST_BYTES = 512 * 2**20  # a table of runs is some megabytes; more is another file, given by mistake
 Line = dict[str, Any]
@@ -210,7 +211,7 @@ def _arrow_column(values: list[Any]) -> Any:
         frozenset({int, float}): pyarrow.float64(),
     }.get(frozenset(kinds))  # fmt: skip
     if wanted is None:
-        return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())
+        return pyarrow.array([None if value is None else as_utf8(str(value)) for value in values], pyarrow.string())
     if wanted == pyarrow.float64():
         values = [None if value is None else float(value) for value in values]
     return pyarrow.array(values, wanted)
