@@ -11,7 +11,7 @@ a step takes is known when it is sent, skipped ones included. No arrays here, so
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalelab.errors import BadInput
@@ -138,11 +138,11 @@ def tokens_before(stretches: Sequence[Stretch], step: int) -> int:
     return stretch.tokens + stretch.sequences_between(stretch.step, step) * stretch.seq_len
 
 
-def flops_before(stretch: Stretch, tokens: int, per_token: dict[str, float]) -> dict[str, float]:
+def flops_before(stretch: Stretch, tokens: int, per_token: Mapping[str, float]) -> dict[str, float]:
     """Training FLOPs by convention of the steps that have seen `tokens`, the last ones in `stretch`."""
     return {name: stretch.flops.get(name, 0) + each * (tokens - stretch.tokens) for name, each in per_token.items()}
 
 
-def total_flops(per_token: dict[str, float]) -> dict[str, Any]:
+def total_flops(per_token: Mapping[str, float]) -> dict[str, float]:
     """FLOPs a token under the names that totals have: `6ND` for `6N`."""
     return {("6ND" if name == "6N" else name): each for name, each in per_token.items()}

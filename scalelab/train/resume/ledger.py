@@ -12,10 +12,9 @@ the last save of a killed run are taken again and count once: nobody knows how m
 its trunk's ledger. A checkpoint of a version without a ledger gets one from its own config, once.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -25,29 +24,29 @@ from scalelab.config.stretches import Stretch
 from scalelab.model import count
 from scalelab.train.resume.facts import config_from_facts
 
-if TYPE_CHECKING:
-    from scalelab.train.run.run import Run
-
 NO_LEDGER = (
     "step {step} was saved by a version without a ledger: the tokens, position and FLOPs before it are those of the "
     "config it was saved under"
 )
 
 
-def write_ledger(run: "Run", step: int, number: int, by_source: Mapping[str, int]) -> dict[str, Any]:
-    """The ledger of `run` at `step`, whose next batch is `number`; `by_source`: see `Stretch`."""
-    all_stretches = schedule_steps.run_stretches(run.config)
+def write_ledger(
+    config: ConfigDict, step: int, number: int, by_source: Mapping[str, int], flops: Mapping[str, float],
+    per_token: Mapping[str, float], rewinds: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """The ledger of a run under `config` at `step`, whose next batch is `number`; `by_source`: see `Stretch`."""
+    noted = schedule_steps.run_stretches(config)
     return {
-        "steps": step, "tokens": run.tokens_before(step), "sequences": stretches.sequences_before(all_stretches, step),
-        "batch": number, "position": all_stretches[-1].position_of(number), "by_source": dict(by_source),
-        "flops": run.flops_before(step), "flops_per_token": dict(run.record["flops_per_token"]),
-        "discarded": discarded(run.facts.get("rewinds", {})),
+        "steps": step, "tokens": stretches.tokens_before(noted, step),
+        "sequences": stretches.sequences_before(noted, step),
+        "batch": number, "position": noted[-1].position_of(number), "by_source": dict(by_source),
+        "flops": dict(flops), "flops_per_token": dict(per_token), "discarded": discarded(rewinds),
     }  # fmt: skip
 
 
-def count_between(run: "Run", first: int, step: int) -> dict[str, Any]:
+def count_between(config: ConfigDict, first: int, step: int, flops_per_token: Mapping[str, float]) -> dict[str, Any]:
     """What the steps after `first` up to `step` took, which a rewind to `first` gives up."""
-    noted, per_token = schedule_steps.run_stretches(run.config), stretches.total_flops(run.record["flops_per_token"])
+    noted, per_token = schedule_steps.run_stretches(config), stretches.total_flops(flops_per_token)
     before, after = (stretches.tokens_before(noted, at) for at in (first, step))
     begin = max(before, noted[-1].tokens)
     flops = {name: each * (after - begin) for name, each in per_token.items()}
@@ -147,21 +146,20 @@ def _noted(config: ConfigDict, noted: Sequence[Stretch]) -> ConfigDict:
     return config
 
 
-def go_on(run: "Run", step: int, saved: Mapping[str, Any], number: int) -> list[tuple[str, str]]:
-    """Let `run` count on from the facts `saved` at `step`, where it reads batch `number` next.
+def go_on(
+    config: ConfigDict, step: int, saved: Mapping[str, Any], number: int, data: Mapping[str, Any],
+    per_token: Mapping[str, float],
+) -> tuple[ConfigDict, list[tuple[str, str]]]:  # fmt: skip
+    """`config` with the stretches of a run that counts on from the facts `saved` at `step`; and what to say of it.
 
-    Returns what to say: (note or warning, text).
+    `number`: of the batch that it reads next; `data`, `per_token` as in `continue_stretches`. What is said: (note or
+    warning, text).
     """
-    noted = continue_stretches(step, saved, run.config, number, run.facts["data"], run.record["flops_per_token"])
-    config = _noted(run.config, noted)
-    if config.log.stretches != run.config.log.stretches:
-        static = dataclasses.replace(config_lib.static(config), layout=run.spec.static.layout)
-        run.spec = dataclasses.replace(run.spec, config=config, static=static)
-        run.facts["config"] = config.to_dict()
+    noted = continue_stretches(step, saved, config, number, data, per_token)
     words = [] if "ledger" in saved else [("note", NO_LEDGER.format(step=step))]
     if len(noted) > 1 and noted[-1].step == step:
         words.append(_describe_start(noted))
-    return words
+    return _noted(config, noted), words
 
 
 def _describe_start(noted: Sequence[Stretch]) -> tuple[str, str]:

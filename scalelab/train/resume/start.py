@@ -1,5 +1,6 @@
 """Where a run starts: at its own last checkpoint, its pack's, or on the weights of another run."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.hf import read
@@ -137,7 +139,14 @@ def _restored_state(
 
 def count_on(run: Run, step: int, saved: dict[str, Any], resumed: state.TrainState, progress: Progress) -> None:
     """Let the run's ledger go on from the facts `saved` at `step`; what changes there is said."""
-    for kind, text in ledger.go_on(run, step, saved, DataShift.of(resumed.guard).number(step)):
+    number = DataShift.of(resumed.guard).number(step)
+    known = run.facts["data"], run.record["flops_per_token"]
+    config, words = ledger.go_on(run.config, step, saved, number, *known)
+    if config.log.stretches != run.config.log.stretches:
+        static = dataclasses.replace(config_lib.static(config), layout=run.spec.static.layout)
+        run.spec = dataclasses.replace(run.spec, config=config, static=static)
+        run.facts["config"] = config.to_dict()
+    for kind, text in words:
         run.event("chosen" if kind == "note" else kind, step, text)
         progress({kind: text})
 

@@ -24,7 +24,7 @@ from scalelab.train.run import sources
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.single import load_run_dataset
 from tests.train.checkpoints.test_manifest import forge
-from tests.train.runs import run_here, untimed
+from tests.train.runs import run_here, stopped_at, untimed
 
 LENGTH = 16
 KEYS = {
@@ -55,14 +55,6 @@ def train(folder, *allow, code=0, **changes):
         allowed = [f"--allow-change={key}" for key in allow]
         run_here("--config=configs/tiny.py", f"--workdir={folder}", *flags(**changes), *allowed, "--json", code=code)
     return [rows[rows[:, 0] >= 0] for rows in taken]
-
-
-def stopped_at(folder, step):
-    """Leave of a run what it was when it was stopped at `step`."""
-    for later in manifest.list_steps(folder / "checkpoints"):
-        if later > step:
-            shutil.rmtree(folder / "checkpoints" / str(later))
-    records.write_json(folder / "record.json", records.read_record(folder) | {"status": "stopped", "steps": step})
 
 
 def counted(folder, step):
