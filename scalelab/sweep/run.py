@@ -22,6 +22,7 @@ from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import has_ended
 from scalelab.train.run.sinks import SINK_KEYS
+from scalelab.untrusted.paths import path_below
 
 
 def run_sweep(
@@ -48,6 +49,8 @@ def run_sweep(
     started = time.time()
     compatibility.check_allowed_keys(allow)
     code = code or git.code_state()
+    for name in [*(f"runs/{name}" for name in trials), "packs", "manifest", "slurm", "sweep.json"]:
+        path_below(folder, name)
     with lock.hold_folder(folder, take_over=take_over) as warning:
         if warning:
             progress({"warning": warning})
