@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.files import open_or_create, read_text
 from scalelab.untrusted.text import printable
 
 HEARTBEAT_S = 10.0
@@ -101,8 +102,8 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
 def release_lock(path: pathlib.Path) -> None:
     """Release a lock: remove this process's name from it. Another owner's name stays."""
     owner, exclusive = HELD_LOCKS.pop(path, (None, False))
-    with contextlib.suppress(OSError):
-        if owner and parse_owner(path.read_text()) == owner:
+    with contextlib.suppress(OSError, BadInput):
+        if owner and parse_owner(read_text(path)) == owner:
             path.unlink() if exclusive else os.truncate(path, 0)
 
 
@@ -135,10 +136,7 @@ def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool)
 
 def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
     """Open the lock: (the file, whether this process now has the lock, whether the file's existence is the lock)."""
-    try:
-        descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
-    except FileExistsError:
-        descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
+    descriptor, created = open_or_create(path)
     try:
         _try_flock(descriptor)
     except BlockingIOError:
@@ -230,8 +228,8 @@ def _move_aside(path: pathlib.Path, descriptor: int) -> None:
 def _renew_heartbeat(path: pathlib.Path, owner: LockOwner, left: threading.Event) -> None:
     """Renew the lock's time until its holder leaves; end the process if another has taken the lock over."""
     while not left.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):  # a server that doesn't answer now, a file deleted by hand
-            other = parse_owner(path.read_text())
+        with contextlib.suppress(OSError, BadInput):  # a server that doesn't answer now, a file deleted by hand
+            other = parse_owner(read_text(path))
             if other in (owner, None):
                 os.utime(path)
             elif not left.is_set():
@@ -243,9 +241,10 @@ def _renew_heartbeat(path: pathlib.Path, owner: LockOwner, left: threading.Event
 def hold_file(path: Folder) -> Iterator[None]:
     """Hold a file for a moment, after all others have left it; without flock, by a file beside it."""
     beside = pathlib.Path(f"{path}.held")
-    with open(path, "w") as file:
+    descriptor, _ = open_or_create(path)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in NO_FLOCK:
                 raise
@@ -254,15 +253,19 @@ def hold_file(path: Folder) -> Iterator[None]:
             yield
         finally:
             beside.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def _create_exclusively(path: pathlib.Path) -> None:
     """Create a file that doesn't exist, waiting until it is gone; one older than LEASE_S was left by a dead process."""
     while True:
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            return
-        with contextlib.suppress(FileNotFoundError), open(path) as file:
-            if _seconds_since_heartbeat(file.fileno(), path.parent) > LEASE_S:
-                _move_aside(path, file.fileno())
+        descriptor, created = open_or_create(path)
+        try:
+            if created:
+                return
+            if _seconds_since_heartbeat(descriptor, path.parent) > LEASE_S:
+                _move_aside(path, descriptor)
+        finally:
+            os.close(descriptor)
         time.sleep(0.05)

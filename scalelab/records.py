@@ -53,6 +53,10 @@ __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_t
 # Schemas that files are checked against whenever they are read: a hand-edited value gives one line, never a traceback.
 METRICS_SCHEMA = {"step": WHOLE, "*": (NUMBER, None)}
 LAYERS_SCHEMA = {"step": WHOLE, "*": NUMBERS}
+WRITTEN = (  # by training, besides the logs
+    "config.json", "record.json", "events.jsonl", "checkpoints", "tensorboard", "wandb", "stacks.txt",
+    "autotuned.textproto",
+)  # fmt: skip
 LOG_SCHEMAS: dict[str, dict] = {"metrics.jsonl": METRICS_SCHEMA, "layers.jsonl": LAYERS_SCHEMA}  # logs of training
 EVENT_SCHEMA = {"time": NUMBER, "step": (WHOLE, None), "kind": TEXT, "text?": TEXT}
 EVALUATION_SCHEMA = {
@@ -116,6 +120,12 @@ def _divide(a: Any, b: Any) -> Any:
     if isinstance(a, list):
         return [_divide(x, y) for x, y in zip(a, b, strict=True)]
     return a / b if b else math.nan
+
+
+def refuse_links(folder: Folder) -> None:
+    """BadInput if a file or folder that a run writes is a link, perhaps to somewhere else; a new folder has none."""
+    for name in (*WRITTEN, *LOG_SCHEMAS):
+        path_below(folder, name)
 
 
 def log_paths(folder: Folder) -> list[pathlib.Path]:

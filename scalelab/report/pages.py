@@ -5,6 +5,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
@@ -15,6 +16,7 @@ from scalelab.report.figures import lrplots, plots, style, sweepplots
 from scalelab.report.parts import (
     PaperStyle,
     ReportPage,
+    check_page,
     layers_section,
     logbook_section,
     loss_sections,
@@ -46,10 +48,12 @@ SPEED_CAPTION = (
 
 
 def write_report(
-    folder: records.Folder, samples: Sequence[dict] | str | None = None, paper: PaperStyle | None = None
-) -> dict:
+    folder: records.Folder, samples: Sequence[dict] | str | None = None, paper: PaperStyle | None = None,
+    output: pathlib.Path | None = None,
+) -> dict:  # fmt: skip
     """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
 
+    output: the page in their place, with its figures beside it; nothing is written into `folder`.
     samples: texts that the model of a run wrote (`how`, `text`), or why there are none; None: not asked for.
     paper: write figures for a paper into `folder/paper/` and no page; BadInput for the name of no figure.
 
@@ -58,22 +62,22 @@ def write_report(
     """
     folder = pathlib.Path(folder)
     runs, failures = records.run_folders(folder), []
-    place = "paper" if paper else "figures"
+    target: dict[str, Any] = {"place": "paper" if paper else "figures", "paper": paper}
+    if output:
+        target = {"out": check_page(output), "file": output.name, "place": f"{output.stem}_figures"}
     if (folder / "config.json").exists():
-        page, path = report_run(ReportPage(folder, "run", place=place, paper=paper), samples)
+        page, path = report_run(ReportPage(folder, "run", **target), samples)
     elif (folder / ablation.STUDY_FILE).exists():
         page, path = _report_study(
-            ablation.report_ablation, ReportPage(folder, "ablation", place=place, paper=paper), "scalelab ablate"
+            ablation.report_ablation, ReportPage(folder, "ablation", **target), "scalelab ablate"
         )
     elif (folder / tuning.STUDY_FILE).exists():
-        page, path = _report_study(
-            tuning.report_tuning, ReportPage(folder, "tuning", place=place, paper=paper), "scalelab tune"
-        )
+        page, path = _report_study(tuning.report_tuning, ReportPage(folder, "tuning", **target), "scalelab tune")
     elif (folder / "summary.json").exists():
-        page, path = isoflop.report_study(ReportPage(folder, "study", place=place, paper=paper))
+        page, path = isoflop.report_study(ReportPage(folder, "study", **target))
         failures = verdict.describe_failures(records.read_json(folder / "summary.json", isoflop.SUMMARY_SCHEMA))
     else:
-        page, path = report_sweep(ReportPage(folder, "sweep", place=place, paper=paper))
+        page, path = report_sweep(ReportPage(folder, "sweep", **target))
     if paper and paper.only not in (None, *page.figures):
         raise BadInput(f"no figure {paper.only!r}: there are {', '.join(page.figures)}"
                        f"{nearest_hint(paper.only or '', page.figures)}")  # fmt: skip

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import records
-from scalelab.errors import BadInput
 from scalelab.index import grids
 from scalelab.index.table import read_grid
 from scalelab.report import gather, html
-from scalelab.report.parts import ReportPage, curve_figures, runs_table
+from scalelab.report.parts import ReportPage, check_page, curve_figures, runs_table
 from scalelab.sweep.answer import rows as answer_rows
 from scalelab.sweep.answer import wording
 
@@ -79,10 +78,7 @@ def _grid_folders(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _page(path: pathlib.Path, kind: str) -> ReportPage:
     """A page that is not in the folder of its runs: its figures stand beside it, under its own name."""
-    if path.is_dir() or path.suffix != ".html":
-        raise BadInput(f"{path}: the page is a file that ends in .html")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return ReportPage(path.parent, kind, file=path.name, place=f"{path.stem}_figures")
+    return ReportPage(check_page(path), kind, file=path.name, place=f"{path.stem}_figures")
 
 
 def _result(page: ReportPage, runs: int, title: str, subtitle: str) -> dict[str, Any]:

@@ -6,13 +6,13 @@ that was edited, and is BadInput; an index that differs from the hash in its own
 
 import contextlib
 import hashlib
-import json
 import re
 from typing import Any
 
 from scalelab import lock
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import LIST, TEXT, WHOLE, describe_mismatch
+from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.paths import check_name
 from scalelab.untrusted.text import printable
 
@@ -34,8 +34,8 @@ class ObjectsLost(WorkFailed):
 def parse_head(data: bytes, source: str) -> dict[str, Any]:
     """The content of head.json. BadInput if it is not scalelab's, naming `source`."""
     content = None
-    with contextlib.suppress(ValueError, RecursionError):
-        content = json.loads(data)
+    with contextlib.suppress(ValueError):
+        content = parse_json(data)
     if not (isinstance(content, dict) and content.get("format") == 1):
         raise BadInput(f"{source} was not written by this version of scalelab, or damaged since: use another folder")
     wrong = describe_mismatch(content, HEAD_SCHEMA)
@@ -54,9 +54,9 @@ def parse_index(data: bytes, name: str, source: str) -> Files:
     if match and hashlib.sha256(data).hexdigest()[:32] != match[1]:
         raise ObjectsLost(f"{source} is damaged: its content doesn't match the hash in its name")
     try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
-        raise BadInput(f"{source} is not JSON: was it edited?") from None
+        content = parse_json(data)
+    except ValueError as error:
+        raise BadInput(f"{source} is not JSON ({printable(str(error), 80)}): was it edited?") from None
     if wrong := describe_mismatch(content, INDEX_SCHEMA):
         raise BadInput(f"{source}: {wrong}; was it edited?")
     files = {}

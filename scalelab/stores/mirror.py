@@ -18,7 +18,7 @@ from typing import Any
 
 from scalelab import lock
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import write_json
+from scalelab.jsonfiles import LIST, read_json, write_json
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, StoreDown, StoreRefused
 from scalelab.stores.download import download, read_index
@@ -87,7 +87,8 @@ def _state_file(place: Place) -> pathlib.Path:
 def _read_state(place: Place) -> list[str | None]:
     """The indices that the local folder follows from: two where a crash left open whether the last put was done."""
     path = _state_file(place)
-    return json.loads(path.read_text())["indices"] if path.exists() else [None]
+    indices: list[str | None] = read_json(path, {"indices": LIST})["indices"] if path.exists() else [None]
+    return indices
 
 
 def _write_state(place: Place, *indices: str | None) -> None:

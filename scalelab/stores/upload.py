@@ -5,10 +5,10 @@ files, below a folder that carries the hash of its manifest: Orbax reads it ther
 its mark, so a process that lost the lease can't touch those of another.
 """
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
-import json
 import os
 import pathlib
 import shutil
@@ -18,7 +18,8 @@ from scalelab.errors import BadInput
 from scalelab.stores import client
 from scalelab.stores.client import Place
 from scalelab.stores.formats import STEP, Files, Parts
-from scalelab.untrusted.files import open_file
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import open_file, read_bytes
 from scalelab.untrusted.paths import check_name
 
 PART_BYTES = 2**23
@@ -107,7 +108,7 @@ class Uploader:
         """The files of a checkpoint, held by hard links meanwhile: the trainer may delete it. {}: it is gone."""
         held = self.held / step
         try:
-            manifest = (self.folder / step / MANIFEST).read_bytes()
+            manifest = read_bytes(self.folder / step / MANIFEST)
             signature = hashlib.sha256(manifest).hexdigest()
             if step in self.steps and self.steps[step][0] == signature:
                 return self.steps[step][1]
@@ -119,12 +120,14 @@ class Uploader:
             # Objects of it are missing in the store: a fallback, not this, decides that it is given up.
             return self.steps[step][1] if step in self.steps and (self.folder / step).is_dir() else {}
         names = [path.relative_to(held).as_posix() for path in sorted(held.rglob("*")) if path.is_file()]
-        recorded = json.loads(manifest)["files"] | {MANIFEST: {"sha256": signature}}
+        recorded = {MANIFEST: signature}
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a damaged one records nothing
+            recorded |= {name: entry["sha256"] for name, entry in parse_json(manifest)["files"].items()}
 
         def upload(name: str) -> Parts:
-            with open(held / name, "rb") as file:
+            with open_file(held / name) as file:
                 sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-            if recorded.get(name, {}).get("sha256") != sha:
+            if recorded.get(name) != sha:
                 return []
             target = f"files/{step}-{signature[:12]}-{self.mark}/{name}"
             return [(self._put(target, 0, sha, target, held / name), (held / name).stat().st_size, sha)]

@@ -27,6 +27,7 @@ from scalelab.train.run.run import Run, open_run
 from scalelab.train.run.single import continued_config, load_run_dataset, refuse_lost_checkpoints
 from scalelab.train.spec import make_train_spec
 from scalelab.train.step.program import resolve_packing, spread_trials
+from scalelab.untrusted.paths import path_below
 
 
 def train_pack(
@@ -48,7 +49,9 @@ def train_pack(
     not saved together.
     """
     names, config = list(trials), next(iter(trials.values()))
-    place = folder / "packs" / pack
+    place = path_below(folder, f"packs/{pack}")
+    for each in (place, *(path_below(folder, f"runs/{name}") for name in names)):
+        records.refuse_links(each)
     determinism.set_deterministic_flags(config, place)
     reserve_for_moments(config, len(trials))
     data, mode = load_run_dataset(config), resolve_packing(config.sweep.pack)

@@ -26,6 +26,7 @@ from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import has_ended
 from scalelab.train.run.sinks import SINK_KEYS
+from scalelab.untrusted.paths import path_below
 
 
 def run_sweep(
@@ -54,6 +55,8 @@ def run_sweep(
     started = time.time()
     compatibility.check_allowed_keys(allow)
     code = code or git.code_state()
+    for name in [*(f"runs/{name}" for name in trials), "packs", "manifest", "slurm", "sweep.json"]:
+        path_below(folder, name)
     with wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text})) as is_held:
         if not is_held:
             return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}

@@ -89,12 +89,18 @@ def open_to_append(path: str | os.PathLike[str]) -> int:
 
 def replace_file(path: str | os.PathLike[str], data: bytes | str, sync: bool = False) -> None:
     """Write a draft beside `path` and rename it onto it: a link there is replaced, not written through."""
-    with create_draft(path) as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
-    os.replace(file.name, path)
+    file = create_draft(path)
+    try:
+        with file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(file.name, path)
+    except OSError:  # a full disk: the old file stays
+        with contextlib.suppress(OSError):
+            os.unlink(file.name)
+        raise
 
 
 def append_text(path: str | os.PathLike[str], text: str) -> None:
@@ -120,3 +126,13 @@ def create_draft(path: str | os.PathLike[str]) -> io.BufferedWriter:
     with contextlib.suppress(FileNotFoundError):  # of an earlier process of this number
         draft.unlink()
     return open(draft, "xb")
+
+
+def open_or_create(path: str | os.PathLike[str]) -> tuple[int, bool]:
+    """(a descriptor to read and write a small file, whether it was made now). BadInput for a link or no file."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+    except FileExistsError:
+        check_file(path)
+    return os.open(path, flags | os.O_CREAT, 0o644), False

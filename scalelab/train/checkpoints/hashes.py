@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scalelab.errors import WorkFailed
+from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import read_json, retry_transient, write_json
 from scalelab.untrusted.files import open_file
 
@@ -53,6 +53,10 @@ def hash_files(step_folder: pathlib.Path, names: Sequence[str], sync: bool = Fal
             if sync:
                 raise
             return {"error": error.strerror or str(error)}
+        except BadInput:
+            if sync:
+                raise
+            return {"error": "it is a link, or not a file"}
 
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return dict(zip(names, pool.map(hash_file, names), strict=True))

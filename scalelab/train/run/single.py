@@ -68,6 +68,7 @@ def train_single(
     config and `allow` doesn't name the keys that differ. WorkFailed if its last checkpoint is damaged, or a save fails.
     """
     compatibility.check_allowed_keys(allow)
+    records.refuse_links(folder)
     device_memory.reserve_gpu_memory()
     determinism.set_deterministic_flags(config, folder)
     reserve_for_moments(config)

@@ -113,7 +113,7 @@ def test_an_element_of_slurm_trusts_what_its_submitter_trusts(code, tmp_path, mo
 
 
 EDITS = [
-    {"trials": {"../x": {}}}, {"trials": {"/tmp/x": {}}}, {"trials": {"a/b": {}}}, {"trials": {"": {}}}, {"trials": []},
+    {"trials": {"../x": {}}}, {"trials": {"/etc/x": {}}}, {"trials": {"a/b": {}}}, {"trials": {"": {}}}, {"trials": []},
     {"trials": {"t": {}}}, {"trials": {"t": 5}}, {"trials": {"t": {"model": 5}}}, {"trials": {"t": {"model": {}}}},
     {"trials": {"\x1b[2J": {}}}, {"trials": None}, {"trials": {}}, {"code": 5}, {"code": {"user": 5}}, {"code": None},
     {"allow": "all"}, {"allow": [5]}, {"take_over": "yes"}, {"take_over": 1}, {"stop_if": 5},
