@@ -17,6 +17,8 @@ from scalelab.errors import BadInput
 from scalelab.jsonfiles import numbered_lines
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
+from scalelab.untrusted.files import read_bytes
+from scalelab.untrusted.paths import check_name
 
 CODE_LINE = "own code"  # in the place of a file's name
 OPTIONAL_LOGS = {"layers.jsonl": records.LAYERS_SCHEMA, "evaluations.jsonl": records.EVALUATION_SCHEMA}
@@ -140,11 +142,12 @@ def _verify_own_code(record: Mapping[str, Any], saved: Saved) -> dict[str, list[
     A file that this program can't find is passed over: another machine need not have it.
     """
     codes = record.get("own_code") or saved.facts.get("own_code") or {}
-    files = {name: sha for code in codes.values() for name, sha in code.get("files", {}).items()}
+    hashes = [item for code in codes.values() for item in code.get("files", {}).items()]
+    files = {check_name(name, "own_code"): sha for name, sha in hashes}
     problems = []
     for name, sha in files.items():
         place = next((path for folder in ("", *sys.path) if (path := pathlib.Path(folder, name)).is_file()), None)
-        if place and hashlib.sha256(place.read_bytes()).hexdigest() != sha:
+        if place and hashlib.sha256(read_bytes(place, follow=True)).hexdigest() != sha:
             problems.append(f"{place} is not the file that the run was trained with (SHA-256 {sha[:10]}…)")
     return {CODE_LINE: problems} if files else {}
 
