@@ -95,8 +95,8 @@ def _copy_files(template: Mapping[str, Any], name: str, changes: Mapping[str, An
     moved = loss / record["val_loss"]
     flops = {"6N": 6.0 * N, "chinchilla": 1.02 * per_token, "exact": per_token}
     record = record | {
-        "name": name, "identity": identity(records.flatten_keys(config)), "steps": changes["train.steps"], "tokens": D,
-        "val_loss": record["val_loss"] * moved, "bpb": record["bpb"] * moved, "params": params,
+        "name": name, "identity": identity(records.flatten_keys(config)), "steps": record["steps"] * longer,
+        "tokens": D, "val_loss": record["val_loss"] * moved, "bpb": record["bpb"] * moved, "params": params,
         "params_by_group": {"all": N}, "flops_per_token": flops,
         "flops": {("6ND" if name == "6N" else name): value * D for name, value in flops.items()},
     }  # fmt: skip

@@ -36,7 +36,7 @@ from scalelab.jsonfiles import (
     sync_to_disk,
     write_json,
 )
-from scalelab.soundness.record import check_record, read_step_line
+from scalelab.soundness.record import check_record
 
 # From jsonfiles, for readers of records.
 __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_to_disk", "write_json")
@@ -113,16 +113,13 @@ def log_paths(folder: Folder) -> list[pathlib.Path]:
 
 def last_metrics(folder: Folder) -> dict[str, float | None]:
     """Read the metrics of the last logged step, by name; {} without any."""
-    return _without_place(_last_step(folder))
-
-
-def _without_place(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in line.items() if key not in ("step", "tokens", "time")}
+    return {key: value for key, value in _last_step(folder).items() if key not in ("step", "tokens", "time")}
 
 
 def _last_step(folder: Folder) -> dict[str, Any]:
     """Read the line of the last logged step; {} without any."""
-    return read_step_line(pathlib.Path(folder), METRICS_SCHEMA)
+    path = pathlib.Path(folder) / "metrics.jsonl"
+    return last_line(path, lambda row: "val_loss" not in row and not describe_mismatch(row, METRICS_SCHEMA)) or {}
 
 
 def _last_layers(folder: pathlib.Path) -> dict[str, float]:
@@ -179,16 +176,14 @@ def read_sound_record(folder: Folder) -> dict[str, Any]:
     if record:
         path = folder / "config.json"
         config = read_json(path, CONFIG_SCHEMA) if path.exists() else {}
-        check_against_folder(folder, config, record, _last_step(folder))
+        check_against_folder(folder, config, record)
     return record
 
 
-def check_against_folder(
-    folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any], step: Mapping[str, Any]
-) -> None:
+def check_against_folder(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """BadInput as `soundness.check_record`, unless a trainer has replaced the record since it was read."""
     try:
-        check_record(folder, config, record, step, METRICS_SCHEMA)
+        check_record(folder, config, record, METRICS_SCHEMA)
     except BadInput:
         if repr(_read_record_alone(folder)) == repr(record):  # by its text: NaN is not equal to itself
             raise
@@ -218,6 +213,11 @@ def read_events(folder: Folder) -> list[dict]:
         events.append(row or {"time": time_before, "step": None, "kind": "warning", "text": what})
         time_before = events[-1]["time"]
     return events
+
+
+def saved_log_paths(folder: Folder) -> list[pathlib.Path]:
+    """Paths of the files whose lines up to a save its manifest knows by length and hash: `log_paths`, the logbook."""
+    return [*log_paths(folder), pathlib.Path(folder) / "events.jsonl"]
 
 
 def rewind_metrics(folder: Folder, step: int) -> list[str]:
@@ -361,10 +361,10 @@ def read_run(folder: pathlib.Path) -> dict:
     return make_row(folder, *read_config_and_record(folder))
 
 
-def _size_so_far(step: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[int | None, dict[str, float]]:
+def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int | None, dict[str, float]]:
     """(tokens, FLOPs by convention): a running run's are those of its last logged step, newer than its record."""
     tokens, flops = record.get("tokens"), record.get("flops", {})
-    logged = step.get("tokens", 0) if record.get("status") == "running" else 0
+    logged = _last_step(folder).get("tokens", 0) if record.get("status") == "running" else 0
     if logged <= (tokens or 0) or "flops_per_token" not in record:
         return tokens, flops
     return logged, {("6ND" if name == "6N" else name): v * logged for name, v in record["flops_per_token"].items()}
@@ -375,9 +375,8 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
 
     BadInput if config or logs don't bear the record out.
     """
-    step = _last_step(folder)
-    check_against_folder(folder, config, record, step)
-    params, (tokens, flops) = record.get("params", {}), _size_so_far(step, record)
+    check_against_folder(folder, config, record)
+    params, (tokens, flops) = record.get("params", {}), _size_so_far(folder, record)
     row = {
         "name": folder.name,
         "folder": str(folder),
@@ -402,5 +401,5 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
     row |= record.get("by_source", {}) | {
         key: value for key, value in flatten_keys(config).items() if key != set_by.NOTES_KEY
     }
-    measured = _without_place(step) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
+    measured = last_metrics(folder) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
     return row | {key: value for key, value in measured.items() if key not in row}

@@ -1,7 +1,8 @@
-"""scalelab checkpoint verify|list|show DIR [--step=N]
+"""scalelab checkpoint verify|list|show DIR [--step=N] [--all]
 
 verify  compare every byte of every checkpoint with its manifest, and check the metrics logged before it; exit code 1
-        if anything is damaged, and the file is named
+        if anything is damaged, and the file is named. --all: every file of a run, or of all runs of a folder, against
+        the others, one line a file: record, config, metrics, layers, events, evaluations, own code, checkpoints
 list    list the steps, their sizes and trials; checks file sizes only, reads no data
 show    print the manifest of one checkpoint (the last, or --step): trials, config, data, versions, arrays
 
@@ -17,9 +18,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from scalelab import records
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
-from scalelab.train.checkpoints import logs, manifest
+from scalelab.train.checkpoints import logs, manifest, whole_run
+from scalelab.untrusted.text import printable
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +31,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("action", choices=list(ACTIONS), help="what to do")
     parser.add_argument("folder", metavar="DIR", help="the folder of a run, sweep or study, or a checkpoints folder")
     parser.add_argument("--step", type=int, help="only this step")
+    parser.add_argument("--all", action="store_true", help="verify: also config, record and logs, beside checkpoints")
     options = parser.parse_args(argv)
+    if options.all:
+        if options.action != "verify" or options.step is not None:
+            raise BadInput("--all goes with verify, and without --step: it verifies every file of a run")
+        result = _verify_all(records.run_folders(options.folder), options.json != "-")
+        emit_json(result, options.json)
+        return int(result["damaged"] > 0)
     checkpoints = [
         (folder, step)
         for folder in manifest.find_checkpoint_folders(pathlib.Path(options.folder))
@@ -57,6 +67,17 @@ def _verify(checkpoints: list[tuple[pathlib.Path, int]], verbose: bool) -> dict[
                 "\n".join([f"{folder / str(step)}: {'damaged' if lines else 'ok'}", *(f"  {line}" for line in lines)])
             )
     return {"checkpoints": rows, "damaged": sum(not row["ok"] for row in rows)}
+
+
+def _verify_all(folders: list[pathlib.Path], verbose: bool) -> dict[str, Any]:
+    rows = []
+    for folder in folders:
+        for name, problems in whole_run.verify_run(folder).items():
+            rows.append({"folder": str(folder), "file": name, "ok": not problems, "problems": problems})
+            if verbose:
+                verdict = f"damaged: {'; '.join(problems)}" if problems else "sound"
+                print(printable(f"{folder / name}: {verdict}", 1000))
+    return {"files": rows, "damaged": sum(not row["ok"] for row in rows)}
 
 
 def _list(checkpoints: list[tuple[pathlib.Path, int]], verbose: bool) -> list[dict[str, Any]]:

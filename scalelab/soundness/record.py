@@ -23,38 +23,46 @@ METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
 
 
 class Logged(NamedTuple):
-    """The ends of a run's logs: the last line of a step, the last with an evaluation, and the last verdict."""
+    """The ends of a run's logs: the last line, the last one with an evaluation, and the last verdict."""
 
-    step: Mapping[str, Any]
+    last: Mapping[str, Any]
     evaluated: Mapping[str, Any]
     verdict: str
 
 
-def read_step_line(folder: pathlib.Path, schema: Schema) -> dict[str, Any]:
-    """The line of the last logged step; {} without any."""
-    path = folder / METRICS_FILE
-    return last_line(path, lambda row: "val_loss" not in row and not describe_mismatch(row, schema)) or {}
-
-
-def check_record(
-    folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any], step: Mapping[str, Any], schema: Schema
-) -> None:
+def check_record(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any], schema: Schema) -> None:
     """BadInput if the record of the run in `folder` says what its config or its logs don't bear out.
 
-    `step`: its `read_step_line`, read after the record; `schema`: that of the lines of metrics.
+    `schema`: that of the lines of metrics.
     """
-    why = describe_false_value(config, record)
-    if not why and record.get("status") in ENDS and "identity" in record:
-        path = folder / METRICS_FILE
-        evaluated = last_line(path, lambda row: "val_loss" in row and not describe_mismatch(row, schema)) or {}
-        verdict = last_line(folder / EVENTS_FILE, lambda row: row.get("kind") in ENDS.values()) or {}
-        why = describe_false_end(config, record, Logged(step, evaluated, verdict.get("kind", "")))
+    ended = record.get("status") in ENDS and "identity" in record
+    logged = _read_ends(folder, schema) if ended else None
+    try:
+        why = describe_false_size(config, record)
+        why = why or (logged and describe_false_end(config, record, logged)) or describe_false_product(config, record)
+    except OverflowError:
+        why = "it has a number that no count can reach"
     if why:
         raise BadInput(f"{folder / 'record.json'}: {why}: was one of them edited or cut?")
 
 
-def describe_false_value(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Describe a value of the record that its config, or another of its values, contradicts; "" without any."""
+def _read_ends(folder: pathlib.Path, schema: Schema) -> Logged:
+    """Read the ends of the logs, from behind; of the metrics up to the last evaluation, often the last line of all."""
+    last: list[dict[str, Any]] = []
+
+    def note(row: dict[str, Any]) -> bool:
+        if describe_mismatch(row, schema):
+            return False
+        last.append(row)
+        return "val_loss" in row
+
+    evaluated = last_line(folder / METRICS_FILE, note) or {}
+    verdict = last_line(folder / EVENTS_FILE, lambda row: row.get("kind") in ENDS.values()) or {}
+    return Logged(last[0] if last else {}, evaluated, verdict.get("kind", ""))
+
+
+def describe_false_size(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Describe a missing key, or a count of parameters that the config contradicts; "" without any."""
     if missing := _missing_key(record):
         return f"it has no {missing!r}, which every trainer writes"
     params, groups = record.get("params", {}), record.get("params_by_group")
@@ -64,7 +72,7 @@ def describe_false_value(config: Mapping[str, Any], record: Mapping[str, Any]) -
             return f"params.{name} is {params[name]:,}, and the model of config.json has {count:,}"
     if groups and "total" in params and sum(groups.values()) != params["total"]:
         return f"params_by_group has {sum(groups.values()):,} parameters, and params.total is {params['total']:,}"
-    return _describe_false_flops(config, record) or _describe_false_bpb(record)
+    return ""
 
 
 def _missing_key(record: Mapping[str, Any]) -> str:
@@ -75,21 +83,39 @@ def _is_trainers(record: Mapping[str, Any]) -> bool:
     return sum(mark in record for mark in MARKS) >= len(MARKS) - 1 and record.get("status") != "imported"
 
 
-def _describe_false_flops(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    per_token, flops, params = (record.get(key, {}) for key in ("flops_per_token", "flops", "params"))
+def describe_false_product(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Describe FLOPs or bits that do not follow from the record's parameters, tokens and loss; "" without any."""
+    return _describe_false_rate(config, record) or _describe_false_flops(config, record) or _describe_false_bpb(record)
+
+
+def _describe_false_rate(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    per_token, params = record.get("flops_per_token", {}), record.get("params", {})
     if "6N" in per_token and "total" in params and _differ(per_token["6N"], 6 * params["total"]):
-        return f"flops_per_token.6N is {per_token['6N']:g}, and six times params.total {6 * params['total']:g}"
+        return f"flops_per_token.6N is {per_token['6N']}, and six times params.total {6 * params['total']:g}"
     exact = size.count_flops(config) if "params_by_group" in record and "exact" in per_token else None
     if exact is not None and _differ(per_token["exact"], exact):
-        return f"flops_per_token.exact is {per_token['exact']:g}, and the model of config.json takes {exact:g}"
-    if "mixed" in record or "tokens" not in record:
+        return f"flops_per_token.exact is {per_token['exact']}, and the model of config.json takes {exact:g}"
+    return ""
+
+
+def _describe_false_flops(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    per_token, flops = record.get("flops_per_token", {}), record.get("flops", {})
+    rewinds = config.get("guard", {}).get("policy") == "rewind"  # C then counts the steps that were given up too
+    if _has_several_stretches(config, record) or "tokens" not in record:
         return ""
     for name, value in per_token.items():
-        total = flops.get("6ND" if name == "6N" else name)
-        if total is not None and value is not None and _differ(total, value * record["tokens"]):
-            product = f"{value:.6g} on each of {record['tokens']:,} tokens make {value * record['tokens']:.6g}"
-            return f"flops (C) of {name} is {total:.6g}, and {product}"
+        total, product = flops.get("6ND" if name == "6N" else name), (value or 0) * record["tokens"]
+        if total is None or (rewinds and total > product):
+            continue
+        if _differ(total, product):
+            times = f"{value} on each of {record['tokens']:,} tokens make {product:.6g}"
+            return f"flops (C) of {name} is {total:.6g}, and {times}"
     return ""
+
+
+def _has_several_stretches(config: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether the steps were counted under more than one config."""
+    return bool(record.get("mixed") or config.get("log", {}).get("stretches"))
 
 
 def _describe_false_bpb(record: Mapping[str, Any]) -> str:
@@ -103,7 +129,7 @@ def _describe_false_bpb(record: Mapping[str, Any]) -> str:
 def describe_false_end(config: Mapping[str, Any], record: Mapping[str, Any], logged: Logged) -> str:
     """Describe what the logs of a run that ended don't bear out; "" without any."""
     status, steps, loss = record["status"], record.get("steps", 0), record.get("val_loss")
-    evaluated, step = logged.evaluated, logged.step
+    evaluated, last = logged.evaluated, logged.last
     if logged.verdict != ENDS[status] and (logged.verdict or _is_trainers(record)):
         return f"status is {status!r}, and the last verdict in {EVENTS_FILE} is {logged.verdict or 'none'!r}"
     if not evaluated and (loss is not None or status == "done"):
@@ -115,9 +141,7 @@ def describe_false_end(config: Mapping[str, Any], record: Mapping[str, Any], log
     for name, value in record.get("by_source", {}).items():
         if name in evaluated and not _same(value, evaluated[name]):
             return f"by_source has {name}={value}, and the last evaluated line of {METRICS_FILE} {evaluated[name]}"
-    if last := max((line for line in (step, evaluated) if line), key=lambda line: line["step"], default=None):
-        return _describe_false_steps(config, record, last)
-    return ""
+    return _describe_false_steps(config, record, last) if last else ""
 
 
 def _describe_false_steps(config: Mapping[str, Any], record: Mapping[str, Any], last: Mapping[str, Any]) -> str:
@@ -128,6 +152,9 @@ def _describe_false_steps(config: Mapping[str, Any], record: Mapping[str, Any], 
     every = config.get("log", {}).get("every_steps")
     if status == "stopped" and type(every) is int and steps - last["step"] >= every:
         return f"steps is {steps}, and {METRICS_FILE} ends at step {last['step']}"
+    counted = last.get("flops") if last["step"] == steps else None  # lines of earlier versions have none
+    if counted is not None and "exact" in record.get("flops", {}) and _differ(record["flops"]["exact"], counted):
+        return f"flops (C) is {record['flops']['exact']:.6g}, and {METRICS_FILE} says {counted:.6g} at step {steps}"
     expected = _expect_tokens(config, record, last)
     if expected is not None and tokens != expected:
         return f"tokens (D) is {tokens:,}, and {METRICS_FILE} says {last['tokens']:,} at step {last['step']}"
@@ -141,7 +168,7 @@ def _expect_tokens(config: Mapping[str, Any], record: Mapping[str, Any], last: M
     if last["step"] == record.get("steps"):
         return float(last["tokens"])
     each = config.get("train", {}).get("global_batch"), config.get("model", {}).get("seq_len")
-    if "mixed" in record or any(type(part) is not int for part in each):
+    if _has_several_stretches(config, record) or any(type(part) is not int for part in each):
         return None
     constant = last["tokens"] == last["step"] * each[0] * each[1]
     return float(record.get("steps", 0) * each[0] * each[1]) if constant else None

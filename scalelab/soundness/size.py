@@ -1,6 +1,6 @@
 """Parameters and FLOPs of a stored config in closed form, without jax: what its record must say.
 
-`scalelab.model.count` counts the declarations themselves; tests/soundness/test_size.py holds the two against each other.
+`scalelab.model.count` counts the declarations themselves; tests/soundness/test_size.py holds one to the other.
 """
 
 import functools

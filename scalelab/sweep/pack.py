@@ -76,7 +76,7 @@ def train_pack(
             return {run.name: run.status for run in runs}
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
         facts_by_name = {name: run.facts for name, run in by_name.items()}
-        logs = [path for run in runs for path in records.log_paths(run.folder)]
+        logs = [path for run in runs for path in records.saved_log_paths(run.folder)]
         warn = make_warner(runs, progress)
         keep = c.keep_last, c.keep_every, facts_by_name, logs, warn, config.guard.policy == "rewind"
         while True:

@@ -131,7 +131,7 @@ def _train_to_end(
 ) -> loop.TrainOutcome:
     """Train until the run ends or stops, and again from an earlier step as often as its guard decides so."""
     c, rewinds = run.config.checkpoint, run.config.guard.policy == "rewind"
-    known, logs, warn = {"run": run.facts}, records.log_paths(run.folder), lineage.make_warner([run], progress)
+    known, logs, warn = {"run": run.facts}, records.saved_log_paths(run.folder), lineage.make_warner([run], progress)
     keep = (c.keep_last, c.keep_every, known, logs, warn, rewinds)
     while True:
         with Checkpoints(run.folder / "checkpoints", *keep) as checkpoints:
