@@ -19,7 +19,10 @@ from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 
 CODE_LINE = "own code"  # in the place of a file's name
-OPTIONAL_LOGS = {"layers.jsonl": records.LAYERS_SCHEMA, "evaluations.jsonl": records.EVALUATION_SCHEMA}
+OPTIONAL_LOGS: dict[str, Mapping[str, Any]] = {
+    "layers.jsonl": records.LAYERS_SCHEMA,
+    "evaluations.jsonl": records.EVALUATION_SCHEMA,
+}
 PAST_FACTS = ("rewinds", "changes_by_hand")  # that a record may repeat
 
 
