@@ -19,7 +19,10 @@ from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 
 CODE_LINE = "own code"  # in the place of a file's name
-OPTIONAL_LOGS = {"layers.jsonl": records.LAYERS_SCHEMA, "evaluations.jsonl": records.EVALUATION_SCHEMA}
+OPTIONAL_LOGS: dict[str, Mapping[str, Any]] = {
+    "layers.jsonl": records.LAYERS_SCHEMA,
+    "evaluations.jsonl": records.EVALUATION_SCHEMA,
+}
 PAST_FACTS = ("rewinds", "changes_by_hand")  # that a record may repeat
 
 
@@ -51,6 +54,8 @@ def verify_run(folder: pathlib.Path) -> dict[str, list[str]]:
     files["events.jsonl"] = _find_log_problems(folder, "events.jsonl", records.EVENT_SCHEMA, saved)
     if isinstance(config, dict) and isinstance(record, dict):
         sound = _try(lambda: records.check_against_folder(folder, config, record))
+        if not record and (saved.facts or records.last_metrics(folder)):
+            sound = f"{folder / 'record.json'} is missing, and the run has taken steps"
         files["record.json"] += [sound] if isinstance(sound, str) else find_false_record(config, record, saved)
         files["config.json"] += find_false_config(config, record, saved)
         files |= _verify_own_code(record, saved)
