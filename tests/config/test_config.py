@@ -359,8 +359,8 @@ def test_tiny_is_what_the_issue_asks_for():
 
 @pytest.mark.parametrize(
     ("key", "text", "wanted"),
-    [("train.steps", "20k", 20_000), ("schedule.warmup_tokens", "1.5M", 1_500_000), 
-     ("data.n_tokens", "1,000,000", 10**6), ("schedule.decay_tokens", "123456789012345678", 123456789012345678), ("train.steps", "2e3", 2000)],
+    [("train.steps", "20k", 20_000), ("train.steps", "2e3", 2000), ("schedule.warmup_tokens", "1.5M", 1_500_000),
+     ("data.n_tokens", "1,000,000", 10**6), ("schedule.decay_tokens", "123456789012345678", 123456789012345678)],
 )  # fmt: skip
 def test_counts_are_written_as_people_write_them_in_tables(key, text, wanted):
     group, name = key.split(".")
