@@ -13,8 +13,8 @@ from scalelab.index import grids
 from scalelab.laws.curves.curve import Curve, make_curve
 from scalelab.laws.curves.fit import LEAST_ROWS, FittedCurves
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
-from scalelab.laws.read.numbers import parse_number
 from scalelab.laws.read.readers import read_raw_rows
+from scalelab.numbers.written import parse_number
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
