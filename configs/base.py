@@ -290,6 +290,7 @@ LOG = {
     "tags": setting("", "tags at Weights & Biases, separated by commas"),
     "sinks": setting("", 'your own, as pkg.mod:fn, several with commas; "": none', user_code=True, several=True),
     "set_by": setting("", "who set each value of optim and schedule; filled in by scalelab"),
+    "stretches": setting("", "what was counted before a changed batch, length or mixture; filled in by scalelab"),
     "remat": setting("", "model.remat=auto: why it became what it is; filled in by scalelab"),
     "role": setting("", 'what the run is to its study, for the fitter; "": nothing', choices="fit check holdout"),
 }  # fmt: skip

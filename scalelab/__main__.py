@@ -5,16 +5,19 @@ Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after
 nothing to save.
 """
 
+import contextlib
 import errno
 import importlib
 import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import scalelab
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
+from scalelab.untrusted.text import PlainStream
 
 COMMANDS = {
     "demo": "first result in seconds: fit a scaling law to a table that comes with the package",
@@ -67,7 +70,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """Run `work(argv)`, a command or a study, and return its exit code; an error becomes one line after `name`."""
-    _streams()
+    with _plain_streams():
+        return _run_guarded(name, work, argv)
+
+
+def _run_guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     try:
         code = work(argv)
         sys.stdout.flush()
@@ -91,13 +98,26 @@ def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]
         return 2 if trouble.errno == errno.ENAMETOOLONG else 1
 
 
-def _streams() -> None:
-    """Open closed standard streams on /dev/null, and let standard output escape letters that it can't write."""
+@contextlib.contextmanager
+def _plain_streams() -> Iterator[None]:
+    """Escape what others wrote before it reaches a terminal, and letters that standard output can't write.
+
+    Closed streams are opened on /dev/null. Standard error may return to the start of a line, as progress bars do.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    plain: dict[str, Any] = {"stdout": PlainStream(sys.stdout), "stderr": PlainStream(sys.stderr, "\r")}
+    for name, stream in plain.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in plain.items():
+            if getattr(sys, name) is stream:  # `train` puts another in its place
+                setattr(sys, name, stream.rich_proxied_file)
 
 
 def _run(argv: Sequence[str]) -> int:

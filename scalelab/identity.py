@@ -1,13 +1,16 @@
 """A run's identity: a hash (16 hex digits) of all settings that change the computation, but not of hardware or logging.
 
-It follows from config.json alone, so that any reader of a run's folder can check its record against its config.
+It follows from config.json alone, so that any reader of a run's folder can check its record against its config. Of a
+run under users' own functions it also counts their source files, which the record names by hash (`own_code`).
 """
 
+import ast
 import functools
 import hashlib
 import json
+import os
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from scalelab.errors import BadInput
@@ -22,6 +25,7 @@ FORMER_IDENTITY_KEYS = (
 )
 
 
+CODE_PREFIX = "code."  # before a key that names a user's function: the source files of that function
 # Keys that earlier versions did not have, with the value that they all trained under: not counted at that value.
 LATER_KEYS = {"optim.clip": "global", "guard.skip": "step", "eval.patience": 0}
 
@@ -29,8 +33,10 @@ LATER_KEYS = {"optim.clip": "global", "guard.skip": "step", "eval.patience": 0}
 def is_identity_key(key: str) -> bool:
     """Whether a config value (`group.key`) is part of the identity, by its record in `configs/base.py`.
 
-    A key that only other versions know is part of it, unless no key of its group is.
+    A key that only other versions know is part of it, unless no key of its group is. `code.KEY`, the source files of
+    the function that KEY names, is part of it where KEY is.
     """
+    key = key.removeprefix(CODE_PREFIX)
     return key not in _keys_aside() and key.split(".")[0] not in _keys_aside()
 
 
@@ -64,8 +70,12 @@ def _optional_code() -> frozenset[str]:
     return frozenset(name for name, key in records.items() if key.user_code and key.default == "")
 
 
-def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
+def identity(
+    values: Mapping[str, Any], counted: Collection[str] = (), own_code: Mapping[str, Any] | None = None
+) -> str:
     """The identity of a resolved config's values by `group.key`; `counted`: further keys and groups to include.
+
+    `own_code`: {key: files and curve} of the users' functions that the config names; without one nothing is added.
 
     Code of a user that is not named (`train.loss=""`), LATER_KEYS at their former value and a guard that changes no
     step are not counted: versions without the key had the same run.
@@ -75,7 +85,57 @@ def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
     hashed = {k: value for k, value in hashed.items() if k not in LATER_KEYS or value != LATER_KEYS[k]}
     if is_passive_guard(values):
         hashed = {key: value for key, value in hashed.items() if not key.startswith("guard.")}
+    codes = {f"{CODE_PREFIX}{key}": entry for key, entry in (own_code or {}).items() if is_identity_key(key)}
+    hashed |= {key: _code_entry(entry) for key, entry in codes.items()}
     return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _code_entry(entry: Mapping[str, Any]) -> list[Any]:
+    """What counts of a function: its files, and its curve to four digits, as another machine rounds otherwise."""
+    return [entry["files"], {step: f"{value:.3e}" for step, value in entry.get("curve", {}).items()}]
+
+
+def hash_sources(module: str, folders: Sequence[str]) -> dict[str, str]:
+    """`{file below its folder: SHA-256}` of a module and of all that it imports from `folders`; nothing is run.
+
+    {} for a module that lies in none of them. What a module imports by a name that it makes up isn't seen.
+    """
+    hashes: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        parts = waiting.pop().split(".")
+        for depth in range(1, len(parts) + 1):  # importing a.b runs a/__init__.py too
+            path, file = find_source(parts[:depth], folders)
+            if path and file not in hashes and parts[0] != "scalelab":
+                content = pathlib.Path(path).read_bytes()
+                hashes[file] = hashlib.sha256(content).hexdigest()
+                package = parts[:depth] if path.endswith("__init__.py") else parts[: depth - 1]
+                waiting += _imported_names(content, package)
+    return dict(sorted(hashes.items()))
+
+
+def find_source(parts: Sequence[str], folders: Sequence[str]) -> tuple[str, str]:
+    """(path, path below its folder) of the source of the module a.b = ["a", "b"]; ("", "") if no folder has it."""
+    below = "/".join(parts)
+    for folder, file in ((folder, f"{below}{end}") for folder in folders for end in ("/__init__.py", ".py")):
+        if os.path.isfile(os.path.join(folder, file)):
+            return os.path.join(folder, file), file
+    return "", ""
+
+
+def _imported_names(content: bytes, package: Sequence[str]) -> Iterator[str]:
+    """Full names of all modules that a source file may import; `from a import b` gives a.b, which may be a name."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):  # a file that nothing could import either
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) + 1 - node.level]] if node.level else []
+            base += node.module.split(".") if node.module else []
+            yield from (".".join([*base, alias.name]) for alias in node.names)
 
 
 def check_config_matches_record(path: pathlib.Path, values: Mapping[str, Any], record: Mapping[str, Any]) -> None:
@@ -84,13 +144,14 @@ def check_config_matches_record(path: pathlib.Path, values: Mapping[str, Any], r
     Earlier versions counted more values; a run that was killed while its config was replaced has two identities.
     """
     recorded = {record["identity"], record.get("next_identity")}
+    codes = [record.get("own_code"), *([record.get("next_own_code")] if "next_identity" in record else [])]
     counted: list[str] = []
     for former in ((), *FORMER_IDENTITY_KEYS):
         counted += former
-        if identity(values, counted) in recorded:
+        if any(identity(values, counted, code) in recorded for code in codes):
             return
     raise BadInput(
         f"{path} is not the config that {path.with_name('record.json')} was written for "
-        f"(identity {identity(values)}, not {record['identity']}): was one of them edited? Put it back; "
+        f"(identity {identity(values, (), codes[0])}, not {record['identity']}): was one of them edited? Put it back; "
         "each checkpoint's manifest.json holds the config it was trained under"
     )

@@ -12,23 +12,24 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.untrusted import documents
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import create_draft, open_file, open_to_append, read_bytes, replace_file
+from scalelab.untrusted.schemas import FLAG, LIST, NUMBER, NUMBERS, PAIR, SCALAR, TEXT, WHOLE, Schema, describe_mismatch
+
+# From the untrusted room, for those who declare and read files.
+__all__ = ("FLAG", "LIST", "NUMBER", "NUMBERS", "PAIR", "SCALAR", "TEXT", "WHOLE", "describe_mismatch")
 
 Folder = str | os.PathLike[str]
 T = TypeVar("T")
 TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE)  # errors of network file systems that may pass
 RETRY_WAITS_S = (0.1, 0.5, 2.5)
-
-WHOLE, NUMBER, TEXT = "a whole number", "a number", "text"
-SCALAR, LIST, NUMBERS = "a number, text, true, false or null", "a list", "a number or a list of numbers"
-TYPES_OF_KIND: dict[str, tuple[type, ...]] = {
-    WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), SCALAR: (int, float, str, bool, type(None)), LIST: (list,),
-    NUMBERS: (int, float, list),
-}  # fmt: skip
-Schema = Mapping[str, Any]  # key -> kind, (kind, None) or a Schema; "key?" may be absent, "*" stands for every key
+MOST_LINE_BYTES = 2**24  # of one line; one of layers.jsonl with 1,000 layers has 300 kB
+MOST_TAIL_BYTES = 2**26  # of a file's end, looked through for its last line of a kind
 
 
 def retry_transient(action: Callable[[], T]) -> T:
@@ -61,70 +62,34 @@ def is_transient(error: BaseException | None) -> bool:
 def write_json(path: Folder, content: Any) -> None:
     """Replace the file at `path` by `content` as JSON, atomically: readers see the old file or the new one."""
     path = pathlib.Path(path)
-    text = json.dumps(content, indent=1, default=float) + "\n"
+    data = (documents.dump_json(content, indent=1) + "\n").encode()
 
     def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with draft.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, data, sync=True)
 
     retry_transient(write)
 
 
-def read_json(path: Folder, schema: Schema | None = None) -> Any:
-    """Read the JSON in `path`; BadInput if it is absent, damaged, or does not match `schema`."""
+def read_json(path: Folder, schema: Schema | None = None, follow: bool = False) -> Any:
+    """Read the JSON in `path`; BadInput if it is absent, damaged, or does not match `schema`.
+
+    `follow`: links are followed, as the user named this very path.
+    """
     try:
-        content = json.loads(retry_transient(pathlib.Path(path).read_bytes))
+        content = parse_json(retry_transient(lambda: read_bytes(path, follow=follow)))
+    except BadInput:  # a link, a pipe, a device
+        raise
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"no file {str(path)!r}: is this a finished run's folder?") from None
     except OSError as error:  # a folder, or no permission
         raise BadInput(f"{path} can't be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # also text that is not UTF-8, and a number of 5,000 digits
+    except ValueError as error:  # also text that is not UTF-8, and a number of 400 digits
         place = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
         raise BadInput(f"{path} is not JSON ({place}): was it edited or cut?") from None
     if schema is not None and (wrong := describe_mismatch(content, schema)):
         raise BadInput(f"{path}: {wrong}; was it edited?")
     return content
-
-
-def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
-    """Describe the first mismatch of `content` and `schema`: `steps is 'ten', not a whole number`; "" without any."""
-    if isinstance(schema, tuple):
-        return "" if content is None else describe_mismatch(content, schema[0], name)
-    if isinstance(schema, str):
-        if schema == NUMBERS and isinstance(content, list):
-            return next((wrong for each in content if (wrong := describe_mismatch(each, NUMBER, name))), "")
-        right = isinstance(content, TYPES_OF_KIND[schema]) and (schema == SCALAR or not isinstance(content, bool))
-        return "" if right else f"{name} is {_short(content)}, not {schema}"
-    if not isinstance(content, dict):
-        return f"{name or 'its content'} is {_short(content)}, not an object of keys and values"
-    for key, kind in schema.items():
-        plain = key.removesuffix("?")
-        keys = _other_keys(content, schema, kind) if key == "*" else [plain]
-        for at in keys:
-            if at in content:
-                wrong = describe_mismatch(content[at], kind, f"{name}.{at}" if name else at)
-            else:
-                wrong = "" if key.endswith("?") else f"{f'{name} has' if name else 'it has'} no {at!r}"
-            if wrong:
-                return wrong
-    return ""
-
-
-def _other_keys(content: Mapping[str, Any], schema: Schema, kind: Any) -> list[str]:
-    """Keys that the schema does not name, without those of a plainly right type: lines of metrics are all of these."""
-    leaf, none = (kind[0], {type(None)}) if isinstance(kind, tuple) else (kind, set())
-    right = none | set(TYPES_OF_KIND[leaf]) - {list} if isinstance(leaf, str) else set()
-    return [k for k, v in content.items() if type(v) not in right and k not in schema and f"{k}?" not in schema]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def append_json_lines(path: Folder, lines: list[dict]) -> str:
@@ -134,7 +99,7 @@ def append_json_lines(path: Folder, lines: list[dict]) -> str:
     """
     if not lines:
         return ""
-    data = "".join(json.dumps(line, default=float) + "\n" for line in lines).encode()
+    data = "".join(documents.dump_json(line) + "\n" for line in lines).encode()
     try:
         torn = retry_transient(lambda: _append_bytes(path, data))
     except OSError as error:  # on a full disk Python's message doesn't name the file
@@ -146,7 +111,7 @@ def append_json_lines(path: Folder, lines: list[dict]) -> str:
 
 def _append_bytes(path: Folder, data: bytes) -> bytes:
     """Write `data` at the end; returns the torn line before it, or b""."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    descriptor = open_to_append(path)
     try:
         before = os.fstat(descriptor).st_size
         torn = _torn_line(descriptor, before)
@@ -183,7 +148,7 @@ def fsync(place: Folder) -> None:
     """Flush a file's content, or a folder's entries (a rename in it, say), to disk."""
 
     def sync() -> None:
-        descriptor = os.open(place, os.O_RDONLY)
+        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
@@ -238,26 +203,26 @@ def keep_json_lines(path: Folder, schema: Schema, wanted: Callable[[dict], bool]
     lines = numbered_lines(path, schema)
     damaged = [f"{path}, line {number} was damaged" for number, _, row in lines if row is None]
     if damaged:
-        shutil.copyfile(path, path.with_name(f"{path.name}.damaged"))
+        _copy_file(path, path.with_name(f"{path.name}.damaged"))
         damaged[-1] += f"; the file as it was: {path.name}.damaged"
     content = b"".join(text + b"\n" for _, text, row in lines if row is not None and wanted(row))
-
-    def write() -> None:
-        draft = path.with_suffix(".tmp")
-        draft.write_bytes(content)
-        draft.replace(path)
-
-    retry_transient(write)
+    retry_transient(lambda: replace_file(path, content))
     return damaged
+
+
+def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
+    with open_file(source) as old, create_draft(target) as new:
+        shutil.copyfileobj(old, new)
+    os.replace(new.name, target)
 
 
 def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
     """The last whole object of a JSON-lines file for which `wanted` is true, or None; damaged lines are passed over.
 
-    Reads only as much of the file's end as needed.
+    Reads only as much of the file's end as needed, at most MOST_TAIL_BYTES.
     """
     size, at_start = 2**14, False
-    while not at_start:
+    while not at_start and size <= MOST_TAIL_BYTES:
         try:
             lines, at_start = retry_transient(functools.partial(_lines_from_end, path, size))
         except FileNotFoundError:
@@ -265,8 +230,8 @@ def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
         except OSError as error:
             raise BadInput(f"{path} can't be read: {error.strerror}") from None
         for text in lines:
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(text)
+            with contextlib.suppress(ValueError):
+                row = parse_json(text)
                 if isinstance(row, dict) and wanted(row):
                     return row
         size *= 4
@@ -278,14 +243,14 @@ def tail_lines(path: Folder, size: int = 2**15) -> list[dict]:
     none: list[bytes] = []
     rows = []
     for text in reversed(_retry_reading(path, lambda: _lines_from_end(path, size)[0], none)):
-        with contextlib.suppress(ValueError, RecursionError):
-            rows.append(json.loads(text))
+        with contextlib.suppress(ValueError):
+            rows.append(parse_json(text))
     return [row for row in rows if isinstance(row, dict)]
 
 
 def _lines_from_end(path: Folder, size: int) -> tuple[list[bytes], bool]:
     """The whole lines in the last `size` bytes of a file, last first, and whether these are the whole file."""
-    with pathlib.Path(path).open("rb") as file:
+    with open_file(path) as file:
         start = max(0, file.seek(0, os.SEEK_END) - size)
         file.seek(start)
         lines = file.read().split(b"\n")
@@ -308,14 +273,18 @@ def _retry_reading(path: Folder, read: Callable[[], T], absent: T) -> T:
 
 
 def _each_line(path: Folder, schema: Schema) -> Iterator[tuple[int, bytes, dict | None]]:
-    with pathlib.Path(path).open("rb") as file:
-        for number, line in enumerate(file, 1):
+    with open_file(path) as file:
+        is_small = os.fstat(file.fileno()).st_size <= MOST_LINE_BYTES
+        lines = file if is_small else iter(functools.partial(file.readline, MOST_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, 1):
+            if len(line) > MOST_LINE_BYTES:
+                raise BadInput(f"{path}, line {number} has more than {MOST_LINE_BYTES:,} bytes: was it edited?")
             text = line.removesuffix(b"\n")
             if not text:
                 continue
             try:
-                row = json.loads(text)
-            except (ValueError, RecursionError):
+                row = parse_json(text)
+            except ValueError:
                 if len(text) == len(line):  # without a newline: not written whole
                     continue
                 row = None
@@ -324,8 +293,8 @@ def _each_line(path: Folder, schema: Schema) -> Iterator[tuple[int, bytes, dict 
 
 def _is_json(text: bytes) -> bool:
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        parse_json(text)
+    except ValueError:
         return False
     return True
 

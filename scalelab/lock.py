@@ -19,11 +19,18 @@ import time
 from collections.abc import Iterator
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.files import open_or_create, read_text
+from scalelab.untrusted.text import printable
 
 HEARTBEAT_S = 10.0
 LEASE_S = 120.0  # an owner on another host that is silent for longer is gone; NFS may show a file's time a minute late
+LEASE_FILE = ".lease.json"  # in a copy of a folder in a store, which has no lock: whether its owner lives
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 Folder = str | os.PathLike[str]
+
+
+class FolderHeld(BadInput):
+    """The refusal of a folder whose owner lives, as far as its lock tells: it can be waited for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +67,13 @@ def parse_owner(text: str) -> LockOwner | None:
     parts = dict(part.strip().partition(" ")[::2] for part in text.split(","))
     job, _, restart = parts.get("job", "").partition(" restart ")
     try:
-        beats = "beating" in parts
-        return LockOwner(parts["host"], int(parts["process"]), parts["started"], job, int(restart or 0), beats)
+        process, restarts = int(parts["process"]), int(restart or 0)
+        texts = [printable(text) for text in (parts["host"], parts["started"], job)]
     except (KeyError, ValueError):
         return None
+    if not (0 < process < 2**31 and 0 <= restarts < 2**31):
+        return None
+    return LockOwner(texts[0], process, texts[1], texts[2], restarts, "beating" in parts)
 
 
 @contextlib.contextmanager
@@ -92,8 +102,8 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
 def release_lock(path: pathlib.Path) -> None:
     """Release a lock: remove this process's name from it. Another owner's name stays."""
     owner, exclusive = HELD_LOCKS.pop(path, (None, False))
-    with contextlib.suppress(OSError):
-        if owner and parse_owner(path.read_text()) == owner:
+    with contextlib.suppress(OSError, BadInput):
+        if owner and parse_owner(read_text(path)) == owner:
             path.unlink() if exclusive else os.truncate(path, 0)
 
 
@@ -112,7 +122,8 @@ def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool)
             owner = parse_owner(os.pread(descriptor, 1000, 0).decode(errors="replace"))
             refusal, news = _judge_lock(descriptor, path.parent, owner, ours, exclusive, take_over)
             if refusal:
-                raise BadInput(f"{folder} {refusal.format(option=option)}")
+                may_leave = owner is None or owner.host == socket.gethostname() or owner.beats
+                raise (FolderHeld if may_leave else BadInput)(f"{folder} {refusal.format(option=option)}")
             warning = f"took over {folder}: {owner} {news}" if news else warning
             if not ours:
                 _move_aside(path, descriptor)
@@ -120,17 +131,14 @@ def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool)
                 return os.dup(descriptor), exclusive, warning
         finally:
             os.close(descriptor)
-    raise BadInput(f"{folder} is held by another process: stop it, or use another {option}")
+    raise FolderHeld(f"{folder} is held by another process: stop it, or use another {option}")
 
 
 def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
     """Open the lock: (the file, whether this process now has the lock, whether the file's existence is the lock)."""
+    descriptor, created = open_or_create(path)
     try:
-        descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
-    except FileExistsError:
-        descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _try_flock(descriptor)
     except BlockingIOError:
         return descriptor, False, False
     except OSError as error:
@@ -139,6 +147,15 @@ def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
         os.close(descriptor)
         raise
     return descriptor, True, False
+
+
+def _try_flock(descriptor: int) -> None:
+    """Take the kernel's lock, or raise. Twice: who asks whether an owner lives (`index.alive`) has it for a moment."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(0.01)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _judge_lock(
@@ -211,8 +228,8 @@ def _move_aside(path: pathlib.Path, descriptor: int) -> None:
 def _renew_heartbeat(path: pathlib.Path, owner: LockOwner, left: threading.Event) -> None:
     """Renew the lock's time until its holder leaves; end the process if another has taken the lock over."""
     while not left.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):  # a server that doesn't answer now, a file deleted by hand
-            other = parse_owner(path.read_text())
+        with contextlib.suppress(OSError, BadInput):  # a server that doesn't answer now, a file deleted by hand
+            other = parse_owner(read_text(path))
             if other in (owner, None):
                 os.utime(path)
             elif not left.is_set():
@@ -224,9 +241,10 @@ def _renew_heartbeat(path: pathlib.Path, owner: LockOwner, left: threading.Event
 def hold_file(path: Folder) -> Iterator[None]:
     """Hold a file for a moment, after all others have left it; without flock, by a file beside it."""
     beside = pathlib.Path(f"{path}.held")
-    with open(path, "w") as file:
+    descriptor, _ = open_or_create(path)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in NO_FLOCK:
                 raise
@@ -235,15 +253,19 @@ def hold_file(path: Folder) -> Iterator[None]:
             yield
         finally:
             beside.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def _create_exclusively(path: pathlib.Path) -> None:
     """Create a file that doesn't exist, waiting until it is gone; one older than LEASE_S was left by a dead process."""
     while True:
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            return
-        with contextlib.suppress(FileNotFoundError), open(path) as file:
-            if _seconds_since_heartbeat(file.fileno(), path.parent) > LEASE_S:
-                _move_aside(path, file.fileno())
+        descriptor, created = open_or_create(path)
+        try:
+            if created:
+                return
+            if _seconds_since_heartbeat(descriptor, path.parent) > LEASE_S:
+                _move_aside(path, descriptor)
+        finally:
+            os.close(descriptor)
         time.sleep(0.05)

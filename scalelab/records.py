@@ -6,13 +6,20 @@
     D/evaluations.jsonl   one line for each step, weights and set that `scalelab eval` scored
     D/runs/NAME/    the runs of a sweep or a study
 
+D and C are counted, never taken from the present config. The ledger of a run is in two places: `facts[NAME]["ledger"]`
+of the manifest of its last checkpoint (`steps`, `tokens`, `sequences`, `position`, `flops` by convention, …; see
+train/resume/ledger.py), and `step`, `tokens`, `flops` (exact convention) of the last line of metrics.jsonl.
+record.json's `steps`, `tokens` and `flops` are the ledger's at its step; its `val_loss` is that of the last line of
+metrics.jsonl that has one.
+
 Lines are appended with one write each, so a crash can only tear the last one; a torn last line is ignored.
 """
 
 import math
+import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from scalelab import set_by
@@ -37,6 +44,8 @@ from scalelab.jsonfiles import (
     write_json,
 )
 from scalelab.soundness.record import check_record
+from scalelab.untrusted.files import check_file
+from scalelab.untrusted.paths import check_name, describe_link, list_folders, path_below
 
 # From jsonfiles, for readers of records.
 __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_to_disk", "write_json")
@@ -44,6 +53,10 @@ __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_t
 # Schemas that files are checked against whenever they are read: a hand-edited value gives one line, never a traceback.
 METRICS_SCHEMA = {"step": WHOLE, "*": (NUMBER, None)}
 LAYERS_SCHEMA = {"step": WHOLE, "*": NUMBERS}
+WRITTEN = (  # by training, besides the logs
+    "config.json", "record.json", "events.jsonl", "checkpoints", "tensorboard", "wandb", "stacks.txt",
+    "autotuned.textproto",
+)  # fmt: skip
 LOG_SCHEMAS: dict[str, dict] = {"metrics.jsonl": METRICS_SCHEMA, "layers.jsonl": LAYERS_SCHEMA}  # logs of training
 EVENT_SCHEMA = {"time": NUMBER, "step": (WHOLE, None), "kind": TEXT, "text?": TEXT}
 EVALUATION_SCHEMA = {
@@ -61,6 +74,7 @@ LAYER_COLUMNS: dict[str, Callable[[list[float]], float]] = {
     "attention_logit_max": max, "attention_entropy": min, "dead_units": max, "eps_share": max, "gradient_zeros": max,
 }  # fmt: skip
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
+OWN_CODE_SCHEMA = {"*": {"function": TEXT, "files": {"*": TEXT}, "curve?": {"*": NUMBER}}}
 RECORD_SCHEMA = {
     "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
@@ -70,10 +84,12 @@ RECORD_SCHEMA = {
     "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "seconds?": _NUMBERS_SCHEMA,
     "seconds_by_process?": {"*": _NUMBERS_SCHEMA},
     "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
-    "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "set_by?": {"*": TEXT},
+    "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "tracker_home?": {"place": TEXT, "inode": WHOLE},
+    "forked_from?": TEXT, "set_by?": {"*": TEXT},
     "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
     "spike_score?": NUMBER, "clip_share?": NUMBER, "rewinds?": {"*": {}}, "changes_by_hand?": {"*": {}},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
+    "own_code?": OWN_CODE_SCHEMA, "next_own_code?": OWN_CODE_SCHEMA,
 }  # fmt: skip
 
 
@@ -106,6 +122,12 @@ def _divide(a: Any, b: Any) -> Any:
     return a / b if b else math.nan
 
 
+def refuse_links(folder: Folder) -> None:
+    """BadInput if a file or folder that a run writes is a link, perhaps to somewhere else; a new folder has none."""
+    for name in (*WRITTEN, *LOG_SCHEMAS):
+        path_below(folder, name)
+
+
 def log_paths(folder: Folder) -> list[pathlib.Path]:
     """Paths of the files that grow during a run and that its checkpoints rely on; unused ones don't exist."""
     return [pathlib.Path(folder) / name for name in LOG_SCHEMAS]
@@ -113,7 +135,7 @@ def log_paths(folder: Folder) -> list[pathlib.Path]:
 
 def last_metrics(folder: Folder) -> dict[str, float | None]:
     """Read the metrics of the last logged step, by name; {} without any."""
-    return {key: value for key, value in _last_step(folder).items() if key not in ("step", "tokens", "time")}
+    return {key: value for key, value in _last_step(folder).items() if key not in ("step", "tokens", "flops", "time")}
 
 
 def _last_step(folder: Folder) -> dict[str, Any]:
@@ -189,10 +211,33 @@ def check_against_folder(folder: pathlib.Path, config: Mapping[str, Any], record
             raise
 
 
+def read_size(folder: Folder) -> dict[str, Any]:
+    """The `N`, `tokens` and exact `flops` of a run that ended. BadInput if its record lacks one."""
+    record = read_sound_record(folder)
+    try:
+        return {"N": record["params"]["total"], "tokens": record["tokens"], "flops": record["flops"]["exact"]}
+    except KeyError as missing:
+        raise BadInput(
+            f"{pathlib.Path(folder) / 'record.json'} has no {missing} of a run that ended; was it edited?"
+        ) from None
+
+
 def _read_record_alone(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "record.json"
-    record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if path.exists() else {}
+    record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if os.path.lexists(path) else {}
+    pack = record.get("pack", {})
+    for place in (pack["checkpoints"], *pack.get("former", {})) if pack else ():
+        _check_pack_place(path, place)
     return record
+
+
+def _check_pack_place(path: pathlib.Path, place: str) -> None:
+    """BadInput if a trial's checkpoints are not said to be in a pack of its own sweep."""
+    up, _, below = place.partition("/packs/")
+    name, _, last = below.partition("/")
+    check_name(name, str(path))
+    if up != "../.." or last != "checkpoints":
+        raise BadInput(f"{path}: pack.checkpoints is {place!r}, not ../../packs/NAME/checkpoints; was it edited?")
 
 
 def _check_config_identity(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
@@ -237,8 +282,8 @@ def write_event(folder: Folder, kind: str, step: int | None = None, text: str = 
     """Write one line into the run's logbook.
 
     `kind`: what happened (start, resume, skip, guard, stalled, diverged, failed, stopped, stopped_early, done), where
-    the run comes from (init_from, branch, fallback, moved, taken_over, config_change, code_change), a remark (chosen,
-    schedule, layout, precision, warning), or a user's note.
+    the run comes from (init_from, branch, fallback, forked, moved, taken_over, config_change, code_change), a remark
+    (chosen, schedule, layout, precision, warning), or a user's note.
     """
     path = pathlib.Path(folder) / "events.jsonl"
     if torn := append_json_lines(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):
@@ -297,15 +342,28 @@ def run_folders(folder: Folder) -> list[pathlib.Path]:
                 f"{str(folder / 'config.json')!r} is not a run's: values in groups, as configs/base.py has them"
             )
         return [folder]
-    below = (
-        sorted(path.parent for path in place.glob("*/config.json") if may_be_config(path))
-        for place in (folder / "runs", folder)
-    )
-    runs = next(filter(None, below), [])
+    runs = next(filter(None, map(_runs_in, run_places(folder))), [])
     if not runs:
+        links = [describe_link(link) for place in run_places(folder) for link in linked_runs(place)]
         what = "no such folder" if not folder.exists() else "no config.json, */config.json or runs/*/config.json in it"
-        raise BadInput(f"{str(folder)!r} holds no run: {what}")
+        raise BadInput(f"{str(folder)!r} holds no run: {links[0] if links else what}")
     return runs
+
+
+def run_places(folder: Folder) -> list[pathlib.Path]:
+    """The folders whose folders may be runs: `runs/` of a sweep first. BadInput if that is a link."""
+    return [path_below(folder, "runs"), pathlib.Path(folder)]
+
+
+def _runs_in(place: pathlib.Path) -> list[pathlib.Path]:
+    configs = [place / name / "config.json" for name in list_folders(place)[0]]
+    return [path.parent for path in configs if os.path.lexists(path) and may_be_config(path)]
+
+
+def linked_runs(place: pathlib.Path, links: Iterable[str] | None = None) -> list[pathlib.Path]:
+    """The links in a folder that lead to runs, which are named and never followed. `links`: their names if known."""
+    names = list_folders(place)[1] if links is None else links
+    return [place / name for name in names if os.path.exists(place / name / "config.json")]
 
 
 def is_config(path: Folder) -> bool:
@@ -335,7 +393,9 @@ def read_runs(folder: Folder) -> list[dict]:
     folders = run_folders(folder)
     if folders == [pathlib.Path(folder)]:
         return [read_run(folders[0])]
-    return [read_run_or_damage(path) for path in folders]
+    links = linked_runs(folders[0].parent)
+    rows = [damaged_row(link, describe_link(link)) for link in links] + [read_run_or_damage(path) for path in folders]
+    return sorted(rows, key=lambda row: row["name"]) if links else rows
 
 
 def read_run_or_damage(folder: pathlib.Path) -> dict:
@@ -343,8 +403,13 @@ def read_run_or_damage(folder: pathlib.Path) -> dict:
     try:
         return read_run(folder)
     except BadInput as error:
-        row = dict.fromkeys(ROW_COLUMNS) | {"name": folder.name, "folder": str(folder), "role": ""}
-        return row | {"status": DAMAGED_STATUS, "damage": str(error)}
+        return damaged_row(folder, str(error))
+
+
+def damaged_row(folder: pathlib.Path, damage: str) -> dict[str, Any]:
+    """The row of a run that can't be read: its status, and the reason in `damage`."""
+    row = dict.fromkeys(ROW_COLUMNS) | {"name": folder.name, "folder": str(folder), "role": ""}
+    return row | {"status": DAMAGED_STATUS, "damage": damage}
 
 
 def describe_damage(folder: pathlib.Path) -> str:
@@ -367,7 +432,9 @@ def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int |
     logged = _last_step(folder).get("tokens", 0) if record.get("status") == "running" else 0
     if logged <= (tokens or 0) or "flops_per_token" not in record:
         return tokens, flops
-    return logged, {("6ND" if name == "6N" else name): v * logged for name, v in record["flops_per_token"].items()}
+    per_token = {("6ND" if name == "6N" else name): v for name, v in record["flops_per_token"].items()}
+    more = logged - tokens if flops and tokens else logged  # on top of what was counted before the run went on
+    return logged, {name: (flops.get(name, 0) if more < logged else 0) + v * more for name, v in per_token.items()}
 
 
 def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> dict:
@@ -375,6 +442,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
 
     BadInput if config or logs don't bear the record out.
     """
+    check_file(folder / "events.jsonl")  # which is not read here
     check_against_folder(folder, config, record)
     params, (tokens, flops) = record.get("params", {}), _size_so_far(folder, record)
     row = {
@@ -399,7 +467,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
         "rewinds": len(record.get("rewinds", {})),
     }
     row |= record.get("by_source", {}) | {
-        key: value for key, value in flatten_keys(config).items() if key != set_by.NOTES_KEY
+        key: value for key, value in flatten_keys(config).items() if key not in (set_by.NOTES_KEY, "log.stretches")
     }
     measured = last_metrics(folder) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
     return row | {key: value for key, value in measured.items() if key not in row}

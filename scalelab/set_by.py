@@ -27,7 +27,7 @@ def parse_origin_notes(text: str) -> dict[str, tuple[str, Any]]:
     try:
         notes = json.loads(text or "{}")
         return {str(key): (str(who), value) for key, (who, value) in notes.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 

@@ -8,6 +8,7 @@ law) is refused.
 import contextlib
 import difflib
 import functools
+import hashlib
 import importlib
 import linecache
 import os
@@ -22,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
+from scalelab.identity import hash_sources
 
 TRACE_VARIABLE = "SCALELAB_TRACE"  # of the environment: set, the command also prints the traceback of a user's error
 # jax's errors of code that looks at a traced value, by class: what the code did, and what to write instead.
@@ -40,6 +42,7 @@ _config_folders: list[str] = []  # folders of the config files that were read, t
 _searched: list[str] = []  # folders that `allow_imports_from` searches right now
 _loaded: dict[str, dict[str, ModuleType]] = {}  # folder -> modules imported from it, by name
 _objects: dict[tuple[str, ...], Any] = {}  # (`pkg.mod:fn`, the folders searched) -> the object
+_sources: dict[tuple[str, ...], dict[str, str]] = {}  # likewise -> SHA-256 of its source files when it was loaded
 
 
 def trust_names(*names: Any) -> None:
@@ -144,11 +147,38 @@ def load_user_object(text: str, what: str) -> Any:
             f"{what}={text!r} is code that a stored file names, and your config and command line do not, so it is not "
             f"run; if you trust it: --trust={text}"
         )
-    folders = list(dict.fromkeys([*_config_folders, os.getcwd()]))
-    key = (text, *folders)
+    key = _loading_key(text)
     if key not in _objects:
+        folders = key[1:]
+        sources = hash_sources(text.partition(":")[0], folders)
         _objects[key] = _import_object(text, what, folders)
+        _sources[key] = sources or _installed_source(text.partition(":")[0])
     return _objects[key]
+
+
+def source_hashes(text: str, what: str) -> dict[str, str]:
+    """`{file: SHA-256}` of the module of `text` = "pkg.mod:fn" and of users' modules that it imports, as loaded here.
+
+    Of an installed module only its own file; {} where it has none. BadInput as for `load_user_object`.
+    """
+    load_user_object(text, what)
+    return _sources[_loading_key(text)]
+
+
+def loaded_hashes(*names: str) -> tuple[str, ...]:
+    """Hashes of the source files of those functions among `names` (`pkg.mod:fn`) that are loaded; sorted."""
+    return tuple(sorted({sha for name in names for sha in _sources.get(_loading_key(name), {}).values()}))
+
+
+def _loading_key(text: str) -> tuple[str, ...]:
+    return (text, *dict.fromkeys([*_config_folders, os.getcwd()]))
+
+
+def _installed_source(module_name: str) -> dict[str, str]:
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    if not file or not os.path.isfile(file):
+        return {}
+    return {os.path.basename(file): hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()}
 
 
 def _import_object(text: str, what: str, folders: Sequence[str]) -> Any:
@@ -219,8 +249,9 @@ def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
     during = [*installed, *folders, *others]
     hidden = _hide_modules(folders, users)
     before = set(sys.modules)
-    for folder in reversed(folders):
-        sys.modules.update({name: module for name, module in _loaded.get(folder, {}).items() if name not in before})
+    for index, folder in reversed(list(enumerate(folders))):
+        loaded = {name: module for name, module in _loaded.get(folder, {}).items() if name not in before}
+        sys.modules.update({name: m for name, m in loaded.items() if not _holders(folders[:index], name)})
     sys.path[:], _searched[:] = during, folders
     importlib.invalidate_caches()
     try:
@@ -238,9 +269,15 @@ def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleTy
     for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab"}:
         origin = _folder_of(sys.modules.get(name))
         if origin in users:
-            holds = [f for f in folders if os.path.isfile(f"{f}/{name}.py") or os.path.isdir(f"{f}/{name}")]
-            hiding |= {name} if holds and holds[0] != origin else set()
+            holders = _holders(folders, name)
+            hiding |= {name} if holders and holders[0] != origin else set()
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in hiding}
+
+
+def _holders(folders: Sequence[str], name: str) -> list[str]:
+    """Those of `folders` that hold the top-level module of this module's name."""
+    top = name.partition(".")[0]
+    return [folder for folder in folders if os.path.isfile(f"{folder}/{top}.py") or os.path.isdir(f"{folder}/{top}")]
 
 
 def _store_modules(folders: set[str], before: set[str]) -> None:

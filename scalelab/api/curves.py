@@ -9,11 +9,12 @@ import numpy as np
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.index import grids
 from scalelab.laws.curves.curve import Curve, make_curve
 from scalelab.laws.curves.fit import LEAST_ROWS, FittedCurves
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
-from scalelab.laws.read.numbers import parse_number
 from scalelab.laws.read.readers import read_raw_rows
+from scalelab.numbers.written import parse_number
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -54,7 +55,9 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
         if not source.exists():
             raise BadInput(f"no file or folder {str(source)!r}")
         if source.is_dir():
-            folders += records.run_folders(source)
+            runs, left_out = grids.split_runs(source, {path.name: path for path in records.run_folders(source)})
+            folders += runs.values()
+            notes += [grids.describe_left_out(left_out)] if left_out else []
         else:
             curves += _table_curves(source, columns)
             notes.append(f"{source.name}: the LR between rows is interpolated, and rises evenly up to the first row")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.index.table import all_columns, read_runs
+from scalelab.index.grids import describe_left_out
+from scalelab.index.table import all_columns, read_grid
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import ALIASES
 from scalelab.laws.read.study import N_COLUMNS
@@ -42,7 +43,7 @@ def read_sources(
     # If there is a table too, a name that the runs lack may be one of its columns.
     mapped = [name for field, name in columns.items() if field != "N"]
     if mapped and all(pathlib.Path(source).is_dir() for source in sources):
-        known = sorted(all_columns(run for source in sources for run in read_runs(source)))
+        known = sorted(all_columns(run for source in sources for run in read_grid(source)[0]))
         for name in (name for name in mapped if name not in known):
             raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest_hint(name, known)}")
     tables = [_read(source, needed, columns, n_convention or "total", where, option) for source in sources]
@@ -73,14 +74,15 @@ def _read(
     if not pathlib.Path(source).is_dir():
         table = read_table(source, columns, needed, where, option)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
-    runs = read_runs(source)  # changed in place: of thousands, copies would cost more than all else
+    runs, left_out = read_grid(source)  # changed in place: of thousands, copies would cost more than all else
     for run in runs:
         run.update(_rename_columns(run, column))
         run.update(_map_fields(run, columns))
     filtered = filter_rows(runs, where)
     for run in runs:
         run["N"] = run["N_total"]
-    return Table(filtered, n_convention, "", len(runs) - len(filtered))
+    notes = (f"{describe_left_out(left_out)} ({source}/runs: all)",) if left_out else ()
+    return Table(filtered, n_convention, "", len(runs) - len(filtered), notes=notes)
 
 
 def _map_fields(run: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:

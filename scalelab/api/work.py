@@ -95,10 +95,11 @@ def sweep(
     grid: Sequence[Mapping[str, Any]] | None = None, progress: Progress = _silent, stop: Callable[[], bool] = _never,
     allow_change: Collection[str] = (), take_over: bool = False, force: bool = False,
 ) -> Rows:  # fmt: skip
-    """Train every trial of a grid, or resume it (`scalelab sweep`); returns the rows of its runs.
+    """Train every trial of a grid, or resume it (`scalelab sweep`); returns the rows of its runs, in the grid's order.
 
     The grid is the config file's `sweep(h)`, or `grid`: `[{"optim.peak_lr": 1e-3, "train.seed": 0}, …]`. Trials that
-    differ only in traced values share one program. The other arguments are those of `train`.
+    differ only in traced values share one program; a grid that has grown trains only what is new. The other arguments
+    are those of `train`.
     """
     from scalelab.sweep import trials as trials_lib
 
@@ -106,9 +107,9 @@ def sweep(
     if grid is None and hasattr(config, "items"):
         raise BadInput("a config tree has no sweep(h): pass grid=[{'optim.peak_lr': 1e-3}, …], or a file's path")
     if grid is None:
-        trials = trials_lib.load_trials(_config_path(config), overrides or {})
+        trials = trials_lib.load_trials(_config_path(config), overrides or {}, folder)
     else:
-        trials = trials_lib.resolve_trials(_resolved(config, overrides), grid)
+        trials = trials_lib.resolve_trials(_resolved(config, overrides), grid, folder=folder)
     _prepare_device()
     from scalelab import git
     from scalelab.sweep.run import run_sweep
@@ -119,8 +120,9 @@ def sweep(
         reserve_for_moments(next(iter(trials.values())), len(trials))
     _refuse_too_large([(trials[names[0]], len(names)) for names in packs.values()], force)
     code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
-    run_sweep(folder, trials, progress, stop=stop, allow=allow_change, take_over=take_over, code=code)
-    return runs(folder)
+    run_sweep(folder, trials, progress, stop=stop, allow=allow_change, take_over=take_over, code=code, is_grid=True)
+    rows = {row["name"]: row for row in runs(folder)}
+    return Rows(rows[name] for name in trials if name in rows)
 
 
 def answer(sources: Source | Sequence[Source], by: str | Sequence[str] = ()) -> "SweepAnswer":

@@ -39,4 +39,6 @@ def choose_executor(options: Any, settings: Mapping[str, str]) -> None:
         raise BadInput(f"--max-parallel={options.max_parallel} is not a number of jobs; 0 for all, else at least 1")
     from_file = choice.read_slurm_file(pathlib.Path(options.slurm)) if options.slurm else {}
     settings = from_file | dict(settings)
-    choice.CHOSEN[:] = [choice.Choice(options.executor, settings, options.max_parallel, print_status)]
+    config = getattr(options, "config", None)
+    config_file = str(pathlib.Path(config).absolute()) if isinstance(config, str) else ""
+    choice.CHOSEN[:] = [choice.Choice(options.executor, settings, options.max_parallel, print_status, config_file)]

@@ -4,6 +4,7 @@ import itertools
 import math
 import pathlib
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from rich.live import Live
 from rich.text import Text
 
 from scalelab.cli.lines import fit_line, format_seconds
-from scalelab.sweep.live import LOST_STATUSES, RUNNING_STATUSES, LiveTrial, LiveView, read_live
+from scalelab.sweep.live import GONE_STATUSES, RUNNING_STATUSES, LiveTrial, LiveView, read_live
+from scalelab.untrusted.text import escape_text
 
 REDRAWN_EVERY_S, PRINTED_EVERY_S = 2.0, 10.0
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
@@ -24,7 +26,7 @@ ANY_WIDTH = 10_000
 
 def follow(folder: pathlib.Path, every_s: float | None = None) -> None:
     """Show the trials of a folder until all have ended. BadInput if it holds neither a sweep nor a run."""
-    console = Console()
+    console = Console(file=sys.stdout)
     every_s = every_s or (REDRAWN_EVERY_S if console.is_terminal else PRINTED_EVERY_S)
     live = Live(console=console, transient=True, auto_refresh=False)
     view = read_live(folder)
@@ -34,7 +36,8 @@ def follow(folder: pathlib.Path, every_s: float | None = None) -> None:
         while not view.has_ended:
             if console.is_terminal:
                 lines = describe_view(view, console.width, console.height - 1, console.options.ascii_only)
-                live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
+                text = escape_text("\n".join(lines), "\n")
+                live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
             else:
                 print("\n".join([*describe_view(view), ""]), flush=True)
             time.sleep(every_s)
@@ -50,7 +53,7 @@ def describe_view(
 ) -> list[str]:
     """Lines of at most `width` columns, `height` in all: the whole, what runs with its curve, and what was lost."""
     running = view.with_status(*RUNNING_STATUSES)
-    lost = view.with_status(*LOST_STATUSES)
+    lost = view.with_status(*GONE_STATUSES)
     room = max(height - 1, 2)
     n_lost = min(len(lost), max(room // 3, room - len(running) - 1))
     n_running = room - n_lost - (len(lost) > n_lost)
@@ -102,7 +105,7 @@ def _fit_name(name: str, columns: int) -> str:
 
 def _lost_line(trial: LiveTrial, width: int) -> str:
     step = f" at step {trial.row['step']}" if trial.row["step"] else ""
-    line = f"  {trial.row['name']}  {trial.row['status']}{step}" + (f": {trial.why}" if trial.why else "")
+    line = f"  {trial.row['name']}  {trial.status_text}{step}" + (f": {trial.why}" if trial.why else "")
     return line if len(line) <= width else line[: width - 1] + "…"
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
+from scalelab.untrusted.text import escape_text
+
 LEAST_BAR, MOST_BAR = 10, 40  # columns
 SHORT_TITLE, SHORTEST_TITLE = 8, 6
 
@@ -53,7 +55,7 @@ def fit_line(title: str, parts: Sequence[tuple[int, str]], width: int) -> str:
     Parts of the highest rank are left out first, those of rank 0 never. The title is cut before parts of rank 1 and 2
     are left out.
     """
-    shown = [part for part in parts if part[1]]
+    title, shown = escape_text(title), [part for part in parts if part[1]]
     for title_width, least_rank in ((len(title), 3), (min(len(title), SHORT_TITLE), 1)):
         while title_width + _length(shown) > width and any(rank >= least_rank for rank, _ in shown):
             shown.remove(max(shown, key=lambda part: part[0]))

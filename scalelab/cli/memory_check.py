@@ -76,7 +76,7 @@ def _refuse_if_too_large(config: dict[str, Any], trials: int) -> None:
         table.add_row(name, f"{size / GIB:,.2f}")
     table.add_row("total", f"{memory.total / GIB:,.2f}")
     table.add_row("capacity", f"{memory.capacity / GIB:,.2f}")
-    Console(stderr=True).print(table)
+    Console(file=sys.stderr).print(table)
     for note in memory.notes:
         print(note, file=sys.stderr)
     raise BadInput(f"{describe_excess(static, memory, trials)}; --force starts it anyway")

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -15,7 +16,11 @@ from scalelab.cli.help import COLUMNS, fit_columns, split_example
 from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
+from scalelab.numbers.written import parse_count, parse_whole
 from scalelab.stores.urls import is_url, local_folder
+from scalelab.untrusted.text import as_utf8, escape_text
+
+LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,7 +86,7 @@ class Parser(argparse.ArgumentParser):
             raise BadInput(f"{value}: `{self.prog}` doesn't read object stores here; give a local folder")
         from scalelab.stores.copies import copy_here
 
-        return str(copy_here(value, **self.stored[name]))
+        return str(copy_here(value, **self.stored[name], report=print_status))
 
     def _nearest_option(self, word: str) -> str:
         """The tail of the message about an unknown option; a config key where the command reads a config."""
@@ -115,6 +120,8 @@ def folder_path(text: str) -> pathlib.Path:
         raise argparse.ArgumentTypeError("'' is not a folder; the current folder is .")
     if is_url(text):
         raise argparse.ArgumentTypeError(f"{text} is in an object store; name a local folder")
+    if as_utf8(text) != text:  # its files would name it, and JSON is UTF-8
+        raise argparse.ArgumentTypeError(f"{text} is not UTF-8, so no record could name it; rename the folder")
     path = pathlib.Path(os.path.expanduser(text))
     if files := [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]:
         raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")
@@ -138,6 +145,27 @@ def config_path(text: str) -> str:
     if path != text:
         print_status(f"--config={text}: {path}")
     return path
+
+
+def whole_number(text: str) -> int:
+    """argparse type for a whole number, also as people write it: 20k."""
+    try:
+        return parse_whole(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, such as 20000 or 20k") from None
+
+
+def count_above_zero(text: str) -> float:
+    """argparse type for parameters, tokens or FLOPs: a number above zero, also as people write it: 7B, 1.4T."""
+    try:
+        value = parse_count(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero, such as 7e9 or 7B")
+    if not 1 / LARGEST_VALUE <= value <= LARGEST_VALUE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST_VALUE:g} and {LARGEST_VALUE:g}")
+    return value
 
 
 def emit_json(result: Any, destination: str | None) -> None:
@@ -206,6 +234,7 @@ def describe_weights(origin: dict) -> str:
 
 def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """Print a rich table on a terminal; elsewhere aligned plain text of any width, to be cut, sorted and compared."""
+    columns, cells = [*map(escape_text, columns)], [[*map(escape_text, line)] for line in cells]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -216,6 +245,6 @@ def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
             table.add_column(column, overflow="fold")  # long names often differ only at their ends
         for line in cells:
             table.add_row(*map(Text, line))  # Text: a name in brackets is not markup
-        Console().print(table)
+        Console(file=sys.stdout).print(table)
         return
     print("\n".join(align_columns([columns, *cells])))

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scalelab import records
 from scalelab.cli.lines import Pace, draw_bar, fit_line
-from scalelab.sweep.status import ENDED_STATUSES, read_trial_row
+from scalelab.sweep.status import ENDED_STATUSES, read_manifest, read_trial_row
 
 PLAIN_EVERY_S = 10.0
 ANY_WIDTH = 10_000  # of a line in a log
@@ -27,7 +27,7 @@ class RunProgress:
     def __init__(self, title: str, steps: int) -> None:
         self.title, self.steps = title, steps
         self.facts: dict[str, Any] = {}
-        self.console = Console(stderr=True)
+        self.console = Console(file=sys.stderr)
         self.pace = Pace()
         self.last_print, self.printed = self.pace.started, ""
         self.live = Live(
@@ -111,7 +111,7 @@ class PoolProgress:
 
     def __init__(self, folder: pathlib.Path, steps: Mapping[str, int]) -> None:
         self.folder, self.steps = folder, steps
-        self.console = Console(stderr=True)
+        self.console = Console(file=sys.stderr)
         self.pace, self.begun = Pace(), time.time()
         self.last_print = self.pace.started
         self.packs: list[list[str]] = []
@@ -174,9 +174,8 @@ class PoolProgress:
 
     def _read_packs(self) -> list[list[str]]:
         """Names of trials that train together, as the sweep's manifest says."""
-        manifest = self.folder / "sweep.json"
-        if not self.packs and manifest.exists():
-            self.packs = list(records.read_json(manifest).get("packs", {}).values())
+        if not self.packs and (self.folder / "sweep.json").exists():
+            self.packs = list(read_manifest(self.folder).get("packs", {}).values())
         return self.packs or [[name] for name in self.steps]
 
     def _headline(self, rows: Sequence[dict[str, Any]], live: Sequence[Sequence[dict[str, Any]]], width: int) -> str:
@@ -211,7 +210,7 @@ class WorkProgress:
     """Progress of several named pieces of work in sequence: a line each on a terminal, one every 10 s elsewhere."""
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True)
+        self.console = Console(file=sys.stderr)
         self.work: dict[str, tuple[int, int, Pace]] = {}
         self.last_print = time.monotonic()
         self.live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True)

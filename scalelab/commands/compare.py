@@ -110,6 +110,7 @@ def _gap(comparison: dict[str, Any]) -> list[str]:
     lines = [
         f"loss: at step {gap['step']}{means} A {gap['a']:.6f}, B {gap['b']:.6f}: B - A = {gap['gap']:+.6f} nats/token"
     ]
+    lines += [f"  a run beside them is passed over: {why}" for why in comparison["passed_over"][:MOST_LINES]]
     floor = gap["floor"]
     if floor is None:
         return [*lines, *_no_floor(comparison)]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from scalelab.diagnose.noise.measure import StepNoise
 
 BATCHES = 16
+MOST_LINES = 4  # on files that are damaged
 
 
 def main(argv: list[str]) -> int:
@@ -47,8 +48,10 @@ def main(argv: list[str]) -> int:
 
     evidence = gather_evidence(pathlib.Path(options.run))
     steps = choose_steps(evidence, options.step)
+    for problem in evidence.damage[:MOST_LINES]:
+        print_status(f"not measured: {problem}")
     with WorkProgress() as progress:
-        rows = _measure_finite(steps, lambda step: measure_noise(evidence, step, options.batches, progress.update))
+        rows = _measure_sound(steps, lambda step: measure_noise(evidence, step, options.batches, progress.update))
     if options.json != "-":
         print_table(*_table(rows))
         print("\n".join(_lines(rows[-1])))
@@ -56,19 +59,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _measure_finite(steps: Sequence[int], measure: "Callable[[int], StepNoise]") -> "list[StepNoise]":
-    """The steps at which the model is finite, the others named. BadInput if there is none."""
+def _measure_sound(steps: Sequence[int], measure: "Callable[[int], StepNoise]") -> "list[StepNoise]":
+    """The steps whose checkpoint is intact and whose model finite, the others named. The first's error if none is."""
     from scalelab.diagnose.noise.measure import Diverged
+    from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 
-    rows, diverged = [], []
+    rows, refused = [], []
     for step in steps:
         try:
             rows.append(measure(step))
-        except Diverged as refusal:
-            diverged.append(refusal)
+        except (Diverged, DamagedCheckpoint) as refusal:
+            refused.append(refusal)
     if not rows:
-        raise diverged[0]
-    for each in diverged:
+        raise refused[0]
+    for each in refused:
         print_status(f"not measured: {each}")
     return rows
 

@@ -40,9 +40,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from scalelab.cli.parser import Parser, add_take_over_option, emit_json, print_status, work_path
 from scalelab.cli.progress import PLAIN_EVERY_S
+from scalelab.untrusted.text import escape_text
 
 
 def main(argv: list[str]) -> int:
@@ -97,7 +99,7 @@ class _Bar:
 
     def __init__(self, title: str) -> None:
         self.title = title
-        self.console = Console(stderr=True)
+        self.console = Console(file=sys.stderr)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -139,14 +141,14 @@ def _show(result: dict[str, Any]) -> None:
     table = Table("part", "documents", "tokens", "validation", "bytes a token", "left out")
     for part in result["parts"]:
         table.add_row(
-            part["name"],
+            Text(escape_text(part["name"])),
             f"{part['train_documents'] + part['val_documents']:,}",
             f"{part['train_tokens']:,}",
             f"{part['val_tokens']:,}",
             f"{part['bytes_per_token']:.3f}",
             f"{part['n_bad']:,}",
         )
-    Console().print(table)
+    Console(file=sys.stdout).print(table)
     tokenizer = result["tokenizer"]
     status = f"{result['seconds']:.1f} s"
     if result.get("finished_before"):

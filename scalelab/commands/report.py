@@ -1,9 +1,10 @@
-"""scalelab report DIR [DIR …] [--output=PAGE]
+"""scalelab report DIR [DIR …] [--output=PAGE.html]
 scalelab report DIR --style=paper [--width=3.25in] [--only=FIGURE]
 
 Write a self-contained page about a run, a sweep or a study, DIR/report.html, and its figures as PDF and CSV in
 DIR/figures. The page of a run ends with three texts that its last checkpoint writes. Of several folders of runs, one
-page puts them side by side: PAGE (default: sweeps.html), with its figures beside it.
+page puts them side by side: PAGE.html (default: sweeps.html), with its figures beside it. With --output nothing is
+written into DIR, which may be read-only.
 
 With --style=paper there is no page: the figures, or the one named by --only, are written into DIR/paper at the width
 of a paper's column, in 8 pt and without a title.
@@ -14,6 +15,7 @@ Exit code: 0 done, 1 the study failed its own checks (an optimum at the edge; th
 """
 
 import argparse
+import errno
 import pathlib
 from typing import Any
 
@@ -29,7 +31,7 @@ def main(argv: list[str]) -> int:
     """Write DIR/report.html and DIR/figures/; print the path and what the page lacks."""
     parser = Parser("report", __doc__, stored={"folders": {}})
     parser.add_argument("folders", nargs="+", metavar="DIR", help="the folder of a run, a sweep or a study")
-    parser.add_argument("--output", metavar="PAGE", help="the page over several folders (default: sweeps.html)")
+    parser.add_argument("--output", metavar="PAGE", help="the page, where it is not to be in DIR")
     parser.add_argument("--style", choices=("page", "paper"), default="page", help="paper: figures only, for a column")
     parser.add_argument("--width", type=_inches, metavar="X", help="width on paper, as 3.25in or 8cm (default: 3.25in)")
     parser.add_argument("--only", metavar="FIGURE", help="on paper: this figure alone, by the name of its file")
@@ -53,8 +55,8 @@ def _refuse_idle(options: Any) -> None:
         raise BadInput("--width and --only are of figures for a paper: add --style=paper")
     if options.style == "paper" and len(options.folders) > 1:
         raise BadInput("--style=paper draws the figures of one folder")
-    if options.output and len(options.folders) == 1:
-        raise BadInput("--output is the page over several folders; that of one is DIR/report.html")
+    if options.style == "paper" and options.output:
+        raise BadInput("--output is a page; --style=paper writes figures only, into DIR/paper")
 
 
 def _write(options: Any) -> dict[str, Any]:
@@ -67,7 +69,13 @@ def _write(options: Any) -> dict[str, Any]:
     (folder,) = map(pathlib.Path, options.folders)
     if options.style == "paper":
         return write_report(folder, paper=PaperStyle(options.width or COLUMN_IN, options.only))
-    return write_report(folder, _draw_samples(folder))
+    output = pathlib.Path(options.output) if options.output else None
+    try:
+        return write_report(folder, _draw_samples(folder), output=output)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and not output:
+            raise BadInput(f"{error.filename}: {error.strerror}; --output=PAGE.html writes it elsewhere") from None
+        raise
 
 
 def _inches(text: str) -> float:

@@ -2,7 +2,8 @@
 
 Print one table of many runs. --csv and --parquet give every column of every run: config values by their full keys
 (optim.peak_lr), and the last value of every metric that the step logs (grad_norm, or one of your own). A run that can't
-be read has the status damaged. Scores of `scalelab eval` at a run's last step are columns SET_METRIC; see
+be read has the status damaged; one that says it is running while its process is gone is dead since that time
+(dead_since in --json). Scores of `scalelab eval` at a run's last step are columns SET_METRIC; see
 docs/tasks.md. A DIR may be in an object store: s3://bucket/path, gs://bucket/path.
 
 --by=optim.peak_lr prints one line per value instead: runs that differ in train.seed only are replications, so it shows
@@ -20,6 +21,7 @@ from typing import Any
 from scalelab import records
 from scalelab.cli.parser import Parser, emit_json, file_path, print_status, print_table
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.index import alive
 from scalelab.index.table import all_columns, read_runs
 from scalelab.report.tables import csv_text
 
@@ -59,9 +61,11 @@ def main(argv: list[str]) -> int:
     elif not options.parquet and options.json != "-":
         marks = [column for column in GUARD_COLUMNS if any(row.get(column) for row in rows)]
         shown = columns or [column for column in (*RUN_COLUMNS, *marks) if column in known]
-        print_table(shown, [[_cell(row.get(column)) for column in shown] for row in rows])
+        texts = [row | {"status": alive.status_text(row)} for row in rows]
+        print_table(shown, [[_cell(row.get(column)) for column in shown] for row in texts])
     if options.json:
-        emit_json([{key: row.get(key) for key in columns or known} for row in rows], options.json)
+        keys = columns or [*known, *({alive.DEAD_KEY} - {*known})]
+        emit_json([{key: row.get(key) for key in keys} for row in rows], options.json)
     damaged = [row for row in rows if row["status"] == records.DAMAGED_STATUS]
     for row in damaged:
         print_status(f"{row['name']} is damaged: {row['damage']}")

@@ -2,8 +2,10 @@
 
 Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Trials that differ only in traced values
 (learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes.
-Running the command again resumes the sweep. At its end stands a line per setting: mean loss over seeds, which settings
-are told apart from the best, and the best learning rate. --status prints the tables, also while the sweep runs.
+Running the command again resumes the sweep, also under a grid that has grown or shrunk: a trial is found by what it
+computes, so only what is new trains, and trials that the grid no longer has stay out of the answer (--all-grids: take
+them too). At its end stands a line per setting: mean loss over seeds, which settings are told apart from the best, and
+the best learning rate. --status prints the tables, also while the sweep runs.
 --status --follow shows a sweep, or a run, until it ends, wherever it trains: loss curves, tokens/s, time left, and what
 failed and why. It reads files only, and ctrl-C ends nothing else. --status --serve=PORT shows the pages of `scalelab
 report` at http://127.0.0.1:PORT, for this machine alone, drawn anew as the files change (0: a port that is free).
@@ -20,15 +22,20 @@ requeued, as is one without a new step for train.stall_s; after 5 starts without
 leaves the jobs running; the same command attaches to them, --cancel ends them, --status looks. Several tasks
 (--slurm.nodes=2 --slurm.ntasks-per-node=1) train each trial together, over a mesh of all their devices.
 --executor=manifest trains nothing: it prints one command a pack, and writes them for SkyPilot and Kubernetes; --pack
-trains one of these packs.
+trains one of these packs. Your own code runs there where that line names it, with --trust or the --config beside it.
 
-Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 1 some failed, 2 bad input, 75 stopped
-by a signal after saving.
+While another process sweeps in D, or still saves a pack of it, the command waits and says for whom. A worker that a
+signal kills is started again, twice at most; workers whose sweep was killed save and end. --status calls a trial that
+says it is running `dead since …` once its process is gone: the same command goes on with it.
+
+Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 1 some failed by an error of their own
+(or were killed three times), 2 bad input, 75 stopped by a signal after saving, or something is left to resume.
 
     scalelab sweep --config=lr_seeds --workdir=runs/lr_seeds
 """
 
 import contextlib
+import functools
 import pathlib
 import sys
 from typing import Any
@@ -48,6 +55,8 @@ from scalelab.cli.parser import (
 from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
+from scalelab.index import alive
+from scalelab.index.grids import describe_left_out
 from scalelab.stores import mirror
 from scalelab.stores.copies import copy_here, kept_up_to_date
 from scalelab.stores.urls import url_of
@@ -69,6 +78,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--stop-if", metavar="RULE", help="end a trial early where this holds (see above)")
     parser.add_argument("--pack", metavar="KEY", help="train one pack of a manifest, here, and do nothing else")
     parser.add_argument("--cancel", action="store_true", help="end the sweep's jobs in Slurm; they save first")
+    parser.add_argument("--all-grids", action="store_true", help="answer with the trials of earlier grids, too")
     add_executor_options(parser)
     add_trust_option(parser)
     parser.add_argument(
@@ -80,10 +90,10 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.follow or options.serve is not None:
         return _show_live(parser, options)
-    if options.pack or options.cancel or not choice.is_local():
+    if options.pack is not None or options.cancel or not choice.is_local():
         mirror.refuse_several_processes(options.workdir)
-    if options.pack:
-        return _train_one_pack(options.workdir, options.pack)
+    if options.pack is not None:
+        return _train_one_pack(options, overrides)
     if options.cancel:
         print_status(f"cancelled {sweep_jobs.cancel(options.workdir)} jobs; they save first")
         return 0
@@ -93,7 +103,7 @@ def main(argv: list[str]) -> int:
         with mirror.attached(options.workdir, options.take_over, print_status):
             _run(options.config, overrides, options)
     elif url := url_of(options.workdir):
-        options.workdir = copy_here(url)
+        options.workdir = copy_here(url, report=print_status)
     return _show(options)
 
 
@@ -106,13 +116,17 @@ def _show(options: Any) -> int:
 
     runs = status.read_started_runs(options.workdir)
     rows = status.read_trial_rows(options.workdir, runs)
-    answer = answer_folder(options.workdir, runs)
+    answer = answer_folder(options.workdir, runs, options.all_grids)
     if options.json != "-":
         _print(rows)
         if answer.has_results:
             print()
             print_answer(answer)
-    emit_json({"trials": rows, "answer": wording.answer_json(answer)}, options.json)
+        elif answer.left_out:
+            print_status(describe_left_out(answer.left_out))
+    emit_json(
+        {"trials": [{alive.DEAD_KEY: None} | row for row in rows], "answer": wording.answer_json(answer)}, options.json
+    )
     for row in rows:
         if "damage" in row:
             print_status(f"{row['name']} is damaged: {row['damage']}")
@@ -152,12 +166,16 @@ def _serve(folder: pathlib.Path, port: int) -> None:
         server.serve_forever()
 
 
-def _train_one_pack(folder: pathlib.Path, pack: str) -> int:
-    """Train a pack of a manifest; exit codes as of the pool."""
+def _train_one_pack(options: Any, overrides: dict[str, str]) -> int:
+    """Train a pack of a manifest; exit codes as of the pool. Only code that the command line names is run."""
+    from scalelab import config as config_lib
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.executors import jobs
 
-    judge = _make_judge(jobs.read_job(folder, pack)["stop_if"])
+    folder, pack = options.workdir, options.pack
+    if options.config:
+        config_lib.load(options.config, overrides)
+    judge = _make_judge(jobs.read_job(folder, pack, print_status)["stop_if"])
     with stop_on_signals() as stop:
         return jobs.train_job(folder, pack, stop, judge)
 
@@ -165,17 +183,18 @@ def _train_one_pack(folder: pathlib.Path, pack: str) -> int:
 def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     from scalelab.cli.memory_check import check_memory_fits, check_packs_fit
     from scalelab.signals import stop_on_signals
-    from scalelab.sweep.run import run_sweep
+    from scalelab.sweep.run import keep_begun_packs, run_sweep
     from scalelab.sweep.trials import group_into_packs, load_trials
     from scalelab.train.step.program import cache_compilations
 
     device_memory.reserve_gpu_memory()
     folder, allow, take_over = options.workdir, options.allow_change, options.take_over
     judge = _make_judge(options.stop_if)
-    trials = load_trials(config, overrides)
+    trials = load_trials(config, overrides, folder)
     steps = {name: c.train.steps for name, c in trials.items()}
     code = git.code_state(config)
-    grouped = {pack: [trials[name] for name in names] for pack, names in group_into_packs(trials).items()}
+    packs = keep_begun_packs(folder, group_into_packs(trials))
+    grouped = {pack: [trials[name] for name in names] for pack, names in packs.items()}
     one = len(grouped) == 1 and choice.is_local()
     print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
     cache_compilations()
@@ -186,12 +205,15 @@ def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     elif not options.force:
         check_packs_fit(grouped)
     with stop_on_signals() as stop:
+        train = functools.partial(
+            run_sweep, folder, trials, stop=stop, allow=allow, take_over=take_over, code=code, judge=judge, is_grid=True
+        )
         if one:
             with RunProgress(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
-                run_sweep(folder, trials, bar.update, _ignore, stop, allow, take_over, code=code, judge=judge)
+                train(bar.update)
         else:
             with PoolProgress(folder, steps) as board:
-                run_sweep(folder, trials, board.report, board.update, stop, allow, take_over, code=code, judge=judge)
+                train(board.report, board.update)
 
 
 def _make_judge(rule: str | None) -> Any:
@@ -203,13 +225,10 @@ def _make_judge(rule: str | None) -> Any:
     return stop.StopJudge(stop.check_rule(rule))
 
 
-def _ignore(running: Any) -> None:
-    """Nothing to show of running trials: the bar has them."""
-
-
 def _print(rows: list[dict]) -> None:
     columns = ("name", "status", "step", "steps", "train_loss", "val_loss", "tokens_per_s")
-    print_table(columns, [[_text(row.get(column)) for column in columns] for row in rows])
+    shown = [row | {"status": alive.status_text(row)} for row in rows]
+    print_table(columns, [[_text(row.get(column)) for column in columns] for row in shown])
 
 
 def _text(value: object) -> str:

@@ -57,6 +57,7 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.hardware import device_memory
 from scalelab.stores import mirror
 from scalelab.stores.urls import url_of
+from scalelab.untrusted.text import PlainStream
 
 
 def main(argv: list[str]) -> int:
@@ -235,7 +236,7 @@ def _resume_hint(folder: pathlib.Path) -> str:
 
 def _drop_native_output() -> None:
     """Keep standard output for the result: gloo's own lines there (one per device) are dropped."""
-    sys.stdout = os.fdopen(_silence(1), "w")
+    sys.stdout = PlainStream(os.fdopen(_silence(1), "w"))  # type: ignore[assignment]
 
 
 def _write_last_line(text: str) -> None:

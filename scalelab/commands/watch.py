@@ -5,7 +5,8 @@ chance of divergence, the time left, and what stopping, decaying the learning ra
 siblings on the same data and schedule give the best forecast, else the law and the run's own curve do. Every forecast
 is kept in RUN/forecasts.jsonl; --score compares them with the end. The runs are only read.
 
-Without --once a new forecast follows every --every seconds until no run is left to watch.
+Without --once a new forecast follows every --every seconds until no run is left to watch. A run that says it is
+running while its process is gone is forecast once, and called dead since that time (dead_since in --json).
 
 Exit code: 0 done, 2 bad input.
 
@@ -13,6 +14,7 @@ Exit code: 0 done, 2 bad input.
 """
 
 import argparse
+import dataclasses
 import math
 import pathlib
 import time
@@ -22,12 +24,15 @@ from typing import TYPE_CHECKING, Any
 from scalelab import records
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
 from scalelab.errors import BadInput
+from scalelab.index import alive
+from scalelab.untrusted.paths import list_folders
 
 if TYPE_CHECKING:
     from scalelab.diagnose.watch.curve import Curve
     from scalelab.diagnose.watch.forecast import Forecast
 
 LIVE = ("starting", "running", "stopped")  # statuses of runs that may go on
+WATCHED = (*LIVE, alive.DEAD_STATUS)
 
 
 def main(argv: list[str]) -> int:
@@ -87,7 +92,8 @@ def _look(folders: Sequence[pathlib.Path], law: Any, options: Any) -> tuple[list
 
     siblings = _siblings(folders)
     curves = {curve.folder: curve for curve in siblings}
-    watched = [curve for curve in siblings if curve.folder in folders and curve.status in LIVE]
+    watched = [curve for curve in siblings if curve.folder in folders and curve.status in WATCHED]
+    ends = {run.folder: alive.dead_since(run.folder) for run in watched if run.status == alive.DEAD_STATUS}
     forecasts: dict[str, Forecast] = {}
     for run in watched:
         try:
@@ -101,11 +107,15 @@ def _look(folders: Sequence[pathlib.Path], law: Any, options: Any) -> tuple[list
         if run.name in forecasts:
             facts = describe_facts(run, forecasts[run.name], siblings, forecasts)
             rows.append(
-                keep_forecast(run.folder, forecasts[run.name]) | {"p_worse_than_best": facts["p_worse_than_best"]}
+                keep_forecast(run.folder, forecasts[run.name])
+                | {"p_worse_than_best": facts["p_worse_than_best"], alive.DEAD_KEY: ends.get(run.folder)}
             )
     if options.json != "-":
         _print([curves[folder] for folder in folders if folder in curves], rows, options)
-    return rows, bool(watched)
+    for folder, since in ends.items():
+        words = alive.status_text({alive.DEAD_KEY: since, "status": alive.DEAD_STATUS})
+        print_status(f"{folder.name} is {words}: the command that trained it resumes it")
+    return rows, len(watched) > len(ends)
 
 
 def _siblings(folders: Sequence[pathlib.Path]) -> "list[Curve]":
@@ -117,8 +127,10 @@ def _siblings(folders: Sequence[pathlib.Path]) -> "list[Curve]":
     curves = []
     for folder in beside:
         try:
-            live = records.read_record(folder).get("status", "starting") in LIVE
-            curves.append(read_curve(folder, ahead=live))
+            status = records.read_record(folder).get("status", "starting")
+            curve = read_curve(folder, ahead=status in LIVE)
+            is_dead = status in alive.UNFINISHED_STATUSES and alive.dead_since(folder)
+            curves.append(dataclasses.replace(curve, status=alive.DEAD_STATUS) if is_dead else curve)
         except BadInput as damage:
             if folder in folders and len(folders) == 1:
                 raise
@@ -127,7 +139,9 @@ def _siblings(folders: Sequence[pathlib.Path]) -> "list[Curve]":
 
 
 def _beside(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted({folder, *(path.parent for path in folder.parent.glob("*/config.json") if records.is_config(path))})
+    others = (folder.parent / name for name in list_folders(folder.parent)[0])
+    runs = (run for run in others if (run / "config.json").exists() and records.is_config(run / "config.json"))
+    return sorted({folder, *runs})
 
 
 def _print(curves: "Sequence[Curve]", rows: Sequence[dict], options: Any) -> None:

@@ -14,6 +14,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING
 
+from scalelab.config import stretches
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def batch_ramp_steps(config: "ConfigDict") -> tuple[int, ...]:
-    """The ramp of a config that `check_batch_ramp` accepts."""
+    """The ramp of a config that `check_batch_ramp` accepts; of one that goes on, its last stretch's."""
+    noted = stretches.noted_stretches(config)
+    return noted[-1].ramp if noted else ramp_from(config)
+
+
+def ramp_from(config: "ConfigDict", step: int = 0, seen: int = 0) -> tuple[int, ...]:
+    """The ramp of `config` for a run that has seen so many tokens before `step`."""
     schedule, train = config.schedule, config.train
     micro = train.global_batch // train.accumulate
     if schedule.batch_stages:
@@ -30,8 +37,9 @@ def batch_ramp_steps(config: "ConfigDict") -> tuple[int, ...]:
     if schedule.batch_start is None:
         return ()
     return _starts(
-        schedule.batch_start // micro, train.accumulate, micro * config.model.seq_len, schedule.batch_warmup_tokens
-    )
+        schedule.batch_start // micro, train.accumulate, micro * config.model.seq_len, schedule.batch_warmup_tokens,
+        step, seen,
+    )  # fmt: skip
 
 
 def parse_batch_stages(text: str) -> list[tuple[int, int]]:
@@ -80,9 +88,9 @@ def _check_stages(config: "ConfigDict") -> None:
 
 
 @functools.cache
-def _starts(first: int, last: int, micro_tokens: int, tokens: int) -> tuple[int, ...]:
-    """Steps from which first + 1, first + 2, …, last micro-batches are taken."""
-    starts, step, seen, n = [], 0, 0, last - first
+def _starts(first: int, last: int, micro_tokens: int, tokens: int, step: int = 0, seen: int = 0) -> tuple[int, ...]:
+    """Steps from which first + 1, first + 2, …, last micro-batches are taken, after `seen` tokens before `step`."""
+    starts, n = [], last - first
     for i in range(n):
         batch = (first + i) * micro_tokens
         wait = max(0, -(-((i + 1) * tokens - n * seen) // (n * batch)))  # steps until n seen >= (i + 1) tokens

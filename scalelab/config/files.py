@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from scalelab import set_by, user_code
 from scalelab.config.keys import default_values, key_records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.numbers.written import parse_whole
+from scalelab.untrusted.files import read_bytes
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -92,7 +94,7 @@ def run_user_file(path: str | pathlib.Path) -> ModuleType:
     try:
         # Not by the loader: it takes what Python keeps compiled where size and time (in seconds) of the file are equal.
         with user_code.allow_neighbour_imports(path):
-            exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
+            exec(compile(read_bytes(path, follow=True), path, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:  # whatever a user's file may raise
         raise BadInput(_format_user_error(path, error)) from error
     return module
@@ -228,10 +230,7 @@ def _parse(key: str, text: str, kind: type, default: Any) -> Any:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is int:
-            number = float(text.replace("_", ""))
-            if number != int(number):
-                raise ValueError
-            return int(text.replace("_", "")) if text.replace("_", "").lstrip("+-").isdigit() else int(number)
+            return parse_whole(text)
         return kind(text)
     except (ValueError, KeyError, OverflowError):
         wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)

@@ -10,6 +10,7 @@ from scalelab import set_by, user_code
 from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
 from scalelab.config.combinations import check_combinations
 from scalelab.config.files import check_tree, leaves, override, read_config_file
+from scalelab.config.interplay import check_plans
 from scalelab.config.keys import default_values, key_records, traced_keys
 from scalelab.config.validate import check_values
 from scalelab.errors import BadInput
@@ -31,6 +32,8 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     config = config.copy_and_resolve_references()
     check_tree(config)
     values = leaves(config)
+    if not stored and config.log.stretches:  # of a run's file: what starts from it counts from zero
+        config.log.stretches = ""
     if not stored:
         user_code.trust_names(*(values[name] for name, record in key_records().items() if record.user_code))
     check_values(config)
@@ -54,6 +57,8 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
         _note_defaults(config, who)
     check_values(config)
     check_combinations(config)
+    if not stored:
+        check_plans(config)
     return config
 
 

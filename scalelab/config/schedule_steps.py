@@ -8,7 +8,7 @@ import bisect
 from typing import TYPE_CHECKING
 
 from scalelab import set_by
-from scalelab.config import batch_ramp
+from scalelab.config import batch_ramp, stretches
 from scalelab.config.combinations import DECAYING
 from scalelab.errors import BadInput
 
@@ -32,7 +32,7 @@ def resolve_schedule_steps(config: "ConfigDict") -> None:
             text = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in requested.items())
             raise BadInput(f"{text} are given at once and disagree: keep one, set the others to none")
         schedule[f"{what}_steps"] = next(iter(requested.values()), SCHEDULE_DEFAULTS[what](config.train.steps))
-    first, full = config.train.steps - schedule.decay_steps, full_batch_step(config)
+    first, full = config.train.steps - schedule.decay_steps, max(batch_ramp.batch_ramp_steps(config), default=0)
     if schedule.decay_tokens is not None and 0 <= first < full:
         raise BadInput(
             f"schedule.decay_tokens={schedule.decay_tokens} would begin at step {first}, and the batch is full "
@@ -159,16 +159,18 @@ def tokens_per_step(config: "ConfigDict") -> int:
 
 def tokens_before(config: "ConfigDict", step: int) -> int:
     """Tokens predicted in the steps before `step`: exact, whatever the batch was in each."""
-    import numpy as np  # here and not above: a config that is only read needs no arrays
+    return stretches.tokens_before(run_stretches(config), int(step))
 
-    ramp = batch_ramp.batch_ramp_steps(config)
-    parts = batch_ramp.micro_batches_before(ramp, config.train.accumulate, np.asarray(step, np.int64))
-    return int(parts) * (tokens_per_step(config) // config.train.accumulate)
+
+def run_stretches(config: "ConfigDict") -> tuple[stretches.Stretch, ...]:
+    """The stretches of a run under `config`: those noted, or the one that begins at zero."""
+    noted = stretches.noted_stretches(config)
+    return noted or (stretches.first_stretch(config, batch_ramp.ramp_from(config)),)
 
 
 def full_batch_step(config: "ConfigDict") -> int:
-    """The first step of the full batch: 0 without a batch-size warm-up."""
-    return max(batch_ramp.batch_ramp_steps(config), default=0)
+    """The first step from which on all batches are the full one: 0 without a batch-size warm-up or a changed batch."""
+    return max(*batch_ramp.batch_ramp_steps(config), run_stretches(config)[-1].step, 0)
 
 
 def _steps_of(config: "ConfigDict", tokens: int) -> int:
@@ -182,11 +184,19 @@ def _steps_of(config: "ConfigDict", tokens: int) -> int:
     return min(below, above, key=lambda step: abs(tokens_before(config, step) - tokens))
 
 
+def _last_steps_of(config: "ConfigDict", tokens: int) -> int:
+    """The number of steps, up to the last one, whose tokens are nearest to `tokens`: full batches, or as counted."""
+    start, steps = run_stretches(config)[-1].step, config.train.steps
+    if not start or tokens <= tokens_before(config, steps) - tokens_before(config, start):
+        return round(tokens / tokens_per_step(config))
+    return steps - _steps_of(config, max(0, tokens_before(config, steps) - tokens))
+
+
 def requested_steps(config: "ConfigDict", what: str) -> dict[str, int]:
     """`{key: steps}` of the lengths given in tokens or as a share. A share of the warm-up is at least one step."""
     schedule, requested = config.schedule, {}
     if (tokens := schedule[f"{what}_tokens"]) is not None:
-        steps = _steps_of(config, tokens) if what == "warmup" else round(tokens / tokens_per_step(config))
+        steps = _steps_of(config, tokens) if what == "warmup" else _last_steps_of(config, tokens)
         requested[f"{what}_tokens"] = max(steps, int(tokens > 0))
     if (share := schedule[f"{what}_share"]) is not None:
         requested[f"{what}_share"] = max(round(share * config.train.steps), int(what == "warmup"))

@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from scalelab.config import batch_ramp, mixture_text
+from scalelab import user_code
+from scalelab.config import batch_ramp, mixture_text, stretches
 from scalelab.config.files import leaves
 from scalelab.config.keys import hparam_keys, traced_keys
 
@@ -148,6 +149,19 @@ class Guard:
         return self.acts and self.skip == "micro_batch"
 
 
+class PastStretch(NamedTuple):
+    """A stretch of a run's steps, from `step` on, for the schedules: `tokens` were counted before it.
+
+    Its steps take micro-batches of `micro_tokens` tokens; `accumulate` and `ramp` as in `Static`.
+    """
+
+    step: int
+    tokens: int
+    micro_tokens: int
+    accumulate: int
+    ramp: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Static:
     """What decides the compiled program. Runs with equal `Static` share one compilation."""
@@ -163,6 +177,7 @@ class Static:
     layout: Layout
     ema: bool = False  # from train.ema: whether an average of the weights is kept
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
+    past: tuple[PastStretch, ...] = ()  # from log.stretches: the stretches of a run whose batch or length changed
     documents: str = "cross"  # from data.documents
     seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
     layers: bool = False  # from log.layers_every: whether the program can measure its layers
@@ -172,6 +187,7 @@ class Static:
     guard: Guard = Guard()
     updates: str = "whole"  # from train.updates: whether weights are updated after the backward or layer by layer in it
     moments: str = "device"  # from train.moments: the memory in which the optimizer's state lies
+    sources: tuple[str, ...] = ()  # of users' functions: hashes, as two folders may have functions of one name
 
 
 def static(config: "ConfigDict") -> Static:
@@ -194,10 +210,20 @@ def static(config: "ConfigDict") -> Static:
     return Static(
         shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0,
-        batch_ramp.batch_ramp_steps(config), config.data.documents,
+        batch_ramp.batch_ramp_steps(config), _past(config), config.data.documents,
         schedule.seq_start is not None, config.log.layers_every > 0,
         train.loss, train.metrics, config.eval.metrics, _guard(config), train.updates, train.moments,
+        user_code.loaded_hashes(config.optim.name, schedule.name, train.loss, train.metrics, config.eval.metrics),
     )  # fmt: skip
+
+
+def _past(config: "ConfigDict") -> tuple[PastStretch, ...]:
+    """What the schedules in tokens need of the noted stretches; () while all steps so far follow from the config."""
+    noted = stretches.noted_stretches(config)
+    sizes = [(stretch.rows * stretch.seq_len, stretch.accumulate, stretch.ramp) for stretch in noted]
+    if not any(size != sizes[-1] for size in sizes):
+        return ()
+    return tuple(PastStretch(s.step, s.tokens, *size) for s, size in zip(noted, sizes, strict=True))
 
 
 def _guard(config: "ConfigDict") -> Guard:

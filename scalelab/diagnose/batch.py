@@ -18,6 +18,7 @@ from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.precision.policy import POLICIES
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.resume.facts import config_from_facts
 from scalelab.train.step.gradients import document_ends
 
@@ -56,15 +57,16 @@ def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
         raise BadInput(f"--batch={step}: the run has steps 1 to {evidence.steps}")
     data, subject = evidence.data, _subject_before(evidence, step)
     number = subject.shift.number(step - 1)
-    windows = data.batches.window_numbers(number)
-    losses, norms = _scores(subject, step, data.batches.batch(number))
+    batches = data.batches.at(number)
+    windows = batches.window_numbers(number)
+    losses, norms = _scores(subject, step, batches.batch(number))
     config = config_from_facts({"config": records.read_config(evidence.folder)})
     files, excerpt = training_files(config, data.dataset), make_excerpts(config.data)
     rows = []
     for row, window in enumerate(windows.tolist()):
         if window >= 0:
-            text = excerpt(data.batches.windows[np.array([window])][0], EXCERPT)
-            origin = locate_window(data.dataset, data.batches.windows.views[0].shape[1] - 1, window)
+            text = excerpt(batches.windows[np.array([window])][0], EXCERPT)
+            origin = locate_window(data.dataset, batches.windows.views[0].shape[1] - 1, window)
             place = origin.source, origin.shard, origin.token, origin.document, origin.offset
             file = dict(enumerate(files.get(origin.source, []))).get(origin.number, "")
             rows.append(Sequence(row, window, float(losses[row]), float(norms[row]), *place, file, text))
@@ -72,11 +74,15 @@ def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
 
 
 def _subject_before(evidence: Evidence, step: int) -> Subject:
-    """The run at the last step saved before `step`, or at its first saved one. BadInput if none was saved."""
-    saved = sorted(evidence.manifests)
-    if not saved:
-        raise BadInput(f"--batch={step}: {evidence.folder} has no intact checkpoint whose weights could score it")
-    return load_subject(evidence, max((s for s in saved if s < step), default=saved[0]))
+    """The run at the last intact step saved before `step`, or at its first. BadInput if none is intact."""
+    saved, damage = sorted(evidence.manifests, key=lambda s: (s >= step, abs(s - step))), list(evidence.damage)
+    for each in saved:
+        try:
+            return load_subject(evidence, each)
+        except DamagedCheckpoint as why:
+            damage.append(str(why))
+    reason = f": {damage[0]}" if damage else ""
+    raise BadInput(f"--batch={step}: {evidence.folder} has no intact checkpoint whose weights could score it{reason}")
 
 
 def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -185,7 +185,8 @@ def _manifests(folder: pathlib.Path) -> tuple[dict[int, Mapping[str, Any]], list
     manifests: dict[int, Mapping[str, Any]] = {}
     damage: list[str] = []
     for step, (place, _) in sorted(manifest.find_saved_steps(folder).items()):
-        damage += manifest.find_step_problems(place / str(step), contents=False)
-        if not damage:
+        problems = manifest.find_step_problems(place / str(step), contents=False)
+        damage += problems
+        if not problems:
             manifests[step] = manifest.read_manifest(place / str(step))
     return manifests, damage

@@ -31,6 +31,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
         "a": str(one),
         "b": str(two),
         "runs": [[str(path) for path in each.meant] for each in sides],
+        "passed_over": list(dict.fromkeys(why for each in sides for why in each.damage)),
         "config": config_differences(one, two),
         "data": _differences(*(records.flatten_keys(record.get("data", {})) for record in both_records)),
         "environment": _differences(

@@ -13,6 +13,7 @@ from scalelab import config as config_lib
 from scalelab import records, set_by
 from scalelab.errors import BadInput
 from scalelab.identity import is_identity_key
+from scalelab.untrusted.paths import list_folders
 
 CONFIDENCE_LEVEL = 0.95
 SEED_KEY = "train.seed"
@@ -22,12 +23,13 @@ class ComparisonSide(NamedTuple):
     """One side of a comparison.
 
     `folder`: the run that represents it; `meant`: the runs whose mean loss counts; `seeds`: one run of each seed, equal
-    but for the seed.
+    but for the seed; `damage`: why runs beside it are not among them.
     """
 
     folder: pathlib.Path
     meant: list[pathlib.Path]
     seeds: list[pathlib.Path]
+    damage: tuple[str, ...] = ()
 
 
 class SeedSpread(NamedTuple):
@@ -60,9 +62,8 @@ def load_side(source: str) -> ComparisonSide:
     runs = records.run_folders(source)
     if (pathlib.Path(source) / "config.json").exists():
         (run,) = runs
-        settings, beside = _settings_but_seed(run), sorted(run.absolute().parent.glob("*/config.json"))
-        alike = [path.parent for path in beside if _is_readable(path) and _settings_but_seed(path.parent) == settings]
-        return ComparisonSide(run, [run], _first_of_each_seed([run, *alike]))
+        alike, damage = _find_alike(run)
+        return ComparisonSide(run, [run], _first_of_each_seed([run, *alike]), damage)
     settings = _settings_but_seed(runs[0])
     for other in runs[1:]:
         differing = {k for k, v in _settings_but_seed(other).items() if settings.get(k) != v}
@@ -79,12 +80,20 @@ def read_settings(folder: pathlib.Path) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # who set a value is not a setting
 
 
-def _is_readable(path: pathlib.Path) -> bool:
-    """Whether this is a run's config that can be read; others (broken, or an exported model's) are passed over."""
-    try:
-        return records.is_config(path)
-    except BadInput:
-        return False
+def _find_alike(run: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]:
+    """(the runs beside `run` that equal it but for the seed, why others can't be read). Exported models don't count."""
+    alike, damage, settings = [], [], _settings_but_seed(run)
+    place = run.absolute().parent
+    for path in (place / name / "config.json" for name in list_folders(place)[0]):
+        if path.parent == run.absolute() or not path.exists():
+            continue
+        try:
+            if records.is_config(path) and _settings_but_seed(path.parent) == settings:
+                read_val_losses(path.parent)
+                alike.append(path.parent)
+        except BadInput as why:
+            damage.append(str(why))
+    return alike, tuple(damage)
 
 
 def _settings_but_seed(folder: pathlib.Path) -> dict[str, Any]:

@@ -7,6 +7,10 @@ import re
 from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import read_bytes
+
+MOST_TASK_BYTES = 2**29
 
 TextOrIds = str | list[int]  # token ids for data without text
 ITEM_KEYS = ("context", "choices", "answer", "completion", "id")
@@ -42,7 +46,7 @@ def read_task(path: str | pathlib.Path) -> Task:
     if not path.is_file():
         beside = [str(p) for p in path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
         raise BadInput(f"--tasks: no file {str(path)!r}{nearest_hint(str(path), beside)}")
-    content = path.read_bytes()
+    content = read_bytes(path, MOST_TASK_BYTES, follow=True)
     try:
         lines = content.decode().split("\n")
     except UnicodeDecodeError as error:
@@ -63,9 +67,9 @@ def read_task(path: str | pathlib.Path) -> Task:
 
 def _parse_item(text: str, line: int, where: str) -> tuple[str, TaskItem]:
     try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where} is not JSON: {getattr(error, 'msg', 'nested too deep')}") from None
+        row = parse_json(text)
+    except ValueError as error:
+        raise BadInput(f"{where} is not JSON: {getattr(error, 'msg', error)}") from None
     if not isinstance(row, dict):
         raise BadInput(f"{where} is not an object but {text.strip()[:40]!r}")
     for key in row:

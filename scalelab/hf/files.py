@@ -6,7 +6,6 @@ checks.
 """
 
 import hashlib
-import json
 import pathlib
 from typing import Any, NamedTuple
 
@@ -15,6 +14,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.documents import read_document
+from scalelab.untrusted.files import check_file, open_file
+from scalelab.untrusted.paths import describe_link
 
 CONFIG_FILE, LINEAGE_FILE, WEIGHTS_FILE, INDEX_FILE = (
     "config.json",
@@ -38,17 +40,30 @@ class TensorHeader(NamedTuple):
 def read_json_object(path: pathlib.Path) -> dict[str, Any]:
     """The JSON object in `path`."""
     try:
-        size = path.stat().st_size
-        if size > MOST_JSON_BYTES:
-            raise BadInput(f"{path} has {size} bytes: more than the {MOST_JSON_BYTES} that any {path.name} needs")
-        content = json.loads(path.read_text())
+        content = read_document(plain_file(path), MOST_JSON_BYTES, follow=True)
+    except BadInput:
+        raise
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadInput(f"{path} is not JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path} holds a {type(content).__name__} where an object is expected")
     return content
+
+
+def plain_file(path: pathlib.Path) -> pathlib.Path:
+    """The path itself, or where it leads in a cache of the Hugging Face hub, whose snapshots link to its blobs.
+
+    BadInput for any other link, and for what is not a file.
+    """
+    if path.is_symlink():
+        blobs, target = path.parent.resolve().parents[1] / "blobs", path.resolve()
+        if path.parent.resolve().parent.name != "snapshots" or target.parent != blobs:
+            raise BadInput(describe_link(path))
+        path = target
+    check_file(path)
+    return path
 
 
 def read_headers(folder: pathlib.Path) -> dict[str, TensorHeader]:
@@ -95,6 +110,7 @@ def _index(folder: pathlib.Path) -> dict[str, str]:
 def _headers_of(path: pathlib.Path) -> list[TensorHeader]:
     if not path.is_file():
         raise BadInput(f"{path} is missing, or no file")
+    plain_file(path)
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a dict
@@ -118,5 +134,5 @@ def read_tensors(path: pathlib.Path, names: list[str]) -> Any:
 
 def file_sha256(path: pathlib.Path) -> str:
     """The file's SHA-256, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_file(plain_file(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

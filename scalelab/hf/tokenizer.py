@@ -6,7 +6,6 @@ spells is only text.
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from scalelab.data.tokenizers import ranks as ranktokens
 from scalelab.data.tokenizers.hf_json import byte_letters, token_names
 from scalelab.data.tokenizers.load import TOKENIZER_FILES
 from scalelab.data.tokenizers.tokenizer import Tokenizer
+from scalelab.untrusted.documents import parse_json
 
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_FILE = (
     TOKENIZER_FILES["json"],
@@ -68,7 +68,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, di
 
 def _given(tokenizer: Tokenizer) -> dict[str, Any]:
     """A tokenizer.json without what `jsontokens.load` leaves out: truncation, padding, tokens around a text."""
-    return json.loads(tokenizer.content) | {"truncation": None, "padding": None, "post_processor": None}
+    return parse_json(tokenizer.content) | {"truncation": None, "padding": None, "post_processor": None}
 
 
 def _from_bytes(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -20,11 +20,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.jsonfiles import Folder
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import read_bytes
 
 INDEX_FILE = ".index.json"
 READ_FILES = (
     "config.json", "record.json", "metrics.jsonl", "events.jsonl", "layers.jsonl", "evaluations.jsonl",
 )  # fmt: skip
+MOST_INDEX_BYTES = 2**29  # 100,000 runs have 200 MB
 LEAST_RUNS = 64  # fewer are read faster than anyone notices, without a file beside them
 CLOCK_TICK_NS = 2_000_000_000  # of the coarsest clock of a file system (FAT: 2 s)
 PLACE_COLUMNS = ("name", "folder")  # follow from where the run is: not stored, and None in facts that are loaded
@@ -36,7 +39,7 @@ def file_state(run: str) -> tuple[str, int] | None:
     parts, latest = [], 0
     for name in READ_FILES:
         try:
-            stat = os.stat(f"{run}/{name}")
+            stat = os.lstat(f"{run}/{name}")  # a link is not read, so its own state counts
         except (FileNotFoundError, NotADirectoryError):
             if name == READ_FILES[0]:
                 return None
@@ -58,10 +61,10 @@ def code_version(*files: str) -> str:
 def load_index(place: Folder, version: str) -> tuple[dict[str, str], list[dict[str, Facts]]]:
     """({run: state}, one {run: facts} for each table) of the index in `place`; both empty without a sound one."""
     try:
-        head, _, body = pathlib.Path(place, INDEX_FILE).read_bytes().partition(b"\n")
+        head, _, body = read_bytes(pathlib.Path(place, INDEX_FILE), MOST_INDEX_BYTES).partition(b"\n")
         if head != _head(version, body):
             return {}, []
-        content = json.loads(body)
+        content = parse_json(body)
         return content["states"], [_expand(table) for table in content["tables"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}, []

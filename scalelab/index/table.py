@@ -2,16 +2,17 @@
 
 import contextlib
 import functools
-import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalelab import errors, identity, jsonfiles, records, set_by
 from scalelab.errors import BadInput
-from scalelab.index import store
+from scalelab.index import alive, grids, store
 from scalelab.soundness import record as sound_record
 from scalelab.soundness import size
+from scalelab.untrusted import documents, files, paths, schemas
+from scalelab.untrusted.paths import describe_link, list_folders
 
 PROGRESS_KEYS = ("step", "train_loss", "val_loss", "tokens_per_s")
 BATCH = 256  # runs that are read before their equal values become one
@@ -30,16 +31,39 @@ def read_runs(folder: records.Folder) -> list[dict[str, Any]]:
     return [run.row for run in read_indexed_runs(folder).values()]
 
 
+def read_grid(folder: records.Folder) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """(a row per run of a sweep's latest grid, or of all runs of another folder; names of runs that are left out)."""
+    runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
+    return [run.row for run in runs.values()], left_out
+
+
 def read_indexed_runs(folder: records.Folder) -> dict[str, IndexedRun]:
     """{name: run} of the folder if it is a run, else of its `runs/`, else of all runs in it. BadInput if there is none.
 
-    A damaged run has a row that says so; one that is asked for alone is BadInput.
+    A damaged run has a row that says so; one that is asked for alone is BadInput. One that says it is running while no
+    process of it lives has the status `dead`, and `dead_since`.
     """
-    folder = pathlib.Path(folder)
+    runs = _read_all(pathlib.Path(folder))
+    return {name: _mark_end(run) for name, run in runs.items()}
+
+
+def _mark_end(run: IndexedRun) -> IndexedRun:
+    """A run whose logbook or lock knows better than its record how it ended; the index holds the record's word only."""
+    if run.row["status"] not in alive.UNFINISHED_STATUSES:
+        return run
+    if run.progress["status"] == "failed":
+        return run._replace(row=run.row | {"status": "failed"})
+    since = alive.dead_since(run.row["folder"])
+    end = {"status": alive.DEAD_STATUS, alive.DEAD_KEY: since}
+    return IndexedRun(run.row | end, run.progress | end) if since else run
+
+
+def _read_all(folder: pathlib.Path) -> dict[str, IndexedRun]:
+    """{name: run} by their files alone; BadInput as for `read_indexed_runs`."""
     if (folder / "config.json").exists():
         (row,) = records.read_runs(folder)
         return {folder.name: IndexedRun(row, progress_or_damage(folder))}
-    for place in (folder / "runs", folder):
+    for place in records.run_places(folder):
         if runs := _read_place(place):
             return runs
     return _read_runs(folder, [path.name for path in records.run_folders(folder)])  # says why there is none
@@ -95,7 +119,20 @@ def _read_run(folder: pathlib.Path) -> IndexedRun | None:
 
 def _read_place(place: pathlib.Path) -> dict[str, IndexedRun]:
     """{name: run} of the runs in one folder, in order of names."""
-    states = {name: state for name in _list_folders(place) if (state := store.file_state(f"{place}/{name}"))}
+    names, links = list_folders(place)
+    runs = _read_folders(place, names)
+    linked = {path.name: _refuse_link(path) for path in records.linked_runs(place, links)}
+    return dict(sorted((runs | linked).items())) if linked else runs
+
+
+def _refuse_link(path: pathlib.Path) -> IndexedRun:
+    damage = describe_link(path)
+    return IndexedRun(records.damaged_row(path, damage), {"status": records.DAMAGED_STATUS, "damage": damage})
+
+
+def _read_folders(place: pathlib.Path, names: Iterable[str]) -> dict[str, IndexedRun]:
+    """{name: run} of those of the named folders that are runs."""
+    states = {name: state for name in names if (state := store.file_state(f"{place}/{name}"))}
     if len(states) < store.LEAST_RUNS:
         return _read_runs(place, states)
     version = _version()
@@ -107,17 +144,11 @@ def _read_place(place: pathlib.Path) -> dict[str, IndexedRun]:
     return {name: runs[name] for name in states if name in runs}
 
 
-def _list_folders(place: pathlib.Path) -> list[str]:
-    with contextlib.suppress(OSError), os.scandir(place) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
-    return []
-
-
 @functools.cache
 def _version() -> str:
     from scalelab.configs import base  # what is counted in an identity
 
-    modules = (errors, identity, jsonfiles, records, set_by, sound_record, size, base)
+    modules = (errors, identity, jsonfiles, records, set_by, sound_record, size, documents, files, paths, schemas, base)
     return store.code_version(__file__, *(str(module.__file__) for module in modules))
 
 

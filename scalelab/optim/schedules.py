@@ -180,10 +180,23 @@ def traced_micro_batches(static: Static, step: jax.Array) -> jax.Array:
 
 
 def traced_tokens_before(static: Static, step: jax.Array) -> jax.Array:
-    """Tokens of the steps before `step` (a scalar), float32 with a relative error of 6e-8."""
-    steps, ramp = jnp.float32(step), jnp.asarray(static.batch_ramp, jnp.float32)
-    parts = steps * (static.accumulate - len(ramp)) + jnp.sum(jnp.maximum(steps - ramp, 0.0))
-    return parts * (static.global_batch // static.accumulate * static.model.seq_len)
+    """Tokens of the steps before `step` (a scalar), float32 with a relative error of 6e-8; of a run whose batch or
+    length changed, the counted ones.
+    """
+    micro_tokens = static.global_batch // static.accumulate * static.model.seq_len
+    if not static.past:
+        return _traced_parts(static.accumulate, static.batch_ramp, jnp.float32(step)) * micro_tokens
+    seen = jnp.float32(0)
+    for past in static.past:
+        parts = [_traced_parts(past.accumulate, past.ramp, jnp.float32(at)) for at in (step, past.step)]
+        seen = jnp.where(step >= past.step, float(past.tokens) + (parts[0] - parts[1]) * past.micro_tokens, seen)
+    return seen
+
+
+def _traced_parts(accumulate: int, batch_ramp: tuple[int, ...], steps: jax.Array) -> jax.Array:
+    """Micro-batches of so many steps (a scalar) from the first on, float32."""
+    ramp = jnp.asarray(batch_ramp, jnp.float32)
+    return steps * (accumulate - len(ramp)) + jnp.sum(jnp.maximum(steps - ramp, 0.0))
 
 
 def scheduled_seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:

@@ -11,6 +11,9 @@ import pathlib
 import secrets
 from collections.abc import Iterator
 
+from scalelab.errors import BadInput
+from scalelab.untrusted.files import read_bytes
+
 SECRET_FILE = ".token"
 NUMBER_BYTES = 32
 
@@ -38,9 +41,9 @@ def offer_secret(folder: pathlib.Path) -> Iterator[bytes]:
 
 def read_secret(folder: pathlib.Path) -> bytes:
     """The secret that process 0 offers now; b"" if there is none."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, BadInput):
         os.listdir(folder)  # makes a network disk ask the server again whether the file is there
-        text = (folder / SECRET_FILE).read_bytes()
+        text = read_bytes(folder / SECRET_FILE)
         return text.strip() if text.endswith(b"\n") else b""
     return b""
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from scalelab import lock
+from scalelab.untrusted.files import open_to_append
 
 STEPPING = "train"  # the one phase with a time limit; compile, eval, save and start (restoring) have none
 STALL_DISPATCHES = 10  # time limit of a step, in median dispatches
@@ -114,7 +115,7 @@ class Pulse:
     def dump(self) -> None:
         """Append the stacks of all threads to the file of this process."""
         if self.stacks:
-            with open(self.stacks, "a") as file:
+            with os.fdopen(open_to_append(self.stacks), "a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}, at step {self.step}, in phase {self.phase}:\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)

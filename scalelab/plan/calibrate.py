@@ -124,7 +124,7 @@ def _calibrated_range(base: Efficiency, measured: Range) -> Efficiency:
 def _describe_unfit(folder: pathlib.Path, machine: Machine) -> str:
     """Why a run can't calibrate the machine; "" if it can."""
     record = records.read_record(folder)
-    if "device" not in record:
+    if not isinstance(record.get("device"), str) or "devices" not in record.get("mesh", {}):
         return "no record of what it ran on"
     chip, run_chip = machine.chip, chips.find_chip(record["device"])
     if record["device"].lower() != chip.name.lower() and not (run_chip and run_chip.flops == chip.flops):

@@ -33,7 +33,7 @@ SHAREABLE_COLUMNS = (
     "optim.peak_lr",
     "train.seed",
 )  # a column only where runs differ
-DRAWN_ELSEWHERE = frozenset(("step", "tokens", "time", "train_loss", "val_loss", "bpb", "lr", "grad_norm"))
+DRAWN_ELSEWHERE = frozenset(("step", "tokens", "flops", "time", "train_loss", "val_loss", "bpb", "lr", "grad_norm"))
 PROVENANCE_KEYS = ("data", "git", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
 
@@ -72,7 +72,8 @@ def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
         for line in lines:
             row = {"run": folder.name, "N": record.get("params", {}).get("total"), "step": line["step"]}
             tokens = line.get("tokens")
-            row |= {"tokens": tokens, "flops": per_token and tokens and per_token * tokens}
+            counted = line.get("flops")  # lines of earlier versions have none
+            row |= {"tokens": tokens, "flops": per_token and tokens and (counted or per_token * tokens)}
             if start is not None and line.get("time") is not None:
                 row["seconds"] = line["time"] - start
             rows.append(row | {key: line.get(key) for key in ("train_loss", "val_loss", "bpb")})

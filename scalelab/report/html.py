@@ -15,6 +15,7 @@ from typing import Any
 from scalelab.records import flatten_keys
 from scalelab.report import svg
 from scalelab.report.figures.style import format_scientific, format_short
+from scalelab.untrusted.text import escape_text
 
 _WEB = pathlib.Path(__file__).parent / "web"
 _OWN_STYLE = "page.css"
@@ -23,8 +24,8 @@ _TABLE_FILES = ("tables.js",)
 
 
 def escape_html(value: Any) -> str:
-    """Text that is safe inside an element or a quoted attribute."""
-    return html.escape(str(value), quote=True)
+    """Text that is safe inside an element or a quoted attribute, without control characters."""
+    return html.escape(escape_text(str(value), "\n\t"), quote=True)
 
 
 def format_value(value: Any, name: str = "") -> str:

@@ -4,16 +4,19 @@ import dataclasses
 import functools
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.index import grids
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lrplots, plots, style, sweepplots
 from scalelab.report.parts import (
     PaperStyle,
     ReportPage,
+    check_page,
     layers_section,
     logbook_section,
     loss_sections,
@@ -45,10 +48,12 @@ SPEED_CAPTION = (
 
 
 def write_report(
-    folder: records.Folder, samples: Sequence[dict] | str | None = None, paper: PaperStyle | None = None
-) -> dict:
+    folder: records.Folder, samples: Sequence[dict] | str | None = None, paper: PaperStyle | None = None,
+    output: pathlib.Path | None = None,
+) -> dict:  # fmt: skip
     """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
 
+    output: the page in their place, with its figures beside it; nothing is written into `folder`.
     samples: texts that the model of a run wrote (`how`, `text`), or why there are none; None: not asked for.
     paper: write figures for a paper into `folder/paper/` and no page; BadInput for the name of no figure.
 
@@ -57,23 +62,40 @@ def write_report(
     """
     folder = pathlib.Path(folder)
     runs, failures = records.run_folders(folder), []
-    place = "paper" if paper else "figures"
+    target: dict[str, Any] = {"place": "paper" if paper else "figures", "paper": paper}
+    if output:
+        target = {"out": check_page(output), "file": output.name, "place": f"{output.stem}_figures"}
     if (folder / "config.json").exists():
-        page, path = report_run(ReportPage(folder, "run", place=place, paper=paper), samples)
+        page, path = report_run(ReportPage(folder, "run", **target), samples)
     elif (folder / ablation.STUDY_FILE).exists():
-        page, path = ablation.report_ablation(ReportPage(folder, "ablation", place=place, paper=paper))
+        page, path = _report_study(
+            ablation.report_ablation, ReportPage(folder, "ablation", **target), "scalelab ablate"
+        )
     elif (folder / tuning.STUDY_FILE).exists():
-        page, path = tuning.report_tuning(ReportPage(folder, "tuning", place=place, paper=paper))
+        page, path = _report_study(tuning.report_tuning, ReportPage(folder, "tuning", **target), "scalelab tune")
     elif (folder / "summary.json").exists():
-        page, path = isoflop.report_study(ReportPage(folder, "study", place=place, paper=paper))
-        failures = verdict.describe_failures(records.read_json(folder / "summary.json"))
+        page, path = isoflop.report_study(ReportPage(folder, "study", **target))
+        failures = verdict.describe_failures(records.read_json(folder / "summary.json", isoflop.SUMMARY_SCHEMA))
     else:
-        page, path = report_sweep(ReportPage(folder, "sweep", place=place, paper=paper))
+        page, path = report_sweep(ReportPage(folder, "sweep", **target))
     if paper and paper.only not in (None, *page.figures):
         raise BadInput(f"no figure {paper.only!r}: there are {', '.join(page.figures)}"
                        f"{nearest_hint(paper.only or '', page.figures)}")  # fmt: skip
     result = {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
     return result | {"failures": failures}
+
+
+def _report_study(
+    report: Callable[[ReportPage], tuple[ReportPage, pathlib.Path]], page: ReportPage, command: str
+) -> tuple[ReportPage, pathlib.Path]:
+    """`report(page)`; BadInput where the study's files have the right types and don't fit each other."""
+    try:
+        return report(page)
+    except BadInput:
+        raise
+    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise BadInput(f"{page.folder}: its JSON files are not as `{command}` writes them ({why})") from error
 
 
 def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) -> tuple[ReportPage, pathlib.Path]:
@@ -163,7 +185,8 @@ def _conventions(folder: pathlib.Path) -> dict:
 
 def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """The page of a folder of runs: what was swept, who won, who was lost."""
-    folder, runs = page.folder, read_indexed_runs(page.folder)
+    folder = page.folder
+    runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
     damaged = {name: damage for name, run in runs.items() if (damage := _damage(run))}
     page.missing += [f"{name} is damaged: {damage}" for name, damage in damaged.items()]
     rows = [run.row for run in runs.values()]
@@ -171,7 +194,7 @@ def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     folders = [pathlib.Path(row["folder"]) for row in gather.choose_runs(readable, gather.MOST_CURVES)]
     few = _describe_choice(len(folders), len(readable))
     swept = settings.swept_keys(rows)
-    answer = answer_rows.answer_folder(folder, runs)
+    answer = dataclasses.replace(answer_rows.answer_folder(folder, runs), left_out=left_out)
     page.parts.append(html.render_card(_best(answer, rows, swept)))
     if answer.settings:
         page.parts.append(html.render_section("Settings over seeds", _settings_table(answer), _lr_figure(page, answer)))

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from scalelab import records
+from scalelab.errors import BadInput
 from scalelab.report import charts, gather, html, svg
 from scalelab.report.figures import metricplots, plots, style
+from scalelab.untrusted.files import replace_file
+from scalelab.untrusted.paths import path_below
 
 
 class PaperStyle(NamedTuple):
@@ -35,6 +38,7 @@ class ReportPage:
     colours: dict[str, dict[Any, str]] = dataclasses.field(default_factory=dict)
     file: str = "report.html"
     place: str = "figures"  # folder of PDFs and CSVs beside the page
+    out: pathlib.Path | None = None  # the folder of page and figures, where that is not the one that is read
     paper: PaperStyle | None = None  # figures for a paper in place of a page
 
     def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
@@ -51,10 +55,16 @@ class ReportPage:
         `plot` is called for each layout: on a wide page and on a phone. `live`: the same numbers as charts.
         """
         self.figures.append(name)
-        if self.paper:
-            return self._draw_for_paper(self.paper, name, plot, rows)
+        with svg.plain_labels():
+            if self.paper:
+                return self._draw_for_paper(self.paper, name, plot, rows)
+            return self._draw(name, plot, rows, caption, live)
+
+    def _draw(
+        self, name: str, plot: Callable[[], Figure], rows: Sequence[dict], caption: str, live: Sequence[charts.Chart]
+    ) -> str:
         fig = plot()
-        style.write_pdf_and_csv(self.folder / self.place, name, fig, rows)
+        style.write_pdf_and_csv(self._path(self.place), name, fig, rows)
         with style.use_layout(style.PHONE):
             narrow = svg.inline_svg(plot(), f"{name}-phone", "phone", caption)
         wide = svg.inline_svg(fig, name, "wide", caption)
@@ -66,21 +76,31 @@ class ReportPage:
             with style.use_layout(style.Layout(paper.width_in, paper=True)):
                 fig = plot()
                 style.set_paper_type(fig)
-                style.write_pdf_and_csv(self.folder / self.place, name, fig, rows)
+                style.write_pdf_and_csv(self._path(self.place), name, fig, rows)
         return ""
+
+    def _path(self, name: str) -> pathlib.Path:
+        """Where the page writes a file or folder, which is never a link."""
+        return path_below(self.out or self.folder, name)
 
     def write(self, title: str, subtitle: str) -> pathlib.Path:
         """Write the page atomically; missing parts are listed at its end. For a paper there is no page."""
         if self.paper:
-            return self.folder / self.place
+            return self._path(self.place)
         gaps = "".join(html.render_paragraph(gap) for gap in self.missing)
-        path = self.folder / self.file
-        draft = path.with_name(f".{self.file}.tmp")
-        draft.write_text(
-            html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
+        path = self._path(self.file)
+        replace_file(
+            path, html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
         )
-        draft.replace(path)
         return path
+
+
+def check_page(path: pathlib.Path) -> pathlib.Path:
+    """The folder of a page that stands elsewhere than its runs, made if absent. BadInput if it is not a page's path."""
+    if path.is_dir() or path.suffix != ".html":
+        raise BadInput(f"{path}: the page is a file that ends in .html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.parent
 
 
 _LABELS = {"train_loss": "training loss (nats/token)", "val_loss": style.LOSS_LABEL}

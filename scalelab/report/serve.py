@@ -23,11 +23,14 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.index.store import file_state
 from scalelab.report import html
 from scalelab.report.pages import write_report
+from scalelab.untrusted.files import read_bytes, read_text
+from scalelab.untrusted.paths import list_folders, path_below
 
 ADDRESS, NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
 REST_SHARE = 2.0  # a page rests that many times as long as its drawing took, so that training has the processor
 LEAST_REST_S = 5.0
 MOST_LINKS = 1000
+MOST_FILE_BYTES = 2**28  # of a page or a figure
 FILE_TYPES = {".pdf": "application/pdf", ".csv": "text/csv; charset=utf-8"}
 HEADERS = {
     "Cache-Control": "no-store",
@@ -75,7 +78,7 @@ class LivePage:
 
     def _draw(self, version: str) -> str:
         try:
-            text = pathlib.Path(write_report(self.folder)["path"]).read_text()
+            text = read_text(write_report(self.folder)["path"], MOST_FILE_BYTES)
         except (BadInput, WorkFailed, OSError) as error:
             text = html.render_page(self.folder.name, "no page yet", [html.render_paragraph(str(error), "bad")])
         line = f"Live, as of {time.strftime('%H:%M:%S')}: loads itself again when files have changed."
@@ -97,7 +100,7 @@ class LivePage:
 
 def read_state(folder: pathlib.Path) -> str:
     """A digest that changes with the files of a run, or with those of any run of the folder, and with their number."""
-    facts: list[Any] = [(path.name, path.stat().st_mtime_ns) for path in sorted(folder.glob("[!.]*.json"))]
+    facts: list[Any] = [(path.name, path.lstat().st_mtime_ns) for path in sorted(folder.glob("[!.]*.json"))]
     facts += [(name, file_state(str(path))) for name, path in {"": folder, **run_paths(folder)}.items()]
     return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
 
@@ -107,7 +110,8 @@ def run_paths(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     if (folder / "config.json").exists():
         return {}
     place = folder / "runs" if (folder / "runs").is_dir() else folder
-    return {path.parent.name: path.parent for path in sorted(place.glob("*/config.json"))}
+    runs = {name: place / name for name in list_folders(place)[0]}
+    return {name: run for name, run in runs.items() if (run / "config.json").exists()}
 
 
 class LiveServer(http.server.ThreadingHTTPServer):
@@ -161,15 +165,18 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         elif match[2] == "version":
             self._send(page.read_version().encode(), "text/plain; charset=utf-8")
         elif match[2]:
-            self._send_file(page.folder / match[2])
+            self._send_file(page.folder, match[2])
         else:
             self._send(page.read().encode(), "text/html; charset=utf-8")
 
-    def _send_file(self, path: pathlib.Path) -> None:
-        if path.suffix in FILE_TYPES and path.is_file():
-            self._send(path.read_bytes(), FILE_TYPES[path.suffix])
-        else:
+    def _send_file(self, folder: pathlib.Path, name: str) -> None:
+        try:
+            content = read_bytes(path_below(folder, name), MOST_FILE_BYTES)
+            kind = FILE_TYPES[pathlib.PurePath(name).suffix]
+        except (BadInput, OSError, KeyError):  # a link, or what the page has not
             self.send_error(404)
+        else:
+            self._send(content, kind)
 
     def _send(self, content: bytes, kind: str) -> None:
         self.send_response(200)

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import records
-from scalelab.errors import BadInput
-from scalelab.index.table import read_runs
+from scalelab.index import grids
+from scalelab.index.table import read_grid
 from scalelab.report import gather, html
-from scalelab.report.parts import ReportPage, curve_figures, runs_table
+from scalelab.report.parts import ReportPage, check_page, curve_figures, runs_table
 from scalelab.sweep.answer import rows as answer_rows
 from scalelab.sweep.answer import wording
 
@@ -55,7 +55,7 @@ def write_sweeps(path: pathlib.Path, folders: Sequence[records.Folder]) -> dict[
     answers = {name: answer_rows.answer_folder(folder) for name, folder in names.items()}
     table = []
     for name, folder in names.items():
-        rows, best = read_runs(folder), next((each for each in answers[name].settings if each.rank == 1), None)
+        rows, best = read_grid(folder)[0], next((each for each in answers[name].settings if each.rank == 1), None)
         line: dict[str, Any] = {"sweep": name, "runs": len(rows), "states": gather.describe_states(rows)}
         if best:
             line["setting"] = wording.name_setting(best.setting.values)
@@ -65,18 +65,20 @@ def write_sweeps(path: pathlib.Path, folders: Sequence[records.Folder]) -> dict[
     for name, answer in answers.items():
         lines = [html.render_paragraph(line) for line in wording.describe_answer(answer)]
         page.parts.append(html.render_section(f"What {name} answers", *lines))
-    sides = {name: page.readable(records.run_folders(folder)) for name, folder in names.items()}
+    sides = {name: page.readable(_grid_folders(folder)) for name, folder in names.items()}
     page.parts.append(html.render_section("Loss curves", *_curves(page, sides, "sweep")))
     page.parts.append(html.render_section("Runs", runs_table(_named_rows(sides))))
     return _result(page, sum(map(len, sides.values())), f"{len(names)} sweeps", ", ".join(names))
 
 
+def _grid_folders(folder: pathlib.Path) -> list[pathlib.Path]:
+    runs, _ = grids.split_runs(folder, {path.name: path for path in records.run_folders(folder)})
+    return list(runs.values())
+
+
 def _page(path: pathlib.Path, kind: str) -> ReportPage:
     """A page that is not in the folder of its runs: its figures stand beside it, under its own name."""
-    if path.is_dir() or path.suffix != ".html":
-        raise BadInput(f"{path}: the page is a file that ends in .html")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return ReportPage(path.parent, kind, file=path.name, place=f"{path.stem}_figures")
+    return ReportPage(check_page(path), kind, file=path.name, place=f"{path.stem}_figures")
 
 
 def _result(page: ReportPage, runs: int, title: str, subtitle: str) -> dict[str, Any]:

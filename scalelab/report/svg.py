@@ -1,14 +1,19 @@
 """Figures as SVG inside a page: text stays text, and colours are variables that follow a light or a dark scheme."""
 
 import colorsys
+import contextlib
 import html
 import io
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from scalelab.report.figures.lawplots import VALUE_COLOURS
 from scalelab.report.figures.style import ACCENT, INK, MUTED, styled
+from scalelab.untrusted.text import escape_text
 
 # Colours that every figure shares -> names of page.css.
 SHARED_COLOURS = {INK: "ink", "#333333": "ink", "#555555": "soft", "#e4e6ea": "line", "#ffffff": "card",
@@ -16,6 +21,28 @@ SHARED_COLOURS = {INK: "ink", "#333333": "ink", "#555555": "soft", "#e4e6ea": "l
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _DATA_COLOUR = re.compile(r"var\(--c([0-9a-f]{6})\)")
 _DECIMALS = re.compile(r"(\d+\.\d\d)\d+")
+
+_set_text = Text.set_text
+_OWN_FORMULA = re.compile(r"\$(\\times)?\\mathdefault\{[-+\u2212\d.]*(\\times\d+)?(\^\{[-+\u2212\d.]+\})?\}\$")
+_DOLLAR = re.compile(r"(?<!\\)\$")
+
+
+@contextlib.contextmanager
+def plain_labels() -> Iterator[None]:
+    """Within, every label of a figure is plain text: names of runs and values of configs may hold anything.
+
+    Control characters are escaped, and a dollar is a dollar; only matplotlib's own numbers are formulas.
+    """
+    setattr(Text, "set_text", _set_plain_text)  # noqa: B010 - a method can't be assigned to
+    try:
+        yield
+    finally:
+        setattr(Text, "set_text", _set_text)  # noqa: B010
+
+
+def _set_plain_text(label: Text, text: Any) -> None:
+    text = "" if text is None else escape_text(str(text), "\n")
+    _set_text(label, text if _OWN_FORMULA.fullmatch(text) else _DOLLAR.sub(r"\\$", text))
 
 
 @styled

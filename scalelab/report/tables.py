@@ -4,6 +4,8 @@ import csv
 import io
 from collections.abc import Sequence
 
+from scalelab.untrusted.text import escape_text
+
 
 def csv_text(rows: Sequence[dict], columns: Sequence[str] | None = None) -> str:
     """A tidy table; None is an empty cell, and reading a float back gives the same bits.
@@ -15,4 +17,4 @@ def csv_text(rows: Sequence[dict], columns: Sequence[str] | None = None) -> str:
     writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue()
+    return escape_text(text.getvalue(), "\r\n\t")

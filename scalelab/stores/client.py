@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.stores.urls import EXTRAS, split_url
+from scalelab.untrusted.files import MOST_JSON_BYTES
+from scalelab.untrusted.text import printable
 
 T = TypeVar("T")
 WAITS_S = (0.2, 1.0, 3.0)
@@ -108,20 +110,22 @@ def put_if(place: Place, name: str, content: bytes, version: Version | None) -> 
         raise _no_bucket(place) from None
 
 
-def get(place: Place, name: str) -> bytes:
-    """Read a whole object. FileNotFoundError if there is none."""
+def get(place: Place, name: str, most_bytes: int = MOST_JSON_BYTES) -> bytes:
+    """Read a whole object. FileNotFoundError if there is none, BadInput if it has more than `most_bytes`."""
     import obstore
 
-    return bytes(_ask(place, lambda: obstore.get(place.store, name).bytes()))
+    return _ask(place, lambda: _content(place, name, obstore.get(place.store, name), most_bytes))
 
 
-def get_versioned(place: Place, name: str) -> tuple[bytes, Version, datetime.datetime] | None:
+def get_versioned(
+    place: Place, name: str, most_bytes: int = MOST_JSON_BYTES
+) -> tuple[bytes, Version, datetime.datetime] | None:
     """(content, version, time of the last write by the store's clock) of an object; None if there is none."""
     import obstore
 
     def read() -> tuple[bytes, Version, datetime.datetime]:
         answer = obstore.get(place.store, name)
-        return bytes(answer.bytes()), _version(answer.meta), answer.meta["last_modified"]
+        return _content(place, name, answer, most_bytes), _version(answer.meta), answer.meta["last_modified"]
 
     try:
         return _ask(place, read)
@@ -129,11 +133,23 @@ def get_versioned(place: Place, name: str) -> tuple[bytes, Version, datetime.dat
         return None
 
 
+def _content(place: Place, name: str, answer: Any, most_bytes: int) -> bytes:
+    size = answer.meta["size"]
+    if size > most_bytes:
+        raise BadInput(f"{place.url}/{name} has {size:,} bytes; at most {most_bytes:,} are read")
+    return bytes(answer.bytes())
+
+
 def get_piece(place: Place, name: str, start: int, length: int) -> bytes:
-    """Read a range of an object. FileNotFoundError if there is none."""
+    """Read a range of an object; b"" where the object is shorter. FileNotFoundError if there is none."""
     import obstore
 
-    return bytes(_ask(place, lambda: obstore.get_range(place.store, name, start=start, length=length)))
+    try:
+        return bytes(_ask(place, lambda: obstore.get_range(place.store, name, start=start, length=length)))
+    except StoreDown:  # also of a range that ends behind the object
+        if _ask(place, lambda: obstore.head(place.store, name)["size"]) >= start + length:
+            raise
+        return b""
 
 
 def list_names(place: Place, folder: str) -> list[str]:
@@ -208,6 +224,8 @@ def explain_refusal(url: str, text: str) -> str:
         return f"{url}: no credentials found; set {VARIABLES[scheme]}"
     if any(sign in text for sign in WRONG):
         return f"{url}: the credentials are refused ({_first_line(text)})"
+    if "invalid path" in text:
+        return f"{url} can't be listed: an object in it has control characters or `..` in its name; name a run in it"
     if "404 Not Found" in text:  # a listing is asked of the bucket itself
         return f"{url}: there is no bucket {bucket!r}"
     return ""
@@ -216,4 +234,4 @@ def explain_refusal(url: str, text: str) -> str:
 def _first_line(text: str) -> str:
     """What went wrong, without the request's address and its repetitions."""
     line = text.strip().partition("\n")[0]
-    return (line.rpartition(" - ")[2] or line).partition(": <")[0][:240]
+    return printable((line.rpartition(" - ")[2] or line).partition(": <")[0], 240)

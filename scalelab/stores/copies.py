@@ -1,37 +1,60 @@
 """Local copies of folders in stores, to be read: only what changed is fetched, compared by hash."""
 
 import contextlib
-import json
+import functools
 import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import write_json
+from scalelab.jsonfiles import LIST, read_json, write_json
+from scalelab.lock import LEASE_FILE
 from scalelab.stores import client
-from scalelab.stores.client import Place
+from scalelab.stores.client import Place, StoreDown, StoreRefused
 from scalelab.stores.download import download, read_index
-from scalelab.stores.lease import read_head
-from scalelab.stores.upload import STEP, Files
+from scalelab.stores.formats import STEP, Files, ObjectsLost
+from scalelab.stores.lease import is_owner_alive, read_head, refuse_headless
 from scalelab.stores.urls import local_folder
+from scalelab.untrusted.paths import check_name, path_below
 
 TRIES = 5  # a writer may replace what is being read
+KNOWN_SCHEMA = {"*": {"parts": LIST, "file": (LIST, None)}}
+Report = Callable[[str], None]
 
 
-def copy_here(url: str, checkpoints: bool = False, fresh: bool = False) -> pathlib.Path:
+def copy_here(
+    url: str, checkpoints: bool = False, fresh: bool = False, report: Report = lambda line: None
+) -> pathlib.Path:
     """Copy a folder in a store here; returns the local folder. BadInput if there is none.
 
-    A folder of several runs is copied run by run. `checkpoints`: those too; `fresh`: also what is here already.
+    A folder of several runs is copied run by run; one that can't be read is left as it was here, and `report` gets a
+    line. `checkpoints`: those too, as `download` has it; `fresh`: also what is here already.
     """
     place, folder = client.open_place(url), local_folder(url, "read")
     if read_head(place):
-        _copy(place, folder, checkpoints, fresh)
+        _copy(place, folder, checkpoints, fresh, report)
         return folder
-    runs = [run for name in client.list_folders(place) if read_head(run := client.open_place(f"{place.url}/{name}"))]
-    for run in runs:
-        _copy(run, local_folder(run.url, "read"), checkpoints, fresh)
-    if not runs:
+    refuse_headless(place)
+    refusals: list[BadInput | WorkFailed] = []
+    copied = 0
+    for name in client.list_folders(place):
+        try:
+            run = client.open_place(f"{place.url}/{check_name(name, place.url)}")
+            if read_head(run):
+                _copy(run, local_folder(run.url, "read"), checkpoints, fresh, report)
+                copied += 1
+            else:
+                refuse_headless(run)
+        except (StoreDown, StoreRefused):
+            raise
+        except (BadInput, WorkFailed) as refusal:
+            refusals.append(refusal)
+    if refusals and not copied:
+        raise refusals[0]
+    for reason in refusals:
+        report(f"left out: {reason}")
+    if not copied:
         raise BadInput(f"{place.url} holds nothing that scalelab wrote, nor do the folders in it")
     return folder
 
@@ -55,34 +78,61 @@ def kept_up_to_date(url: str, every_s: float = 10.0) -> Iterator[pathlib.Path]:
         follower.join()
 
 
-def _copy(place: Place, folder: pathlib.Path, checkpoints: bool, fresh: bool) -> None:
+def _copy(place: Place, folder: pathlib.Path, checkpoints: bool, fresh: bool, report: Report) -> None:
     for _ in range(TRIES):
         head = read_head(place)
+        index = head[0]["index"] if head else None
         try:
-            files = read_index(place, head[0]["index"] if head else None)
-            _update(place, files, folder, checkpoints, fresh)
+            files = read_index(place, index)
+            wanted = {path: parts for path, parts in files.items() if checkpoints or not STEP.match(path)}
+            _update(place, files, wanted, folder, fresh, functools.partial(_is_present, place, index), report)
+            if head:
+                alive = is_owner_alive(head[0], head[2])
+                write_json(path_below(folder, LEASE_FILE), {"held": alive, "beat": head[2]})
             return
-        except FileNotFoundError:  # replaced since its head was read
-            continue
+        except ObjectsLost:
+            if _is_present(place, index):  # no writer has replaced it
+                raise
     raise WorkFailed(f"{place.url} is being replaced faster than it can be read; try again")
 
 
-def _update(place: Place, files: Files, folder: pathlib.Path, checkpoints: bool, fresh: bool) -> None:
-    """Bring `folder` to the state of `files`."""
+def _present_index(place: Place) -> str | None:
+    head = read_head(place)
+    return head[0]["index"] if head else None
+
+
+def _is_present(place: Place, index: str | None) -> bool:
+    return _present_index(place) == index
+
+
+def _update(
+    place: Place, files: Files, wanted: Files, folder: pathlib.Path, fresh: bool, is_current: Callable[[], bool],
+    report: Report,
+) -> None:  # fmt: skip
+    """Bring `folder` to the state of `files`, of which `wanted` are copied."""
     state = local_folder(place.url, "state")
     state = state.with_name(f"{state.name}.read.json")
-    known: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {}
-    wanted = {path: parts for path, parts in files.items() if checkpoints or not STEP.match(path)}
+    known = _read_known(state)
 
     def is_here(path: str) -> bool:
         entry = known.get(path)
-        return not fresh and bool(entry) and entry == _entry(folder / path, wanted[path])
+        return not fresh and bool(entry and entry["file"]) and entry == _entry(folder / path, wanted[path])
 
     for path in known.keys() - files.keys():
-        (folder / path).unlink(missing_ok=True)
-    download(place, wanted, folder, is_here)
+        with contextlib.suppress(BadInput):  # a name of which older versions wrote a file elsewhere
+            path_below(folder, path).unlink(missing_ok=True)
+    download(place, wanted, folder, is_here, is_current, report)
     entries = {path: _entry(folder / path, parts) for path, parts in wanted.items()}
     write_json(state, {path: entry for path, entry in known.items() if path in files} | entries)
+
+
+def _read_known(state: pathlib.Path) -> dict[str, Any]:
+    """What was copied before, {} if that is unknown: then all is compared again."""
+    if not state.exists():
+        return {}
+    with contextlib.suppress(BadInput):
+        return read_json(state, KNOWN_SCHEMA)
+    return {}
 
 
 def _entry(path: pathlib.Path, parts: Any) -> dict[str, Any]:

@@ -1,64 +1,123 @@
 """Objects as a local folder again: every byte compared with the hash in the index, every file renamed into place."""
 
 import hashlib
-import json
 import os
 import pathlib
 import shutil
 from collections.abc import Callable
-from typing import Any
 
-from scalelab.errors import WorkFailed
+from scalelab.errors import BadInput
 from scalelab.stores import client
 from scalelab.stores.client import Place
-from scalelab.stores.upload import STEP, Files
+from scalelab.stores.formats import STEP, Files, ObjectsLost, Parts, parse_index
+from scalelab.untrusted.files import create_draft
+from scalelab.untrusted.paths import path_below
+
+MOST_NAMED = 5  # objects in one line about several
+ANNOUNCED_BYTES = 10**9
 
 
 def read_index(place: Place, name: str | None) -> Files:
-    """The files that an index lists; {} without one. FileNotFoundError if it was replaced meanwhile."""
+    """The files that an index lists; {} without one. ObjectsLost if it is missing or damaged, BadInput if edited."""
     if name is None:
         return {}
-    content: Any = json.loads(client.get(place, name))
-    return {path: [tuple(part) for part in parts] for path, parts in content["files"].items()}
+    try:
+        data = client.get(place, name)
+    except FileNotFoundError:
+        raise ObjectsLost(f"{place.url}/{name} is missing: head.json names it, and it lists all files") from None
+    return parse_index(data, name, f"{place.url}/{name}")
 
 
 def download(
-    place: Place, files: Files, folder: pathlib.Path, skip: Callable[[str], bool] = lambda path: False
-) -> None:
-    """Write files into `folder`; a checkpoint appears under its number when all of it is there.
+    place: Place, files: Files, folder: pathlib.Path, skip: Callable[[str], bool] = lambda path: False,
+    is_current: Callable[[], bool] = lambda: True, report: Callable[[str], None] = lambda line: None,
+) -> None:  # fmt: skip
+    """Write files into `folder`, checkpoints last, the newest first; each appears when all of it is there.
 
-    FileNotFoundError if an object was deleted meanwhile; WorkFailed if one is damaged.
+    A checkpoint with missing or damaged objects appears without those, and `report` gets a line: who loads it goes back
+    to one before, as on a disk. ObjectsLost names all such objects of other files; also raised where objects are lost
+    and `is_current()` is false, since a writer then replaced them.
     """
     wanted = {path: parts for path, parts in files.items() if not skip(path)}
-    steps = {match[0] for path in wanted if (match := STEP.match(path)) and not (folder / match[0]).exists()}
-
-    for step in steps:
-        shutil.rmtree(folder / f"{step}.tmp", ignore_errors=True)
-
-    def write(path: str) -> None:
+    _check_space(place, wanted, folder, report)
+    step_files: dict[str, list[str]] = {}
+    for path in wanted:
         match = STEP.match(path)
-        draft = match[0] if match and match[0] in steps else ""
-        _write(place, wanted[path], folder / (f"{draft}.tmp{path.removeprefix(draft)}" if draft else path))
+        step_files.setdefault(match[0] if match else "", []).append(path)
+    plain = step_files.pop("", [])
+    if lost := _write_all(place, files, {path: path_below(folder, path) for path in plain}):
+        raise ObjectsLost(f"{_describe(place, lost)}: bring it back from the bucket's versions or a copy")
+    for step in sorted(step_files, key=lambda step: int(step.rpartition("/")[2]), reverse=True):
+        final = path_below(folder, step)
+        here = final if final.exists() else path_below(folder, f"{step}.tmp")
+        if here != final:
+            shutil.rmtree(here, ignore_errors=True)
+        lost = _write_all(
+            place, files, {path: path_below(here, path.removeprefix(f"{step}/")) for path in step_files[step]}
+        )
+        if lost and not is_current():
+            raise ObjectsLost(_describe(place, lost))
+        if lost:
+            (here / "state").mkdir(parents=True, exist_ok=True)  # a checkpoint, even if no object of it is left
+            for older in lost:
+                older.unlink(missing_ok=True)
+            report(f"{step} is damaged in the store: {_describe(place, lost)}")
+        if here != final:
+            os.rename(here, final)
 
-    client.in_parallel(write, wanted)
-    for step in steps:
-        os.rename(folder / f"{step}.tmp", folder / step)
+
+def _check_space(place: Place, wanted: Files, folder: pathlib.Path, report: Callable[[str], None]) -> None:
+    """Announce a large copy. BadInput if the disk has no room for it, or if the index claims that it is so large."""
+    total = sum(size for parts in wanted.values() for _, size, _ in parts)
+    disk = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if total < ANNOUNCED_BYTES:
+        return
+    free = shutil.disk_usage(disk).free
+    if total > free:
+        raise BadInput(
+            f"{place.url} lists {total / 1e9:,.1f} GB to copy here, and {disk} has {free / 1e9:,.1f} GB free; "
+            "set SCALELAB_CACHE to a folder on a larger disk"
+        )
+    report(f"{place.url}: copying {total / 1e9:,.1f} GB to {folder}")
 
 
-def _write(place: Place, parts: list[tuple[str, int, str]], path: pathlib.Path) -> None:
+def _write_all(place: Place, files: Files, targets: dict[str, pathlib.Path]) -> dict[pathlib.Path, list[str]]:
+    """Write several files; {path: a text for each object that is missing or damaged} of those not written."""
+    lost = client.in_parallel(lambda path: _write(place, files[path], targets[path]), targets)
+    return {path: texts for path, texts in zip(targets.values(), lost, strict=True) if texts}
+
+
+def _describe(place: Place, lost: dict[pathlib.Path, list[str]]) -> str:
+    texts = [text for each in lost.values() for text in each]
+    more = [f"and {len(texts) - MOST_NAMED} more"] if len(texts) > MOST_NAMED else []
+    return f"{place.url}/" + "; ".join(texts[:MOST_NAMED] + more)
+
+
+def _write(place: Place, parts: Parts, path: pathlib.Path) -> list[str]:
+    """Write a file; if objects are missing or damaged, leave it as it was, and return a text for each."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(draft, "wb") as file:
-        for name, size, sha in parts:
-            digest = hashlib.sha256()
-            for start in range(0, size, client.PIECE_BYTES):
-                data = client.get_piece(place, name, start, min(client.PIECE_BYTES, size - start))
-                digest.update(data)
-                file.write(data)
-            if digest.hexdigest() != sha:
-                raise WorkFailed(
-                    f"{place.url}/{name} is damaged: SHA-256 {digest.hexdigest()[:12]}…, saved {sha[:12]}…"
-                )
+    with create_draft(path) as file:
+        texts = [_copy_object(place, *part, file.write) for part in parts]
         file.flush()
         os.fsync(file.fileno())
-    os.replace(draft, path)
+    draft, lost = path.with_name(f".{path.name}.{os.getpid()}.tmp"), [text for text in texts if text]
+    draft.unlink() if lost else os.replace(draft, path)
+    return lost
+
+
+def _copy_object(place: Place, name: str, size: int, sha: str, write: Callable[[bytes], object]) -> str:
+    """Copy an object piece by piece; returns how it differs from what was saved, or ""."""
+    digest = hashlib.sha256()
+    try:
+        for start in range(0, size, client.PIECE_BYTES):
+            length = min(client.PIECE_BYTES, size - start)
+            data = client.get_piece(place, name, start, length)
+            if len(data) != length:
+                return f"{name} is damaged: it has fewer than the {size:,} bytes saved"
+            digest.update(data)
+            write(data)
+    except FileNotFoundError:
+        return f"{name} is missing"
+    if digest.hexdigest() != sha:
+        return f"{name} is damaged: SHA-256 {digest.hexdigest()[:12]}…, saved {sha[:12]}…"
+    return ""

@@ -4,7 +4,6 @@ It names the owner, and its time is the owner's last sign of life by the store's
 owner that lost it (suspended, or cut off) can't publish anything: its put is refused.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -18,8 +17,10 @@ from scalelab import lock
 from scalelab.errors import BadInput
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, Version
+from scalelab.stores.formats import MOST_HEAD_BYTES, ObjectsLost, parse_head
 
 HEAD = "head.json"
+MOST_SKEW_S = 60.0  # between a reader's clock and the store's
 HELD: set[str] = set()  # the URLs that this process holds
 
 
@@ -28,15 +29,19 @@ def read_head(place: Place) -> tuple[dict[str, Any], Version, float] | None:
 
     BadInput if the object is not scalelab's.
     """
-    present = client.get_versioned(place, HEAD)
+    present = client.get_versioned(place, HEAD, MOST_HEAD_BYTES)
     if present is None:
         return None
-    content = None
-    with contextlib.suppress(ValueError):
-        content = json.loads(present[0])
-    if not (isinstance(content, dict) and content.get("format") == 1):
-        raise BadInput(f"{place.url}/{HEAD} was not written by this version of scalelab: use another folder")
-    return content, present[1], present[2].timestamp()
+    return parse_head(present[0], f"{place.url}/{HEAD}"), present[1], present[2].timestamp()
+
+
+def refuse_headless(place: Place) -> None:
+    """ObjectsLost if there are indices, but no head.json that names the present one: a new one would delete them."""
+    if client.list_names(place, "index"):
+        raise ObjectsLost(
+            f"{place.url}/{HEAD} is missing: it names which index counts; bring it back from the bucket's versions or "
+            "a copy, or use another folder"
+        )
 
 
 class Lease:
@@ -86,10 +91,13 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
     """
     for _ in range(5):  # others may come and go meanwhile
         head = read_head(place)
+        if head is None:
+            _now(place)  # a put: it tells whether there is a bucket
+            refuse_headless(place)
         content, version, written = head or ({"index": None}, None, 0.0)
         owner, news = lock.parse_owner(content.get("owner") or ""), ""
         if owner:
-            here = content["machine"] == machine_id()
+            here = content.get("machine") == machine_id()
             refusal, news = _judge(place, owner, here, _now(place) - written, take_over)
             if refusal:
                 raise BadInput(f"{place.url} {refusal.format(option=option)}")
@@ -101,6 +109,14 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
         HELD.add(place.url)
         return lease, f"took over {place.url}: {owner} {news}" if news else None
     raise BadInput(f"{place.url} is held by another process: stop it, or use another {option}")
+
+
+def is_owner_alive(content: dict[str, Any], written: float) -> bool:
+    """Whether the owner in a head lives, by a reader's own clock: it may not be able to ask for the store's."""
+    owner = lock.parse_owner(str(content.get("owner") or ""))
+    if owner is None or (content.get("machine") == machine_id() and not lock.is_process_alive(owner.process)):
+        return False
+    return time.time() - written < lock.LEASE_S + MOST_SKEW_S
 
 
 def machine_id() -> str:

@@ -18,12 +18,13 @@ from typing import Any
 
 from scalelab import lock
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import write_json
+from scalelab.jsonfiles import LIST, read_json, write_json
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, StoreDown, StoreRefused
 from scalelab.stores.download import download, read_index
+from scalelab.stores.formats import Files
 from scalelab.stores.lease import Lease, take_lease
-from scalelab.stores.upload import Files, Uploader, object_names
+from scalelab.stores.upload import Uploader, object_names
 from scalelab.stores.urls import local_folder, url_of
 
 SYNC_S = 10.0
@@ -73,7 +74,7 @@ def bring_here(lease: Lease, folder: pathlib.Path, report: Report) -> Files:
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
         report(f"{place.url} was written elsewhere since; what this machine had is in {aside}")
-    download(place, files, folder)
+    download(place, files, folder, report=report)
     _write_state(place, lease.index)
     return files
 
@@ -86,7 +87,8 @@ def _state_file(place: Place) -> pathlib.Path:
 def _read_state(place: Place) -> list[str | None]:
     """The indices that the local folder follows from: two where a crash left open whether the last put was done."""
     path = _state_file(place)
-    return json.loads(path.read_text())["indices"] if path.exists() else [None]
+    indices: list[str | None] = read_json(path, {"indices": LIST})["indices"] if path.exists() else [None]
+    return indices
 
 
 def _write_state(place: Place, *indices: str | None) -> None:
@@ -101,6 +103,7 @@ class Mirror:
         held = local_folder(self.place.url, "held")
         self.uploader = Uploader(self.place, folder, held, lease.nonce[:8], files)
         self.left, self.down = threading.Event(), ""
+        self.left_out: set[str] = set()  # files of which the user knows that they are not uploaded
         self.thread = threading.Thread(target=self._repeat, daemon=True, name="store")
 
     def __enter__(self) -> "Mirror":
@@ -154,6 +157,9 @@ class Mirror:
         while self.uploader.damaged:
             step = self.uploader.damaged.pop()
             self.report(f"{self.folder / step} differs from its manifest: it is not uploaded")
+        for path in self.uploader.left_out.keys() - self.left_out:
+            self.left_out.add(path)
+            self.report(f"{self.uploader.left_out[path]}; it is not uploaded")
         data = json.dumps({"format": 1, "files": files}, sort_keys=True).encode()
         name = f"index/{hashlib.sha256(data).hexdigest()[:32]}-{self.lease.nonce[:8]}"
         if files == self.files or name == self.lease.index:

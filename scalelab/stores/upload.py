@@ -5,24 +5,25 @@ files, below a folder that carries the hash of its manifest: Orbax reads it ther
 its mark, so a process that lost the lease can't touch those of another.
 """
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
-import json
 import os
 import pathlib
-import re
 import shutil
 from typing import Any
 
+from scalelab.errors import BadInput
 from scalelab.stores import client
 from scalelab.stores.client import Place
+from scalelab.stores.formats import STEP, Files, Parts
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import open_file, read_bytes
+from scalelab.untrusted.paths import check_name
 
-Parts = list[tuple[str, int, str]]  # (object, bytes, SHA-256) of each part of a file, in order
-Files = dict[str, Parts]  # relative path -> its parts
 PART_BYTES = 2**23
 MANIFEST = "manifest.json"
-STEP = re.compile(r"(?:.*/)?checkpoints/\d+(?=/)")  # of a file in a checkpoint, the checkpoint
 
 
 @dataclasses.dataclass
@@ -38,6 +39,7 @@ class Uploader:
     mark: str
     present: Files
     damaged: list[str] = dataclasses.field(default_factory=list)  # checkpoints that differ from their manifests
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # path -> why it is not uploaded
     made: set[str] = dataclasses.field(default_factory=set)  # objects made since `sweep`
     unchanged: dict[str, tuple[Any, Parts]] = dataclasses.field(default_factory=dict)  # path -> (signature, parts)
     steps: dict[str, tuple[str, Files]] = dataclasses.field(default_factory=dict)  # step -> (manifest's SHA-256, files)
@@ -47,8 +49,8 @@ class Uploader:
         for path, parts in self.present.items():
             step = STEP.match(path)
             if step:
-                manifest = self.present[f"{step[0]}/{MANIFEST}"][0][2]
-                self.steps.setdefault(step[0], (manifest, {}))[1][path] = parts
+                manifest = self.present.get(f"{step[0]}/{MANIFEST}") or [("", 0, "")]
+                self.steps.setdefault(step[0], (manifest[0][2], {}))[1][path] = parts
             start = 0
             for name, size, sha in () if step else parts:
                 self.objects[path, start, sha] = name
@@ -61,13 +63,23 @@ class Uploader:
         for step in steps:
             files |= self._upload_step(step)
         _, paths = list_folder(self.folder)
+        paths = [path for path in paths if self._has_plain_name(path)]
         uploaded = client.in_parallel(self._upload_file, paths)
         return files | {path: parts for path, parts in zip(paths, uploaded, strict=True) if parts is not None}
 
-    def _upload_file(self, path: str) -> Parts | None:
-        """The parts of a file, those of before where nothing changed; None if it is gone."""
+    def _has_plain_name(self, path: str) -> bool:
+        """Whether a reader takes this name; if not, the file is left out."""
         try:
-            with open(self.folder / path, "rb") as file:
+            check_name(path, str(self.folder))
+        except BadInput as refusal:
+            self.left_out[path] = str(refusal)
+            return False
+        return True
+
+    def _upload_file(self, path: str) -> Parts | None:
+        """The parts of a file, those of before where nothing changed; None if it is gone, or a link, a pipe, …."""
+        try:
+            with open_file(self.folder / path) as file:
                 signature = _signature(file.fileno())
                 if path in self.unchanged and self.unchanged[path][0] == signature:
                     return self.unchanged[path][1]
@@ -78,6 +90,9 @@ class Uploader:
                     name = f"files/{path}/{start:015d}-{sha[:16]}-{self.mark}"
                     parts.append((self._put(path, start, sha, name, data), len(data), sha))
         except FileNotFoundError:
+            return None
+        except BadInput as refusal:
+            self.left_out[path] = str(refusal)
             return None
         self.unchanged[path] = signature, parts
         return parts
@@ -93,7 +108,7 @@ class Uploader:
         """The files of a checkpoint, held by hard links meanwhile: the trainer may delete it. {}: it is gone."""
         held = self.held / step
         try:
-            manifest = (self.folder / step / MANIFEST).read_bytes()
+            manifest = read_bytes(self.folder / step / MANIFEST)
             signature = hashlib.sha256(manifest).hexdigest()
             if step in self.steps and self.steps[step][0] == signature:
                 return self.steps[step][1]
@@ -102,14 +117,17 @@ class Uploader:
         except OSError:
             if (self.folder / step / MANIFEST).exists():
                 raise
-            return {}
+            # Objects of it are missing in the store: a fallback, not this, decides that it is given up.
+            return self.steps[step][1] if step in self.steps and (self.folder / step).is_dir() else {}
         names = [path.relative_to(held).as_posix() for path in sorted(held.rglob("*")) if path.is_file()]
-        recorded = json.loads(manifest)["files"] | {MANIFEST: {"sha256": signature}}
+        recorded = {MANIFEST: signature}
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a damaged one records nothing
+            recorded |= {name: entry["sha256"] for name, entry in parse_json(manifest)["files"].items()}
 
         def upload(name: str) -> Parts:
-            with open(held / name, "rb") as file:
+            with open_file(held / name) as file:
                 sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-            if recorded.get(name, {}).get("sha256") != sha:
+            if recorded.get(name) != sha:
                 return []
             target = f"files/{step}-{signature[:12]}-{self.mark}/{name}"
             return [(self._put(target, 0, sha, target, held / name), (held / name).stat().st_size, sha)]
@@ -160,7 +178,7 @@ def list_folder(folder: pathlib.Path) -> tuple[list[str], list[str]]:
 
 
 def _is_step(path: pathlib.Path) -> bool:
-    return path.parent.name == "checkpoints" and path.name.isdecimal() and (path / MANIFEST).exists()
+    return path.parent.name == "checkpoints" and path.name.isdecimal() and not path.is_symlink()
 
 
 def _is_draft(name: str) -> bool:

@@ -4,6 +4,7 @@ import os
 import pathlib
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.paths import check_name
 
 EXTRAS = {"s3": "s3", "gs": "gcs"}  # scheme -> the extra of pyproject.toml
 
@@ -17,8 +18,11 @@ def split_url(url: str) -> tuple[str, str, str]:
     """(scheme, bucket, path) of `url`. BadInput without a bucket or a path, or with a path that leaves it."""
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.rstrip("/").partition("/")
-    if not bucket or not path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise BadInput(f"{url!r} is not a folder in a bucket, e.g. {scheme}://{bucket or 'bucket'}/runs/mine")
+    try:
+        check_name(path and f"{bucket}/{path}", "it")
+    except BadInput:
+        example = bucket if bucket.isalnum() else "bucket"
+        raise BadInput(f"{url!r} is not a folder in a bucket, e.g. {scheme}://{example}/runs/mine") from None
     return scheme, bucket, path
 
 

@@ -12,6 +12,7 @@ from scalelab import set_by
 from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
+from scalelab.untrusted.files import replace_file
 
 FORK_TEMPLATE = '''"""{title}
 
@@ -64,7 +65,7 @@ def write_forks(
     paths = []
     for name, trial in trials.items():
         path = folder / f"{name}.py"
-        path.write_text(fork_text(path, base, trial, (titles or {}).get(name)))
+        replace_file(path, fork_text(path, base, trial, (titles or {}).get(name)))
         paths.append(path)
     return paths
 

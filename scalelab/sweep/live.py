@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import records
+from scalelab.index import alive
+from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.jsonfiles import last_line, tail_lines
 from scalelab.sweep.status import ENDED_STATUSES, read_started_runs, read_trial_rows
 
 RUNNING_STATUSES = ("starting", "running")
 LOST_STATUSES = ("failed", "diverged", records.DAMAGED_STATUS, records.STOPPED_EARLY_STATUS)
+GONE_STATUSES = (*LOST_STATUSES, alive.DEAD_STATUS)
 REASON_KINDS = ("failed", "diverged", "stopped_early", "stalled")
 LEAST_SILENCE_S, SILENT_INTERVALS = 60.0, 10  # without a new line for longer than both: silent
 PACE_LINES = 20
@@ -33,6 +36,11 @@ class LiveTrial:
     why: str = ""
 
     @property
+    def status_text(self) -> str:
+        """Its status for people, e.g. `dead since 2026-11-26 12:01`."""
+        return alive.status_text(self.row)
+
+    @property
     def left_s(self) -> float | None:
         """Seconds to its last step by its pace; None without one."""
         left = self.row["steps"] - self.row["step"]
@@ -41,10 +49,14 @@ class LiveTrial:
 
 @dataclasses.dataclass(frozen=True)
 class LiveView:
-    """All trials of a folder at one moment; `packs`: names of trials that train together."""
+    """All trials of a folder at one moment; `packs`: names of trials that train together.
+
+    `is_abandoned`: trials are dead, and no process lives that would go on with them or start those that wait.
+    """
 
     trials: tuple[LiveTrial, ...]
     packs: tuple[tuple[str, ...], ...]
+    is_abandoned: bool = False
 
     def with_status(self, *statuses: str) -> list[LiveTrial]:
         """The trials with one of these statuses."""
@@ -52,8 +64,10 @@ class LiveView:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no trial is left that may go on."""
-        return all(trial.row["status"] in (*ENDED_STATUSES, *LOST_STATUSES) for trial in self.trials)
+        """Whether no trial is left that may go on without a new command."""
+        return self.is_abandoned or all(
+            trial.row["status"] in (*ENDED_STATUSES, *LOST_STATUSES) for trial in self.trials
+        )
 
     @property
     def share(self) -> float:
@@ -86,14 +100,16 @@ def read_live(folder: pathlib.Path) -> LiveView:
     if (folder / "sweep.json").exists():
         runs = read_started_runs(folder)
         rows = read_trial_rows(folder, runs)
-        packs = records.read_json(folder / "sweep.json").get("packs", {}).values()
+        packs = read_manifest(folder).get("packs", {}).values()
     else:
         runs = read_indexed_runs(folder)
         rows, packs = [_run_row(run) for run in runs.values()], []
     listed = {name for pack in packs for name in pack}
     alone = [[row["name"]] for row in rows if row["name"] not in listed]
     trials = (_read_trial(row, runs.get(row["name"])) for row in rows)
-    return LiveView(tuple(trials), tuple(tuple(pack) for pack in (*packs, *alone)))
+    statuses = {row["status"] for row in rows}
+    is_abandoned = alive.DEAD_STATUS in statuses and not statuses & {*RUNNING_STATUSES} and not alive.is_held(folder)
+    return LiveView(tuple(trials), tuple(tuple(pack) for pack in (*packs, *alone)), is_abandoned)
 
 
 def _run_row(run: IndexedRun) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from scalelab import git, lock, records
+from scalelab import git, records
 from scalelab.errors import BadInput
 from scalelab.parallel.pulse import Pulse
+from scalelab.sweep.executors.waiting import wait_for_folder
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.per_layer.refusals import reserve_for_moments
 from scalelab.train.resume import branch, determinism
@@ -23,9 +24,10 @@ from scalelab.train.resume.start import (
 )
 from scalelab.train.run import early_stop, loop
 from scalelab.train.run.run import Run, open_run
-from scalelab.train.run.single import continued_config, load_run_dataset
+from scalelab.train.run.single import continued_config, load_run_dataset, refuse_lost_checkpoints
 from scalelab.train.spec import make_train_spec
 from scalelab.train.step.program import resolve_packing, spread_trials
+from scalelab.untrusted.paths import path_below
 
 
 def train_pack(
@@ -42,21 +44,26 @@ def train_pack(
 ) -> dict[str, str]:
     """Train (or resume) the trials in `folder/runs/NAME`, with checkpoints in `folder/packs/PACK`.
 
-    Returns {trial: status}. `judge` may end trials early; `pulse` ends the process where no step ends. `code` and
-    BadInput as for `train_single`; also BadInput if the trials were not saved together.
+    Returns {trial: status}. Waits while another process trains the pack. `judge` may end trials early; `pulse` ends the
+    process where no step ends. `code` and BadInput as for `train_single`; also BadInput if the trials were
+    not saved together.
     """
     names, config = list(trials), next(iter(trials.values()))
-    place = folder / "packs" / pack
+    place = path_below(folder, f"packs/{pack}")
+    for each in (place, *(path_below(folder, f"runs/{name}") for name in names)):
+        records.refuse_links(each)
     determinism.set_deterministic_flags(config, place)
     reserve_for_moments(config, len(trials))
     data, mode = load_run_dataset(config), resolve_packing(config.sweep.pack)
-    with lock.hold_folder(place, take_over=take_over) as warning:
-        if warning:
-            progress({"warning": warning})
+    with wait_for_folder(place, take_over, stop, lambda text: progress({"warning": text})) as is_held:
+        if not is_held:
+            return dict.fromkeys(names, "stopped")
         for name in names:
             _rename_damaged_record(folder / "runs" / name, progress)
         has_checkpoint = Checkpoints(place / "checkpoints").latest() is not None
         has_checkpoint = has_checkpoint or any(find_last_checkpoint(folder / "runs" / name) for name in names)
+        for name, trial in [] if has_checkpoint else trials.items():
+            refuse_lost_checkpoints(folder / "runs" / name, trial)
         continued = {name: continued_config(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
         specs = {name: make_train_spec(trial, data.hparams) for name, (trial, _) in continued.items()}
         # Load initial weights and trunks before the folders are written to.

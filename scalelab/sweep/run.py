@@ -10,18 +10,23 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git, lock, records
+from scalelab import git, records
 from scalelab.errors import BadInput
+from scalelab.index import grids
 from scalelab.sweep import status
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
-from scalelab.sweep.executors import choice, pool
+from scalelab.sweep.executors import choice, deaths
+from scalelab.sweep.executors.waiting import describe_held_packs, wait_for_folder
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
-from scalelab.train.resume import compatibility
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint, list_steps, read_manifest
+from scalelab.train.resume import compatibility, own_code
 from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import has_ended
 from scalelab.train.run.sinks import SINK_KEYS
+from scalelab.untrusted.paths import path_below
 
 
 def run_sweep(
@@ -35,52 +40,57 @@ def run_sweep(
     workers: choice.Executor | None = None,
     code: Mapping[str, git.RepoState] | None = None,
     judge: Judge | None = None,
+    is_grid: bool = False,
 ) -> dict[str, str]:
     """Train (or resume) all trials under `folder/runs`. Returns `{trial: verdict}`.
 
     A single pack is trained in this process and reports to `progress`. Several packs go to the executor that was chosen
     (`choice`; by default the pool), in the order of their first trials, and `watch` is called with the names of the
-    running trials. Finished trials are not run again. A study that sweeps more than once passes its own executor as
-    `workers`: it gets every pack, and stays alive. A `judge`, which can
-    be pickled, is asked 20 times a trial whether it ends early. `allow`, `take_over`, `code` and BadInput as for
-    `train_single`.
+    running trials. Finished trials are not run again. While another process holds the folder, or a pack of it, this one
+    waits, and says so. A study that sweeps more than once passes its own executor as `workers`: it gets every pack, and
+    stays alive. A `judge`, which can be pickled, is asked 20 times a trial whether it ends early. `is_grid`: only these
+    trials count from now on, and sweep.json keeps the grid that was there before among the earlier ones. `allow`,
+    `take_over`, `code` and BadInput as for `train_single`.
     """
     started = time.time()
     compatibility.check_allowed_keys(allow)
     code = code or git.code_state()
-    with lock.hold_folder(folder, take_over=take_over) as warning:
-        if warning:
-            progress({"warning": warning})
+    for name in [*(f"runs/{name}" for name in trials), "packs", "manifest", "slurm", "sweep.json"]:
+        path_below(folder, name)
+    with wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text})) as is_held:
+        if not is_held:
+            return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
         for name, config in trials.items():
             _refuse_other_trial(folder / "runs" / name, config, allow)
-        grouped = keep_begun_packs(folder, group_into_packs(trials))
-        records.write_json(
-            folder / "sweep.json",
-            {
-                "trials": {name: config.train.steps for name, config in trials.items()},
-                "packs": grouped,
-                "values": _swept_values(trials),
-            },
-        )
-        unfinished = {
-            pack: names for pack, names in grouped.items() if not all(_ended(folder, n, trials) for n in names)
+        ended = {name for name in trials if _ended(folder, name, trials)}
+        grouped = keep_begun_packs(folder, group_into_packs(trials), ended)
+        manifest = {
+            "trials": {name: config.train.steps for name, config in trials.items()},
+            "packs": grouped,
+            "values": _swept_values(trials),
         }
+        records.write_json(folder / grids.MANIFEST, grids.add_grid(folder, manifest) if is_grid else manifest)
+        unfinished = {pack: names for pack, names in grouped.items() if not ended.issuperset(names)}
         if len(grouped) == 1 and unfinished and not workers and choice.is_local():
             pack, names = next(iter(unfinished.items()))
             train_pack(
                 folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over, code, judge
             )
         elif unfinished:
+            for line in describe_held_packs(folder, unfinished) if choice.is_local() else ():
+                progress({"warning": line})
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
             with (
                 contextlib.nullcontext(workers)
                 if workers
-                else choice.open_executor(folder, trials.values(), allow, take_over, judge) as workers_in_use
+                else choice.open_executor(
+                    folder, trials.values(), allow, take_over, judge, lambda text: progress({"warning": text})
+                ) as workers_in_use
             ):
                 codes = workers_in_use.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
             for pack, exit_code in codes.items():
-                if exit_code not in (0, pool.STOPPED_EXIT_CODE):
-                    pool.mark_failed(folder, pack, grouped[pack], exit_code)
+                if exit_code not in (0, STOPPED_EXIT_CODE):
+                    deaths.mark_failed(folder, pack, grouped[pack], exit_code)
             for text in tracker_warnings(folder, trials, started):
                 progress({"warning": text})
     return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
@@ -93,28 +103,44 @@ def tracker_warnings(folder: pathlib.Path, trials: Iterable[str], since: float) 
     return list(dict.fromkeys(text for text in texts if text.startswith(SINK_KEYS)))
 
 
-def keep_begun_packs(folder: pathlib.Path, grouped: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def keep_begun_packs(
+    folder: pathlib.Path, grouped: Mapping[str, list[str]], ended: Collection[str] = ()
+) -> dict[str, list[str]]:
     """{pack: [names]}, where trials that are new beside a pack with checkpoints form a further one (KEY-2, …).
 
-    A pack's checkpoints hold all its trials, so none can join it later: a sweep may grow by seeds or values. A trial's
-    own record says where it was saved; sweep.json lists only the trials of the last call.
+    A pack's checkpoints hold all its trials, so none can join it later: a sweep may grow by seeds or values. If a grid
+    leaves some of an unfinished pack out, the others go on from its checkpoints in a pack of their own, and it keeps
+    them. Trials that were saved under another key go on together. A trial's own record says where it was saved;
+    sweep.json lists only the trials of the last call.
     """
-    path = folder / "sweep.json"
-    listed = records.read_json(path).get("packs", {}) if path.exists() else {}
+    listed = grids.read_manifest(folder).get("packs", {})
     before = {name: pack for pack, names in listed.items() for name in names}
     packs: dict[str, list[str]] = {}
     for key, names in grouped.items():
-        places = {name: _pack_in_record(folder / "runs" / name) or before.get(name) for name in names}
-        new = []
-        for name, pack in places.items():
-            same = pack is not None and (pack == key or pack.startswith(f"{key}-"))
-            if same and (folder / "packs" / str(pack) / "checkpoints").exists():
-                packs.setdefault(str(pack), []).append(name)
+        begun: dict[str, list[str]] = {}  # {former pack with checkpoints, or "": names}
+        for name in names:
+            pack = str(_pack_in_record(folder / "runs" / name) or before.get(name) or "")
+            has_checkpoints = bool(pack) and (folder / "packs" / pack / "checkpoints").exists()
+            begun.setdefault(pack if has_checkpoints else "", []).append(name)
+        moved = []
+        for pack, members in begun.items():
+            stays = pack == key or pack.startswith(f"{key}-")
+            if stays and (set(ended).issuperset(members) or set(members) >= _saved_trials(folder, pack)):
+                packs[pack] = members
             else:
-                new.append(name)
-        if new:
-            packs[_free_pack(folder, key)] = new
+                moved.append(members)
+        for members in moved:
+            packs[_free_pack(folder, key, packs)] = members
     return packs
+
+
+def _saved_trials(folder: pathlib.Path, pack: str) -> set[str]:
+    """The trials in a pack's last checkpoint; none if it can't be read."""
+    place = folder / "packs" / pack / "checkpoints"
+    try:
+        return {str(name) for step in list_steps(place)[-1:] for name in read_manifest(place / str(step))["facts"]}
+    except DamagedCheckpoint:  # its pack decides
+        return set()
 
 
 def _pack_in_record(place: pathlib.Path) -> str | None:
@@ -126,10 +152,10 @@ def _pack_in_record(place: pathlib.Path) -> str | None:
     return pathlib.Path(pack["checkpoints"]).parent.name if pack else None
 
 
-def _free_pack(folder: pathlib.Path, key: str) -> str:
-    """KEY, or the first of KEY-2, KEY-3, … that has no checkpoints."""
+def _free_pack(folder: pathlib.Path, key: str, used: Collection[str]) -> str:
+    """KEY, or the first of KEY-2, KEY-3, … that is not used and has no checkpoints."""
     names = itertools.chain([key], (f"{key}-{i}" for i in itertools.count(2)))
-    return next(name for name in names if not (folder / "packs" / name / "checkpoints").exists())
+    return next(name for name in names if name not in used and not (folder / "packs" / name / "checkpoints").exists())
 
 
 def _swept_values(trials: Mapping[str, ConfigDict]) -> dict[str, dict[str, Any]]:
@@ -162,5 +188,9 @@ def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collecti
         return
     if compatibility.is_untrained(place):
         return
-    before, now = ({"config": values, "data": {}} for values in (old, config.to_dict()))
+    codes = record.get("own_code", {}), own_code.describe_own_code(config)
+    before, now = (
+        {"config": values, "data": {}, "own_code": code}
+        for values, code in zip((old, config.to_dict()), codes, strict=True)
+    )
     compatibility.check_continuation(str(place), before, now, allow, has_ended(record, config))

@@ -1,5 +1,6 @@
 """The state of a sweep, read from its files: one row per trial, also while other processes train."""
 
+import os
 import pathlib
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -7,8 +8,10 @@ from typing import Any
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.index.alive import DEAD_STATUS
+from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
-from scalelab.jsonfiles import WHOLE
+from scalelab.untrusted.paths import list_folders, path_below
 
 # A trial that diverged is a result of its grid, and one that was stopped early by a rule too.
 ENDED_STATUSES = ("done", "diverged", records.STOPPED_EARLY_STATUS)
@@ -17,22 +20,32 @@ ENDED_STATUSES = ("done", "diverged", records.STOPPED_EARLY_STATUS)
 def read_trial_rows(folder: pathlib.Path, runs: Mapping[str, IndexedRun] | None = None) -> list[dict[str, Any]]:
     """Read one row per trial: name, status, step, steps, train_loss, val_loss, tokens_per_s.
 
-    status: waiting, running, done, diverged, stopped early, stopped, failed or damaged. `runs`: those of the folder,
-    if they have been read. BadInput if the folder holds no sweep.
+    status: waiting, running, done, diverged, stopped early, stopped, dead (with `dead_since`), failed or damaged.
+    `runs`: those of the folder, if they have been read. BadInput if the folder holds no sweep.
     """
     if not (folder / "sweep.json").exists():
         raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not started there")
-    manifest = records.read_json(folder / "sweep.json", {"trials": {"*": WHOLE}})
+    manifest = read_manifest(folder)
     runs = read_started_runs(folder) if runs is None else runs
     return [
-        _row(name, runs[name].progress, steps) if name in runs else read_trial_row(folder / "runs" / name, steps)
+        _row(name, runs[name].progress, steps) if name in runs else read_planned_row(folder, name, steps)
         for name, steps in manifest["trials"].items()
     ]
 
 
+def read_planned_row(folder: pathlib.Path, name: str, steps: int) -> dict[str, Any]:
+    """`read_trial_row` of a trial by its name in sweep.json; one whose folder is a link is damaged."""
+    try:
+        return read_trial_row(path_below(folder / "runs", name), steps)
+    except BadInput as error:
+        return _row(name, {"status": records.DAMAGED_STATUS, "damage": str(error)}, steps)
+
+
 def read_started_runs(folder: pathlib.Path) -> dict[str, IndexedRun]:
     """The runs of a sweep's folder by name; none if no trial has a folder yet."""
-    if not any((folder / "runs").glob("*/config.json")):
+    place = folder / "runs"
+    names = [name for each in list_folders(place) for name in each]
+    if not any(os.path.lexists(place / name / "config.json") for name in names):
         return {}
     return read_indexed_runs(folder)
 
@@ -47,8 +60,8 @@ def _row(name: str, progress: dict[str, Any], steps: int) -> dict[str, Any]:
 
 
 def exit_code(verdicts: Collection[str]) -> int:
-    """0: every trial ended; 75: some were stopped or not started; 1: some crashed or are damaged."""
-    unfinished = {"waiting", "starting", "running", "stopped"} & set(verdicts)
+    """0: every trial ended; 75: some were stopped, killed or not started; 1: some crashed or are damaged."""
+    unfinished = {"waiting", "starting", "running", "stopped", DEAD_STATUS} & set(verdicts)
     return 75 if unfinished else 0 if set(verdicts) <= set(ENDED_STATUSES) else 1
 
 

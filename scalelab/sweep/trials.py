@@ -1,27 +1,52 @@
-"""Turn a config file's sweep into named, checked configs, and group them into packs that share one compiled program."""
+"""Turn a config file's sweep into named, checked configs, and group them into packs that share one compiled program.
 
+A trial is found by its identity: in a folder that holds its run it has that run's name, whatever the grid is now.
+"""
+
+import contextlib
 import hashlib
+import itertools
 import json
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import set_by
+from scalelab import identity as identity_lib
+from scalelab import records, set_by
 from scalelab.config import files
 from scalelab.errors import BadInput
+from scalelab.index import grids
 from scalelab.sweep import grid
 
 MOST_TRIALS = 10_000  # more is surely a mistake: such a table is unreadable, and such a folder slow
+# A trial's folder: its values, after an index in earlier versions, before a part of its identity where names are equal.
+FOLDER_NAME = re.compile(r"(?:(?P<index>\d{3,})-)?(?P<values>.*?)(?:-[0-9a-f]{8}(?:-\d+)?)?")
+Values = Mapping[str, Any]  # a config's, by `group.key`
 
 
-def load_trials(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[str, ConfigDict]:
+class StoredTrial(NamedTuple):
+    """A trial that a sweep's folder has: its values as far as they are known, its steps so far.
+
+    `has_config`: the values are those of a run's whole config; keys that an earlier version did not have are at their
+    defaults. Else they are what the sweep listed.
+    """
+
+    values: Values
+    steps: int = 0
+    has_config: bool = False
+
+
+def load_trials(
+    path: str | pathlib.Path, overrides: Mapping[str, Any], folder: pathlib.Path | None = None
+) -> dict[str, ConfigDict]:
     """`{name: resolved config}`: the file's `get_config()` with the overrides and each trial of its `sweep(h)`.
 
-    BadInput if the file has no sweep(h), or if sweep(h) returns anything but a grid of 1 to MOST_TRIALS trials.
+    `folder`: the sweep's, whose runs keep their names. BadInput if the file has no sweep(h), or if sweep(h) returns
+    anything but a grid of 1 to MOST_TRIALS trials.
     """
     module = config_lib.load_config_module(path)
     if not hasattr(module, "sweep"):
@@ -32,28 +57,122 @@ def load_trials(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[
         raise BadInput(
             f"{path}: sweep(h) returned {str(points)[:60]}; it must return a grid, as made by h.sweep and h.product"
         )
-    return resolve_trials(base, points, f"the sweep of {path}")
+    return resolve_trials(base, points, f"the sweep of {path}", folder)
 
 
 def resolve_trials(
-    base: ConfigDict, points: Sequence[Mapping[str, Any]], what: str = "the grid"
+    base: ConfigDict, points: Sequence[Mapping[str, Any]], what: str = "the grid", folder: pathlib.Path | None = None
 ) -> dict[str, ConfigDict]:
-    """`{name: resolved config}` of a grid's points, each `{"group.key": value}` on `base`; BadInput as there."""
+    """`{name: resolved config}` of a grid's points, each `{"group.key": value}` on `base`; arguments as there."""
     if not 0 < len(points) <= MOST_TRIALS:
         raise BadInput(f"{what} has {len(points)} trials; 1 to {MOST_TRIALS} make sense")
-    return {
-        trial_name(i, point): config_lib.resolve(config_lib.override(base, point, set_by.SWEEP))
-        for i, point in enumerate(points)
-    }
+    configs = [config_lib.resolve(config_lib.override(base, point, set_by.SWEEP)) for point in points]
+    return dict(zip(name_trials(points, configs, folder), configs, strict=True))
 
 
 def trial_name(index: int, point: Mapping[str, Any]) -> str:
-    """The folder name of a trial, e.g. `003-peak_lr=0.003-seed=1`."""
+    """The name of a study's trial that is told by its place, e.g. `003-peak_lr=0.003-seed=1`."""
+    return "-".join(filter(None, [f"{index:03d}", describe_point(point)]))[:120]
+
+
+def describe_point(point: Mapping[str, Any]) -> str:
+    """The values of a trial as a folder's name, e.g. `peak_lr=0.003-seed=1`."""
     parts = [
         f"{key.split('.')[-1]}={value:.4g}" if isinstance(value, float) else f"{key.split('.')[-1]}={value}"
         for key, value in point.items()
     ]
-    return re.sub(r"[^\w.=+-]", "_", "-".join([f"{index:03d}", *parts]))[:120]
+    return re.sub(r"[^\w.=+-]", "_", "-".join(parts))[:120]
+
+
+def name_trials(
+    points: Sequence[Mapping[str, Any]], configs: Sequence[ConfigDict], folder: pathlib.Path | None = None
+) -> list[str]:
+    """The folder name of each trial: that of its run in the sweep's `folder`, else its values.
+
+    A run is a trial's own if it has its identity and its swept values, whatever its name. Failing that, a run that was
+    begun under the trial's name and has its swept values: what else changed, the continuation allows or refuses. A name
+    that another trial has gets a part of the identity.
+    """
+    stored = _read_stored_trials(folder) if folder else {}
+    plain = [describe_point(point) or "base" for point in points]
+    values = [config_lib.leaves(config) for config in configs] if stored else []
+    named: dict[int, str] = {}
+    for key in (_equal_config, _equal_identity, _equal_name) if stored else ():
+        groups = _group_names(stored, set(named.values()), key)
+        for i, point in enumerate(points):
+            names = [] if i in named else groups.get(key(plain[i], StoredTrial(values[i], has_config=True)), [])
+            if fitting := [name for name in names if _has_values(stored[name], point, values[i])]:
+                named[i] = min(fitting, key=lambda name: _preference(name, stored[name], i))
+                names.remove(named[i])
+    used = {*stored, *named.values()}
+    for i, config in enumerate(configs):
+        if i not in named:
+            named[i] = _free_name(plain[i], config, used)
+            used.add(named[i])
+    return [named[i] for i in range(len(points))]
+
+
+def _read_stored_trials(folder: pathlib.Path) -> dict[str, StoredTrial]:
+    """{name: trial} of all runs of a sweep's folder, and of trials that it listed and did not start."""
+    defaults = config_lib.default_values()
+    stored = {name: StoredTrial(values) for name, values in grids.read_listed_values(folder).items()}
+    places = (folder / "runs").iterdir() if (folder / "runs").is_dir() else ()
+    for place in sorted(path for path in places if path.is_dir()):
+        stored.setdefault(place.name, StoredTrial({}))
+        with contextlib.suppress(BadInput):  # of a damaged run only the name is known, and what the sweep listed
+            config, record = records.read_config_and_record(place)
+            values = records.flatten_keys(config)
+            known = {k: v for k, v in values.items() if k in defaults or k.startswith(config_lib.USER_OPTIM_PREFIX)}
+            stored[place.name] = StoredTrial(defaults | known, record.get("steps", 0), has_config=True)
+    return stored
+
+
+def _group_names(
+    stored: Mapping[str, StoredTrial], used: Collection[str], key: Callable[[str, StoredTrial], str]
+) -> dict[str, list[str]]:
+    """{key: names} of stored trials that are nobody's yet."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(stored.keys() - used):
+        match = FOLDER_NAME.fullmatch(name)
+        groups.setdefault(key(match["values"] if match else name, stored[name]), []).append(name)
+    groups.pop("", None)
+    return groups
+
+
+def _equal_config(name: str, trial: StoredTrial) -> str:
+    """A key that trials share if their whole configs are equal, `log` aside; "" where the config is not known."""
+    values = {key: value for key, value in trial.values.items() if not key.startswith("log.")}
+    return json.dumps(values, sort_keys=True) if trial.has_config else ""
+
+
+def _equal_identity(name: str, trial: StoredTrial) -> str:
+    """A key that trials share if they compute the same; "" where the config is not known."""
+    return identity_lib.identity(trial.values) if trial.has_config else ""
+
+
+def _equal_name(name: str, trial: StoredTrial) -> str:
+    """A key that trials share if their names have the same values."""
+    return name
+
+
+def _has_values(trial: StoredTrial, point: Mapping[str, Any], values: Values) -> bool:
+    """Whether a stored trial has a point's values, as far as they are known."""
+    return all(trial.values.get(key, values[key]) == values[key] for key in point if key in values)
+
+
+def _preference(name: str, trial: StoredTrial, index: int) -> tuple[int, bool, str]:
+    """The order of equal trials: the one that went furthest, with this index in an earlier version's name, by name."""
+    match = FOLDER_NAME.fullmatch(name)
+    return -trial.steps, not (match and match["index"] and int(match["index"]) == index), name
+
+
+def _free_name(name: str, config: ConfigDict, used: Collection[str]) -> str:
+    """The name if no trial has it, else with a part of the identity, else with a number too."""
+    if name not in used:
+        return name
+    name = f"{name}-{config_lib.identity(config)[:8]}"
+    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(each for each in names if each not in used)
 
 
 def group_into_packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:

@@ -11,8 +11,10 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
+from scalelab.identity import identity
 from scalelab.parallel import mesh
 from scalelab.train.per_layer import refusals
+from scalelab.train.resume import own_code
 from scalelab.train.step import hooks
 
 
@@ -21,13 +23,15 @@ class TrainSpec:
     """One run's config and everything that follows from it; nothing downstream computes these again.
 
     `static` has the layout of the devices that are here. `hparams` are the traced scalars, those of the data
-    (`separator`) included. `identity` is 16 hex digits over what is computed.
+    (`separator`) included. `identity` is 16 hex digits over what is computed,
+    `own_code` what is recorded of the users' functions that the config names.
     """
 
     config: ConfigDict
     static: config_lib.Static
     hparams: dict[str, Any]
     identity: str
+    own_code: own_code.OwnCode
 
 
 def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None = None) -> TrainSpec:
@@ -42,4 +46,6 @@ def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None
     hooks.refuse_unsupported(static)
     refusals.refuse_unsupported(static)
     refusals.refuse_missing_memory(static)
-    return TrainSpec(config, static, config_lib.hparams(config) | dict(data_hparams or {}), config_lib.identity(config))
+    code = own_code.describe_own_code(config)
+    hparams = config_lib.hparams(config) | dict(data_hparams or {})
+    return TrainSpec(config, static, hparams, identity(config_lib.leaves(config), (), code), code)

@@ -2,10 +2,10 @@
 
 import contextlib
 import errno
+import io
 import os
 import pathlib
 import stat
-from typing import BinaryIO
 
 from scalelab.errors import BadInput
 from scalelab.untrusted.text import printable
@@ -14,10 +14,11 @@ KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-MOST_JSON_BYTES = 2**26  # of one JSON document; the largest of ours, the index of a store of 1,000 runs, has 2 MB
+MOST_LOG_BYTES = 2**20  # of the end of a log, in which the reason of an end is looked for
+MOST_JSON_BYTES = 2**25  # of one JSON document; the largest of ours, the index of a store of 1,000 runs, has 2 MB
 
 
-def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follow: bool = False) -> BinaryIO:
+def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follow: bool = False) -> io.BufferedReader:
     """Open a file to be read. BadInput if it is not a regular file, or larger than `most_bytes`.
 
     `follow`: links are followed, as the user named this very path. Raises FileNotFoundError, NotADirectoryError and
@@ -45,16 +46,93 @@ def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follo
         raise
 
 
+def check_file(path: str | os.PathLike[str]) -> None:
+    """BadInput if something other than a file, a link among them, has this name; it may be absent."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            kind = KINDS.get(stat.S_IFMT(mode), "something else")
+            raise BadInput(f"{printable(str(path))} is {kind}, not a file")
+
+
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> bytes:
-    """Read a whole file; see `open_file`."""
+    """Read a whole file; see `open_file`. BadInput if it holds more than `most_bytes`."""
     with open_file(path, most_bytes, follow) as file:
-        return file.read(most_bytes + 1)[:most_bytes]
+        content = file.read()
+    if len(content) > most_bytes:
+        raise BadInput(f"{printable(str(path))} holds more than the {most_bytes:,} bytes that are read")
+    return content
 
 
-def create_draft(path: str | os.PathLike[str]) -> BinaryIO:
+def read_text(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> str:
+    """Read a whole file of UTF-8; see `read_bytes`. BadInput if it is not."""
+    try:
+        return read_bytes(path, most_bytes, follow).decode()
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{printable(str(path))} is not text (UTF-8; byte {error.start})") from None
+
+
+def open_to_append(path: str | os.PathLike[str]) -> int:
+    """A descriptor to read and append to a file, made if absent. BadInput for a link and what is not a file."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise BadInput(f"{printable(str(path))} is a link: nothing is written through it") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BadInput(f"{printable(str(path))} is not a file: nothing is written into it")
+    return descriptor
+
+
+def replace_file(path: str | os.PathLike[str], data: bytes | str, sync: bool = False) -> None:
+    """Write a draft beside `path` and rename it onto it: a link there is replaced, not written through."""
+    file = create_draft(path)
+    try:
+        with file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(file.name, path)
+    except OSError:  # a full disk: the old file stays
+        with contextlib.suppress(OSError):
+            os.unlink(file.name)
+        raise
+
+
+def append_text(path: str | os.PathLike[str], text: str) -> None:
+    """Append to a file, made if absent; see `open_to_append`."""
+    with os.fdopen(open_to_append(path), "ab") as file:
+        file.write(text.encode())
+
+
+def read_end(path: str | os.PathLike[str], most_bytes: int = MOST_LOG_BYTES) -> str:
+    """The last `most_bytes` of a log as text, what is not UTF-8 replaced; "" if it is absent."""
+    try:
+        with open_file(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            return file.read(most_bytes).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def create_draft(path: str | os.PathLike[str]) -> io.BufferedWriter:
     """Create the draft `.NAME.PID.tmp` beside `path`, to be renamed onto it: never written through a link."""
     place = pathlib.Path(path)
     draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     with contextlib.suppress(FileNotFoundError):  # of an earlier process of this number
         draft.unlink()
-    return os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+    return open(draft, "xb")
+
+
+def open_or_create(path: str | os.PathLike[str]) -> tuple[int, bool]:
+    """(a descriptor to read and write a small file, whether it was made now). BadInput for a link or no file."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+    except FileExistsError:
+        check_file(path)
+    return os.open(path, flags | os.O_CREAT, 0o644), False

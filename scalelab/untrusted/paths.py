@@ -1,5 +1,6 @@
 """Names that a file, an index or a folder gives, as paths below a folder: plain, relative, and without links."""
 
+import contextlib
 import os
 import pathlib
 
@@ -44,5 +45,22 @@ def path_below(folder: str | os.PathLike[str], name: object, source: str = "") -
     for part in plain.split("/"):
         path = path / part
         if path.is_symlink():
-            raise BadInput(f"{printable(str(path))} is a link: what a folder holds is read and written in place only")
+            raise BadInput(describe_link(path))
     return path
+
+
+def describe_link(path: str | os.PathLike[str]) -> str:
+    """The line that refuses a link."""
+    return f"{printable(str(path))} is a link: what a folder holds is read and written in place only"
+
+
+def list_folders(place: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """Names of (the folders, the links) in `place`, sorted; both empty if it can't be listed."""
+    folders, links = [], []
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                links.append(entry.name)
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+    return sorted(folders), sorted(links)

@@ -1,5 +1,7 @@
 """Text of others for a terminal or a page: no escapes, no control characters, no marks that turn its direction."""
 
+from typing import Any, TextIO
+
 MOST_CHARACTERS = 300
 
 
@@ -8,5 +10,41 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
 
     Also for names of files that are not UTF-8: Python's surrogates are not printable.
     """
-    cut = text if len(text) <= most else f"{text[: most - 3]}..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
+    return escape_text(text if len(text) <= most else f"{text[: most - 3]}...")
+
+
+def escape_text(text: str, passing: str = "") -> str:
+    """`text` in full with everything that is neither printable nor in `passing` written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in passing else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
+
+
+def as_utf8(text: str) -> str:
+    """`text` with what UTF-8 can't hold (bytes of a file's name, half a letter) written as an escape (`\\udcff`)."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class PlainStream:
+    """A standard stream whose text is escaped as it is written, but for ends of lines, tabs and `passing`.
+
+    What draws on a terminal with escapes of its own, rich, writes to `rich_proxied_file`, the stream itself.
+    """
+
+    def __init__(self, stream: TextIO, passing: str = "") -> None:
+        self.rich_proxied_file, self._passing = stream, f"\n\t{passing}"
+
+    def write(self, text: str) -> int:
+        """Write a text; returns its length, as every stream does."""
+        self.rich_proxied_file.write(escape_text(text, self._passing))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write texts one after the other."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)

@@ -84,7 +84,7 @@ def test_paper_figures_have_the_width_and_no_page(tmp_path, capsys):
         (["--only=loss"], "add --style=paper"),
         (["--style=paper", "--width=3"], "'3' is not a width such as 3.25in"),
         (["--style=paper", "--width=99in"], "not between 1in and 20in"),
-        (["--output=x.html"], "the page over several folders"),
+        (["--style=paper", "--output=x.html"], "--output is a page"),
         (["again", "--output=x.pdf"], "a file that ends in .html"),
         (["again", "--style=paper"], "the figures of one folder"),
     ],

@@ -33,6 +33,7 @@ BESIDE = {
     **{f"optim.{name}": GALORE for name in ("every", "rank", "low_rank_scale")},
     **{f"optim.rest_{name}": GALORE for name in ("lr", "beta1", "beta2", "eps")},
     **{f"schedule.{name}": HUGE for name in ("warmup_steps", "warmup_tokens", "decay_tokens")},
+    "schedule.fall_share": {"schedule.warmup_steps": 0},
     "schedule.batch_start": RAMP | {"schedule.batch_warmup_tokens": 1},
     "schedule.batch_warmup_tokens": HUGE | {"train.accumulate": 2, "schedule.batch_start": 2**19},
     "schedule.seq_start": {"schedule.seq_warmup_tokens": 1},
@@ -43,6 +44,7 @@ BESIDE = {
 }
 # They stay below a size whose own bound is no higher.
 BELOW_ANOTHER = {("schedule.batch_start", MOST), ("schedule.seq_start", MOST), ("schedule.warmup_steps", 10**12)}
+BELOW_ANOTHER |= {("schedule.beta1_steps", 10**12)}
 
 
 def resolved(values):

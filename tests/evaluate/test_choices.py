@@ -93,9 +93,12 @@ def test_a_token_across_the_border_is_asked_of_every_choice():
 
 
 def test_what_cannot_be_encoded_is_named(tmp_path):
-    half = task(tmp_path, {"context": "a", "completion": "b"}, {"context": "\ud800", "completion": "b"})
+    whole = task(tmp_path, {"context": "a", "completion": "b"}, {"context": "c", "completion": "b"})
+    half = whole._replace(items=[whole.items[0], whole.items[1]._replace(context="\ud800")])
     with pytest.raises(BadInput, match=r"task.jsonl, line 2: .*surrogates not allowed"):
         choices.encode_task(loaded(), half)
+    with pytest.raises(BadInput, match=r"task.jsonl, line 2 is not JSON: half a letter \('\\ud800'\)"):
+        task(tmp_path, {"context": "a", "completion": "b"}, {"context": "\ud800", "completion": "b"})
 
 
 def test_metrics_by_hand():

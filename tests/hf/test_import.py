@@ -1,7 +1,6 @@
 """Folders that transformers wrote give its logits; folders that something else wrote, or cut, or forged, one line."""
 
 import json
-import pathlib
 import shutil
 import struct
 
@@ -15,6 +14,7 @@ from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.hf.write import write_model
+from scalelab.untrusted import files
 from tests.hf import examples
 from tests.hf.oracle.make import HERE
 from tests.model.shapes import logit_error
@@ -313,7 +313,7 @@ def test_a_folder_without_config_or_weights_or_at_all(llama, tmp_path):
     (llama / "config.json").write_bytes(b"\xff\xfe")
     refused(llama, "config.json is not JSON: ")
     (llama / "config.json").write_text(" " * 50_000_001)
-    refused(llama, "config.json has 50000001 bytes")
+    refused(llama, "config.json has 50,000,001 bytes; at most 50,000,000 are read")
     (llama / "config.json").unlink()
     refused(llama, "config.json can't be read: No such file")
 
@@ -378,9 +378,8 @@ def test_reading_touches_nothing_but_the_folder(llama, monkeypatch):
     """No socket is opened and no file outside: what a folder says can't send us anywhere."""
     opened = []
     monkeypatch.setattr("socket.socket", None)
-    monkeypatch.setattr(
-        pathlib.Path, "read_text", lambda path, read=pathlib.Path.read_text: opened.append(path) or read(path)
-    )
+    open_file = files.open_file
+    monkeypatch.setattr(files, "open_file", lambda path, *how: opened.append(path) or open_file(path, *how))
     jax.tree.map(np.shape, read.load_params(read.examine_folder(llama)))
     assert opened == [llama / "config.json"]
 

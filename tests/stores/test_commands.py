@@ -1,12 +1,17 @@
 """The commands on URLs: what they print, and their exit codes."""
 
+import datetime
 import json
+import time
 
 import pytest
 
+from scalelab import lock
 from scalelab.__main__ import main
+from scalelab.stores import client, lease, mirror
 from scalelab.stores.urls import local_folder
 from tests.crash.trainer import overrides
+from tests.report import synthetic
 
 pytestmark = pytest.mark.usefixtures("machine")
 S3 = pytest.mark.parametrize("server", ["s3"], indirect=True)
@@ -87,3 +92,24 @@ def test_a_sweep_in_a_store_is_read_and_resumed_from_another_machine(server, url
     assert run(capsys, "checkpoint", "verify", url)[0] == 0
     assert run(capsys, *sweep, f"--workdir={url}")[0] == 0
     assert {path.name for path in (local_folder(url) / "runs").iterdir()} == losses[url].keys()
+
+
+@S3
+def test_a_run_in_a_store_lives_while_its_lease_beats_and_is_dead_since_then(url, machine, capsys, monkeypatch):
+    def read_row():
+        machine("reader")
+        (row,) = json.loads(run(capsys, "runs", url, "--json")[1])
+        machine("first")
+        return row["status"], row["dead_since"]
+
+    with mirror.attached(local_folder(url)):
+        synthetic.write_run(local_folder(url), lines=6, status="running")
+    assert read_row()[0] == "dead"  # released by a process that did not end its run
+    left, _ = lease.take_lease(client.open_place(url))
+    assert read_row() == ("running", None)
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + lock.LEASE_S + lease.MOST_SKEW_S + 10)
+    status, since = read_row()
+    assert status == "dead" and abs(datetime.datetime.fromisoformat(since).timestamp() - clock()) < 60
+    monkeypatch.setattr(time, "time", clock)
+    left.release()

@@ -10,6 +10,7 @@ from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
+from scalelab.train.checkpoints import manifest
 from scalelab.train.run.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.resume.test_compatibility import config as small
@@ -103,6 +104,21 @@ def test_a_frozen_key_is_refused_unless_allowed_and_then_it_is_on_record(tmp_pat
         (changed,) = events(tmp_path, name, "config_change")
         assert changed["allowed"] == ["model.rope_theta"] and changed["step"] == 10
         assert "model.rope_theta: 10000.0 -> 500.0" in changed["text"]
+
+
+@pytest.mark.slow
+def test_trials_of_a_pack_count_on_after_a_changed_batch(tmp_path):
+    run_sweep(tmp_path, trials())
+    before = {name: records.read_record(tmp_path / "runs" / name) for name in POINTS}
+    batch = trials()["low"].train.global_batch
+    run_sweep(tmp_path, trials(train__global_batch=2 * batch, train__steps=20), allow=["train.global_batch"])
+    for name, old in before.items():
+        record = records.read_record(tmp_path / "runs" / name)
+        assert (record["steps"], record["tokens"]) == (20, 3 * old["tokens"])
+        assert record["flops"]["exact"] == 3 * old["flops"]["exact"]
+        place, trial = manifest.find_saved_steps(tmp_path / "runs" / name)[20]
+        ledger = manifest.read_manifest(place / "20")["facts"][trial]["ledger"]
+        assert ledger["position"] == ledger["sequences"] == 30 * batch and ledger["flops"] == record["flops"]
 
 
 @pytest.mark.slow

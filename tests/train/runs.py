@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,8 +13,10 @@ import sys
 import time
 from collections.abc import Iterator
 
+from scalelab import records
 from scalelab.__main__ import main
 from scalelab.signals import STOP_SIGNALS
+from scalelab.train.checkpoints import manifest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE_S = 600  # for what takes seconds on a quiet machine: only a hang lasts longer on a busy one
@@ -105,3 +108,11 @@ def hear_signals() -> Iterator[None]:
     finally:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
+
+
+def stopped_at(folder, step):
+    """Leave of a run what it was when it was stopped at `step`."""
+    for later in manifest.list_steps(folder / "checkpoints"):
+        if later > step:
+            shutil.rmtree(folder / "checkpoints" / str(later))
+    records.write_json(folder / "record.json", records.read_record(folder) | {"status": "stopped", "steps": step})

@@ -9,12 +9,13 @@ other). Windows cross document boundaries but not shards; the rest of a shard, l
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalelab.config import batch_ramp as ramp_lib
-from scalelab.data.batches.mixture import WindowStream, make_window_sources, mixture_stages
+from scalelab.data.batches.mixture import WindowSource, WindowStream, make_window_sources, mixture_stages
 from scalelab.data.batches.shards import Split
 from scalelab.data.dataset import Dataset, DatasetPart
 from scalelab.errors import BadInput
@@ -72,15 +73,39 @@ class Windows:
         return rows
 
 
+class Begin(NamedTuple):
+    """Where a run goes on under another batch, length or mixture: its next step, the number and first row of its batch.
+
+    `by_source`: rows of each source before, {} where nobody counted them; `earlier`: the batches before.
+    """
+
+    step: int = 0
+    batch: int = 0
+    row: int = 0
+    by_source: Mapping[str, int] = MappingProxyType({})
+    earlier: "TrainBatches | None" = None
+
+    def rows_at(self, global_batch: int, accumulate: int, ramp: tuple[int, ...]) -> int:
+        """Rows that batches of this size would have used before this one."""
+        return int(_rows_before(np.array(self.batch, np.int64), global_batch, accumulate, ramp))
+
+
+BEGINNING = Begin()
+
+
 class BatchOrder:
     """A Grain data source whose record `step` holds the window numbers of that global batch, int64 [global_batch].
 
-    Row r belongs to micro-batch r % accumulate; it is NO_WINDOW in steps without that micro-batch.
+    Row r belongs to micro-batch r % accumulate; it is NO_WINDOW in steps without that micro-batch. Batches
+    before `begin` were another order's.
     """
 
-    def __init__(self, stream: WindowStream, global_batch: int, accumulate: int, ramp: tuple[int, ...]) -> None:
+    def __init__(
+        self, stream: WindowStream, global_batch: int, accumulate: int, ramp: tuple[int, ...],
+        begin: "Begin | None" = None,
+    ) -> None:  # fmt: skip
         self.stream, self.global_batch = stream, global_batch
-        self.accumulate, self.ramp = accumulate, ramp
+        self.accumulate, self.ramp, self.begin = accumulate, ramp, begin or BEGINNING
         self.block_steps = max(1, ORDER_BLOCK // global_batch)
         self._block = functools.lru_cache(maxsize=2)(self._compute_block)
 
@@ -94,12 +119,17 @@ class BatchOrder:
     def _compute_block(self, block: int) -> np.ndarray:
         steps = np.arange(block * self.block_steps, (block + 1) * self.block_steps)[:, None]
         n_micro = ramp_lib.micro_batches_per_step(self.ramp, self.accumulate, steps)
-        first = _rows_before(steps, self.global_batch, self.accumulate, self.ramp)
+        first = np.maximum(self.rows_before(steps), self.begin.row)
         row, part = np.divmod(np.arange(self.global_batch), self.accumulate)
         numbers = np.full((self.block_steps, self.global_batch), NO_WINDOW)
         # Used rows follow the order of the stream.
         numbers[part < n_micro] = self.stream.windows((first + row * n_micro + part)[part < n_micro])
         return numbers
+
+    def rows_before(self, steps: np.ndarray) -> np.ndarray:
+        """Rows of the stream before each of `steps`, int64 like them."""
+        size = self.global_batch, self.accumulate, self.ramp
+        return _rows_before(steps, *size) + (self.begin.row - self.begin.rows_at(*size))
 
 
 def _rows_before(steps: np.ndarray, global_batch: int, accumulate: int, ramp: tuple[int, ...]) -> np.ndarray:
@@ -108,20 +138,31 @@ def _rows_before(steps: np.ndarray, global_batch: int, accumulate: int, ramp: tu
 
 
 class TrainBatches:
-    """Training batches by step; see `train_batches`."""
+    """Training batches by step; see `train_batches`. Those before `begin` are others', which stand there."""
 
-    def __init__(self, windows: Windows, order: BatchOrder) -> None:
+    def __init__(self, windows: Windows, order: BatchOrder, begin: Begin = BEGINNING) -> None:
         self.windows, self.global_batch = windows, order.global_batch
-        self._order = order
+        self._order, self.begin = order, begin
         self._reader = functools.lru_cache(maxsize=8)(self._make_reader)
 
     def seen(self, step: int) -> dict[str, tuple[int, float]]:
         """{source: (tokens predicted, epochs)} before `step`; an epoch is all windows in use of a source."""
-        order, seq_len = self._order, self.windows.views[0].shape[1] - 1
-        rows = order.stream.before(
-            int(_rows_before(np.array(step, np.int64), order.global_batch, order.accumulate, order.ramp))
-        )
-        return {s.name: (n * seq_len, n / s.unique) for s, n in zip(order.stream.sources, rows, strict=True)}
+        if self.begin.earlier and step < self.begin.step:
+            return self.begin.earlier.seen(step)
+        stream, seq_len = self._order.stream, self.windows.views[0].shape[1] - 1
+        rows = self.rows_by_source(step + self.begin.batch - self.begin.step).values()
+        return {s.name: (n * seq_len, n / s.unique) for s, n in zip(stream.sources, rows, strict=True)}
+
+    def rows_by_source(self, number: int) -> dict[str, int]:
+        """{source: sequences of it in the stream before batch `number`}, in the present order."""
+        stream = self._order.stream
+        rows = stream.before(int(self._order.rows_before(np.array(number, np.int64))))
+        return {source.name: n for source, n in zip(stream.sources, rows, strict=True)}
+
+    def at(self, number: int) -> "TrainBatches":
+        """The batches of the stretch that reads batch `number`."""
+        earlier = self.begin.earlier
+        return self if earlier is None or number >= self.begin.batch else earlier.at(number)
 
     @property
     def unique_tokens(self) -> dict[str, int]:
@@ -131,7 +172,7 @@ class TrainBatches:
 
     def window_numbers(self, step: int) -> np.ndarray:
         """The window of each row of global batch `step`, int64 [global_batch]; NO_WINDOW in a row without one."""
-        numbers: np.ndarray = self._order[step]
+        numbers: np.ndarray = self.at(step)._order[step]
         return numbers
 
     def batch(self, step: int, rows: RowIndex = ALL_ROWS) -> np.ndarray:
@@ -139,7 +180,7 @@ class TrainBatches:
 
         Inputs are [:, :-1], targets [:, 1:].
         """
-        return self.chunk(step, 1, rows)[0]
+        return self.at(step).chunk(step, 1, rows)[0]
 
     def chunk(self, step: int, k: int, rows: RowIndex = ALL_ROWS) -> np.ndarray:
         """Batches `step` to `step + k - 1`, int32 [k, rows, seq_len + 1], for k steps in one dispatch.
@@ -178,13 +219,14 @@ class TrainBatches:
 
 def train_batches(
     dataset: Dataset, seq_len: int, global_batch: int, seed: int, accumulate: int = 1, ramp: tuple[int, ...] = (),
-    mixture: str = "", unique_tokens: str = "",
+    mixture: str = "", unique_tokens: str = "", begin: Begin | None = None,
 ) -> TrainBatches:  # fmt: skip
     """Batches of the training split in the order of `seed`; each epoch of a source is a new permutation of its windows.
 
     `mixture` and `unique_tokens` (as in configs/base.py) mix and cap the sources. `ramp` limits how many of the
     `accumulate` micro-batches a step uses; rows of the others are all NO_WINDOW. A host calls `batch(step, rows)` for
-    the rows of its devices; the global batch doesn't depend on the number of hosts.
+    the rows of its devices; the global batch doesn't depend on the number of hosts. `begin`: where the run goes on
+    after other batches.
     Raises BadInput for a split shorter than one window, an empty batch or a negative seed, and where `mixture` or
     `unique_tokens` don't fit the sources.
     """
@@ -194,11 +236,24 @@ def train_batches(
         raise BadInput(f"seed={seed} is negative; 0 or more")
     windows = Windows({part.name: part.train for part in dataset.parts}, seq_len, "training")
     sources = make_window_sources(windows.sizes, unique_tokens, seq_len)
-    stages = [
-        (int(_rows_before(np.array(step, np.int64), global_batch, accumulate, ramp)), shares)
-        for step, shares in mixture_stages(mixture, sources)
+    begin, size = begin or BEGINNING, (global_batch, accumulate, ramp)
+    stages = mixture_stages(mixture, sources)
+    underway = max(step for step, _ in stages if step <= begin.batch)
+    steps = {max(step, begin.batch): shares for step, shares in stages if step >= underway}
+    rows = [
+        (begin.row + int(_rows_before(np.array(step, np.int64), *size)) - begin.rows_at(*size), shares)
+        for step, shares in steps.items()
     ]
-    return TrainBatches(windows, BatchOrder(WindowStream(sources, stages, seed), global_batch, accumulate, ramp))
+    stream = WindowStream(sources, rows, seed, _counted_rows(begin, sources))
+    return TrainBatches(windows, BatchOrder(stream, *size, begin), begin)
+
+
+def _counted_rows(begin: Begin, sources: Sequence[WindowSource]) -> list[int]:
+    """Rows of each source before `begin`: as counted there, or as the batches before it have them."""
+    if len(sources) == 1:
+        return [begin.row]
+    counted = begin.by_source or (begin.earlier.rows_by_source(begin.batch) if begin.earlier else {})
+    return [counted.get(source.name, 0) for source in sources]
 
 
 def val_batches(

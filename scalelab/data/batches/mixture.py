@@ -84,12 +84,17 @@ def _check_known_names(
 
 
 class WindowStream:
-    """The endless stream of training windows of `sources`, mixed by `stages` = (first row, shares) and `seed`."""
+    """The endless stream of training windows of `sources`, mixed by `stages` = (first row, shares) and `seed`.
+
+    `earlier`: rows of each source before the first stage, as they were counted; none where it begins at row 0.
+    """
 
     def __init__(
-        self, sources: Sequence[WindowSource], stages: Sequence[tuple[int, list[Fraction]]], seed: int
-    ) -> None:
+        self, sources: Sequence[WindowSource], stages: Sequence[tuple[int, list[Fraction]]], seed: int,
+        earlier: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self.sources, self.stages, self.seed = sources, stages, seed
+        self.earlier = np.array(earlier or [0] * len(sources), np.int64)
         self.starts = np.array([row for row, _ in stages])
         self.rests = [_rests(weights) for _, weights in stages]
         self._block = functools.lru_cache(maxsize=64)(self._compute_block)
@@ -114,7 +119,7 @@ class WindowStream:
 
     def before(self, row: int) -> list[int]:
         """Rows of each source among the first `row` rows."""
-        counts = np.zeros(len(self.sources), np.int64)
+        counts = self.earlier.copy()
         for stage, (start, _) in enumerate(self.stages):
             end = self.stages[stage + 1][0] if stage + 1 < len(self.stages) else row
             n = min(end, row) - start
@@ -145,7 +150,7 @@ class WindowStream:
         shuffled = permute_positions(np.arange(PATTERN_BLOCK), PATTERN_BLOCK, (self.seed, block, PATTERN, stage))
         which = np.searchsorted(np.cumsum(end - first), shuffled, side="right")
         is_source = which[:, None] == np.arange(len(weights))
-        earlier = np.array(self.before(start)) if start else np.zeros(len(weights), np.int64)
+        earlier = np.array(self.before(start)) if stage else self.earlier
         ranks = earlier + first + np.cumsum(is_source, axis=0) - 1
         return which, ranks[np.arange(PATTERN_BLOCK), which]
 

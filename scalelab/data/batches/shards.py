@@ -25,6 +25,9 @@ import numpy as np
 from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, id_type
 from scalelab.errors import BadInput
 from scalelab.records import fsync
+from scalelab.untrusted.documents import read_document
+from scalelab.untrusted.files import open_file
+from scalelab.untrusted.paths import path_below
 
 SHARD_FORMAT = 1
 TOKEN_DTYPES = ("|u1", "<u2", "<u4")  # all values of `Tokenizer.dtype`
@@ -154,7 +157,7 @@ def read_shard_index(folder: pathlib.Path) -> dict[str, Any]:
     """The index of a finished folder. Raises BadInput."""
     path = folder / "index.json"
     try:
-        index = json.loads(path.read_text())
+        index = read_document(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} is missing or not JSON ({error}); {_rebuild_hint(folder)}") from error
     known = isinstance(index, dict) and index.get("format")
@@ -201,13 +204,13 @@ def _check_file_entry(path: pathlib.Path, dtype: Any, kind: str, entry: Any) -> 
 def check_shard_files(folder: pathlib.Path, entries: Iterable[dict[str, Any]], hashes: bool) -> None:
     """Compare every file with its entry of the index: size always, SHA-256 if `hashes`. Raises BadInput."""
     for entry in entries:
-        path = folder / entry["file"]
+        path = path_below(folder, entry["file"], "index.json")
         size = path.stat().st_size if path.is_file() else None
         if size != entry["bytes"]:
             difference = "is missing" if size is None else f"has {size} bytes, its index says {entry['bytes']}"
             raise BadInput(f"{path} {difference}; {_rebuild_hint(folder)}")
         if hashes:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != entry["sha256"]:
                 raise BadInput(
@@ -222,6 +225,6 @@ def _rebuild_hint(folder: pathlib.Path) -> str:
 
 def map_split(folder: pathlib.Path, shards: list[dict[str, Any]], dtype: str) -> Split:
     """The shards of one split, memory-mapped: only the parts that are read take memory."""
-    tokens = tuple(np.memmap(folder / s["tokens"]["file"], np.dtype(dtype), "r") for s in shards)
-    offsets = tuple(np.memmap(folder / s["offsets"]["file"], "<i8", "r") for s in shards)
+    tokens = tuple(np.memmap(path_below(folder, s["tokens"]["file"]), np.dtype(dtype), "r") for s in shards)
+    offsets = tuple(np.memmap(path_below(folder, s["offsets"]["file"]), "<i8", "r") for s in shards)
     return Split(tokens, offsets)

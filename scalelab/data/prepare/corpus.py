@@ -9,7 +9,6 @@
 The bytes of shards and index don't depend on the number of workers or on interruptions.
 """
 
-import json
 import pathlib
 import shutil
 import time
@@ -32,6 +31,7 @@ from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
+from scalelab.untrusted.paths import path_below
 
 ALONE_BYTES = 2**27  # one process joins less than this in the time it takes to start others
 
@@ -103,7 +103,7 @@ def _refuse_empty_parts(parts: Sequence[specs.SourcePart], work: dict[str, list[
 
 def _clear(out: pathlib.Path) -> None:
     """Remove a folder without a document in any unit: there is nothing to continue."""
-    unit_records = [json.loads(path.read_text()) for path in (out / ".units").glob("*/record.json")]
+    unit_records = [units.read_record(path.parent) for path in (out / ".units").glob("*/record.json")]
     if not any(record[split]["n_documents"] for record in unit_records for split in SPLITS):
         shutil.rmtree(out)
 
@@ -121,7 +121,7 @@ def _reopen_finished(
     try:
         load.load_indexed_tokenizer(entry, out)
     except BadInput as damage:
-        path = out / entry["file"]
+        path = path_below(out, entry["file"])
         path.unlink(missing_ok=True)
         new = make_job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
         if new != entry:

@@ -1,6 +1,5 @@
 """The index of a prepared folder: made from the records of its units, completed with its shards, and summarised."""
 
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +36,7 @@ def plan_index(
 
 
 def _unit_record(job: PrepareJob, unit: specs.WorkUnit) -> dict[str, Any]:
-    return json.loads((job.units / unit.name / "record.json").read_text())
+    return units.read_record(job.units / unit.name)
 
 
 def finish_index(job: PrepareJob, index: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from scalelab.data.prepare.units import PrepareJob
 from scalelab.data.read.reading import Reading
 from scalelab.data.tokenizers import hf_json, load, ranks
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
+from scalelab.untrusted.files import read_bytes
 
 SAMPLE_BYTES = 2**25  # of training documents, from units all over the corpus, to train a BPE
 SAMPLED_UNITS = 256  # at most
@@ -49,7 +50,7 @@ def _trained_tokenizer(
         job = job_for_tokenizer(request, byte_tokenizer())
         reading = dataclasses.replace(job.reading(), zero_ends=False)
         _write_file(path, hf_json.train_bpe(_sample(all_units, job, reading, progress, stop), wanted))
-    tokenizer = hf_json.load_hf_json(path.read_bytes(), path)
+    tokenizer = hf_json.load_hf_json(read_bytes(path, load.MOST_TOKENIZER_BYTES), path)
     if tokenizer.vocab_size < wanted:
         progress({"note": f"the sample gives {tokenizer.vocab_size} tokens, fewer than the {wanted} asked for"})
     return tokenizer

@@ -6,7 +6,6 @@ twice.
 """
 
 import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,11 @@ from scalelab import records
 from scalelab.data.batches import shards
 from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.errors import WorkFailed
+from scalelab.jsonfiles import TEXT, WHOLE
+from scalelab.untrusted.files import open_file
 
+_FILE_SCHEMA = {"file": TEXT, "bytes": WHOLE, "sha256": TEXT}
+ENTRY_SCHEMA = {"tokens": _FILE_SCHEMA, "offsets": _FILE_SCHEMA}
 COPY_BYTES = 2**22  # bytes at once
 
 
@@ -52,7 +55,7 @@ def plan_shards(part: str, units: Iterable[tuple[str, Mapping[str, Any]]]) -> li
 def find_shard_entry(job: PrepareJob, shard: str) -> dict[str, Any] | None:
     """The entry of a shard if it is written, else None."""
     path = job.units / f"{shard}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return records.read_json(path, ENTRY_SCHEMA) if path.is_file() else None
 
 
 def write_shard(shard: PlannedShard, job: PrepareJob, dtype: np.dtype) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def _offsets(shard: PlannedShard, job: PrepareJob) -> Iterator[bytes]:
 
 def _checked(path: pathlib.Path, wanted: str) -> Iterator[bytes]:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while piece := file.read(COPY_BYTES):
             digest.update(piece)
             yield piece

@@ -13,6 +13,7 @@ from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
 from scalelab.stores import copies
 from scalelab.stores.urls import is_url
+from scalelab.untrusted.documents import read_document
 
 PREPARED_FORMAT = 1
 
@@ -49,8 +50,10 @@ def _read_known_format(path: pathlib.Path) -> dict[str, Any]:
     """The content of an index. BadInput where it is not one, or has another format."""
     hint = _prepare_again_hint(path.parent)
     try:
-        index = json.loads(path.read_text())
+        index = read_document(path)
         known = index["format"] == PREPARED_FORMAT and index["parts"]
+    except OSError as error:
+        raise BadInput(f"{path} can't be read: {error.strerror}; {hint}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is not an index that `scalelab prepare` wrote ({error}); {hint}") from error
     if not known:

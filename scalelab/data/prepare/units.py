@@ -23,9 +23,14 @@ from scalelab.data.read.reading import Reading
 from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import WorkFailed
-from scalelab.records import fsync
+from scalelab.jsonfiles import LIST, TEXT, WHOLE
+from scalelab.records import fsync, read_json
 
 SPLITS = ("train", "val")
+_SPLIT_SCHEMA = {
+    "n_tokens": WHOLE, "n_documents": WHOLE, "text_bytes": WHOLE, "sha256": {"tokens": TEXT, "offsets": TEXT},
+}  # fmt: skip
+RECORD_SCHEMA = {"train": _SPLIT_SCHEMA, "val": _SPLIT_SCHEMA, "n_bad": WHOLE, "bad": LIST}
 BUFFER_TOKENS = 2**20  # tokens in memory before they are written
 
 
@@ -130,6 +135,12 @@ def write_unit(
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+    return record
+
+
+def read_record(folder: pathlib.Path) -> dict[str, Any]:
+    """The record of a unit that is written. BadInput if it is damaged."""
+    record: dict[str, Any] = read_json(folder / "record.json", RECORD_SCHEMA)
     return record
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalelab.errors import BadInput, needs_package
+from scalelab.untrusted.files import open_file
 
 READ_CHUNK_BYTES = 2**20  # unpacked bytes yielded at once, at most
 READ_BYTES = 2**16  # packed bytes read at once: error lines name a byte to within this
@@ -22,7 +23,7 @@ def inner_name(path: str) -> str:
 def read_chunks(path: str, start: int = 0) -> Iterator[bytes]:
     """All bytes from `start` on (packed files: from 0, unpacked). Raises BadInput for a damaged or missing file."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path, follow=True) as file:
             file.seek(start)
             unpack = _gzip if path.endswith((".gz", ".tgz")) else _zstd if path.endswith(".zst") else _plain
             yield from unpack(file, path)

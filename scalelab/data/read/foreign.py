@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.files import open_file
 
 HEAD_BYTES = 32  # bytes
 
@@ -54,7 +55,7 @@ def check_not_foreign(where: str, begins: bytes = b"") -> None:
 def check_text_file(path: str) -> None:
     """`check_not_foreign` for a file on disk that would be read as text."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path, follow=True) as file:
             begins = file.read(HEAD_BYTES)
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from error

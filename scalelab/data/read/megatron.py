@@ -15,6 +15,7 @@ from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.read.tokenfiles import split_at_separator
 from scalelab.data.tokenizers.tokenizer import check_ids
 from scalelab.errors import BadInput
+from scalelab.untrusted.files import open_file
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_HEADER = struct.Struct("<9sQBQQ")
@@ -52,7 +53,7 @@ def open_megatron_index(path: str) -> MegatronIndex:
     """The index beside a .bin, memory-mapped. Raises BadInput where its header and its size don't agree."""
     name = index_path(path)
     size = os.path.getsize(name)
-    with open(name, "rb") as file:
+    with open_file(name, follow=True) as file:
         head = file.read(INDEX_HEADER.size)
     if head[:9] != INDEX_MAGIC or len(head) < INDEX_HEADER.size:
         raise BadInput(f"{name} is not a Megatron index: it begins with {head[:9]!r}, not {INDEX_MAGIC!r}")
@@ -110,7 +111,7 @@ def megatron_documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
     """Documents `piece.start` to `piece.stop`, without separators; one inside a document ends it there."""
     index = open_megatron_index(piece.path)
     width = np.dtype(index.dtype).itemsize
-    with open(piece.path, "rb") as file:
+    with open_file(piece.path, follow=True) as file:
         for document in range(piece.start, piece.stop):
             sequences = [np.empty(0, index.dtype)]
             for sequence in range(int(index.first[document]), int(index.first[document + 1])):

@@ -7,7 +7,6 @@ that, and some are unknown without them: prepare those elsewhere and name the fo
 
 import contextlib
 import functools
-import json
 import os
 import pathlib
 import re
@@ -17,6 +16,7 @@ from typing import Any, NoReturn
 
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest_hint, needs_package
+from scalelab.untrusted.documents import read_document
 
 SPLIT_MARK = "#"  # between a folder and the split, which don't contain it
 RECORDS_PER_READ = 256
@@ -146,8 +146,8 @@ def _open(folder: str) -> Any:
 def _refuse_foreign_code(path: pathlib.Path) -> None:
     """Raise BadInput where a data set names feature classes outside tensorflow_datasets, which would import them."""
     try:
-        features = json.loads(path.read_text()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
+        features = read_document(path, follow=True) if path.is_file() else {}
+    except (OSError, ValueError) as error:
         raise BadInput(f"{path} can't be read: {str(error).splitlines()[0]}") from error
     todo = [features]
     while todo:

@@ -14,6 +14,7 @@ import numpy as np
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.tokenizers.tokenizer import check_ids
 from scalelab.errors import BadInput
+from scalelab.untrusted.files import open_file
 
 CUT_TOKENS = 2**20
 HEADER_NUMBERS = 256  # int32
@@ -46,7 +47,7 @@ def read_token_layout(path: str, vocab_size: int) -> TokenLayout:
     Raises BadInput for a header that disagrees with the file's size, and for numbers of a wider type.
     """
     size = os.path.getsize(path)
-    with open(path, "rb") as file:
+    with open_file(path, follow=True) as file:
         head = np.frombuffer(file.read(4 * HEADER_NUMBERS)[: size // 4 * 4], "<i4")
     if len(head) and int(head[0]) in TOKEN_FILE_MAGIC:
         return _declared(path, head, size)

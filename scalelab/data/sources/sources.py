@@ -17,6 +17,7 @@ import numpy as np
 from scalelab.data.read import delimited, foreign
 from scalelab.data.sources import language
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.untrusted.files import open_file
 from scalelab.user_code import user_function, with_short_errors
 
 # Folders of the standard library without ordinary source text: tests, tables of code points, other people's packages.
@@ -145,7 +146,8 @@ def _from_files(files: list[pathlib.Path], description: dict[str, Any]) -> Sourc
 def _read(files: list[pathlib.Path]) -> Iterator[bytes]:
     for path in files:
         try:
-            document = path.read_bytes()
+            with open_file(path, follow=True) as file:
+                document = file.read()
         except OSError as error:
             raise BadInput(f"can't read {path}: {error.strerror}") from error
         if document:

@@ -14,6 +14,7 @@ import numpy as np
 
 from scalelab.data.tokenizers.tokenizer import Tokenizer, decoder_from_table, hashed_tokenizer_name
 from scalelab.errors import BadInput
+from scalelab.untrusted.documents import parse_json, read_document
 
 # End of a document in GPT-2's family, Llama 3, Llama 2 and Mistral, Gemma, T5's family; the first in the vocabulary
 # counts.
@@ -71,7 +72,7 @@ def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tok
     def decode_text(ids: Sequence[int] | np.ndarray) -> bytes:
         return inner.decode([i for i in np.asarray(ids).tolist() if i != end], skip_special_tokens=False).encode()
 
-    exact = _is_byte_level(json.loads(content))  # other decoders can't give the bytes of half a letter
+    exact = _is_byte_level(parse_json(content))  # other decoders can't give the bytes of half a letter
     decode = decoder_from_table(_byte_table(inner, vocabulary, vocab_size), end) if exact else decode_text
     name = hashed_tokenizer_name("json", content, vocab_size, end)
     return Tokenizer(name, vocab_size, encode, decode, end, "json", content)
@@ -116,7 +117,7 @@ def _read_eos_tokens(path: pathlib.Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        token = json.loads(path.read_bytes()).get("eos_token")
+        token = read_document(path, follow=True).get("eos_token")
         return [] if token is None else [str(token["content"] if isinstance(token, dict) else token)]
     except (ValueError, KeyError, AttributeError) as error:
         raise BadInput(

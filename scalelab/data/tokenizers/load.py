@@ -7,7 +7,10 @@ from typing import Any
 from scalelab.data.tokenizers import hf_json, ranks
 from scalelab.data.tokenizers.tokenizer import TOKENIZER_FILES, Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.untrusted.files import read_bytes
+from scalelab.untrusted.paths import path_below
 
+MOST_TOKENIZER_BYTES = 2**27  # that of Gemma 3, of 262,144 tokens, has 33 MB
 TOKENIZER_KINDS = ("bytes", "ids", "json", "ranks")
 
 
@@ -22,7 +25,7 @@ def load_tokenizer_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
         raise BadInput(
             f"--tokenizer={path}: no such file{nearest_hint(str(path), ['bytes', *beside])}; or bytes, bpe:V, ids:V"
         )
-    content = path.read_bytes()
+    content = read_bytes(path, MOST_TOKENIZER_BYTES, follow=True)
     if content.lstrip()[:1] == b"{":
         return hf_json.load_hf_json(content, path, separator)
     return ranks.load_ranks(content, path, separator)
@@ -53,10 +56,10 @@ def load_indexed_tokenizer(entry: Mapping[str, Any], folder: pathlib.Path) -> To
         return byte_tokenizer()
     if entry["kind"] == "ids":
         return id_tokenizer(entry["vocab_size"], entry["separator"])
-    path = folder / entry["file"]
+    path = path_below(folder, entry["file"])
     if not path.is_file():
         raise BadInput(f"{path}, the tokenizer that the tokens were made with, is missing: put it back")
     tokenizer = load_tokenizer_file(path, str(entry["separator"]))
     if tokenizer.name != entry["name"]:
-        raise BadInput(f"{folder / entry['file']} is {tokenizer.name}, but the tokens were made with {entry['name']}")
+        raise BadInput(f"{path} is {tokenizer.name}, but the tokens were made with {entry['name']}")
     return tokenizer

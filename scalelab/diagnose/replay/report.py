@@ -24,7 +24,7 @@ def replay_window(
 
     `price`: of a device-hour. BadInput if no checkpoint precedes the window, or a what-if is refused.
     """
-    origin = window_lib.find_origin(folder, first)
+    origin = window_lib.find_origin(folder, first, progress)
     total = origin.config.train.steps
     if last > total:
         raise BadInput(

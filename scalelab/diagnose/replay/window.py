@@ -49,8 +49,11 @@ class Origin(NamedTuple):
     dataset: Dataset
 
 
-def find_origin(folder: pathlib.Path, first: int) -> Origin:
-    """The newest checkpoint of the run before the step logged as `first`. BadInput if none precedes it."""
+def find_origin(folder: pathlib.Path, first: int, progress: Progress = lambda _: None) -> Origin:
+    """The newest intact checkpoint of the run before the step logged as `first`. BadInput if none precedes it.
+
+    `progress` gets a note of each that is passed over. DamagedCheckpoint if all of these are damaged.
+    """
     if not (folder / "config.json").exists():
         raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
     saved = manifest.find_saved_steps(folder)
@@ -61,10 +64,22 @@ def find_origin(folder: pathlib.Path, first: int) -> Origin:
             f"{folder}@{first}: no checkpoint precedes step {first}; the run has {sorted(saved) or 'none'}{nearest} "
             "(checkpoint.keep_every keeps old ones)"
         )
-    step = max(earlier)
+    step = _find_intact(saved, sorted(earlier, reverse=True), progress)
     place, name = saved[step]
     config = planned_config(manifest.read_manifest(place / str(step))["facts"][name])
     return Origin(folder, step, Checkpoints(place), name, config, load_run_dataset(config))
+
+
+def _find_intact(saved: Mapping[int, tuple[pathlib.Path, str]], steps: Sequence[int], progress: Progress) -> int:
+    """The first of these saved steps whose files are all as they were saved."""
+    damage = []
+    for step in steps:
+        problems = manifest.find_step_problems(saved[step][0] / str(step))
+        if not problems:
+            return step
+        damage.append(problems[0])
+        progress({"note": f"step {step} is passed over: {problems[0]}"})
+    raise manifest.DamagedCheckpoint(f"no checkpoint before the window is intact: {'; '.join(damage)}")
 
 
 def replay(

@@ -12,6 +12,9 @@ import pathlib
 import urllib.request
 from collections.abc import Callable
 
+from scalelab.laws.published.tables import MOST_TABLE_BYTES
+from scalelab.untrusted.files import read_bytes
+
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 60.0
 _RAW = "https://raw.githubusercontent.com"
@@ -88,4 +91,6 @@ def download_file(source: Source, path: pathlib.Path, tell: Callable[[str], None
 
 def has_valid_copy(source: Source, path: pathlib.Path) -> bool:
     """Whether `path` already holds the bytes of `source`."""
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == source.sha256
+    return (
+        path.is_file() and hashlib.sha256(read_bytes(path, MOST_TABLE_BYTES, follow=True)).hexdigest() == source.sha256
+    )

@@ -1,7 +1,7 @@
 """Reads the run tables behind published laws from --data=DIR: `chinchilla/points.csv` and others."""
 
 import csv
-import json
+import io
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import read_text
 
+MOST_TABLE_BYTES = 2**29
 Line = Mapping[str, Any]
 
 
@@ -18,10 +21,10 @@ def read_paper_table(data: pathlib.Path, name: str) -> list[Line]:
     path = data / name
     if not path.is_file():
         raise BadInput(f"no table {str(path)!r}; `scalelab reproduce --download={data}` fetches or names its source")
-    with path.open(newline="") as file:
-        if path.suffix == ".csv":
-            return list(csv.DictReader(file))
-        return [json.loads(line) for line in file if line.strip()]
+    text = read_text(path, MOST_TABLE_BYTES, follow=True)
+    if path.suffix == ".csv":
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    return [parse_json(line) for line in text.splitlines() if line.strip()]
 
 
 def float_columns(lines: Iterable[Line], *columns: str) -> list[np.ndarray]:

@@ -7,22 +7,27 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import os
 import pathlib
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import open_file
+from scalelab.untrusted.text import as_utf8
 
 LARGEST_BYTES = 512 * 2**20  # a table of runs is some megabytes; more is another file, given by mistake
 Line = dict[str, Any]
 
 
 def read_raw_rows(path: pathlib.Path) -> list[Line]:
-    """Read a file's rows, {column: value} as stored there. BadInput for a file that can't be a table of runs."""
+    """Read a file's rows, {column: value} as stored there. BadInput for a file that can't be a table of runs.
+
+    The path is the user's own, and may be a link.
+    """
     kind = _kind_of(path)
     if kind not in READERS or (kind == ".parquet" and path.suffix == ".gz"):
         raise BadInput(
@@ -53,10 +58,15 @@ def _strip_keys(line: Line, path: pathlib.Path) -> Line:
         return line
     stripped = {key.strip(): value for key, value in line.items()}
     if len(stripped) < len(line):
-        names = [key.strip() for key in line]
-        double = next(name for name in names if names.count(name) > 1)
+        double = str(_first_double(key.strip() for key in line))
         raise BadInput(f"{path.name} has two columns {shorten_text(double)!r} but for blanks: which one counts?")
     return stripped
+
+
+def _first_double(names: Iterable[str]) -> str | None:
+    """The first name that comes twice, or None."""
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
 
 
 def column_names(path: str | os.PathLike[str]) -> list[str]:
@@ -78,26 +88,26 @@ def _kind_of(path: pathlib.Path) -> str:
 def _open_text(path: pathlib.Path) -> TextIO:
     """The file's text, unpacked if it is .gz; BadInput for a binary file, and for one that unpacks to too much."""
     if path.suffix == ".gz":
-        with gzip.open(path, "rb") as packed:
+        with open_file(path, LARGEST_BYTES, follow=True) as file, gzip.GzipFile(fileobj=file) as packed:
             content = packed.read(LARGEST_BYTES + 1)
         if len(content) > LARGEST_BYTES:
             raise BadInput(f"{str(path)!r} unpacks to more than 0.5 GiB: is it another file?")
         start = content[:4096]
     else:
-        with path.open("rb") as file:
+        with open_file(path, LARGEST_BYTES, follow=True) as file:
             start = file.read(4096)
     if b"\0" in start:
         raise BadInput(f"{str(path)!r} is a binary file: it doesn't look like a {_kind_of(path)} table")
     if path.suffix == ".gz":
         return io.TextIOWrapper(io.BytesIO(content), newline="", encoding="utf-8-sig")
-    return path.open(newline="", encoding="utf-8-sig")
+    return io.TextIOWrapper(open_file(path, LARGEST_BYTES, follow=True), newline="", encoding="utf-8-sig")
 
 
 def _read_csv(path: pathlib.Path) -> list[Line]:
     with _open_text(path) as file:
         text = file.read()
     header, *rows = _split_cells(text, path) or [[]]
-    if double := next((name for name in header if header.count(name) > 1), None):
+    if (double := _first_double(header)) is not None:
         raise BadInput(f"{path.name} has two columns {shorten_text(double)!r}: which one counts?")
     for number, row in enumerate(rows, 1):
         if len(row) > len(header):
@@ -145,9 +155,9 @@ def _read_jsonl(path: pathlib.Path) -> list[Line]:
             if not text.strip():
                 continue
             try:
-                row = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                reason = getattr(error, "msg", "a number too long or lists too deep")
+                row = parse_json(text)
+            except ValueError as error:
+                reason = getattr(error, "msg", error)
                 raise BadInput(f"{path}, line {number} is not JSON: {reason}") from None
             if not isinstance(row, dict):
                 raise BadInput(f"{path}, line {number} is not an object: {shorten_text(row)!r}")
@@ -160,7 +170,7 @@ def _read_parquet(path: pathlib.Path) -> list[Line]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_file(path, LARGEST_BYTES, follow=True) as opened, parquet.ParquetFile(opened) as file:
             rows, columns = file.metadata.num_rows, file.metadata.num_columns
             if 8 * rows * columns > LARGEST_BYTES:  # the file's size says little: equal values pack to almost nothing
                 raise BadInput(f"{str(path)!r} holds {rows:,} rows of {columns} columns: is it another file?")
@@ -201,7 +211,7 @@ def _arrow_column(values: list[Any]) -> Any:
         frozenset({int, float}): pyarrow.float64(),
     }.get(frozenset(kinds))  # fmt: skip
     if wanted is None:
-        return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())
+        return pyarrow.array([None if value is None else as_utf8(str(value)) for value in values], pyarrow.string())
     if wanted == pyarrow.float64():
         values = [None if value is None else float(value) for value in values]
     return pyarrow.array(values, wanted)

@@ -1,6 +1,5 @@
 """Reader of a user's own law, from `scalelab fit --json=PATH` or a study's summary.json, as a law to plan by."""
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.names import LAWS, load_law
 from scalelab.plan.budget.book import LawBook, PowerLawSplit, constant_params, stack_draws
+from scalelab.untrusted.documents import read_document
 
 
 def read_law_file(path: pathlib.Path) -> LawBook:
@@ -21,8 +21,10 @@ def read_law_file(path: pathlib.Path) -> LawBook:
     intervals; `{"law": "chinchilla", "params": {…}}` is enough. Approaches 1 and 2: the power law of N.
     """
     try:
-        content = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        content = read_document(path, follow=True)
+    except BadInput:
+        raise
+    except ValueError as error:
         raise BadInput(f"--law={path} is not JSON: {error}") from None
     content = content.get("fit", content) if isinstance(content, dict) else {}
     try:
@@ -32,7 +34,7 @@ def read_law_file(path: pathlib.Path) -> LawBook:
             return _read_power_law(path, content)
     except BadInput:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise BadInput(f"--law={path} is not as `scalelab fit` writes it: {type(error).__name__}: {error}") from None
     raise BadInput(f"--law={path} holds no law: it needs law and params, as `scalelab fit … --json={path}` writes them")
 

@@ -16,6 +16,7 @@ from scalelab.parallel import rules
 from scalelab.plan.machine import absent_devices
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import Memory
+from scalelab.untrusted.documents import read_document
 
 ARGUMENTS = ("parameters", "optimizer", "average", "batch")  # components of a `Memory` that are arguments of the step
 CHILD_PROGRAM = "from scalelab.plan.machine.aot import answer_request; answer_request()"
@@ -80,7 +81,7 @@ def compile_step(
                 f"--compile: the compiler for {machine.chip.name} failed ({done.returncode}): "
                 f"{_exception_line(done.stderr)}"
             )
-        answer = json.loads(out.read_text())
+        answer = read_document(out)
     if "refused" in answer:
         raise BadInput(answer["refused"])
     return CompiledMemory(**answer)

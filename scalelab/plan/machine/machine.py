@@ -5,7 +5,6 @@ Prices are not listed: the user states them. `source` says where a network is ou
 
 import dataclasses
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -13,6 +12,7 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.hardware import chips
 from scalelab.hardware.chips import Chip
 from scalelab.hardware.measured import measured_copy_bytes_per_s, measured_matmul_flops
+from scalelab.untrusted.documents import read_document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,9 +122,11 @@ def this_cpu() -> Machine:
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = read_document(path, follow=True)
     except OSError as error:
         raise BadInput(f"--hardware={path}: {error.strerror}") from None
+    except BadInput:
+        raise
     except ValueError as error:
         raise BadInput(f"--hardware={path} is not JSON: {error}") from None
     if not isinstance(content, dict):

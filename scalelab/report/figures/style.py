@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import io
 import math
 import os
 import pathlib
@@ -21,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.report.tables import csv_text
+from scalelab.untrusted.files import replace_file
 
 INK = "#222222"
 RC_PARAMS: dict[Any, Any] = {
@@ -275,9 +277,9 @@ def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, ro
     folder.mkdir(parents=True, exist_ok=True)
     pdf, table = folder / f"{name}.pdf", folder / f"{name}.csv"
     with _without_layout_tables():
-        fig.savefig(pdf, metadata={"CreationDate": None, "Creator": "scalelab"})
+        _save_figure(pdf, fig, metadata={"CreationDate": None, "Creator": "scalelab"})
     fig.set_layout_engine(None)  # it has done its work; "none" leaves one that has every figure drawn twice
-    table.write_text(csv_text(rows))
+    replace_file(table, csv_text(rows))
     return [str(pdf), str(table)]
 
 
@@ -292,5 +294,12 @@ def write_figure(path: str | os.PathLike[str], fig: Figure, rows: Sequence[dict]
     if path.suffix == ".pdf":
         return write_pdf_and_csv(path.parent, path.stem, fig, rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=150, metadata={"Software": "scalelab"})
+    _save_figure(path, fig, dpi=150, metadata={"Software": "scalelab"})
     return [str(path)]
+
+
+def _save_figure(path: pathlib.Path, fig: Figure, **options: Any) -> None:
+    """Draw a figure into a file that then replaces the old one."""
+    content = io.BytesIO()
+    fig.savefig(content, format=path.suffix.removeprefix("."), **options)
+    replace_file(path, content.getvalue())

@@ -4,17 +4,38 @@ It reads `summary.json` of `scalelab ablate` and the run folders, and fits nothi
 """
 
 import functools
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import records
+from scalelab.jsonfiles import FLAG, LIST, NUMBER, PAIR, TEXT, WHOLE
 from scalelab.report import gather, html
 from scalelab.report.figures.style import format_scientific
 from scalelab.report.parts import ReportPage, logbook_section, origin_section, runs_table
 from scalelab.report.studies import ablation_figures as figures
+from scalelab.sweep.ablate.conduct import PREDICTION_SCHEMA, TUNED_SIDE
 
 STUDY_FILE = "ablation.json"
+STUDY_SCHEMA = {"baseline": TEXT, "variants": {"*": {"*": LIST}}, "tuned": [TEXT]}
+_RUNG_SCHEMA = {
+    "C": NUMBER, "baseline": (NUMBER, None), "variant": (NUMBER, None), "n_seeds": PAIR,
+    "m": {"*": (NUMBER, None)}, "interval90": {"*": (PAIR, None)},
+}  # fmt: skip
+_POINT_SCHEMA = {"C": NUMBER, "m": (NUMBER, None), "interval90": (PAIR, None)}
+_SCORE_SCHEMA = {
+    "predicted": (NUMBER, None), "predicted90": (PAIR, None), "measured": (NUMBER, None), "measured90": (PAIR, None),
+    "agrees": (FLAG, None),
+}  # fmt: skip
+_VARIANT_SCHEMA = {
+    "variant": TEXT, "verdict": TEXT, "criterion": TEXT, "rungs": [_RUNG_SCHEMA], "target": _POINT_SCHEMA,
+    "curve": [_POINT_SCHEMA], "scored": _SCORE_SCHEMA, "notes?": [TEXT],
+}  # fmt: skip
+SUMMARY_SCHEMA = {
+    "study": {"tuned": [TEXT]}, "variants": [_VARIANT_SCHEMA], "prediction": PREDICTION_SCHEMA, "tuning": [TUNED_SIDE],
+    "rows": [{"side": TEXT, "C": NUMBER, "seed": WHOLE, "loss": (NUMBER, None)}], "command?": (TEXT, None),
+}  # fmt: skip
 CURRENCIES = {"flops": "FLOPs", "tokens": "tokens", "time": "time"}
 NOT_SHOWN = (
     "What this setting cannot tell: other data, depths and batches than these; scales beyond the target; and, if only "
@@ -26,11 +47,11 @@ NOT_SHOWN = (
 def report_ablation(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """Write the page of an ablation; without summary.json it shows the runs and says what is missing."""
     folder = page.folder
-    study = records.read_json(folder / STUDY_FILE)
+    study = records.read_json(folder / STUDY_FILE, STUDY_SCHEMA)
     folders = page.readable(records.run_folders(folder))
     rows = [records.read_run(each) for each in folders]
     path = folder / "summary.json"
-    summary = records.read_json(path) if path.exists() else {}
+    summary = records.read_json(path, SUMMARY_SCHEMA) if os.path.lexists(path) else {}
     for result in summary.get("variants", []):
         _variant(page, summary, study["baseline"], result)
     if not summary:

@@ -5,6 +5,7 @@ It reads `summary.json` of `scalelab tune` and the run folders, and fits nothing
 
 import functools
 import math
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from scalelab import records
+from scalelab.jsonfiles import NUMBER, PAIR, SCALAR, TEXT, WHOLE
 from scalelab.report import gather, html
 from scalelab.report.figures.style import (
     ACCENT,
@@ -26,6 +28,21 @@ from scalelab.report.figures.style import (
 from scalelab.report.parts import ReportPage, logbook_section, origin_section, runs_table
 
 STUDY_FILE = "tuning.json"
+_RANGE = {"key": TEXT, "low": NUMBER, "high": NUMBER, "scale": TEXT}
+STUDY_SCHEMA = {"space": [_RANGE], "arms": {"*": {}}}
+_LOSS = (NUMBER, None)
+_ARM_SCHEMA = {
+    "tried": [{"round": WHOLE, "point": [NUMBER], "loss": _LOSS}], "spaces": [[_RANGE]], "notes": [TEXT],
+    "candidates": [{"name": TEXT, "loss": _LOSS, "values": {"*": SCALAR}}],
+    "optimum": ({"status": TEXT, "interval90": {"*": PAIR}}, None),
+    "best_checkpoint": ({"step": WHOLE, "last_step": WHOLE, "loss": NUMBER, "evaluations": WHOLE}, None),
+    "clipping": ({"quantile": NUMBER, "share_clipped": _LOSS}, None),
+}  # fmt: skip
+SUMMARY_SCHEMA = {
+    "verdict": TEXT, "command?": (TEXT, None), "winner": {"values": {"*": SCALAR}, "config": TEXT},
+    "arms": {"*": _ARM_SCHEMA}, "fresh": {"*": [_LOSS]},
+    "stability": {"unstable_lr": _LOSS, "stable_lr": _LOSS, "rates": {"*": _LOSS}, "warmup": (WHOLE, None)},
+}  # fmt: skip
 PARTS = 6  # of a range; the best of each part is the line of a figure
 NOT_SHOWN = (
     "What this cannot tell: values outside the ranges searched, other horizons, sizes and data, and keys that tune() "
@@ -37,11 +54,11 @@ NOT_SHOWN = (
 def report_tuning(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """Write the page of a tuning; without summary.json it shows the runs and says what is missing."""
     folder = page.folder
-    study = records.read_json(folder / STUDY_FILE)
+    study = records.read_json(folder / STUDY_FILE, STUDY_SCHEMA)
     folders = page.readable(records.run_folders(folder))
     rows = [records.read_run(each) for each in folders]
     path = folder / "summary.json"
-    summary = records.read_json(path) if path.exists() else {}
+    summary = records.read_json(path, SUMMARY_SCHEMA) if os.path.lexists(path) else {}
     if summary:
         page.parts.append(_verdict(summary))
         for arm, found in summary["arms"].items():

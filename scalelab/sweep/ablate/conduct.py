@@ -17,6 +17,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.config import Static
 from scalelab.errors import BadInput
+from scalelab.jsonfiles import NUMBER, PAIR, TEXT, WHOLE
 from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
 from scalelab.sweep.ablate import tuning
@@ -27,6 +28,17 @@ from scalelab.sweep.ablate.tuning import TunedSide
 
 Train = Callable[[Mapping[str, ConfigDict]], bool]  # trains all these runs; False if a signal stopped it
 STUDY_FILE = "ablation.json"
+TUNED_SIDE = {
+    "name": TEXT, "trials": WHOLE, "diverged": WHOLE, "how": {"*": TEXT}, "problems": [TEXT],
+    "settings": [{"C": NUMBER, "values": {"*": [NUMBER]}}],
+    "rows": [{"C": NUMBER, "loss": (NUMBER, None), "point": [NUMBER], "*": NUMBER}],
+}  # fmt: skip
+TUNED_SCHEMA = {"sides": [TUNED_SIDE], "tuned_at": NUMBER}
+PREDICTION_SCHEMA = {
+    "C": NUMBER, "predicted_at": NUMBER,
+    "variants": {"*": {"m": (NUMBER, None), "interval90": (PAIR, None), "criterion": (TEXT, None), "why": TEXT}},
+}  # fmt: skip
+THROUGHPUT_SCHEMA = {"*": {"*": [NUMBER]}}
 CURVE_POINTS = 9  # of the trend's band, for the figure
 
 
@@ -42,7 +54,7 @@ def open_study(study: Ablation, folder: pathlib.Path) -> None:
             raise BadInput(f"{str(folder)!r} is not empty and holds no ablation: name another --workdir")
         folder.mkdir(parents=True, exist_ok=True)
     else:
-        before = records.read_json(path)
+        before = records.read_json(path, {})
         for key, value in content.items():
             if key != "seeds" and before.get(key) != value:
                 raise BadInput(
@@ -98,7 +110,7 @@ def _tune(
         return {}
     path = folder / "tuned.json"
     if path.exists():
-        known = dict(_known_trials(study, records.read_json(path)))
+        known = dict(_known_trials(study, read_tuned(study, folder)))
         if not run(known):
             return None
     else:
@@ -111,7 +123,7 @@ def _tune(
             return None
         sides = [tuning.carry_up(study, side, losses) for side in study.sides]
         records.write_json(path, {"sides": [tuned_json(study, each) for each in sides], "tuned_at": time.time()})
-    content = records.read_json(path)
+    content = read_tuned(study, folder)
     for side in content["sides"]:
         note(
             f"{side['name']}, {side['trials']} trials ({side['diverged']} diverged): {'; '.join(side['how'].values())}"
@@ -122,6 +134,21 @@ def _tune(
         side["name"]: {each["C"]: {key: ends[0] for key, ends in each["values"].items()} for each in side["settings"]}
         for side in content["sides"]
     }
+
+
+def read_tuned(study: Ablation, folder: pathlib.Path) -> dict[str, Any]:
+    """The content of tuned.json. BadInput if it is damaged, or not of this study's sides, rungs and keys."""
+    path = folder / "tuned.json"
+    content: dict[str, Any] = records.read_json(path, TUNED_SCHEMA)
+    names, budgets = [side.name for side in study.sides], {rung.flops for rung in study.rungs}
+    sides = content["sides"]
+    parts = [part for side in sides for part in (*side["settings"], *side["rows"])]
+    fits = [side["name"] for side in sides] == names and {part["C"] for part in parts} <= budgets
+    fits = fits and all({part["C"] for part in side["settings"]} == budgets for side in sides)
+    ends = [ends for side in sides for part in side["settings"] for ends in part["values"].values()]
+    if not fits or not all(ends) or any(len(row["point"]) != len(study.tuned) for s in sides for row in s["rows"]):
+        raise BadInput(f"{path} is not of this study's sides, rungs and tuned keys; was it edited?")
+    return content
 
 
 def _known_trials(study: Ablation, tuned: Mapping[str, Any]) -> list[tuple[str, ConfigDict]]:
@@ -185,15 +212,10 @@ def read_rows(study: Ablation, folder: pathlib.Path, rungs: Sequence[Rung]) -> l
         for rung in rungs:
             for seed in range(1, study.seeds + 1):
                 place = folder / "runs" / name_run(side, rung, seed)
-                record = records.read_sound_record(place)
-                if record.get("status") in ("done", "diverged"):
-                    facts = {
-                        "N": record["params"]["total"],
-                        "tokens": record["tokens"],
-                        "flops": record["flops"]["exact"],
-                    }
+                if records.read_record(place).get("status") in ("done", "diverged"):
                     loss = read_loss(folder, place.name)
-                    rows.append({"side": side.name, "C": rung.flops, "seed": seed, "loss": loss} | facts)
+                    row = {"side": side.name, "C": rung.flops, "seed": seed, "loss": loss}
+                    rows.append(row | records.read_size(place))
     return rows
 
 
@@ -211,7 +233,16 @@ def predict_once(
         records.write_json(
             path, {"C": last, "seeds": study.seeds, "variants": predictions, "predicted_at": time.time()}
         )
-    return records.read_json(path)
+    return read_prediction(study, folder)
+
+
+def read_prediction(study: Ablation, folder: pathlib.Path) -> dict[str, Any]:
+    """The content of prediction.json. BadInput if it is damaged, or lacks a variant of this study."""
+    path = folder / "prediction.json"
+    content: dict[str, Any] = records.read_json(path, PREDICTION_SCHEMA)
+    if missing := [side.name for side in study.sides[1:] if side.name not in content["variants"]]:
+        raise BadInput(f"{path} has no prediction of {missing[0]}; was it edited?")
+    return content
 
 
 def _predict(
@@ -249,7 +280,11 @@ def throughput_once(study: Ablation, folder: pathlib.Path) -> dict[str, dict[str
                 measured[programs] = measure_throughput(runs)
             speeds[f"{rung.flops:g}"] = measured[programs]
         records.write_json(path, speeds)
-    return records.read_json(path)
+    content: dict[str, dict[str, list[float]]] = records.read_json(path, THROUGHPUT_SCHEMA)
+    for budget, side in ((f"{rung.flops:g}", side.name) for rung in study.rungs for side in study.sides):
+        if not content.get(budget, {}).get(side):
+            raise BadInput(f"{path} has no speeds of {side} at {budget} FLOPs; was it edited?")
+    return content
 
 
 def score_study(
@@ -259,8 +294,8 @@ def score_study(
     rows = read_rows(study, folder, study.rungs)
     speeds = throughput_once(study, folder)
     rows = [row | {"tokens_per_s": _speed_of(study, row, speeds)} for row in rows]
-    tuned = records.read_json(folder / "tuned.json")["sides"] if study.tuned else []
-    prediction = records.read_json(folder / "prediction.json")
+    tuned = read_tuned(study, folder)["sides"] if study.tuned else []
+    prediction = read_prediction(study, folder)
     problems = {side["name"]: side["problems"] for side in tuned}
     variants = []
     for side in study.sides[1:]:

@@ -56,7 +56,7 @@ class SweepAnswer:
     """Settings by `keys`, in the order of their values; `each_level`: the level of each comparison with the best.
 
     `unassigned`: number of trials whose setting is not known (damaged, or not started). `damaged`: number of runs that
-    can't be read, with or without a known setting.
+    can't be read, with or without a known setting. `left_out`: names of runs that only earlier grids had.
     """
 
     keys: tuple[str, ...]
@@ -65,6 +65,7 @@ class SweepAnswer:
     optima: tuple[LrOptimum, ...]
     unassigned: int = 0
     damaged: int = 0
+    left_out: tuple[str, ...] = ()
 
     @property
     def has_results(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from scipy import special
 
+from scalelab.index.grids import describe_left_out
 from scalelab.sweep.answer.best_lr import INTERVAL_LEVEL
 from scalelab.sweep.answer.ranking import (
     BEST,
@@ -75,6 +76,7 @@ def answer_json(answer: SweepAnswer) -> dict[str, Any]:
         "each_level": answer.each_level,
         "optima": [_optimum_json(optimum) for optimum in answer.optima],
         "unassigned": answer.unassigned,
+        "left_out": list(answer.left_out),
         "sentences": describe_answer(answer),
     }
 
@@ -187,6 +189,8 @@ def _lost_lines(answer: SweepAnswer) -> list[str]:
         lines.append(f"Not finished: {pending} trial{'s' * (pending > 1)}.")
     if repeated:
         lines.append(f"Left out: {repeated} run{'s' * (repeated > 1)} of a setting and seed that was here already.")
+    if answer.left_out:
+        lines.append(f"{describe_left_out(answer.left_out)}.")
     if len({frozenset(ranked.setting.seeds) for ranked in answer.settings if ranked.rank is not None}) > 1:
         lines.append("Settings have different seeds: their means are over different luck; gaps are over shared seeds.")
     if answer.unassigned:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from scalelab import git
 from scalelab.errors import BadInput
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials, WorkerPool
+from scalelab.untrusted.files import read_text
 
 EXECUTORS = ("local", "slurm", "manifest")
 FILE_LINE = re.compile(r"(?:#SBATCH\s+)?(?:--([a-z][a-z-]*)(?:(?:\s*=\s*|\s+)(.*))?|([a-z][a-z-]*)(?:\s*=\s*(.*))?)")
@@ -31,13 +32,14 @@ class Executor(Protocol):
 class Choice:
     """The executor's name; for Slurm the options of sbatch, and how many jobs run at a time (0: all).
 
-    `report` gets lines for the user.
+    `report` gets lines for the user; `config_file` is the command's config, beside which the user's code may lie.
     """
 
     name: str = "local"
     slurm: Mapping[str, str] = dataclasses.field(default_factory=dict)
     max_parallel: int = 0
     report: Callable[[str], None] = lambda line: None
+    config_file: str = ""
 
 
 CHOSEN: list[Choice] = []  # the last one is that of this process
@@ -48,7 +50,7 @@ def read_slurm_file(path: pathlib.Path) -> dict[str, str]:
     if not path.is_file():
         raise BadInput(f"--slurm={path}: there is no such file")
     settings = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_text(path, follow=True).splitlines(), 1):
         if not line.strip() or (line.startswith("#") and not line.startswith("#SBATCH")):
             continue
         match = FILE_LINE.fullmatch(line.strip())
@@ -65,9 +67,12 @@ def is_local() -> bool:
 
 def open_executor(
     folder: pathlib.Path, configs: Collection[Any], allow: Collection[str] = (), take_over: bool = False,
-    judge: Any = None,
+    judge: Any = None, report: Callable[[str], None] = lambda text: None,
 ) -> contextlib.AbstractContextManager[Executor]:  # fmt: skip
-    """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one. BadInput as theirs."""
+    """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one. BadInput as theirs.
+
+    `report` gets a line on each worker of this machine that was killed and is started again.
+    """
     choice = CHOSEN[-1] if CHOSEN else Choice()
     if choice.name == "slurm":
         from scalelab.sweep.executors.slurm import SlurmArray
@@ -76,5 +81,5 @@ def open_executor(
     if choice.name == "manifest":
         from scalelab.sweep.executors.manifest import Manifest
 
-        return Manifest(folder, choice.report, allow, take_over, judge)
-    return WorkerPool(folder, list(configs), allow, take_over, judge)
+        return Manifest(folder, choice.report, allow, take_over, judge, choice.config_file)
+    return WorkerPool(folder, list(configs), allow, take_over, judge, report)

@@ -4,9 +4,10 @@ import os
 import pathlib
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
+from scalelab import records, user_code
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.signals import stop_on_signals
 from scalelab.sweep.executors import jobs, queue
@@ -18,12 +19,22 @@ CANCELLED_FILE = "cancelled"  # in the folder of submissions: those that nobody 
 
 
 class Element:
-    """A pack as submitit's function; `checkpoint` is submitit's protocol for a signal before training listens."""
+    """A pack as submitit's function; `checkpoint` is submitit's protocol for a signal before training listens.
 
-    def __init__(self, folder: str, pack: str, submission: str, judge: Any = None) -> None:
+    `permissions` are of the process that submits: the user code that its user has named.
+    """
+
+    permissions: Mapping[str, Sequence[str]] | None = None  # of an element that an older version submitted
+
+    def __init__(
+        self, folder: str, pack: str, submission: str, judge: Any = None,
+        permissions: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:  # fmt: skip
         self.folder, self.pack, self.submission, self.judge = folder, pack, submission, judge
+        self.permissions = permissions
 
     def __call__(self) -> int:
+        user_code.apply_permissions(self.permissions or {"names": [], "folders": []})
         return train_element(pathlib.Path(self.folder), self.pack, self.submission, self.judge)
 
     def checkpoint(self) -> Any:

@@ -1,26 +1,34 @@
 """A pack as a file, and its training by whatever process finds that file: a job of Slurm, a line of a manifest.
 
-packs/KEY/job.json       the trials' configs, the user code that they may run, the state of the code, the stop rule
+packs/KEY/job.json       the trials' configs, the state of the code, the stop rule
 packs/KEY/starts.jsonl   one line a start and one an end of a process that trains the pack: step, host, code, why
+
+Which user code may run is not in a file: the command that trains a pack carries it (`trust_options`).
 """
 
 import os
 import pathlib
+import shlex
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab import git, records, user_code
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.jsonfiles import NUMBER, TEXT, WHOLE
-from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, log_to
+from scalelab.jsonfiles import LIST, NUMBER, SCALAR, TEXT, WHOLE
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, log_to, log_warning
+from scalelab.untrusted.paths import path_below
+from scalelab.untrusted.text import printable
 
 JOB_FILE, STARTS_FILE = "job.json", "starts.jsonl"
 START_SCHEMA = {"time": NUMBER, "submission": TEXT, "job": TEXT, "host": TEXT, "step": WHOLE, "skew_s?": NUMBER,
                 "code?": (WHOLE, None), "why?": TEXT}  # fmt: skip
+JOB_SCHEMA = {"trials": {"*": {"*": {}}}, "code": {"*": {"*": SCALAR}}, "allow": LIST, "take_over": SCALAR,
+              "stop_if": (TEXT, None)}  # fmt: skip
 
 
 def write_job(
@@ -32,19 +40,49 @@ def write_job(
     place.mkdir(parents=True, exist_ok=True)
     job = {
         "trials": {name: config.to_dict() for name, config in trials.items()},
-        "permissions": user_code.export_permissions(), "code": code or git.code_state(),
-        "allow": sorted(allow), "take_over": take_over, "stop_if": getattr(judge, "rule", None),
+        "code": code or git.code_state(), "allow": sorted(allow), "take_over": take_over,
+        "stop_if": getattr(judge, "rule", None),
     }  # fmt: skip
     records.write_json(place / JOB_FILE, job)
 
 
-def read_job(folder: pathlib.Path, pack: str) -> dict[str, Any]:
-    """Read what `write_job` wrote; BadInput if there is no such pack."""
+def read_job(folder: pathlib.Path, pack: str, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Read what `write_job` wrote; BadInput if there is no such pack, or if its file was edited.
+
+    `report` gets a line about a file of an older version, which says itself which user code may run.
+    """
     path = folder / "packs" / pack / JOB_FILE
-    if not path.exists():
+    if "/" in pack or pack in ("", ".", "..") or not path.exists():
         known = sorted(each.parent.name for each in folder.glob(f"packs/*/{JOB_FILE}"))
         raise BadInput(f"{folder} holds no pack {pack!r}{nearest_hint(pack, known)}")
-    return records.read_json(path)
+    job: dict[str, Any] = records.read_json(path_below(folder, f"packs/{pack}/{JOB_FILE}"), JOB_SCHEMA)
+    if job.pop("permissions", None):
+        report(f"{path} says itself which code may run, which doesn't count: pass --trust, or --config")
+    if not isinstance(job["take_over"], bool) or not all(isinstance(key, str) for key in job["allow"]):
+        raise BadInput(f"{path}: take_over is true or false, allow a list of keys; was it edited?")
+    if not job["trials"]:
+        raise BadInput(f"{path} has no trials; was it edited?")
+    for name, config in job["trials"].items():
+        if "/" in name:
+            raise BadInput(f"{path}: {printable(name)!r} is not the name of a trial; was it edited?")
+        path_below(folder, f"runs/{name}", str(path))
+        try:
+            config_lib.resolve(ConfigDict(config), stored=True)
+        except (BadInput, ValueError, TypeError) as refusal:
+            raise BadInput(f"{path}: trial {name}: {refusal}") from None
+    return job
+
+
+def trust_options(trials: Iterable[ConfigDict], config_file: str) -> str:
+    """Options that let another process run the user code of these trials, for its command line; "" if they have none.
+
+    Only names that this process trusts; `config_file`: beside which the code may lie.
+    """
+    keys = [key for key, record in config_lib.key_records().items() if record.user_code]
+    texts = {config_lib.leaves(config)[key] for config in trials for key in keys}
+    names = sorted(text for text in texts if isinstance(text, str) and ":" in text and user_code.is_trusted(text))
+    options = [f"--trust={name}" for name in names] + [f"--config={config_file}"] * bool(names and config_file)
+    return "".join(f" {shlex.quote(option)}" for option in options)
 
 
 def train_job(
@@ -53,22 +91,22 @@ def train_job(
 ) -> int:  # fmt: skip
     """Train (or resume) a pack in this process, with its output in the pack's log; the exit code, 0, 1 or 75.
 
-    `judge` as `train_pack` has it. `stalled(why)` is called in another thread when no step ends for `train.stall_s`; it
-    must end this process. BadInput and WorkFailed as for `train_pack`.
+    Only user code that the process trusts already is run. `judge` as `train_pack` has it. `stalled(why)` is called in
+    another thread when no step ends for `train.stall_s`; it must end this process. BadInput and WorkFailed as for
+    `train_pack`.
     """
     from scalelab.parallel import processes, pulse
     from scalelab.sweep.pack import train_pack
     from scalelab.train.step.program import cache_compilations
 
     job = read_job(folder, pack)
-    user_code.apply_permissions(job["permissions"])
     log_to(folder / "packs" / pack)
     cache_compilations()
     trials = {name: ConfigDict(config) for name, config in job["trials"].items()}
     beat = pulse.Pulse(stalled) if stalled else None
     if place := processes.find_process_place(None, None, None):
         return _train_among(place, folder, pack, trials, job, stop, beat)
-    verdicts = train_pack(folder, pack, trials, stop=stop, allow=job["allow"], take_over=job["take_over"],
+    verdicts = train_pack(folder, pack, trials, log_warning, stop=stop, allow=job["allow"], take_over=job["take_over"],
                           code=job["code"], judge=judge, pulse=beat)  # fmt: skip
     return STOPPED_EXIT_CODE if "stopped" in verdicts.values() else 0
 
@@ -87,7 +125,7 @@ def _train_among(
         os.write(2, f"{place.name()}: {why}\n".encode())
         os._exit(code)
 
-    facts = {name: str(records.read_json(folder / "packs" / pack / JOB_FILE)["trials"][name]) for name in trials}
+    facts = {name: str(job["trials"][name]) for name in trials}
     stall_s = max(config.train.stall_s for config in trials.values())
     with processes.run_together(place, facts, folder / "packs" / pack, lost, beat, stall_s):
         for name, config in trials.items():

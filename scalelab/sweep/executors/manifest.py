@@ -17,12 +17,15 @@ from scalelab import git
 from scalelab.sweep.executors import jobs
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
+from scalelab.untrusted.files import replace_file
+from scalelab.untrusted.paths import path_below
 
 PLACE = "/sweep"  # where other machines see the sweep's folder
 RESUMING = """\
 # Every command resumes its pack from the last checkpoint, so each may be killed and run again at any time; two at once
 # can't harm a pack (its folder is locked). Exit codes: 0 ended, 75 stopped after saving (run it again), 1 failed (the
 # pack's log.txt says why), 2 bad input (running it again won't help). The folder must be the same for all of them.
+# --trust names your own code that a command may run, --config the file beside which it lies: set it to its place there.
 """
 
 
@@ -31,9 +34,10 @@ class Manifest:
 
     def __init__(
         self, folder: pathlib.Path, report: Callable[[str], None], allow: Collection[str] = (),
-        take_over: bool = False, judge: Any = None,
+        take_over: bool = False, judge: Any = None, config_file: str = "",
     ) -> None:  # fmt: skip
         self.folder, self.report, self.options = folder.absolute(), report, (tuple(allow), take_over, judge)
+        self.config_file = config_file
 
     def __enter__(self) -> "Manifest":
         return self
@@ -48,19 +52,22 @@ class Manifest:
         """Write the packs and the commands that train them; {pack: 75}."""
         for pack, trials in packs.items():
             jobs.write_job(self.folder, pack, trials, code, *self.options)
-        place = self.folder / "manifest"
+        place = path_below(self.folder, "manifest")
         place.mkdir(exist_ok=True)
-        commands = [f"scalelab sweep --workdir={shlex.quote(str(self.folder))} --pack={pack}" for pack in packs]
-        (place / "commands.txt").write_text("\n".join([*commands, ""]))
-        (place / "skypilot.yaml").write_text(skypilot_task(list(packs), self.folder.name))
-        (place / "jobset.yaml").write_text(kubernetes_jobset(list(packs), self.folder.name))
+        configs = [config for trials in packs.values() for config in trials.values()]
+        trust = jobs.trust_options(configs, self.config_file)
+        folder = shlex.quote(str(self.folder))
+        commands = [f"scalelab sweep --workdir={folder} --pack={pack}{trust}" for pack in packs]
+        replace_file(place / "commands.txt", "\n".join([*commands, ""]))
+        replace_file(place / "skypilot.yaml", skypilot_task(list(packs), self.folder.name, trust))
+        replace_file(place / "jobset.yaml", kubernetes_jobset(list(packs), self.folder.name, trust))
         self.report(f"{len(packs)} packs to train elsewhere, in any order: {place}/commands.txt, skypilot.yaml, "
                     "jobset.yaml; when they have ended, the same command goes on")  # fmt: skip
         return dict.fromkeys(packs, STOPPED_EXIT_CODE)
 
 
-def skypilot_task(packs: Sequence[str], name: str) -> str:
-    """A SkyPilot task for one pack, to be launched once a pack."""
+def skypilot_task(packs: Sequence[str], name: str, trust: str = "") -> str:
+    """A SkyPilot task for one pack, to be launched once a pack. `trust`: options for user code."""
     launches = "".join(f"#   sky jobs launch --yes --name={name}-{p} --env PACK={p} skypilot.yaml\n" for p in packs)
     task = {
         "name": dns_name(name),
@@ -71,15 +78,16 @@ def skypilot_task(packs: Sequence[str], name: str) -> str:
         },
         "volumes": {PLACE: "VOLUME"},
         "setup": "pip install scalelab",
-        "run": f"scalelab sweep --workdir={PLACE} --pack=$PACK",
+        "run": f"scalelab sweep --workdir={PLACE} --pack=$PACK{trust}",
     }  # fmt: skip
     head = "# SkyPilot, a managed job a pack. Set resources and VOLUME, which holds the sweep's folder, then:\n"
     return head + launches + RESUMING + yaml.safe_dump(task, sort_keys=False)
 
 
-def kubernetes_jobset(packs: Sequence[str], name: str) -> str:
+def kubernetes_jobset(packs: Sequence[str], name: str, trust: str = "") -> str:
     """A JobSet with one indexed job: each index trains a pack, and is run again after exit code 75 or an eviction."""
-    script = f"set -- {' '.join(packs)}; shift $JOB_COMPLETION_INDEX; exec scalelab sweep --workdir={PLACE} --pack=$1"
+    script = f"set -- {' '.join(packs)}; shift $JOB_COMPLETION_INDEX; "
+    script += f"exec scalelab sweep --workdir={PLACE} --pack=$1{trust}"
     container = {
         "name": "train", "image": "IMAGE", "command": ["sh", "-c", script],
         "resources": {"limits": {"nvidia.com/gpu": 1}},

@@ -2,10 +2,13 @@
 
 Workers come from a fork server that has imported jax but not initialised it. A compiled program serves all later packs
 of its worker, so a pack goes to the worker that has compiled its program. A pack that fails ends its worker, and a new
-worker takes the rest: a crash loses its own trials only. Workers report by files (run folders, `packs/KEY/log.txt`,
-`packs/KEY/spent.jsonl`); the parent hands out packs, watches, and asks for a stop.
+worker takes the rest: a crash loses its own trials only. A pack whose worker was killed is started again, twice at
+most. Workers report by files (run folders, `packs/KEY/log.txt`, `packs/KEY/spent.jsonl`); the parent hands out packs,
+watches, and asks for a stop. A worker's pipe closes with its parent: it saves its pack and ends, and the fork server
+ends with the last worker. A fork server that dies alone takes nobody with it.
 """
 
+import collections
 import contextlib
 import dataclasses
 import multiprocessing
@@ -19,10 +22,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git, records, signals, user_code
+from scalelab import git, signals, user_code
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import expects_accelerator
-from scalelab.sweep.executors import devices
+from scalelab.sweep.executors import deaths, devices
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, run_worker
 
 POLL_S = 0.2
@@ -54,6 +57,16 @@ class _Worker:
     pack: str | None = None
     programs: set[Hashable] = dataclasses.field(default_factory=set)
     stop_sent: bool = False
+    has_closed: bool = False  # its end of the pipe
+
+    def has_died(self) -> bool:
+        """Whether the process has ended. If its fork server was killed, only its end of the pipe tells."""
+        return not self.process.is_alive() and (self.has_closed or self.process.exitcode != deaths.UNKNOWN_EXIT_CODE)
+
+    def signs(self) -> list[Any]:
+        """What becomes ready when the process reports or ends; without its fork server the sentinel always is."""
+        is_known = self.process.exitcode != deaths.UNKNOWN_EXIT_CODE
+        return [self.pipe, self.process.sentinel] if is_known else [self.pipe]
 
 
 class WorkerPool:
@@ -70,8 +83,9 @@ class WorkerPool:
         allow: Collection[str] = (),
         take_over: bool = False,
         judge: Callable[[pathlib.Path], str] | None = None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.folder, self.options = folder, (tuple(allow), take_over, judge)
+        self.folder, self.options, self.report = folder, (tuple(allow), take_over, judge), report
         self.context = _context()
         workers = worker_count(configs)
         # Cores and environment of workers that are not running.
@@ -93,23 +107,30 @@ class WorkerPool:
     ) -> dict[str, int]:  # fmt: skip
         """Train `{pack: {trial: config}}`, roughly in this order. Returns each pack's exit code.
 
-        0 trained, 1 failed (its log holds the reason; other packs go on), 75 stopped. `watch` is called often, with the
-        running packs. Packs that were not started when `stop` turns true are left out of the result.
+        0 trained, 1 failed (its log holds the reason; other packs go on), 75 stopped, negative: killed by that signal
+        again and again. `watch` is called often, with the running packs. Packs that were not started when `stop` turns
+        true are left out of the result.
         """
-        waiting = {pack: _program(configs) for pack, configs in jobs.items()}
-        codes: dict[str, int] = {}
+        programs = {pack: _program(configs) for pack, configs in jobs.items()}
+        waiting, codes, died = dict(programs), dict[str, int](), collections.Counter[str]()
         while waiting or self._busy():
             if stop():
                 waiting.clear()
                 self._ask_to_stop()
             self._hand_out(jobs, waiting, code)
             watch([worker.pack for worker in self._busy() if worker.pack])
-            ends = [end for worker in self._busy() for end in (worker.pipe, worker.process.sentinel)]
-            connection.wait(ends, POLL_S)
-            codes |= {
-                pack: STOPPED_EXIT_CODE if stop() and -code in signals.STOP_SIGNALS else code
-                for pack, code in self._collect_ended().items()
-            }
+            connection.wait([sign for worker in self._busy() for sign in worker.signs()], POLL_S)
+            for pack, exit_code in self._collect_ended().items():
+                died[pack] += deaths.is_death(exit_code)
+                if not deaths.is_death(exit_code):
+                    codes[pack] = exit_code
+                elif stop():
+                    codes[pack] = STOPPED_EXIT_CODE  # the last save stands
+                elif died[pack] > deaths.MOST_RESTARTS:
+                    codes[pack] = exit_code
+                else:  # after the others: the memory that it lacked may be free then
+                    waiting[pack] = programs[pack]
+                    self.report(deaths.note_restart(self.folder, pack, list(jobs[pack]), exit_code, died[pack]))
         return codes
 
     def _ask_to_stop(self) -> None:
@@ -146,11 +167,20 @@ class WorkerPool:
 
     def _start(self) -> _Worker:
         share = self.free.pop()
-        here, there = self.context.Pipe()
-        process = self.context.Process(target=run_worker, args=(self.folder, there, *share, *self.options))
-        with _without_main_import():
-            process.start()
-        there.close()
+        for tries_left in (2, 1, 0):
+            here, there = self.context.Pipe()
+            process = self.context.Process(target=run_worker, args=(self.folder, there, *share, *self.options))
+            try:
+                with _without_main_import():
+                    _ensure_fork_server()
+                    process.start()
+                break
+            except (EOFError, OSError):  # the fork server was killed meanwhile
+                here.close()  # a worker that it has started nevertheless ends
+                if not tries_left:
+                    raise
+            finally:
+                there.close()
         self.workers.append(_Worker(process, here, share))
         return self.workers[-1]
 
@@ -160,7 +190,7 @@ class WorkerPool:
         for worker in self._busy():
             pack, alive = worker.pack, worker.process.is_alive()
             trained = _has_reported(worker)  # after `alive`: the worker may report and end in between
-            if alive and not trained:
+            if not trained and (alive or not worker.has_died()):
                 continue
             assert pack
             codes[pack], worker.pack = 0, None
@@ -206,6 +236,7 @@ def _has_reported(worker: _Worker) -> bool:
     try:
         return worker.pipe.poll() and bool(worker.pipe.recv())
     except (EOFError, OSError):
+        worker.has_closed = True
         return False
 
 
@@ -217,11 +248,16 @@ def _context() -> Any:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED_MODULES)
+    _ensure_fork_server()
+    return context
+
+
+def _ensure_fork_server() -> None:
+    """Start the fork server, again if it was killed."""
     with signals.block_stop_signals():
         resource_tracker.ensure_running()  # unblocks SIGTERM and SIGINT once it has started
         with signals.block_stop_signals():
             forkserver.ensure_running()
-    return context
 
 
 def _cores() -> list[int]:
@@ -246,15 +282,3 @@ def _without_main_import():
     finally:
         for attribute, value in originals.items():
             setattr(main, attribute, value)
-
-
-def mark_failed(folder: pathlib.Path, pack: str, trials: Sequence[str], code: int) -> str:
-    """Write a `failed` event into each run of a crashed pack; returns the last line of the pack's log, the reason."""
-    log = folder / "packs" / pack / "log.txt"
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    why = lines[-1] if lines else f"exit code {code}, nothing logged"
-    for trial in trials:
-        place = folder / "runs" / trial
-        place.mkdir(parents=True, exist_ok=True)
-        records.write_event(place, "failed", None, why)
-    return why

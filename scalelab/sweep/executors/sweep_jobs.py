@@ -10,6 +10,7 @@ from scalelab.errors import WorkFailed
 from scalelab.jsonfiles import NUMBER, WHOLE
 from scalelab.sweep.executors import element, jobs, queue
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
+from scalelab.untrusted.files import append_text, read_end
 
 SUBMISSION_SCHEMA = {"packs": {"*": WHOLE}, "time": NUMBER}
 
@@ -33,25 +34,40 @@ def find_jobs(folder: pathlib.Path) -> dict[str, queue.QueuedJob]:
 
 def settle(folder: pathlib.Path, pack: str, job: queue.QueuedJob | None) -> int | None:
     """The exit code of a pack that has ended; None while it has a job. Why it failed becomes its log's last line."""
-    lines = jobs.read_starts(folder, pack)
-    last = lines[-1] if lines else {}
-    ended = last.get("code") is not None and not last["why"].endswith("; requeued")
+    last = _last_line(folder, pack)
+    ended = _is_end(last)
     if ended and (job is None or last["job"] == job.job):
         code, why = int(last["code"]), last["why"]
     elif job is not None:
         return None
+    elif last and queue.job_state(last["job"]) == "CANCELLED":
+        return STOPPED_EXIT_CODE
     else:
         code, why = 1, describe_loss(folder, pack, last)
     if code not in (0, STOPPED_EXIT_CODE):
-        with open(folder / "packs" / pack / "log.txt", "a") as log:
-            log.write(f"{why}\n")
+        append_text(folder / "packs" / pack / "log.txt", f"{why}\n")
     return code
+
+
+def _last_line(folder: pathlib.Path, pack: str) -> dict[str, Any]:
+    lines = jobs.read_starts(folder, pack)
+    return lines[-1] if lines else {}
+
+
+def _is_end(line: Mapping[str, Any]) -> bool:
+    return line.get("code") is not None and not line["why"].endswith("; requeued")
+
+
+def was_lost(folder: pathlib.Path, pack: str) -> bool:
+    """Whether a pack's job began and has ended without a word: killed, or lost with its node."""
+    last = _last_line(folder, pack)
+    return bool(last) and not _is_end(last)
 
 
 def describe_loss(folder: pathlib.Path, pack: str, last: Mapping[str, Any]) -> str:
     """Why a pack has neither a job nor an end, as far as the files tell."""
     outputs = sorted((element.submissions_folder(folder) / "jobs").glob(f"{last.get('job') or '*'}_*.out"))
-    errors = [line for path in outputs for line in path.read_text(errors="replace").splitlines() if "error" in line]
+    errors = [line for path in outputs for line in read_end(path).splitlines() if "error" in line]
     words = f": {errors[-1].strip()}" if errors else ""
     if not last:
         return f"its Slurm job ended before it wrote into {folder}: is that shared between nodes?{words}"
@@ -63,8 +79,8 @@ def cancel(folder: pathlib.Path) -> int:
     queue.require_slurm()
     try:
         live = find_jobs(folder)
-        with open(element.submissions_folder(folder) / element.CANCELLED_FILE, "a") as marks:
-            marks.writelines(f"{comment}\n" for comment in sorted({job.comment for job in live.values()}))
+        comments = "".join(f"{comment}\n" for comment in sorted({job.comment for job in live.values()}))
+        append_text(element.submissions_folder(folder) / element.CANCELLED_FILE, comments)
         queue.cancel_jobs([job.job for job in live.values()])
     except OSError as error:
         raise WorkFailed(f"Slurm doesn't answer: {error}") from error

@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import records, user_code
+from scalelab.untrusted.files import open_to_append
 
 POLL_S = 0.2
 STOPPED_EXIT_CODE = 75
@@ -56,6 +57,7 @@ def run_worker(
                 folder,
                 pack,
                 trials,
+                log_warning,
                 stop=lambda: signalled() or pipe.poll(),
                 allow=allow,
                 take_over=take_over,
@@ -85,10 +87,17 @@ def log_to(place: pathlib.Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     place.mkdir(parents=True, exist_ok=True)
-    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = open_to_append(place / "log.txt")
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+
+
+def log_warning(facts: Mapping[str, Any]) -> None:
+    """Print a warning of the loop, or who holds the pack; a worker's output is the pack's log."""
+    if "warning" in facts:
+        sys.stderr.write(f"{facts['warning']}\n")
+        sys.stderr.flush()
 
 
 class PackClock:

@@ -42,10 +42,10 @@ def rule_of_fit(path: pathlib.Path) -> dict[str, Any]:
     BadInput if the fit has no law of lr, or its laws are of what a ladder does not know.
     """
     what = f"--rule={FITTED_PREFIX}{path}"
-    content = records.read_json(path)
+    content = records.read_json(path, follow=True)
     if not isinstance(content, dict) or not {"laws", "shared"} <= set(content):
         raise BadInput(f"{what}: not the answer of `scalelab fit … --best-of=lr,batch_tokens --per=N,D --json={path}`")
-    content = records.read_json(path, FIT_SCHEMA)
+    content = records.read_json(path, FIT_SCHEMA, follow=True)
     laws, shared = content["laws"], content["shared"]
     if "lr" not in laws:
         why = content["refused"].get("lr", "it was made without --best-of=lr")

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import optimizer_defaults
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.untrusted.files import read_text
 
 WATCH_COMMENTS = dict.fromkeys(
     ("train.steps_per_dispatch", "eval.every_steps", "eval.batches", "checkpoint.every_steps", "checkpoint.keep_every"),
@@ -88,7 +89,7 @@ def _comments(path: pathlib.Path) -> dict[str, str]:
     The comment of `config.model = base.llama(…)` is that of SIZE_KEYS; "preset" is the first docstring line of the
     preset.
     """
-    text = path.read_text()
+    text = read_text(path, follow=True)
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
     comments = {"preset": ""}

@@ -47,7 +47,7 @@ def conduct_tuning(
     best = stages.change_base(tuning, finals[winner]["values"])
     said = verdict.judge_gain(gain)
     forks.write_forks(folder, tuning.path, {"best": best}, {"best": f"The best trial of {folder}: {said}."})
-    spent = {name: records.read_sound_record(folder / "runs" / name)["flops"]["exact"] for name in runs.trained}
+    spent = {name: records.read_size(folder / "runs" / name)["flops"] for name in runs.trained}
     return {
         "tuning": describe_tuning(tuning),
         "stability": stable,

@@ -50,7 +50,7 @@ def open_study(tuning: Tuning, folder: pathlib.Path) -> None:
     """Write what is tuned, or check it against what is written: BadInput if they differ."""
     content, path = describe_tuning(tuning), folder / STUDY_FILE
     if path.exists():
-        before = records.read_json(path)
+        before = records.read_json(path, {})
         for key, value in content.items():
             if before.get(key) != value:
                 raise BadInput(

@@ -77,8 +77,12 @@ class Checkpoints:
         self.lost = False  # whether the last save failed with a transient error
         self.shares: dict[str, float] = {}  # seconds of the last save: blocked, orbax, hash (for benchmarks)
 
-    def save(self, step: int, states: Mapping[str, Any], last: bool = False) -> None:
+    def save(
+        self, step: int, states: Mapping[str, Any], last: bool = False, ledgers: Mapping[str, Facts] | None = None
+    ) -> None:
         """Start a save of the present values, whatever steps are dispatched next. Raises SaveFailed.
+
+        `ledgers`: {trial: what was counted up to `step`}, for the facts of each.
 
         First waits for the previous save, and raises if it failed; a transient error (EIO, ESTALE) may cost one save,
         but not two in a row. The `last` save is waited for, and tried again. On CPU the values are not copied: the
@@ -86,15 +90,15 @@ class Checkpoints:
         copy to the host has started when this returns. A test checks both.
         """
         self.wait()
-        self._start(step, states)
+        self._start(step, states, ledgers)
         for wait in RETRY_WAITS_S if last else ():
             self._join()
             if not broadcast_from_first(self._failed_transiently):
                 return
             time.sleep(wait)
-            self._start(step, states)
+            self._start(step, states, ledgers)
 
-    def _start(self, step: int, states: Mapping[str, Any]) -> None:
+    def _start(self, step: int, states: Mapping[str, Any], ledgers: Mapping[str, Facts] | None) -> None:
         start, draft = time.perf_counter(), self.folder / f"{step}.tmp"
         self.failure = None
         arguments = (
@@ -104,6 +108,7 @@ class Checkpoints:
             health.inspect_states(states),
             copies.inspect_copies(states),
             log_lengths.log_sizes(self.logs),
+            ledgers or {},
         )
         commit = threading.Thread(target=self._commit, args=arguments, name="commit")
         for wait in (*RETRY_WAITS_S, None) if jax.process_count() == 1 else (None,):
@@ -122,7 +127,7 @@ class Checkpoints:
 
     def _commit(
         self, step: int, draft: pathlib.Path, tree: dict[str, str], inspections: Any,
-        copied: copies.Inspection, sizes: Mapping[pathlib.Path, int],
+        copied: copies.Inspection, sizes: Mapping[pathlib.Path, int], ledgers: Mapping[str, Facts],
     ) -> None:  # fmt: skip
         """Finish a save in the background: when it returns without a failure, the step is committed."""
         process, processes = jax.process_index(), jax.process_count()
@@ -141,7 +146,9 @@ class Checkpoints:
                 "logs": log_lengths.hash_log_prefixes(self.folder, sizes),
             }
             files = hashes.hash_with_others(draft, manifest.list_step_files(draft), processes)
-            manifest.write_manifest(draft, step, files, tree, self.facts, **facts)
+            known = {name: {**each, **({"ledger": ledgers[name]} if name in ledgers else {})}
+                     for name, each in self.facts.items()}  # fmt: skip
+            manifest.write_manifest(draft, step, files, tree, known, **facts)
             for log in self.logs:
                 records.sync_to_disk(log)
             manifest.rename_with_retry(draft, self.folder / str(step))
@@ -227,7 +234,8 @@ class Checkpoints:
             if not fallback and len(candidates) > 1:
                 raise DamagedCheckpoint(f"{tried[step]}; --fallback resumes from the last intact step before it")
         if tried:
-            raise DamagedCheckpoint(f"no intact checkpoint in {self.folder}: {'; '.join(tried.values())}")
+            reasons = "; ".join(tried.values())
+            raise DamagedCheckpoint(reasons if at is not None else f"no intact checkpoint in {self.folder}: {reasons}")
         return None
 
     def _load(self, step: int, like: TargetStates | None, accept: AcceptFacts) -> tuple[Any, dict, list[str]]:

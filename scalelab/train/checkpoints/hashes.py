@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scalelab.errors import WorkFailed
+from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import read_json, retry_transient, write_json
+from scalelab.untrusted.files import open_file
 
 SHARES_NAME = "hashes"
 POLL_S = 0.05
@@ -40,7 +41,7 @@ def hash_files(step_folder: pathlib.Path, names: Sequence[str], sync: bool = Fal
 
     def hash_file(name: str) -> dict[str, Any]:
         def digest() -> dict[str, Any]:
-            with open(step_folder / name, "rb") as file:
+            with open_file(step_folder / name) as file:
                 if sync:
                     os.fsync(file.fileno())
                 sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
@@ -52,6 +53,10 @@ def hash_files(step_folder: pathlib.Path, names: Sequence[str], sync: bool = Fal
             if sync:
                 raise
             return {"error": error.strerror or str(error)}
+        except BadInput:
+            if sync:
+                raise
+            return {"error": "it is a link, or not a file"}
 
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return dict(zip(names, pool.map(hash_file, names), strict=True))

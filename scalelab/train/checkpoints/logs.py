@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.jsonfiles import retry_transient
+from scalelab.untrusted.files import open_file
 
 
 def log_sizes(logs: Sequence[pathlib.Path]) -> dict[pathlib.Path, int]:
@@ -26,7 +27,7 @@ def hash_log_prefixes(folder: pathlib.Path, sizes: Mapping[pathlib.Path, int]) -
 
 def _sha256(path: pathlib.Path, size: int) -> str:
     sha = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while size and (part := file.read(min(size, 2**20))):
             sha.update(part)
             size -= len(part)

@@ -22,6 +22,8 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import fsync, retry_transient
 from scalelab.records import read_record
 from scalelab.train.checkpoints.hashes import hash_files, split_files
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import read_bytes, replace_file
 
 MANIFEST_FORMAT = 1
 HEALTHY = "healthy"
@@ -107,17 +109,10 @@ def write_manifest(
     }
     content = json.loads(_canonical(content))  # the content as a reader gets it
     content["sha256"] = _sha256(content)
-    retry_transient(functools.partial(_write_synced, draft / MANIFEST_NAME, _canonical(content)))
+    retry_transient(functools.partial(replace_file, draft / MANIFEST_NAME, _canonical(content), sync=True))
     for place, _, _ in os.walk(draft):
         fsync(place)
     return content
-
-
-def _write_synced(path: pathlib.Path, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _canonical(content: Any) -> str:
@@ -132,14 +127,16 @@ def read_manifest(step_folder: pathlib.Path) -> dict[str, Any]:
     """Read the manifest of a step. DamagedCheckpoint if it is missing or differs in any bit from what was written."""
     path = step_folder / MANIFEST_NAME
     try:
-        text = retry_transient(path.read_bytes).decode()
-        content = json.loads(text)
+        text = retry_transient(lambda: read_bytes(path)).decode()
+        content = parse_json(text)
         claimed = content["sha256"]
         body = {key: value for key, value in content.items() if key != "sha256"}
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path} is missing: lost, or saved by a scalelab version without manifests") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{path} can't be read: {error.strerror}") from None
+    except BadInput as refusal:  # a link, a pipe
+        raise DamagedCheckpoint(str(refusal)) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedCheckpoint(f"{path} is damaged: not a manifest") from None
     if claimed != _sha256(body) or text != _canonical(content):  # the text too: a flipped blank changes no value
@@ -197,7 +194,7 @@ def _find_changed(step_folder: pathlib.Path, recorded: Mapping[str, Any], names:
 
 def _size(path: pathlib.Path) -> int | None:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError:
         return None
 

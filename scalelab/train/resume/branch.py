@@ -200,4 +200,5 @@ def start_branch(run: Run, trunk: Trunk, progress: Progress) -> state.TrainState
     run.facts["mixed"] = dict(trunk.facts.get("mixed", {}))
     run.event("branch", trunk.step, f"from {trunk.origin['run']} at step {trunk.step}", digest=trunk.origin["digest"])
     start.note_environment_changes(run, trunk.step, trunk.facts, progress)
+    start.count_on(run, trunk.step, trunk.facts, trunk.state, progress)
     return trunk.state

@@ -2,10 +2,12 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from scalelab.data.dataset import Dataset
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.resume import handover, rewind
+from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.run import Run
@@ -28,7 +30,8 @@ def catch_up(
     step, states = start[0], list(start[1])
     for i, (name, run) in enumerate(runs.items()):
         while run.status == "running" and (decision := rewind.pending_decision(run)):
-            state = rewind.follow_decision(run, decision, load_step(run, checkpoints, name, decision["to"]))
+            loaded = load_step(run, checkpoints, name, decision["to"], progress)
+            state = rewind.follow_decision(run, decision, loaded)
             progress(
                 {"warning": f"{name}: {decision['why']} at step {decision['step']}; back at step {decision['to']}"}
             )
@@ -44,8 +47,8 @@ def catch_up(
     return step, states
 
 
-def load_step(run: Run, checkpoints: Checkpoints, name: str, step: int) -> TrainState:
-    """The run's state at a saved step, for the program of one trial."""
+def load_step(run: Run, checkpoints: Checkpoints, name: str, step: int, progress: loop.Progress) -> TrainState:
+    """The run's state at a saved step, for the program of one trial; its ledger goes on from there."""
     (like,) = program.restore_targets(run.spec.static, 1, "turn")
     loaded = checkpoints.load(
         lambda content: {name: handover.select_restorable_fields(content, name, like, run.config)}, at=step
@@ -54,6 +57,7 @@ def load_step(run: Run, checkpoints: Checkpoints, name: str, step: int) -> Train
     state = loaded.states[name]
     if not isinstance(state, TrainState):
         state, _ = handover.complete_state(checkpoints, loaded, name, state, run.spec.static, run.spec.hparams)
+    lineage.count_on(run, step, loaded.facts[name], state, progress)
     return state
 
 
@@ -63,7 +67,7 @@ class HeldStates:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder, self.states = folder, dict[str, TrainState]()
 
-    def save(self, step: int, states: Mapping[str, TrainState], last: bool = False) -> None:
+    def save(self, step: int, states: Mapping[str, TrainState], last: bool = False, ledgers: Any = None) -> None:
         """Keep the states of the `last` step."""
         self.states = dict(states) if last else self.states
 

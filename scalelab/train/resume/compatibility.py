@@ -16,6 +16,7 @@ from scalelab.model import transformer
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.resume import extend, facts
+from scalelab.train.resume.own_code import CODE_GROUP, code_keys
 
 # What the data are, beside the config that names them: a run that went on with other data would be another run.
 DATA_FACTS = ("data.fingerprint", "data.tokenizer")
@@ -26,12 +27,14 @@ def is_frozen(key: str) -> bool:
     """Whether a change of this key, or of a group's every key, makes another run, so that its past follows from no
     one config.
     """
+    if key == CODE_GROUP or key in code_keys():
+        return key == CODE_GROUP or is_identity_key(key)
     return key in (*fixed_keys(), *fixed_groups(), *DATA_FACTS)
 
 
 def check_allowed_keys(keys: Collection[str]) -> None:
     """Raise BadInput for an `--allow-change` that names no key; a group's name stands for all of its keys."""
-    known = [*config_lib.default_values(), *DATA_FACTS]
+    known = [*config_lib.default_values(), *DATA_FACTS, *code_keys()]
     known += [key for key in {name.split(".")[0] for name in known} if is_frozen(key)]
     for key in keys:
         if key not in known:
@@ -44,6 +47,26 @@ def is_untrained(folder: pathlib.Path) -> bool:
     """Whether no step of the run in `folder` was logged or saved: nothing is lost if another config takes it over."""
     trained = records.read_record(folder).get("steps", 0) > 0 or bool(records.read_metrics(folder))
     return not trained and not manifest.find_saved_steps(folder)
+
+
+def check_steps_saved(folder: pathlib.Path) -> None:
+    """Raise BadInput if an unfinished run without a checkpoint must have had one, by its record or logs.
+
+    One that was killed before its first save begins anew. That save has ended before the second one's lines are over.
+    """
+    record = records.read_record(folder)
+    if not (folder / "config.json").exists():
+        return
+    first = record.get("branch_from", {}).get("step", 0)
+    every = records.read_config(folder)["checkpoint"]["every_steps"]
+    trained, lines = record.get("steps", 0), records.read_metrics(folder)
+    logged = max((line["step"] for line in lines), default=0)
+    if trained > first or logged > (first // every + 2) * every:
+        raise BadInput(
+            f"{folder} was trained up to step {max(trained, logged)} and has no checkpoint any more: at step 0 it "
+            f"would erase what it logged; put its checkpoints back, use another --workdir, or delete {folder} to begin "
+            "anew"
+        )
 
 
 def check_continuation(

@@ -12,6 +12,7 @@ from scalelab import set_by
 from scalelab.data.dataset import Dataset
 from scalelab.hardware.versions import installed_versions
 from scalelab.optim.registry import find_optimizer
+from scalelab.train.resume.own_code import SCHEDULE_KEY, diff_own_code
 from scalelab.train.spec import TrainSpec
 
 VERSIONED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -30,15 +31,16 @@ def checkpoint_facts(spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
         "config": spec.config.to_dict(),
         "data": {"fingerprint": dataset.fingerprint, "tokenizer": dataset.description["tokenizer"]},
         "versions": package_versions(),
+        "own_code": spec.own_code,
         # So that weights of a run under somebody's own optimizer can be read without running it.
         "evaluates_another_point": find_optimizer(spec.config.optim.name).evaluated is not None,
     }
 
 
 def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """`{key: (old, new)}` between two `checkpoint_facts`, of config values and of what the data are.
+    """`{key: (old, new)}` between two `checkpoint_facts`: config values, what the data are, `code.KEY` of own code.
 
-    A key that an older scalelab did not know had what is now its default.
+    A key that an older scalelab did not know had what is now its default; of own code it knew nothing.
     """
     before, after = flatten_facts(old), flatten_facts(new)
     after.pop(set_by.NOTES_KEY, None)  # who set a value is not a value
@@ -47,7 +49,14 @@ def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tupl
         if key.startswith(config_lib.USER_OPTIM_PREFIX):
             known.setdefault(key, None)
             after.setdefault(key, None)
-    return {key: (known[key], value) for key, value in after.items() if key in known and known[key] != value}
+    changes = {key: (known[key], value) for key, value in after.items() if key in known and known[key] != value}
+    return changes | _diff_own_code(old, new)
+
+
+def _diff_own_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    before, now = old.get("own_code", {}), new.get("own_code", {})
+    config = config_from_facts(old) if SCHEDULE_KEY in before and SCHEDULE_KEY in now else None
+    return diff_own_code(before, now, config)
 
 
 def config_from_facts(facts: Mapping[str, Any]) -> ConfigDict:

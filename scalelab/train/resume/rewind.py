@@ -20,7 +20,7 @@ from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.parallel.processes import broadcast_from_first, gather_to_host, is_first_process
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import handover
+from scalelab.train.resume import handover, ledger
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.run import Run
@@ -99,7 +99,9 @@ def _clip_factor(spec: TrainSpec, memory: guard.GuardState, entered: int, now: f
 def read_decisions(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """The rewinds of a run so far, by their number."""
     path = folder / FILE
-    content: dict[str, dict[str, Any]] = records.read_json(path)["rewinds"] if path.exists() else {}
+    content: dict[str, dict[str, Any]] = (
+        records.read_json(path, {"rewinds": {"*": {}}})["rewinds"] if path.exists() else {}
+    )
     return content
 
 
@@ -111,7 +113,8 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
         run.keep_record(call.step)
         return False
     decisions = broadcast_from_first(lambda: read_decisions(run.folder))
-    decisions[str(len(decisions) + 1)] = decision
+    given_up = ledger.count_between(run.config, decision["to"], call.step, run.record["flops_per_token"])
+    decisions[str(len(decisions) + 1)] = decision | {"discarded": given_up}
     if is_first_process():
         records.write_json(run.folder / FILE, {"rewinds": decisions})
     first, last = decision["batches"]

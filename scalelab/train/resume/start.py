@@ -1,5 +1,6 @@
 """Where a run starts: at its own last checkpoint, its pack's, or on the weights of another run."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.hf import read
@@ -16,8 +18,9 @@ from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.manifest import HEALTHY, find_saved_steps, list_checkpoint_places, list_strays
-from scalelab.train.resume import compatibility, determinism, handover, mixed
+from scalelab.train.resume import compatibility, determinism, handover, ledger, mixed
 from scalelab.train.resume.facts import describe_version_changes, diff_facts
+from scalelab.train.run.feed import DataShift
 from scalelab.train.run.loop import Progress, StartStates
 from scalelab.train.run.run import Run
 from scalelab.train.spec import TrainSpec
@@ -113,8 +116,12 @@ def _restored_state(
             records.write_event(run.folder, "fallback", loaded.step, text)
         progress({"warning": text})
     note_environment_changes(run, loaded.step, saved, progress)
-    if "tracker_id" in saved:  # and the record may have been lost
-        run.record.setdefault("tracker_id", saved["tracker_id"])
+    if run.spec.own_code and "own_code" not in saved:
+        names = ", ".join(entry["function"] for entry in run.spec.own_code.values())
+        text = f"step {loaded.step} was saved before own code was recorded: whether {names} changed since isn't known"
+        make_warner([run], progress)(text)
+    if "tracker_id" in saved and "tracker_id" not in run.record:  # the record may have been lost
+        run.record |= {key: saved[key] for key in ("tracker_id", "tracker_home") if key in saved}
     for name_of_fact in ("alarms", "rewinds", "changes_by_hand"):
         run.facts.pop(name_of_fact, None)
         run.facts |= {name_of_fact: saved[name_of_fact]} if name_of_fact in saved else {}
@@ -122,11 +129,26 @@ def _restored_state(
     run.facts["mixed"] = mixed.merge_change_entries(loaded.step, saved, run.facts, run.config, fresh)
     if len(run.facts["mixed"]) > len(saved.get("mixed", {})):
         resumed = resumed._replace(guard=guard.begin_window(resumed.guard, loaded.step))
+    count_on(run, loaded.step, saved, resumed, progress)
     if fresh:
         what = f"step {loaded.step} goes on with its weights, its data and a fresh {', '.join(fresh)}"
         run.event("warning", loaded.step, what)
         progress({"warning": what})
     return resumed
+
+
+def count_on(run: Run, step: int, saved: dict[str, Any], resumed: state.TrainState, progress: Progress) -> None:
+    """Let the run's ledger go on from the facts `saved` at `step`; what changes there is said."""
+    number = DataShift.of(resumed.guard).number(step)
+    known = run.facts["data"], run.record["flops_per_token"]
+    config, words = ledger.go_on(run.config, step, saved, number, *known)
+    if config.log.stretches != run.config.log.stretches:
+        static = dataclasses.replace(config_lib.static(config), layout=run.spec.static.layout)
+        run.spec = dataclasses.replace(run.spec, config=config, static=static)
+        run.facts["config"] = config.to_dict()
+    for kind, text in words:
+        run.event("chosen" if kind == "note" else kind, step, text)
+        progress({kind: text})
 
 
 def note_environment_changes(run: Run, step: int, saved: dict[str, Any], progress: Progress) -> None:

@@ -38,6 +38,11 @@ class DataShift(NamedTuple):
         return step + self.by + sum(n for at, n in self.jumps if at <= step)
 
 
+def _order(run: Run) -> tuple[int, str]:
+    """What decides the order of a run's data, among runs that share a program."""
+    return run.config.train.seed, run.config.log.stretches
+
+
 class Feed:
     """The next dispatch's batches, one array [k, R, S+1] a run. And `val`, an array [n, R, S+1] a source.
 
@@ -52,7 +57,7 @@ class Feed:
         sets = [val_batches(part, *size, rows) for part in dataset.parts]
         most = max(map(len, sets))  # of one shape, so that one program scores all
         self.val = [np.pad(s, ((0, most - len(s)), (0, 0), (0, 0)), constant_values=NO_WINDOW) for s in sets]
-        self.batches = {run.config.train.seed: sources.make_train_batches(run.config, dataset) for run in runs}
+        self.batches = {_order(run): sources.make_train_batches(run.config, dataset) for run in runs}
         self.shifts: list[DataShift] = [DataShift()] * len(runs)
         self.ready: tuple[int, dict[Any, np.ndarray]] = (-1, {})
 
@@ -69,9 +74,15 @@ class Feed:
         numbers = {shift: [shift.number(s) for s in range(step, step + self.k)] for _, shift in wanted}
         self.ready = (step, {(s, d): self.batches[s].numbered(numbers[d], self.rows) for s, d in wanted})
 
-    def _key(self, i: int) -> tuple[int, "DataShift"]:
+    def _key(self, i: int) -> tuple[tuple[int, str], "DataShift"]:
         """What decides the batches of run `i`."""
-        return self.runs[i].config.train.seed, self.shifts[i]
+        return _order(self.runs[i]), self.shifts[i]
+
+    def position(self, i: int, step: int) -> tuple[int, dict[str, int]]:
+        """(the number of the batch that run `i` reads after `step`, sequences of each source before it, if several)."""
+        number = self.shifts[i].number(step)
+        rows = self.batches[_order(self.runs[i])].rows_by_source(number)
+        return number, rows if len(rows) > 1 else {}
 
     def take(self, step: int, n: int) -> list[np.ndarray | None]:
         """The batches that `prepare` fetched for this step, or fetch them now; None for a run that has ended."""
@@ -85,7 +96,7 @@ class Feed:
 
         The first `excerpts` of them have the beginning of their text, too.
         """
-        config, batches = self.runs[i].config, self.batches[self.runs[i].config.train.seed]
+        config, batches = self.runs[i].config, self.batches[_order(self.runs[i])]
         windows = batches.window_numbers(self.shifts[i].number(step))
         known = [(row, int(windows[row])) for row in rows if windows[row] != NO_WINDOW]
         lines = []
@@ -121,7 +132,7 @@ class Feed:
         if len(parts) > 1:
             values |= {f"val_loss/{name}": loss for name, loss in each.items()}
             values |= {f"bpb/{part.name}": bits_per_byte(each[part.name], part.bytes_per_token) for part in parts}
-        return values | sources.source_columns(self.batches[run.config.train.seed].seen(step))
+        return values | sources.source_columns(self.batches[_order(run)].seen(step))
 
     def _mean(self, values: Iterable[float]) -> float:
         """The mean of the sources' values, by the tokens of their validation splits."""

@@ -18,6 +18,7 @@ from scalelab import records
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import gather_numbers, make_agreed_flag
 from scalelab.parallel.pulse import Pulse
+from scalelab.train.resume import ledger
 from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call
 from scalelab.train.run.early_stop import Judge
@@ -36,12 +37,15 @@ StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states o
 
 @dataclasses.dataclass
 class TrainOutcome:
-    """The outcome of `train_runs`. `stopped`: whether a signal ended it after saving; `calls`: see `Alarms`, by run."""
+    """The outcome of `train_runs`. `stopped`: whether a signal ended it after saving; `calls`: see `Alarms`, by run.
+
+    `digests`: of the last parameters, by run; None where they are gone.
+    """
 
     final_step: int
     resumed_from: int | None
     tokens_per_s: float
-    digests: list[str]
+    digests: Sequence[str | None]
     stopped: bool
     calls: list[Call | None]
 
@@ -164,8 +168,20 @@ def _take_steps(
             pulse.enter("save", step)
             with pulse.timed("save"):
                 separate = parts.program.separate(states)
-                parts.checkpoints.save(step, dict(zip(parts.names, separate, strict=True)), last or stopped)
+                by_name = dict(zip(parts.names, separate, strict=True))
+                parts.checkpoints.save(step, by_name, last or stopped, _ledgers(parts, step))
     return step, states, stopped
+
+
+def _ledgers(parts: _Parts, step: int) -> dict[str, dict[str, Any]]:
+    """The ledger of each run at `step`, by its name in the checkpoints."""
+    return {
+        name: ledger.write_ledger(
+            run.config, step, *parts.feed.position(i, step), run.flops_before(step), run.record["flops_per_token"],
+            run.facts.get("rewinds", {}),
+        )
+        for i, (name, run) in enumerate(zip(parts.names, parts.runs, strict=True))
+    }  # fmt: skip
 
 
 def _dispatch(parts: _Parts, states: Any, step: int, n: int) -> Any:

@@ -71,7 +71,7 @@ class MetricReader:
                 continue
             scored = self.feed.scored(run, step, losses)
             run.scored(scored)
-            run.write([{"step": step, "tokens": run.tokens_before(step)} | scored | {"time": time.time()}])
+            run.write([_counted(run, step) | scored | {"time": time.time()}])
         self.progress({"step": step} | self._shown("val_loss", [run.val_loss for run in self.runs]))
 
     def _shown(self, name: str, losses: Sequence[float | None]) -> dict[str, Any]:
@@ -93,10 +93,15 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
     lines = []
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:
-            line: dict[str, float] = {"step": step + i + 1, "tokens": run.tokens_before(step + i + 1)}
+            line = _counted(run, step + i + 1)
             line |= {key: as_number(metrics[key][i]) for key in names}
             lines.append(line | {"tokens_per_s": rate, "mfu": mfu, "time": time.time()})
     return lines
+
+
+def _counted(run: Run, step: int) -> dict[str, float]:
+    """The columns of the run's ledger at `step`."""
+    return {"step": step, "tokens": run.tokens_before(step), "flops": run.flops_before(step)["exact"]}
 
 
 def _layer_lines(step: int, n: int, metrics: dict[str, Any]) -> list[dict]:

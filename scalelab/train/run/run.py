@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import pathlib
-import secrets
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +13,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import git, records, set_by
-from scalelab.config import optimizer_defaults, schedule_steps
+from scalelab.config import interplay, optimizer_defaults, schedule_steps, stretches
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
 from scalelab.hardware import chips, device_memory, host_memory, measured
@@ -27,17 +26,18 @@ from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import compatibility, determinism
+from scalelab.train.resume import compatibility, determinism, ledger
 from scalelab.train.resume.facts import checkpoint_facts, package_versions
 from scalelab.train.run import sources
 from scalelab.train.run.metrics import check_trackers, clip_share, open_sinks, write_metric_lines
-from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun
+from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun, bind_tracker
 from scalelab.train.spec import TrainSpec
 from scalelab.train.step import formats_found
 from scalelab.train.step.state import host_bytes
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
 NOTE_KINDS = ("chosen", "taken_over")  # kinds of events of the start that are not warnings
+KEPT_FACTS = ("pack", "init_from", "branch_from", "tracker_id", "tracker_home", "forked_from")  # of a resumed record
 SKIPS_IN_A_ROW = 20  # so many non-finite batches in a row are a divergence
 
 
@@ -70,6 +70,14 @@ class Run:
     def tokens_before(self, step: int) -> int:
         """Tokens predicted in the steps before `step`."""
         return schedule_steps.tokens_before(self.config, step)
+
+    def flops_before(self, step: int) -> dict[str, float]:
+        """Training FLOPs by convention up to `step`, which lies in the last stretch, with what rewinds gave up."""
+        per_token = stretches.total_flops(self.record["flops_per_token"])
+        last = schedule_steps.run_stretches(self.config)[-1]
+        flops = stretches.flops_before(last, self.tokens_before(step), per_token)
+        given_up = ledger.discarded(self.facts.get("rewinds", {}))["flops"]
+        return {name: each + given_up.get(name, 0) for name, each in flops.items()}
 
     def write(self, lines: list[dict], layers: Sequence[dict] = ()) -> None:
         """Append lines to metrics and layers. Of several processes only the first writes, here and below."""
@@ -107,11 +115,16 @@ class Run:
 
     def _open_sinks(self, first_step: int, report: SinkReport) -> None:
         """Open the trackers under the one id of the run; the first process makes it if none is recorded."""
-        tracker_id = self.record.get("tracker_id") or broadcast_from_first(lambda: secrets.token_hex(8))
-        self.record["tracker_id"] = self.facts["tracker_id"] = tracker_id
+        bound = broadcast_from_first(lambda: bind_tracker(self.folder, self.record))
+        self.record |= bound
+        self.facts |= {key: bound[key] for key in ("tracker_id", "tracker_home")}
+        if "forked_from" in bound and any(self.config.log[key] for key in ("tensorboard", "wandb", "sinks")):
+            text = f"{self.folder} is a copy: its trackers get an id of its own, forked from {bound['forked_from']}"
+            self.event("forked", first_step, text)
+            report.note("tracker_id", text)
         sweep = self.folder.absolute().parents[1] if "pack" in self.record else None
         record = MappingProxyType(self.record)
-        run = TrackedRun(self.folder, tracker_id, self.facts["config"], first_step, sweep, record)
+        run = TrackedRun(self.folder, bound["tracker_id"], self.facts["config"], first_step, sweep, record)
         report = dataclasses.replace(report, log=functools.partial(self.event, "warning", None))
 
         def open_in_first() -> None:
@@ -122,7 +135,8 @@ class Run:
     def _take_folder(self, step: int) -> None:
         old = records.read_record(self.folder)
         if old.get("identity") not in (None, self.record["identity"]):
-            records.write_json(self.folder / "record.json", old | {"next_identity": self.record["identity"]})
+            both = {"next_identity": self.record["identity"], "next_own_code": self.spec.own_code}
+            records.write_json(self.folder / "record.json", old | both)
         records.write_json(self.folder / "config.json", self.facts["config"])
         noted = {key: change for key, change in self.changed.items() if not key.startswith("log.")}
         if noted:
@@ -165,8 +179,7 @@ class Run:
         tokens = self.tokens_before(step)
         self.record |= {"status": self.status, "steps": step, "tokens": tokens, "val_loss": self.val_loss}
         self.record |= {"mixed": self.facts["mixed"]} if self.facts.get("mixed") else {}
-        per_token = self.record["flops_per_token"]
-        self.record["flops"] = {("6ND" if k == "6N" else k): v * tokens for k, v in per_token.items()}
+        self.record["flops"] = self.flops_before(step)
         if self.val_loss is not None:
             self.record["bpb"] = bits_per_byte(self.val_loss, self.record["data"]["bytes_per_token"])
             self.record |= {"by_source": self.by_source} if self.by_source else {}
@@ -210,6 +223,7 @@ def open_run(
     ]
     notes = [("chosen", word) for word in filter(None, chosen)]
     notes += [("schedule", word) for word in schedule_steps.schedule_warnings(config)]
+    notes += [("warning", word) for word in interplay.effect_warnings(config)]
     notes += [("LR", word) for word in optimizer_defaults.lr_warnings(config.optim, who)]
     notes += [("layout", word) for word in rules.check_layout(static, static.layout)]
     rules.check_layout_runtime(static, static.layout)
@@ -236,7 +250,7 @@ def open_run(
     if old:
         if "pack" in old and "pack" in facts:
             facts["pack"] = manifest.add_former_packs(facts["pack"], old["pack"])
-        facts = {key: old[key] for key in ("pack", "init_from", "branch_from", "tracker_id") if key in old} | facts
+        facts = {key: old[key] for key in KEPT_FACTS if key in old} | facts
         run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
     run.record |= planned | facts | ({"compiler_options": options} if options else {})
     run.facts["place"] = determinism.hardware_facts(mesh.describe_mesh(run.record["mesh"]), config.train.deterministic)
@@ -269,7 +283,7 @@ def _examine(
     if record.get("status") == IMPORTED_STATUS:
         raise BadInput(f"{folder} holds imported weights, not a run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
-    old = {"config": records.read_config(folder), "data": data}
+    old = {"config": records.read_config(folder), "data": data, "own_code": record.get("own_code", {})}
     try:
         return record, compatibility.check_continuation(str(folder), old, new, allow, has_ended(record, config)), ""
     except BadInput:
@@ -294,6 +308,7 @@ def _describe(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
     return {
         "name": name,
         "identity": spec.identity,
+        **({"own_code": spec.own_code} if spec.own_code else {}),
         "set_by": config_lib.config_value_origins(spec.config),
         "params": count.count_parameters(shape),
         "params_by_group": count.count_parameters_by_group(shape),

@@ -17,10 +17,10 @@ from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.per_layer.refusals import reserve_for_moments
-from scalelab.train.resume import branch, compatibility, determinism, extend, rewind
+from scalelab.train.resume import branch, compatibility, determinism, extend, ledger, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
-from scalelab.train.run.run import Run, open_run
+from scalelab.train.run.run import Run, has_ended, open_run
 from scalelab.train.spec import make_train_spec
 
 
@@ -68,6 +68,7 @@ def train_single(
     config and `allow` doesn't name the keys that differ. WorkFailed if its last checkpoint is damaged, or a save fails.
     """
     compatibility.check_allowed_keys(allow)
+    records.refuse_links(folder)
     device_memory.reserve_gpu_memory()
     determinism.set_deterministic_flags(config, folder)
     reserve_for_moments(config)
@@ -106,6 +107,8 @@ def _open(
     # What a new run starts from is loaded before it takes over the folder.
     new = not lineage.find_last_checkpoint(folder)
     spec = make_train_spec(config, data.hparams)
+    if new:
+        broadcast_from_first(lambda: refuse_lost_checkpoints(folder, config))
     trunk = branch.load_trunk(spec, data) if new else None
     weights = lineage.load_initial_weights(spec) if new and not trunk else None
     run = open_run(folder.name, folder, spec, data, allow, git=code or git.code_state())
@@ -117,6 +120,12 @@ def _open(
     loop.report_resume(run.name, start, config, progress)
     start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
     return run, start, [lineage.start_from_weights(run, weights)] if weights else None
+
+
+def refuse_lost_checkpoints(folder: pathlib.Path, config: ConfigDict) -> None:
+    """BadInput for a run that was saved, is to go on, and has no checkpoint any more (`check_steps_saved`)."""
+    if not has_ended(records.read_record(folder), config):
+        compatibility.check_steps_saved(folder)
 
 
 def _train_to_end(
@@ -131,6 +140,9 @@ def _train_to_end(
 ) -> loop.TrainOutcome:
     """Train until the run ends or stops, and again from an earlier step as often as its guard decides so."""
     c, rewinds = run.config.checkpoint, run.config.guard.policy == "rewind"
+    if run.status != "running" and start is None:
+        progress({"note": f"{run.name}: its checkpoints are gone; this is what its record says"})
+        return loop.TrainOutcome(run.record["steps"], None, 0.0, [None], False, [])
     known, logs, warn = {"run": run.facts}, records.saved_log_paths(run.folder), lineage.make_warner([run], progress)
     keep = (c.keep_last, c.keep_every, known, logs, warn, rewinds)
     while True:
@@ -150,10 +162,10 @@ def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection
     """
     last = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder))
     if last is None:
-        return config, []
+        return (config if config.train.branch_from else ledger.count_from_zero(config)), []
     step, facts = last
-    config = config.copy_and_resolve_references()
-    warning = extend.keep_warmup(facts, config)
+    config, counted = ledger.plan_from_ledger(step, facts, config)
+    warning = "" if counted and config.schedule.warmup_tokens is not None else extend.keep_warmup(facts, config)
     broadcast_from_first(lambda: compatibility.check_schedule_past(folder, step, facts, config, allow))
     return config, [f"{folder}: {warning}"] if warning else []
 

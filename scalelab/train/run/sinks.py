@@ -5,11 +5,14 @@ metrics.jsonl is the record, so a sink that fails costs one line and no training
 
 import dataclasses
 import inspect
+import os
 import pathlib
+import secrets
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput
+from scalelab.stores.urls import is_url, url_of
 from scalelab.user_code import describe_user_error, user_function
 
 Write = Callable[[int, dict[str, float]], Any]
@@ -33,7 +36,7 @@ class TrackedRun(NamedTuple):
     """The argument of a sink's function: one run, or one trial of a pack."""
 
     folder: pathlib.Path
-    tracker_id: str  # the run's for good, also when it is resumed
+    tracker_id: str  # the run's for good, also when it is resumed or moved; a copy has another
     config: Mapping[str, Mapping[str, Any]]
     first_step: int = 0  # the first step that will be written; above zero if the run is resumed
     sweep: pathlib.Path | None = None  # the folder of the sweep that it is a trial of
@@ -84,6 +87,33 @@ def _try_closing(sink: MetricSink) -> None:
         sink.close()
     except Exception:
         return
+
+
+def bind_tracker(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run's record: `tracker_id`, `tracker_home`, the folder it is bound to, and a copy's `forked_from`.
+
+    The folder is created. A run keeps its id in its place and where it was moved; a copy gets an id of its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    home = {"place": url_of(folder) or os.path.realpath(folder), "inode": os.stat(folder).st_ino}
+    tracker_id, former = record.get("tracker_id"), record.get("tracker_home")
+    if tracker_id and (former is None or _is_same_folder(former, home)):  # a record of an older version has no home
+        return {"tracker_id": tracker_id, "tracker_home": home}
+    fork = {"forked_from": tracker_id} if tracker_id else {}
+    return {"tracker_id": secrets.token_hex(8), "tracker_home": home, **fork}
+
+
+def _is_same_folder(former: Mapping[str, Any], home: Mapping[str, Any]) -> bool:
+    """Whether a folder is the one that its record was written in, perhaps moved, and not a copy.
+
+    A rename, of a parent too, keeps the inode; a remounted disk may not, but keeps the path. What was moved to another
+    disk has left its old place, and the folder that this place is in is still there, unlike on another machine.
+    """
+    before, now = former["place"], home["place"]
+    if before == now or is_url(now) or is_url(before):
+        return bool(before == now)
+    moved_to_other_disk = not os.path.lexists(before) and os.path.isdir(os.path.dirname(before))
+    return former["inode"] == home["inode"] or moved_to_other_disk
 
 
 def split_names(text: str) -> list[str]:

@@ -5,24 +5,32 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.config import batch_ramp, mixture_text
-from scalelab.data.batches.batches import TrainBatches, train_batches
+from scalelab.config import mixture_text, schedule_steps, stretches
+from scalelab.data.batches.batches import Begin, TrainBatches, train_batches
 from scalelab.data.dataset import Dataset
+from scalelab.errors import BadInput
 
 
 def make_train_batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
-    """The training batches of a config. BadInput if its mixture or its cap doesn't fit the sources."""
-    train, data = config.train, config.data
-    return train_batches(
-        dataset,
-        config.model.seq_len,
-        train.global_batch,
-        train.seed,
-        train.accumulate,
-        batch_ramp.batch_ramp_steps(config),
-        data.mixture,
-        data.unique_tokens,
-    )
+    """The training batches of a config, those of its noted stretches one after the other.
+
+    BadInput if its mixture or its cap doesn't fit the sources.
+    """
+    batches: TrainBatches | None = None
+    *former, last = schedule_steps.run_stretches(config)
+    for stretch in former:
+        try:
+            batches = _stretch_batches(dataset, stretch, batches)
+        except BadInput:  # they were read from other data, which are not here
+            batches = None
+    return _stretch_batches(dataset, last._replace(**stretches.data_order(config)), batches)
+
+
+def _stretch_batches(dataset: Dataset, stretch: stretches.Stretch, earlier: TrainBatches | None) -> TrainBatches:
+    """The batches of a stretch after those of the `earlier` one."""
+    begin = Begin(stretch.step, stretch.batch, stretch.position, stretch.by_source, earlier) if stretch.batch else None
+    size = stretch.rows * stretch.accumulate, stretch.seed, stretch.accumulate, stretch.ramp
+    return train_batches(dataset, stretch.seq_len, *size, stretch.mixture, stretch.unique_tokens, begin)
 
 
 def reports_sources(config: ConfigDict, dataset: Dataset) -> bool:

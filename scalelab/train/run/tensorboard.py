@@ -90,7 +90,7 @@ def _is_chosen(declared: Any, value: Any, default: Any) -> bool:
 
 def _swept_keys(sweep: pathlib.Path) -> set[str]:
     path = sweep / "sweep.json"
-    values = records.read_json(path).get("values", {}) if path.exists() else {}
+    values = records.read_json(path, {"values?": {"*": {}}}).get("values", {}) if path.exists() else {}
     return {key for trial in values.values() for key in trial}
 
 

@@ -11,7 +11,6 @@ import functools
 import inspect
 import os
 import pathlib
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,12 +18,14 @@ from typing import Any
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun, split_names
+from scalelab.untrusted.files import read_bytes, replace_file
 
 GROUP_CHARACTERS = 128  # at most, of a group's name at W&B
 FINISH_S = 60.0  # longest wait for uploads at the end of a pack; what is left stays on disk, for `wandb sync`
 LEAST_FINISH_S = 5.0  # of it for each trial
 LOGIN_S = 30.0  # longest wait for an answer to W&B's question for a key, on a terminal
-SUMMARY = ("status", "steps", "tokens", "val_loss", "bpb", "params", "flops")  # values of record.json
+SUMMARY = ("status", "steps", "tokens", "val_loss", "bpb", "params", "flops", "forked_from")  # values of record.json
+MOST_WANDB_BYTES = 2**31
 BLOCK, HEADER = 32768, 7  # of a .wandb file: LevelDB's log format after a header of 7 bytes
 ENDS_RECORD = (1, 4)  # kinds of fragments: whole, last
 
@@ -91,7 +92,8 @@ def _send_outcome(tracked: Any, run: TrackedRun) -> None:
     if (notes := _notes(run.folder)) != (tracked.notes or ""):
         tracked.notes = notes
     if kinds:
-        copy = shutil.copy(run.folder / "events.jsonl", tracked.dir)  # of a file elsewhere it says that it links it
+        copy = pathlib.Path(tracked.dir) / "events.jsonl"  # of a file elsewhere it says that it links it
+        replace_file(copy, read_bytes(run.folder / "events.jsonl", MOST_WANDB_BYTES))
         tracked.save(str(copy), base_path=tracked.dir, policy="now")
 
 
@@ -192,7 +194,7 @@ def _logged_steps(path: pathlib.Path) -> Iterator[int]:
 
 def _file_records(path: pathlib.Path) -> Iterator[bytes]:
     """The whole records of a .wandb file: fragments of (checksum, length, kind), none across blocks of 32 KiB."""
-    data, at, whole = path.read_bytes(), HEADER, b""
+    data, at, whole = read_bytes(path, MOST_WANDB_BYTES), HEADER, b""
     while at + HEADER <= len(data):
         if BLOCK - at % BLOCK < HEADER:
             at += BLOCK - at % BLOCK

@@ -81,7 +81,7 @@ def upcast(tree: Any, form: str) -> Any:
 def state_shapes(static: Static) -> TrainState:
     """The shapes and dtypes of a state, for any mesh and batch, without computing it. Cached: do not modify."""
     like = dataclasses.replace(static, model=static.model.plain, layout=Layout(), global_batch=1, accumulate=1)
-    return _shapes(dataclasses.replace(like, batch_ramp=()))
+    return _shapes(dataclasses.replace(like, batch_ramp=(), past=()))
 
 
 @functools.cache

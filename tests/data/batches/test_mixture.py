@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.data.batches import mixture
-from scalelab.data.batches.batches import train_batches
+from scalelab.data.batches.batches import Begin, train_batches
 from scalelab.data.batches.mixture import PATTERN_BLOCK, WindowSource, WindowStream
 from scalelab.errors import BadInput
 from tests.data.example_sources import dataset, reordered
@@ -216,3 +216,22 @@ def test_what_does_not_fit_the_sources_is_refused(data, options, message):
 def test_a_source_shorter_than_a_window_is_named():
     with pytest.raises(BadInput, match="code: the training data hold 10 tokens, a window of seq_len=16 needs 17"):
         read(dataset(web=20_000, code=10), "")
+
+
+@pytest.mark.parametrize("mixture", [MIX, "web=1/2,code=1/2"])
+def test_after_a_changed_batch_and_mixture_each_source_goes_on_where_it_was(data, mixture):
+    """40 batches of BATCH, then of 5 under perhaps another mixture: of each source no window left out, none twice."""
+    before = read(data)
+    begin = Begin(40, 40, 40 * BATCH, before.rows_by_source(40), before)
+    after = train_batches(data, SEQ_LEN, 5, 0, mixture=mixture, begin=begin)
+    rows = np.concatenate([read(data).chunk(0, 40).reshape(-1, SEQ_LEN + 1), after.chunk(40, 900).reshape(-1, 17)])
+    for name, mine in (("code", rows[is_code(rows)]), ("web", rows[~is_code(rows)])):
+        (part,) = (p for p in data.parts if p.name == name)
+        n = (part.train.n_tokens - 1) // SEQ_LEN
+        epochs = [[tuple(row) for row in mine[i : i + n].tolist()] for i in range(0, len(mine) - n + 1, n)]
+        assert epochs and all(len(set(epoch)) == n for epoch in epochs)
+        assert after.seen(940)[name] == (len(mine) * SEQ_LEN, len(mine) / n)
+    np.testing.assert_array_equal(after.batch(39), before.batch(39))  # of before, as they were
+    assert after.seen(40) == before.seen(40) and after.at(39) is before and after.at(40) is after
+    hosts = [after.chunk(40, 9, rows) for rows in (slice(0, 2), np.array([4, 2, 3]))]  # each reads its rows alone
+    np.testing.assert_array_equal(np.concatenate(hosts, axis=1), after.chunk(40, 9)[:, [0, 1, 4, 2, 3]])

@@ -72,14 +72,37 @@ def test_a_worker_that_is_killed_costs_its_own_trial_and_the_next_ones_leave_no_
         name: config_lib.resolve(override(tiny.get_config(), TINY | {"sweep.workers": 1} | p))
         for name, p in points.items()
     }
-    verdicts = run_sweep(tmp_path / "all", trials)
+    notes: list[dict] = []
+    verdicts = run_sweep(tmp_path / "all", trials, notes.append)
     assert verdicts == {name: "failed" if name == "deadly" else "done" for name in points}
+    events = records.read_events(tmp_path / "all" / "runs" / "deadly")
+    assert (events[-1]["kind"], events[-1]["text"]) == ("failed", "killed by SIGKILL 3 times (out of memory?)")
+    texts = [note["warning"].partition(" (deadly): ")[2] for note in notes if "warning" in note]
+    assert texts == [f"its worker was killed by SIGKILL; started again ({i} of 2)" for i in (1, 2)]
     spent = {f.parent.name: records.read_json_lines(f) for f in (tmp_path / "all" / "packs").glob("*/spent.jsonl")}
     assert sorted(len(lines) for lines in spent.values()) == [1, 1, 1, 1]
     assert sum(line["start_s"] > 0 for lines in spent.values() for line in lines) == 2  # one process before, one after
     run_sweep(tmp_path / "fresh", {name: trials[name] for name in ("d", "a")})  # as a worker's first and last
     for name in ("a", "d"):
         assert untimed(tmp_path / "all" / "runs" / name) == untimed(tmp_path / "fresh" / "runs" / name)
+
+
+def deadly_twice(step, h):
+    """A schedule that kills the first two workers that ask for it."""
+    deaths = pathlib.Path(os.environ["SCALELAB_TEST_DEATHS"])
+    if multiprocessing.parent_process() and len(list(deaths.iterdir())) < 2:
+        (deaths / str(os.getpid())).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return h["peak_lr"] * (step >= 0)
+
+
+def test_a_trial_whose_worker_is_killed_twice_is_done_by_the_third_and_the_command_ends_in_0(tmp_path):
+    """As under the out-of-memory killer, when its neighbours have ended meanwhile."""
+    (tmp_path / "deaths").mkdir()
+    more = {"train.steps": 10, "schedule.name": "tests.sweep.executors.test_pool:deadly_twice", "sweep.workers": 1}
+    process, _ = started(tmp_path, more, env={"SCALELAB_TEST_DEATHS": str(tmp_path / "deaths")})
+    assert {row["status"] for row in finish(process)["trials"]} == {"done"}
+    assert len(list((tmp_path / "deaths").iterdir())) == 2
 
 
 def test_a_pack_goes_to_the_worker_that_has_its_program():
@@ -97,7 +120,7 @@ def test_cores_are_shared_out_without_overlap():
     assert pool._split_cores(len(cores) + 1) == [cores] * (len(cores) + 1)
 
 
-def started(folder, more=None):
+def started(folder, more=None, **process):
     """`scalelab sweep` of both widths, far from its end, as leader of a new process group; and its arguments."""
     file = pathlib.Path(folder / "grid.py")
     file.write_text(GRID)
@@ -106,13 +129,13 @@ def started(folder, more=None):
     )
     overrides = [f"--config.{key}={value}" for key, value in values.items()]
     arguments = [f"--config={file}", f"--workdir={folder / 's'}", *overrides, "--json"]
-    return command(*arguments, name="sweep", process_group=0), arguments
+    return command(*arguments, name="sweep", process_group=0, **process), arguments
 
 
 def test_sigterm_to_the_process_group_stops_the_sweep_after_saving(tmp_path):
     """As schedulers, shells and containers send it: to the sweep, its fork server and every worker at once."""
     process, _ = started(tmp_path)
-    folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
+    folders = [tmp_path / "s" / "runs" / name for name in ("d_model=16", "d_model=24")]
     wait_for(lambda: any(records.read_metrics(f) for f in folders), process)
     os.killpg(process.pid, signal.SIGTERM)
     rows = finish(process, code=75)["trials"]
@@ -129,7 +152,7 @@ def test_sigterm_to_the_process_group_stops_the_sweep_after_saving(tmp_path):
 @pytest.mark.slow
 def test_sigterm_to_the_parent_alone_reaches_every_worker_and_the_sweep_goes_on_later(tmp_path):
     process, arguments = started(tmp_path, {"train.steps": 400})
-    folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
+    folders = [tmp_path / "s" / "runs" / name for name in ("d_model=16", "d_model=24")]
     wait_for(lambda: all(records.read_metrics(f) for f in folders), process)
     process.send_signal(signal.SIGTERM)
     rows = finish(process, code=75)["trials"]
@@ -139,15 +162,21 @@ def test_sigterm_to_the_parent_alone_reaches_every_worker_and_the_sweep_goes_on_
 
 
 @pytest.mark.slow
-def test_a_second_sweep_of_the_same_folder_is_refused_and_the_first_trains_each_trial_once(tmp_path, capsys):
+def test_a_second_sweep_of_the_same_folder_waits_says_for_whom_and_trains_nothing_again(tmp_path):
     process, arguments = started(tmp_path, {"train.steps": 400})
-    folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
+    folders = [tmp_path / "s" / "runs" / name for name in ("d_model=16", "d_model=24")]
     wait_for(lambda: any(records.read_metrics(f) for f in folders), process)
     process.send_signal(signal.SIGSTOP)  # so that it surely lives when the second comes; its workers go on
-    assert main(["sweep", *arguments]) == 2
-    assert f"is held by host {socket.gethostname()}, process {process.pid}" in capsys.readouterr().err
+    second, stopped = (command(*arguments, name="sweep") for _ in range(2))
+    for waiting in (second, stopped):
+        lines = iter(waiting.stderr.readline, "")
+        line = next(line for line in lines if "waits" in line)
+        assert f"is held by host {socket.gethostname()}, process {process.pid}" in line
+    stopped.send_signal(signal.SIGTERM)
+    finish(stopped, code=75)
     process.send_signal(signal.SIGCONT)
     assert {row["status"] for row in finish(process)["trials"]} == {"done"}
+    assert {row["status"] for row in finish(second)["trials"]} == {"done"}
     for folder in folders:
         assert [event["kind"] for event in records.read_events(folder)].count("start") == 1
         steps = [line["step"] for line in records.read_metrics(folder) if "train_loss" in line]
@@ -160,5 +189,5 @@ def test_trials_that_diverge_are_results_and_crashed_ones_are_not(tmp_path, caps
     arguments = ["sweep", f"--config={tmp_path / 'grid.py'}", f"--workdir={tmp_path / 's'}", *overrides]
     assert main(arguments) == 0
     assert "2 trials: 1 done, 1 diverged" in capsys.readouterr().err
-    records.write_event(tmp_path / "s" / "runs" / "000-peak_lr=0.001", "failed", None, "Bus error")
+    records.write_event(tmp_path / "s" / "runs" / "peak_lr=0.001", "failed", None, "Bus error")
     assert status.exit_code([row["status"] for row in status.read_trial_rows(tmp_path / "s")]) == 1

@@ -95,6 +95,15 @@ def test_a_rewound_run_equals_the_run_without_the_bad_batches(bad_data, spared, 
     (event,) = [e for e in records.read_events(folder) if e["kind"] == "guard" and e["action"] == "rewind"]
     assert event["batches"] == [SKIPPED[0], SKIPPED[-1]] and event["to"] == 60 and event["signal"] == "persistent"
     record = records.read_record(folder)
+    per_token, given_up = record["flops_per_token"]["exact"], event["cost_steps"] * 8 * 32
+    assert record["tokens"] == 120 * 8 * 32  # what the weights have seen
+    assert record["flops"]["exact"] == per_token * record["tokens"] + per_token * given_up  # what was computed
+    assert records.read_metrics(folder)[-1]["flops"] == record["flops"]["exact"]
+    ledger = manifest.read_manifest(folder / "checkpoints" / "120")["facts"]["run"]["ledger"]
+    assert ledger["discarded"] == {"steps": event["cost_steps"], "tokens": given_up, "flops": {
+        name: each * given_up for name, each in zip(ledger["flops"], (ledger["flops_per_token"][k] for k in (
+            "6N", "chinchilla", "exact")), strict=True)}}  # fmt: skip
+    assert (ledger["position"], ledger["sequences"]) == ((120 + BY) * 8, 120 * 8)  # passed-over batches are not read
     assert record["rewinds"]["1"]["severity"] == 1 and records.read_run(folder)["rewinds"] == 1
     assert all("rewinds" in manifest.read_manifest(folder / "checkpoints" / str(s))["facts"]["run"]
                for s in manifest.list_steps(folder / "checkpoints") if s > 60)  # fmt: skip

@@ -9,13 +9,15 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.train.checkpoints import manifest
 from scalelab.train.run import single
+from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import bits_per_byte
 from tests.data import corpora
 from tests.data.example_sources import dataset
 from tests.train.resume.test_branch import branched
 from tests.train.resume.test_compatibility import SMALL, config
-from tests.train.runs import untimed
+from tests.train.runs import stopped_at, untimed
 
 # 8 sequences of 16 tokens a step.
 RUN = {
@@ -164,3 +166,37 @@ def test_two_prepared_sources_by_command(tmp_path, monkeypatch, capsys):
     overrides.append("--config.data.mixture=wbe=1")
     assert main(["train", "--config=configs/tiny.py", *overrides, f"--workdir={tmp_path}/other"]) == 2
     assert "no source is called 'wbe'; did you mean 'web'?" in capsys.readouterr().err
+
+
+def test_after_another_batch_and_mixture_each_source_goes_on_with_its_next_window(tmp_path):
+    """Steps 9 to 12 of 4 sequences, half of each source: by the rows that were really read."""
+    folder, halves = tmp_path / "run", {"data__mixture": "web=1/2,code=1/2", "train__global_batch": 4}
+    rows = [row for step in taken_rows(folder)[:8] for row in step]
+    stopped_at(folder, 8)
+    later = taken_rows(folder, allow=("data.mixture", "train.global_batch"), **halves)
+    assert [len(step) for step in later] == [4] * 4
+    rows = np.array(rows + [row for step in later for row in step])
+    last, code = evaluations(folder)[-1], (rows > 40).any(axis=1)
+    assert (last["step"], last["tokens"]) == (12, 8 * 8 * 16 + 4 * 4 * 16) and 0 < code[64:].sum() < 16
+    for name, read, unique in (("web", rows[~code], 50), ("code", rows[code], 20)):
+        assert last[f"tokens/{name}"] == 16 * len(read) and last[f"epochs/{name}"] == len(read) / unique
+        for start in range(0, len(read), unique):  # an epoch reads no window twice
+            epoch = {tuple(row) for row in read[start : start + unique].tolist()}
+            assert len(epoch) == len(read[start : start + unique])
+    ledger = manifest.read_manifest(folder / "checkpoints" / "12")["facts"]["run"]["ledger"]
+    assert ledger["by_source"] == {"web": (~code).sum(), "code": code.sum()} and ledger["position"] == len(rows)
+
+
+def taken_rows(folder, allow=(), **changed):
+    """Train, and return the rows of each step that was taken."""
+    taken, take = [], Feed.take
+
+    def taking(self, step, n):
+        batches = take(self, step, n)
+        taken.extend(batches[0][:n])
+        return batches
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "take", taking)
+        single.train_single(config(**(RUN | changed)), folder, allow=allow)
+    return taken

@@ -1,0 +1,148 @@
+"""The ledger of a run: what was counted before each stretch of steps, so that a present config never rewrites the past.
+
+A stretch is the steps taken under one batch, length, mixture and model. A run that never changes these has one, which
+begins at zero, and `log.stretches` is "". Where a run goes on under other values (`train/resume/ledger.py`), the counts
+of its checkpoint begin a new stretch, and all stretches go into `log.stretches` of its config. So whoever asks a config
+for tokens, batches or positions gets what was counted.
+
+Counts are Python integers: 7B runs see 10^13 tokens, and jax has 32 bits here. Nothing is read back from a device: what
+a step takes is known when it is sent, skipped ones included. No arrays here, so that a config is read without numpy.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from scalelab.errors import BadInput
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+# Keys on which tokens, positions or the order of the data depend: a change of one begins a new stretch.
+LEDGER_KEYS = (
+    "train.global_batch", "train.accumulate", "model.seq_len", "schedule.batch_start", "schedule.batch_warmup_tokens",
+    "schedule.batch_stages", "data.mixture", "data.unique_tokens", "train.seed",
+)  # fmt: skip
+
+
+class Stretch(NamedTuple):
+    """One stretch, from `step` on; `tokens`, `sequences`, `flops` (by convention) were counted before it.
+
+    Its first batch is number `batch` (the step, and what the guard passed over), read from `position` on: sequences of
+    the stream before it, passed-over ones included; `by_source`: those of each source, {} for a single one. The rest is
+    what its steps take: `rows` sequences a micro-batch, `accumulate` and `ramp` as in `batch_ramp`.
+    """
+
+    step: int
+    batch: int
+    position: int
+    by_source: dict[str, int]
+    tokens: int
+    sequences: int
+    flops: dict[str, float]
+    rows: int
+    accumulate: int
+    ramp: tuple[int, ...]
+    seq_len: int
+    mixture: str
+    unique_tokens: str
+    seed: int
+
+    def micro_batches_before(self, number: int) -> int:
+        """Micro-batches of the stretch's batches before `number`, counted from 0 as its ramp is."""
+        return number * (self.accumulate - len(self.ramp)) + sum(max(0, number - start) for start in self.ramp)
+
+    def sequences_between(self, first: int, number: int) -> int:
+        """Sequences that the stretch's batches `first` to `number` - 1 take."""
+        return (self.micro_batches_before(number) - self.micro_batches_before(first)) * self.rows
+
+    def position_of(self, number: int) -> int:
+        """Sequences of the stream before batch `number`, in windows of the stretch's length."""
+        return self.position + self.sequences_between(self.batch, number)
+
+
+def first_stretch(config: "ConfigDict", ramp: tuple[int, ...]) -> Stretch:
+    """The stretch of a run that begins under `config`."""
+    return Stretch(0, 0, 0, {}, 0, 0, {}, *step_size(config), ramp, **data_order(config))
+
+
+def step_size(config: "ConfigDict") -> tuple[int, int]:
+    """(sequences a micro-batch, micro-batches a full batch)."""
+    return config.train.global_batch // config.train.accumulate, config.train.accumulate
+
+
+def data_order(config: "ConfigDict") -> dict[str, Any]:
+    """What decides the order of the data, as fields of a stretch."""
+    data = config.data
+    return {
+        "seq_len": config.model.seq_len, "mixture": data.mixture, "unique_tokens": data.unique_tokens,
+        "seed": config.train.seed,
+    }  # fmt: skip
+
+
+def noted_stretches(config: "ConfigDict") -> tuple[Stretch, ...]:
+    """The stretches noted in `log.stretches`; () for a run that had one only.
+
+    They are of the config that goes on: one that has another batch or length than the last stretch was changed since,
+    is another run's, and begins at zero.
+    """
+    stretches = parse_stretches(config.log.stretches) if config.log.stretches else ()
+    fits = stretches and (stretches[-1].rows, stretches[-1].accumulate) == step_size(config)
+    return stretches if fits and stretches[-1].seq_len == config.model.seq_len else ()
+
+
+@functools.lru_cache(maxsize=256)
+def parse_stretches(text: str) -> tuple[Stretch, ...]:
+    """The stretches that `format_stretches` wrote. BadInput for another text."""
+    try:
+        entries = [Stretch(**{**entry, "ramp": tuple(entry["ramp"])}) for entry in json.loads(text)]
+        whole = [n for e in entries for n in (e.step, e.batch, e.position, e.tokens, e.sequences, e.rows, *e.ramp)]
+        sizes = [n for e in entries for n in (e.rows, e.accumulate, e.seq_len)]
+        good = all(type(n) is int and n >= 0 for n in whole) and all(type(n) is int and n > 0 for n in sizes)
+        rising = [(e.step, e.tokens) for e in entries]
+        if not (good and entries and rising == sorted(rising)):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise BadInput(
+            f"log.stretches={text[:40]!r} is not what scalelab wrote there: it is filled in where a run goes on; "
+            "nearest: ''"
+        ) from None
+    return tuple(entries)
+
+
+def format_stretches(stretches: Sequence[Stretch]) -> str:
+    """The text of `log.stretches`; "" for the single stretch of a run that never changed."""
+    return json.dumps([stretch._asdict() for stretch in stretches]) if len(stretches) > 1 else ""
+
+
+def stretch_at(stretches: Sequence[Stretch], step: int) -> Stretch:
+    """The stretch that takes `step`."""
+    return next((stretch for stretch in reversed(stretches) if stretch.step <= step), stretches[0])
+
+
+def stretch_of_batch(stretches: Sequence[Stretch], number: int) -> Stretch:
+    """The stretch that reads batch `number`."""
+    return next((stretch for stretch in reversed(stretches) if stretch.batch <= number), stretches[0])
+
+
+def sequences_before(stretches: Sequence[Stretch], step: int) -> int:
+    """Sequences predicted in the steps before `step`."""
+    stretch = stretch_at(stretches, step)
+    return stretch.sequences + stretch.sequences_between(stretch.step, step)
+
+
+def tokens_before(stretches: Sequence[Stretch], step: int) -> int:
+    """Tokens predicted in the steps before `step`."""
+    stretch = stretch_at(stretches, step)
+    return stretch.tokens + stretch.sequences_between(stretch.step, step) * stretch.seq_len
+
+
+def flops_before(stretch: Stretch, tokens: int, per_token: Mapping[str, float]) -> dict[str, float]:
+    """Training FLOPs by convention of the steps that have seen `tokens`, the last ones in `stretch`."""
+    return {name: stretch.flops.get(name, 0) + each * (tokens - stretch.tokens) for name, each in per_token.items()}
+
+
+def total_flops(per_token: Mapping[str, float]) -> dict[str, float]:
+    """FLOPs a token under the names that totals have: `6ND` for `6N`."""
+    return {("6ND" if name == "6N" else name): each for name, each in per_token.items()}

@@ -1,0 +1,127 @@
+"""Whether runs that say they are running have a living process: their lock's owner and its heartbeat decide.
+
+A run is held by the lock in its folder, or in its pack's. An owner on this host lives while the kernel keeps its lock,
+also when it is suspended; one on another host while its heartbeat is younger than `lock.LEASE_S`, by the file server's
+clock. A run without a lock file is a copy: what is known of a store's lease stands in `lock.LEASE_FILE`, beside it or
+above; without that its record is all there is to go by. Nothing is written.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import functools
+import os
+import pathlib
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from scalelab import lock, records
+from scalelab.errors import BadInput
+from scalelab.jsonfiles import NUMBER, SCALAR
+from scalelab.untrusted.files import open_file
+from scalelab.untrusted.paths import path_below
+
+DEAD_STATUS, DEAD_KEY = "dead", "dead_since"
+UNFINISHED_STATUSES = ("starting", "running")  # of a process that must be there
+LEASE_SCHEMA = {"beat": NUMBER, "held": SCALAR}
+MOST_LOCK_BYTES = 1000
+
+
+def dead_since(run: records.Folder) -> str | None:
+    """When the process of a run that says it is running died, as an ISO time; None if it lives, or nobody can tell."""
+    folder = pathlib.Path(run)
+    for path in (folder / ".lock", _pack_lock(folder)):
+        if path and path.exists():
+            beat = _beat_of_dead(path)
+            break
+    else:
+        beat = _beat_of_store(folder)
+    if beat is None:
+        return None
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
+        return datetime.datetime.fromtimestamp(beat).astimezone().isoformat(timespec="seconds")
+    return None
+
+
+def is_held(folder: records.Folder) -> bool:
+    """Whether a living process holds a folder, as far as its lock tells."""
+    path = pathlib.Path(folder) / ".lock"
+    return path.exists() and _beat_of_dead(path) is None
+
+
+def status_text(row: Mapping[str, Any]) -> str:
+    """The status of a row for people, e.g. `dead since 2026-11-26 12:01`."""
+    since = row.get(DEAD_KEY)
+    return f"{DEAD_STATUS} since {since[:16].replace('T', ' ')}" if since else str(row["status"])
+
+
+def _pack_lock(run: pathlib.Path) -> pathlib.Path | None:
+    """The lock of the pack that trains a run; None for a run alone, or one whose record can't be read."""
+    try:
+        pack = records.read_record(run).get("pack")
+        packs = run.absolute().parent.parent / "packs"
+        return path_below(packs, pathlib.PurePath(pack["checkpoints"]).parent.name) / ".lock" if pack else None
+    except BadInput:
+        return None
+
+
+def _beat_of_dead(path: pathlib.Path) -> float | None:
+    """The last sign of life in a lock, by the file server's clock, if its owner is gone; None if not, or unknown."""
+    try:
+        with open_file(path, MOST_LOCK_BYTES) as file:
+            owner = lock.parse_owner(file.read().decode(errors="replace"))
+            beat = os.fstat(file.fileno()).st_mtime
+            if owner is None or owner.host == socket.gethostname():
+                alive = _is_alive_here(file.fileno(), owner, beat)
+            else:
+                alive = not owner.beats or _now(path.parent) - beat < lock.LEASE_S
+    except (OSError, BadInput):
+        return None
+    return None if alive else beat
+
+
+def _is_alive_here(descriptor: int, owner: lock.LockOwner | None, beat: float) -> bool:
+    """Whether an owner on this host lives; a lock without a name is free, or was taken a moment ago.
+
+    A number without a fresh heartbeat may be another process's now, and one that nobody has here may live in another
+    container: then the kernel is asked, by a shared lock for a moment.
+    """
+    alive = owner is not None and lock.is_process_alive(owner.process)
+    if alive and abs(time.time() - beat) < lock.LEASE_S:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        return alive and error.errno in lock.NO_FLOCK
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def _now(folder: pathlib.Path) -> float:
+    """The time by the clock of the server that keeps a folder; by this host's where nothing can be written there."""
+    with contextlib.suppress(OSError):
+        return time.time() + _seconds_ahead(str(folder), os.stat(folder).st_dev)
+    return time.time()
+
+
+@functools.lru_cache(maxsize=64)
+def _seconds_ahead(folder: str, device: int) -> float:
+    """By how much the file server's clock is ahead; OSError where it can't be asked."""
+    with tempfile.TemporaryFile(dir=folder) as now:
+        return os.fstat(now.fileno()).st_mtime - time.time()
+
+
+def _beat_of_store(run: pathlib.Path) -> float | None:
+    """The last sign of life of a store's owner that is gone, from the copy of its folder."""
+    for place in (run, run.parent.parent):  # a run, or one in a sweep
+        path = place / lock.LEASE_FILE
+        with contextlib.suppress(BadInput):
+            if path.exists():
+                lease = records.read_json(path, LEASE_SCHEMA)
+                return None if lease["held"] else lease["beat"]
+    return None
