@@ -225,6 +225,19 @@ def test_a_branch_and_a_note_are_sound(tmp_path, finished, capsys):
     assert files_named_by_verify(tmp_path / "runs" / "a", capsys) == []
 
 
+def test_own_code_that_was_edited_since_is_named(tmp_path, capsys, monkeypatch):
+    (tmp_path / "my_terms.py").write_text("def values(arrays):\n    return {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    train_single(config(**RUN, train__metrics="my_terms:values"), tmp_path / "runs" / "a")
+    capsys.readouterr()
+    assert main(["checkpoint", "verify", "--all", str(tmp_path)]) == 0
+    assert f"{tmp_path / 'runs' / 'a'}/own code: sound\n" in capsys.readouterr().out
+    (tmp_path / "my_terms.py").write_text("def values(arrays):\n    return {'one': 1.0}\n")
+    assert files_named_by_verify(tmp_path / "runs" / "a", capsys) == ["own code"]
+    (tmp_path / "my_terms.py").unlink()  # another machine need not have it
+    assert files_named_by_verify(tmp_path / "runs" / "a", capsys) == []
+
+
 def test_all_goes_with_verify_alone(run, capsys):
     for arguments in (["list", "--all"], ["verify", "--all", "--step=4"]):
         assert main(["checkpoint", arguments[0], str(run), *arguments[1:]]) == 2

@@ -17,6 +17,7 @@ from scalelab.errors import BadInput
 from scalelab.jsonfiles import numbered_lines
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
+from scalelab.untrusted.files import read_bytes
 
 CODE_LINE = "own code"  # in the place of a file's name
 OPTIONAL_LOGS: dict[str, Mapping[str, Any]] = {
@@ -140,18 +141,24 @@ def _find_false_origins(config: Mapping[str, Any], record: Mapping[str, Any]) ->
 
 
 def _verify_own_code(record: Mapping[str, Any], saved: Saved) -> dict[str, list[str]]:
-    """{CODE_LINE: files of the users' functions that are others here than those the run was trained with}; {} if none.
+    """{CODE_LINE: files of the users' functions that are others here than those the run was trained with}.
 
-    A file that this program can't find is passed over: another machine need not have it.
+    {} if it has no own code, or none that is here: in the current folder, or where Python finds modules.
     """
     codes = record.get("own_code") or saved.facts.get("own_code") or {}
     files = {name: sha for code in codes.values() for name, sha in code.get("files", {}).items()}
-    problems = []
-    for name, sha in files.items():
-        place = next((path for folder in ("", *sys.path) if (path := pathlib.Path(folder, name)).is_file()), None)
-        if place and hashlib.sha256(place.read_bytes()).hexdigest() != sha:
-            problems.append(f"{place} is not the file that the run was trained with (SHA-256 {sha[:10]}…)")
-    return {CODE_LINE: problems} if files else {}
+    folders = [pathlib.Path(folder or ".") for folder in ("", *sys.path)]
+    plain = [name for name in files if not {"..", "/"} & set(pathlib.PurePath(name).parts)]
+    places = {name: next((p for f in folders if (p := f / name).is_file()), None) for name in plain}
+    here = {name: place for name, place in places.items() if place}
+    others = [name for name, place in here.items() if _sha256(place) != files[name]]
+    problems = [f"{here[n]} is not the file that the run was trained with (SHA-256 {files[n][:10]}…)" for n in others]
+    return {CODE_LINE: problems} if here else {}
+
+
+def _sha256(path: pathlib.Path) -> str:
+    content = _try(lambda: read_bytes(path, follow=True))
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else ""
 
 
 def _short(value: Any) -> str:
