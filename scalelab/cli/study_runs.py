@@ -13,6 +13,7 @@ from scalelab.hardware import device_memory
 from scalelab.signals import stop_on_signals
 from scalelab.sweep import status
 from scalelab.sweep.executors import choice
+from scalelab.sweep.live import LiveTrial
 from scalelab.sweep.run import run_sweep
 from scalelab.train.run.single import load_run_dataset
 from scalelab.train.step.program import cache_compilations
@@ -47,7 +48,7 @@ def train_in_pool(folder: pathlib.Path, first: ConfigDict, take_over: bool) -> I
 def describe_trials(folder: pathlib.Path) -> tuple[list[str], list[dict[str, Any]]]:
     """A table of the runs in `folder` as lines, and its rows; also while they run."""
     rows = status.read_trial_rows(folder)
-    texts = [row | {"status": status.status_text(row)} for row in rows]
+    texts = [row | {"status": LiveTrial(row).status_text} for row in rows]
     columns = ("name", "status", "step", "steps", "val_loss")
     cells = [["-" if row.get(key) is None else str(row[key]) for key in columns] for row in texts]
     return [*align_columns([columns, *cells]), status.describe_verdicts([row["status"] for row in rows])], rows

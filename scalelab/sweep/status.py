@@ -7,11 +7,9 @@ from typing import Any
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.index.alive import DEAD_STATUS, status_text
+from scalelab.index.alive import DEAD_STATUS
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
 from scalelab.jsonfiles import WHOLE
-
-__all__ = ("status_text",)  # of index.alive, for readers of trials
 
 # A trial that diverged is a result of its grid, and one that was stopped early by a rule too.
 ENDED_STATUSES = ("done", "diverged", records.STOPPED_EARLY_STATUS)
