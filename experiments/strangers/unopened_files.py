@@ -29,16 +29,7 @@ from scalelab.experiments.strangers.edits import (
 
 def second_files() -> list[Case]:
     """All of this part."""
-    parts = (
-        _corpora(),
-        _weights(),
-        _tokenizers(),
-        _sources(),
-        _tasks_and_machines(),
-        _tables(),
-        _outputs(),
-        _configs(),
-    )
+    parts = (_corpora(), _weights(), _tokenizers(), second_inputs())
     return [case for part in parts for case in part]
 
 
