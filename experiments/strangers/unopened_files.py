@@ -25,6 +25,7 @@ from scalelab.experiments.strangers.edits import (
     text,
     write,
 )
+from scalelab.experiments.strangers.unopened_inputs import second_inputs
 
 
 def second_files() -> list[Case]:
