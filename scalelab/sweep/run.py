@@ -57,6 +57,8 @@ def run_sweep(
         for name, config in trials.items():
             _refuse_other_trial(folder / "runs" / name, config, allow)
         grouped = keep_begun_packs(folder, group_into_packs(trials))
+        for pack in grouped:
+            path_below(folder, f"packs/{pack}")
         records.write_json(
             folder / "sweep.json",
             {

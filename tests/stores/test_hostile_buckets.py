@@ -16,6 +16,7 @@ from scalelab.stores import client, lease, mirror
 from scalelab.stores.urls import local_folder
 from tests.report import synthetic
 from tests.stores.test_commands import TINY
+from tests.stores.test_mirror import save_step
 from tests.train.runs import ROOT
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.parametrize("server", ["s3"], indirect=True)]
@@ -216,14 +217,21 @@ def test_links_and_pipes_in_a_run_are_not_uploaded(server, url, canaries, machin
     (folder / "all").symlink_to(canaries[0].parent)
     os.mkfifo(folder / "pipe")
     (folder / "a\nb").write_text("a name that no reader takes")
+    for step, name in ((1, "manifest.json"), (2, "state/d/array"), (3, "")):
+        save_step(folder, step, b"untouched")
+        if name:
+            (folder / "checkpoints" / str(step) / name).unlink()
+            (folder / "checkpoints" / str(step) / name).symlink_to(canaries[0])
     lines = []
     with mirror.attached(folder, report=lines.append):
         pass
-    assert len(lines) == 3 and all(line.endswith("it is not uploaded") and line.isprintable() for line in lines), lines
+    assert len(lines) == 5 and all(line.endswith("it is not uploaded") and line.isprintable() for line in lines), lines
     machine("reader")
     assert main(["runs", url]) == 0
     copied = {path.name for path in local_folder(url, "read").rglob("*")}
     assert "record.json" in copied and not copied & {"secret.txt", "all", "pipe", "a\nb"}
+    main(["checkpoint", "list", url])
+    assert [path.name for path in (local_folder(url, "read") / "checkpoints").iterdir()] == ["3"]
 
 
 def test_train_deletes_nothing_that_a_strangers_index_names_elsewhere(server, url, canaries, capsys):
