@@ -192,6 +192,14 @@ def test_a_copy_that_the_disk_has_no_room_for_is_refused(server, url, canaries, 
         assert code == 2 and f"{url} lists 10,133,099.2 GB to copy here, and " in line and "SCALELAB_CACHE" in line
 
 
+def test_a_large_copy_is_announced_and_an_object_that_is_shorter_is_damaged(server, url, canaries, capsys):
+    put_index(url, {"a.bin": [["files/x", 2 * 10**9, SHA]]})
+    assert main(["runs", url]) == 1
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == f"{url}: copying 2.0 GB to {local_folder(url, 'read')}"
+    assert f"{url}/files/x is damaged: it has fewer than the 2,000,000,000 bytes saved" in last
+
+
 def test_a_run_that_is_not_sound_leaves_the_others_of_its_folder(server, url, canaries, machine, capsys):
     good = local_folder(f"{url}/good")
     with mirror.attached(good):
