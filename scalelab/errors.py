@@ -41,6 +41,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("scheduler", "lr_schedule", "lr_scheduler"), ("schedule.name",)),
     **dict.fromkeys(("hoffmann", "hoffman"), ("chinchilla_3", "chinchilla")),
 }
+ONE_SLIP = 0.9  # similarity of words of ten letters that differ by one: that one is meant, whatever is part of it
 SHORTEST_PART = 4  # letters of a word that is looked for inside longer names
 
 
@@ -55,8 +56,8 @@ def nearest_hint(word: str, known: Iterable[str]) -> str:
 def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | None:
     """The known name that `word` most likely stands for, or None.
 
-    Tried in turn: equal but for case; equal in another group; the field's other name for it; one inside the other; few
-    letters changed (`cutoff`: the smallest similarity, of 1), within its group if it names one.
+    Tried in turn: equal but for case; equal in another group; the field's other name for it; a letter wrong; one inside
+    the other; few letters changed (`cutoff`: the smallest similarity, of 1), within its group if it names one.
     """
     folded = {name.casefold(): name for name in reversed(known)}
     word = str(word).casefold()
@@ -66,6 +67,8 @@ def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | 
         same = [name for name in folded if name == wanted] or [name for name in folded if name.endswith(f".{wanted}")]
         if len(same) == 1:  # several keys of one name, or files of one ending, tell nothing
             return folded[same[0]]
+    if close := difflib.get_close_matches(word, folded, 1, ONE_SLIP):
+        return folded[close[0]]
     parts = [name for name in folded if min(len(name), len(option)) >= SHORTEST_PART]
     inside = [name for name in parts if option in name or name in option]
     if close := difflib.get_close_matches(word, inside, 1, 0):

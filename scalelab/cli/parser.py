@@ -3,6 +3,7 @@
 import argparse
 import functools
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -15,8 +16,11 @@ from scalelab.cli.help import COLUMNS, fit_columns, split_example
 from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
+from scalelab.numbers.written import parse_count, parse_whole
 from scalelab.stores.urls import is_url, local_folder
 from scalelab.untrusted.text import as_utf8, escape_text
+
+LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
 
 
 class Parser(argparse.ArgumentParser):
@@ -141,6 +145,27 @@ def config_path(text: str) -> str:
     if path != text:
         print_status(f"--config={text}: {path}")
     return path
+
+
+def whole_number(text: str) -> int:
+    """argparse type for a whole number, also as people write it: 20k."""
+    try:
+        return parse_whole(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, such as 20000 or 20k") from None
+
+
+def count_above_zero(text: str) -> float:
+    """argparse type for parameters, tokens or FLOPs: a number above zero, also as people write it: 7B, 1.4T."""
+    try:
+        value = parse_count(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero, such as 7e9 or 7B")
+    if not 1 / LARGEST_VALUE <= value <= LARGEST_VALUE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST_VALUE:g} and {LARGEST_VALUE:g}")
+    return value
 
 
 def emit_json(result: Any, destination: str | None) -> None:

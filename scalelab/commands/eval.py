@@ -13,7 +13,7 @@ Runs on one device, in the run's precision. Exit code: 0 done, 1 the checkpoint 
     scalelab eval runs/mine --tasks=keywords.jsonl
 """
 
-from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json
+from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json, whole_number
 from scalelab.cli.progress import WorkProgress
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
@@ -27,7 +27,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--data", metavar="DIR", help="a prepared folder to use instead of the run's own data")
     parser.add_argument("--tasks", metavar="FILES", default="", help="task files (JSON lines), separated by commas")
     parser.add_argument(
-        "--sequences", type=int, default=1000, metavar="N", help="at most N of each source; 0: all (default 1000)"
+        "--sequences",
+        type=whole_number,
+        default=1000,
+        metavar="N",
+        help="at most N of each source; 0: all (default 1000)",
     )
     options = parser.parse_args(rest)
     if options.sequences < 0:

@@ -20,7 +20,7 @@ from typing import Any
 
 from scalelab import config as config_lib
 from scalelab import git
-from scalelab.cli.parser import Parser, config_path, emit_json, folder_path, print_status
+from scalelab.cli.parser import Parser, config_path, count_above_zero, emit_json, folder_path, print_status
 from scalelab.cli.progress import RunProgress
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
     overrides, rest = split_overrides(argv)
     parser = Parser("proxy", __doc__)
     parser.add_argument("--config", required=True, type=config_path, metavar="FILE", help="the recipe, a config file")
-    parser.add_argument("--flops", required=True, type=float, metavar="C", help="FLOPs that the whole sweep may cost")
+    cost = "FLOPs that the whole sweep may cost"
+    parser.add_argument("--flops", required=True, type=count_above_zero, metavar="C", help=cost)
     parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--out", metavar="FILE", help="the recipe with its learning rate (default: DIR/target.py)")
     parser.add_argument(
@@ -41,8 +42,8 @@ def main(argv: list[str]) -> int:
         "--lrs", metavar="A,B,…", help="learning rates of the twin (default: 1/8 to 8 x the recipe's, by octaves)"
     )
     options = parser.parse_args(rest)
-    if options.seeds < 1 or not options.flops > 0:
-        raise BadInput(f"--seeds={options.seeds} and --flops={options.flops:g}: both must be above zero")
+    if options.seeds < 1:
+        raise BadInput(f"--seeds={options.seeds} must be above zero; nearest: 1")
     out = pathlib.Path(options.out or options.workdir / "target.py")
     if out.suffix != ".py" or out.resolve() == pathlib.Path(options.config).resolve():
         raise BadInput(f"--out={out} must be a new file that ends in .py")

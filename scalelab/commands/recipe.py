@@ -22,7 +22,7 @@ import pathlib
 import sys
 from typing import Any
 
-from scalelab.cli.parser import Parser, emit_json
+from scalelab.cli.parser import Parser, emit_json, whole_number
 from scalelab.errors import BadInput
 
 TWIN_STEPS = 500
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--shrink", nargs="?", const="64", metavar="WIDTH", help="its scaled-down twin as a config file"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help=f"steps of the twin (default: {TWIN_STEPS})")
+    parser.add_argument("--steps", type=whole_number, metavar="N", help=f"steps of the twin (default: {TWIN_STEPS})")
     parser.add_argument("--out", metavar="FILE", help="where to write the twin, a file that ends in .py")
     options = parser.parse_args(argv)
 

@@ -27,7 +27,7 @@ import pathlib
 import re
 from typing import Any
 
-from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
+from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table, whole_number
 from scalelab.errors import BadInput
 
 WINDOW = re.compile(r"(.+)@(\d+)\.\.(\d+)")
@@ -68,7 +68,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--what-if", action="append", default=[], metavar="PARTS", help="what to change; may be repeated"
     )
     parser.add_argument("--find-batches", action="store_true", help="find the batches that bring the spike")
-    parser.add_argument("--after", type=int, default=AFTER, metavar="N", help=f"steps after B (default: {AFTER})")
+    parser.add_argument("--after", type=whole_number, default=AFTER, metavar="N", help=f"steps after B ({AFTER})")
     parser.add_argument("--price", type=float, metavar="X", help="price of a device-hour, in any currency")
     parser.add_argument("--plot", metavar="PATH", help="write the loss curves as a figure (.png, or .pdf with its CSV)")
     add_trust_option(parser)

@@ -32,6 +32,7 @@ from scalelab.cli.parser import (
     emit_json,
     folder_path,
     print_status,
+    whole_number,
 )
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
@@ -53,9 +54,9 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--config", type=config_path, metavar="FILE", help="a config file with get_config() and tune()")
     add("--workdir", type=folder_path, metavar="DIR", help="the tuning's folder; again to resume")
-    add("--trials", type=int, default=48, metavar="T", help="runs in all, probes and fresh seeds too (default: 48)")
+    add("--trials", type=whole_number, default=48, metavar="T", help="runs in all, probes and fresh seeds too (48)")
     add("--rounds", type=int, default=3, metavar="R", help="rounds of short runs (default: 3)")
-    add("--short", type=int, metavar="S", help="steps of a short run (default: a third of train.steps)")
+    add("--short", type=whole_number, metavar="S", help="steps of a short run (default: a third of train.steps)")
     add("--confirm", type=int, default=2, metavar="K", help="best short runs that are trained in full (default: 2)")
     add("--seeds", type=int, default=3, metavar="K", help="fresh seeds before it is adopted (default: 3)")
     add("--dry-run", action="store_true", help="print the plan and the first round; train nothing")

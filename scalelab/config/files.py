@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from scalelab import set_by, user_code
 from scalelab.config.keys import default_values, key_records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.numbers.written import parse_whole
 from scalelab.untrusted.files import read_bytes
 
 if TYPE_CHECKING:
@@ -229,10 +230,7 @@ def _parse(key: str, text: str, kind: type, default: Any) -> Any:
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         if kind is int:
-            number = float(text.replace("_", ""))
-            if number != int(number):
-                raise ValueError
-            return int(text.replace("_", "")) if text.replace("_", "").lstrip("+-").isdigit() else int(number)
+            return parse_whole(text)
         return kind(text)
     except (ValueError, KeyError, OverflowError):
         wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)

@@ -32,15 +32,28 @@ class Range:
     def __str__(self) -> str:
         return f"{'(' if self.above_low else '['}{self.low}, {self.high}]"
 
-    def refusal(self, value: float) -> str:
-        """Why `value` is refused, and the nearest good value; "" if it lies in the range."""
+    def refusal(self, value: float, default: float | None = None) -> str:
+        """Why `value` is refused, and the nearest good value; "" if it lies in the range.
+
+        `default`: the key's, which is named where no number is nearest: below an excluded bound, and for what is none.
+        """
         if value in self:
             return ""
         if self.positive and 0 < value < math.inf:
             return f"={value:.6g} is more than can be counted; nearest: {self.high}"
         if self.positive:
             return f"={value} must be finite and above zero; the nearest good value is 1"
+        if math.isnan(value):
+            return f"={value} is outside {self}, not a number; nearest: {self._example(default)}"
+        if value <= self.low and self.above_low:
+            return f"={value} is outside {self}; nearest: a number above {self.low}, such as {self._example(default)}"
         return f"={value} is outside {self}; nearest bound: {self.low if value <= self.low else self.high}"
+
+    def _example(self, default: float | None) -> float:
+        """A number in the range: the default if there is one."""
+        if default is not None:
+            return default
+        return min(1.0, self.high) if self.above_low else self.low
 
 
 COUNT = Range(1, 2**31 - 1, positive=True)  # of steps, sequences and sizes: XLA counts in int32

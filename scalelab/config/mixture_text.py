@@ -4,6 +4,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from scalelab.errors import BadInput
+from scalelab.numbers.written import parse_count
 
 
 class MixtureStage(NamedTuple):
@@ -70,7 +71,7 @@ def parse_unique_tokens(text: str) -> dict[str, int]:
     if not text.strip():
         return {}
     text = text if "=" in text else f"={text}"
-    tokens = parse_named_numbers("data.unique_tokens", text, "1e6, or web=1e6,code=2e6")
+    tokens = parse_named_numbers("data.unique_tokens", text, "1e6, or web=10M,code=2e6", counts=True)
     for name, number in tokens.items():
         if number.denominator != 1 or not number:
             part = f"{name}={float(number):g}".lstrip("=")
@@ -78,14 +79,17 @@ def parse_unique_tokens(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in tokens.items()}
 
 
-def parse_named_numbers(key: str, text: str, example: str) -> dict[str, Fraction]:
-    """`"a=0.1,b=1/3"` -> {name: number}, exact. BadInput naming `key`: not NAME=NUMBER, below 0, a name twice."""
+def parse_named_numbers(key: str, text: str, example: str, counts: bool = False) -> dict[str, Fraction]:
+    """`"a=0.1,b=1/3"` -> {name: number}, exact. BadInput naming `key`: not NAME=NUMBER, below 0, a name twice.
+
+    `counts`: also `10M`, as in tables.
+    """
     numbers: dict[str, Fraction] = {}
     for part in text.split(","):
         name, sign, value = (piece.strip() for piece in part.partition("="))
         try:
-            number = Fraction(value)
-        except (ValueError, ZeroDivisionError):
+            number = Fraction(parse_count(value)) if counts and value[-1:].isalpha() else Fraction(value)
+        except (ValueError, OverflowError, ZeroDivisionError):
             number = Fraction(-1)
         if not sign or not 0 <= number < 2**63:
             raise BadInput(f"{key}: {part.strip()!r} is not a name and a number from 0 to 2^63; e.g. {example}")

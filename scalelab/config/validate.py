@@ -54,7 +54,7 @@ def check_choice(name: str, value: Any) -> None:
 def check_range(name: str, value: Any) -> None:
     """Raise BadInput if `value` lies outside the range of the key `name`; None is derived later."""
     record = key_records()[name]
-    if record.range and value is not None and (refusal := record.range.refusal(value)):
+    if record.range and value is not None and (refusal := record.range.refusal(value, record.default)):
         raise BadInput(name + refusal)
 
 

@@ -14,8 +14,9 @@ from scalelab import records
 from scalelab.config.keys import default_values
 from scalelab.diagnose.sample import DataSample, sample_data
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.jsonfiles import last_line
 from scalelab.optim import schedules
-from scalelab.train.checkpoints import manifest
+from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.resume.facts import config_from_facts
 
 
@@ -44,7 +45,9 @@ class Evidence:
     """What a run has. `values`: config by `group.key`, keys of older runs at their defaults.
 
     `rows`: lines of training, `evaluations`: lines with `val_loss`, `layers`, `events`: their files. `manifests`: of
-    the saved steps; `damage`: files that differ from them. `data`: a sample of the data, or None and why in `no_data`.
+    the saved steps; `damage`: files that differ from them. `lost`: what a save or the record knows of lines of metrics
+    that are gone; `edited`: what they know of logs whose values are others. `data`: a sample of the data, or None and
+    why in `no_data`.
     `probes`: measurements of `probes/` by name, {} without --live.
     """
 
@@ -60,6 +63,8 @@ class Evidence:
     data: DataSample | None = None
     no_data: str = ""
     probes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    lost: Sequence[str] = ()
+    edited: Sequence[str] = ()
 
     @property
     def config(self) -> ConfigDict:
@@ -116,10 +121,12 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
     record, lines = records.read_record(folder), records.read_metrics(folder)
     data, no_data = _data(folder)
     manifests, damage = _manifests(folder)
+    lost, edited = _describe_lost_lines(folder, stored, record, lines)
     return Evidence(
         folder, default_values() | stored, record,
         [line for line in lines if "train_loss" in line], [line for line in lines if "val_loss" in line],
         records.read_layers(folder), records.read_events(folder), manifests, damage, data, no_data,
+        lost=lost, edited=edited,
     )  # fmt: skip
 
 
@@ -139,6 +146,38 @@ def _data(folder: pathlib.Path) -> tuple[DataSample | None, str]:
         ), ""
     except (BadInput, WorkFailed, OSError) as error:
         return None, str(error)
+
+
+def _describe_lost_lines(
+    folder: pathlib.Path, values: Mapping[str, Any], record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], list[str]]:
+    """(lines that the newest checkpoint or the record knows of and that are gone, values that are others)."""
+    saved, lost, edited = manifest.find_saved_steps(folder), [], []  # type: Any, list[str], list[str]
+    for step in sorted(saved, reverse=True):
+        place, _ = saved[step]
+        try:
+            problems = logs.find_lost_logs(place, manifest.read_manifest(place / str(step)))
+        except WorkFailed:  # damaged: `damage` says so
+            continue
+        for path, text in problems:
+            if path.parent.resolve() != folder.resolve():
+                continue
+            if path.name == "metrics.jsonl" and _last_step(path) + int(values.get("log.every_steps", 1)) <= step:
+                lost.append(text)
+            elif path.exists():  # without layers.jsonl the checks that ask for it say so
+                edited.append(text)
+        break
+    try:
+        records.read_sound_record(folder)
+    except BadInput as error:
+        (edited if lines or not record else lost).append(str(error))
+    return lost, edited
+
+
+def _last_step(log: pathlib.Path) -> int:
+    """The step of a log's last line; 0 without any."""
+    line = last_line(log, lambda row: isinstance(row.get("step"), int)) or {}
+    return int(line.get("step", 0))
 
 
 def _manifests(folder: pathlib.Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:

@@ -7,6 +7,7 @@ coordinator's address; a stranger without proof gets a random number and is drop
 import contextlib
 import errno
 import json
+import os
 import pathlib
 import queue
 import selectors
@@ -16,12 +17,19 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, WorkFailed
 from scalelab.parallel import handshake
 from scalelab.parallel.peers import LOCAL_S, PeerLine, ProcessPlace
 from scalelab.untrusted.documents import parse_json
 
+NOTICE_S = 10.0  # without all processes under Slurm, before a line says so
 MEET_TIMEOUT_S = 120.0  # largest time between the starts of the first and the last process of a run
+
+START_WITH_SRUN = (
+    "SLURM_NTASKS says that there are several: start all with srun scalelab ... (in a shell of salloc nobody does), "
+    "or train in one process with SLURM_NTASKS=1"
+)
+REFUSALS: dict[str, type[Exception]] = {"stop": BadInput, "fail": WorkFailed}  # what process 0 sends, and its error
 
 Facts = Mapping[str, Any]
 Hello = Mapping[str, Any]  # index, processes, facts
@@ -34,7 +42,8 @@ def meet_processes(
 
     Returns lines to the peers by index, and HOST:PORT of jax's service, which process 0 tells the others. Process 0 has
     a line to each process, the others one to it. All must see `folder`, which holds their secret.
-    BadInput, in every process that could be reached, for a process that doesn't come, comes twice, or has other facts.
+    BadInput, in every process that could be reached, for a process that doesn't come, comes twice, or has other facts;
+    WorkFailed where Slurm chose the port or starts the processes, and nobody gave an option.
     """
     if place.index:
         line, service = _arrive(place, facts, folder, within_s)
@@ -50,7 +59,7 @@ def _arrive(place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: f
         try:
             line = PeerLine(socket.create_connection(place.address, LOCAL_S))
         except socket.gaierror as error:
-            raise BadInput(f"--coordinator={place.coordinator}: no such host ({error.strerror})") from None
+            raise BadInput(f"{place.origin}: no such host ({error.strerror})") from None
         except OSError:
             time.sleep(0.1)  # nobody there yet
             continue
@@ -58,14 +67,14 @@ def _arrive(place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: f
         if kind == "go":
             return line, text
         line.link.close()
-        if kind == "stop":
-            raise BadInput(text)
+        if kind in REFUSALS:
+            raise REFUSALS[kind](text)
         time.sleep(0.1)  # somebody else (the ending service of a former run), or the secret of a former process 0
-    raise BadInput(
-        f"--coordinator={place.coordinator}: process 0 did not answer there within {within_s:.0f} s: is it started, "
-        f"with the same address and --workdir (processes know each other by {folder / handshake.SECRET_FILE}), "
-        "and is the port open?"
-    )
+    asked = f"process 0 did not answer there within {within_s:.0f} s: is it started, with the same "
+    asked += f"address and --workdir (processes know each other by {folder / handshake.SECRET_FILE}), "
+    if place.port_variable:
+        raise WorkFailed(f"{place.origin}: {asked}and is the port open? {START_WITH_SRUN}")
+    raise BadInput(f"{place.origin}: {asked}and is the port open?")
 
 
 def _ask(line: PeerLine, secret: bytes, hello: str, until: float) -> tuple[str, str]:
@@ -86,6 +95,7 @@ def _ask(line: PeerLine, secret: bytes, hello: str, until: float) -> tuple[str, 
 
 def _receive(place: ProcessPlace, facts: Facts, secret: bytes, within_s: float) -> dict[int, PeerLine]:
     until, lines = time.monotonic() + within_s, dict[int, PeerLine]()
+    notice_at = until - within_s + NOTICE_S if place.port_variable else until
     arrivals: queue.SimpleQueue[tuple[PeerLine, Hello]] = queue.SimpleQueue()
     with _listening(place) as doors, selectors.DefaultSelector() as ready:
         for door in doors:
@@ -100,9 +110,16 @@ def _receive(place: ProcessPlace, facts: Facts, secret: bytes, within_s: float) 
                 if objection := _objection(place, facts, lines, hello):
                     _refuse([*lines.values(), line], objection)
                 lines[hello["index"]] = line
+            missing = ", ".join(str(i) for i in range(1, place.processes) if i not in lines)
+            if notice_at < time.monotonic() < until:
+                notice_at = until
+                os.write(
+                    2, f"scalelab: waiting for process {missing} of {place.processes}. {START_WITH_SRUN}\n".encode()
+                )
             if time.monotonic() > until:
-                missing = ", ".join(str(i) for i in range(1, place.processes) if i not in lines)
                 why = f"of {place.processes} processes, {missing} did not come within {within_s:.0f} s"
+                if place.port_variable:
+                    _refuse(lines.values(), f"{why}. {START_WITH_SRUN}", "fail")
                 _refuse(lines.values(), why)
     for line in lines.values():
         line.send(f"go {service_address(place)}")
@@ -136,18 +153,23 @@ def _listening(place: ProcessPlace) -> Iterator[list[socket.socket]]:
                 listening.append(doors.enter_context(socket.create_server(address, family=family)))
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise BadInput(
-                        f"--coordinator={place.coordinator}: process 0 can't listen there ({error.strerror}); "
-                        "take another port"
-                    ) from None
+                    raise _refuse_port(place, error) from None
                 refusal = error
         if not listening:
             why = refusal.strerror if refusal else "it has no address"
             raise BadInput(
-                f"--coordinator={place.coordinator} is not this machine ({why}): start process 0 there, "
-                "or give an address of this one"
+                f"{place.origin} is not this machine ({why}): start process 0 there, or give an address of this one"
             )
         yield listening
+
+
+def _refuse_port(place: ProcessPlace, error: OSError) -> BadInput | WorkFailed:
+    """The error for a port that process 0 can't have: a wrong option or variable, or bad luck under Slurm."""
+    text = f"{place.origin}: process 0 can't listen there ({error.strerror}); "
+    if not place.port_variable:
+        return BadInput(f"{text}take another port")
+    cure = "set JAX_COORDINATOR_PORT to a free port, the same for all tasks"
+    return (BadInput if place.port_variable == "JAX_COORDINATOR_PORT" else WorkFailed)(f"{text}{cure}")
 
 
 def listen_addresses(place: ProcessPlace) -> list[tuple[socket.AddressFamily, Any]]:
@@ -158,7 +180,7 @@ def listen_addresses(place: ProcessPlace) -> list[tuple[socket.AddressFamily, An
             (family, address) for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         ]
     except socket.gaierror as error:
-        raise BadInput(f"--coordinator={place.coordinator}: no such host ({error.strerror})") from None
+        raise BadInput(f"{place.origin}: no such host ({error.strerror})") from None
     named = host != "localhost" and not host[:1].isdecimal() and ":" not in host
     if named and all(str(address[0]).startswith(("127.", "::1")) for _, address in known):
         # Many machines resolve their own name to 127.0.1.1, which others can't reach.
@@ -186,8 +208,8 @@ def _objection(place: ProcessPlace, facts: Facts, lines: Mapping[int, PeerLine],
     return f"processes 0 and {index} were not told the same: {pairs}; start all with the same command" if pairs else ""
 
 
-def _refuse(lines: Iterable[PeerLine], why: str) -> NoReturn:
+def _refuse(lines: Iterable[PeerLine], why: str, kind: str = "stop") -> NoReturn:
     for line in lines:
-        line.send(f"stop {why}")
+        line.send(f"{kind} {why}")
         line.link.close()
-    raise BadInput(why)
+    raise REFUSALS[kind](why)

@@ -26,17 +26,28 @@ LostCallback = Callable[[int, str], None]  # (exit code, why)
 
 @dataclasses.dataclass(frozen=True)
 class ProcessPlace:
-    """Index of this process, number of processes, and the address HOST:PORT of process 0."""
+    """Index of this process, number of processes, and the address HOST:PORT of process 0.
+
+    `port_variable`: the environment variable that gave the port; "" for one of --coordinator.
+    """
 
     coordinator: str
     processes: int
     index: int
+    port_variable: str = dataclasses.field(default="", compare=False)
 
     @property
     def address(self) -> tuple[str, int]:
         """(host, port) of the coordinator."""
         host, _, port = self.coordinator.rpartition(":")
         return host.strip("[]"), int(port)
+
+    @property
+    def origin(self) -> str:
+        """Where process 0 listens, by the option or variables that say so."""
+        if not self.port_variable:
+            return f"--coordinator={self.coordinator}"
+        return f"{self.coordinator} (by SLURM_STEP_NODELIST and {self.port_variable})"
 
     def name(self, index: int | None = None) -> str:
         """Name of this process or another: `process 1 of 2`."""

@@ -71,10 +71,29 @@ def find_process_place(
 
 
 def _slurm(environment: Mapping[str, str]) -> ProcessPlace | None:
-    if int(environment.get("SLURM_NTASKS", 1)) == 1 or not SlurmCluster.is_env_present():
+    tasks = _slurm_number(environment, "SLURM_NTASKS", 1, 2**31)
+    if tasks == 1 or not SlurmCluster.is_env_present():
         return None
-    address = SlurmCluster.get_coordinator_address(None, environment.get("JAX_COORDINATOR_PORT"))
-    return ProcessPlace(address, SlurmCluster.get_process_count(), SlurmCluster.get_process_id())
+    if (started := _slurm_number(environment, "SLURM_STEP_NUM_TASKS", tasks, 2**31)) != tasks:
+        raise BadInput(
+            f"SLURM_NTASKS={tasks}, but {started} of them were started with this process, as in a shell of salloc: "
+            "start all with srun scalelab ..., or train in one process with SLURM_NTASKS=1"
+        )
+    _slurm_number(environment, "SLURM_JOB_ID", 0, 2**63)
+    variable = "JAX_COORDINATOR_PORT" if environment.get("JAX_COORDINATOR_PORT") else "SLURM_JOB_ID"
+    port = str(_slurm_number(environment, variable, 0, 65535)) if variable != "SLURM_JOB_ID" else None
+    index = _slurm_number(environment, "SLURM_PROCID", 0, tasks - 1)
+    return ProcessPlace(SlurmCluster.get_coordinator_address(None, port), tasks, index, variable)
+
+
+def _slurm_number(environment: Mapping[str, str], name: str, default: int, most: int) -> int:
+    """A number that Slurm sets; BadInput if it is not one, or above `most`."""
+    text = environment.get(name, str(default))
+    if re.fullmatch(r"[0-9]{1,19}", text) and int(name.endswith("TASKS")) <= int(text) <= most:
+        return int(text)
+    cure = "choose a free port" if name.startswith("JAX") else "start with srun, which sets it, or unset SLURM_NTASKS"
+    bound = "" if most >= 2**31 else f" of at most {most}"
+    raise BadInput(f"{name}={text!r} is not a whole number{bound}: {cure}")
 
 
 @contextlib.contextmanager

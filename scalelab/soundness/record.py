@@ -35,9 +35,13 @@ def check_record(folder: pathlib.Path, config: Mapping[str, Any], record: Mappin
 
     `schema`: that of the lines of metrics.
     """
-    why = describe_false_value(config, record)
-    if not why and record.get("status") in ENDS and "identity" in record:
-        why = describe_false_end(config, record, _read_ends(folder, schema))
+    ended = record.get("status") in ENDS and "identity" in record
+    logged = _read_ends(folder, schema) if ended else None
+    try:
+        why = describe_false_size(config, record)
+        why = why or (logged and describe_false_end(config, record, logged)) or describe_false_product(config, record)
+    except OverflowError:
+        why = "it has a number that no count can reach"
     if why:
         raise BadInput(f"{folder / 'record.json'}: {why}: was one of them edited or cut?")
 
@@ -57,8 +61,8 @@ def _read_ends(folder: pathlib.Path, schema: Schema) -> Logged:
     return Logged(last[0] if last else {}, evaluated, verdict.get("kind", ""))
 
 
-def describe_false_value(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Describe a value of the record that its config, or another of its values, contradicts; "" without any."""
+def describe_false_size(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Describe a missing key, or a count of parameters that the config contradicts; "" without any."""
     if missing := _missing_key(record):
         return f"it has no {missing!r}, which every trainer writes"
     params, groups = record.get("params", {}), record.get("params_by_group")
@@ -68,7 +72,7 @@ def describe_false_value(config: Mapping[str, Any], record: Mapping[str, Any]) -
             return f"params.{name} is {params[name]:,}, and the model of config.json has {count:,}"
     if groups and "total" in params and sum(groups.values()) != params["total"]:
         return f"params_by_group has {sum(groups.values()):,} parameters, and params.total is {params['total']:,}"
-    return _describe_false_flops(config, record) or _describe_false_bpb(record)
+    return ""
 
 
 def _missing_key(record: Mapping[str, Any]) -> str:
@@ -79,22 +83,33 @@ def _is_trainers(record: Mapping[str, Any]) -> bool:
     return sum(mark in record for mark in MARKS) >= len(MARKS) - 1 and record.get("status") != "imported"
 
 
-def _describe_false_flops(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    per_token, flops, params = (record.get(key, {}) for key in ("flops_per_token", "flops", "params"))
+def describe_false_product(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Describe FLOPs or bits that do not follow from the record's parameters, tokens and loss; "" without any."""
+    return _describe_false_rate(config, record) or _describe_false_flops(config, record) or _describe_false_bpb(record)
+
+
+def _describe_false_rate(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    per_token, params = record.get("flops_per_token", {}), record.get("params", {})
     if "6N" in per_token and "total" in params and _differ(per_token["6N"], 6 * params["total"]):
-        return f"flops_per_token.6N is {per_token['6N']:g}, and six times params.total {6 * params['total']:g}"
+        return f"flops_per_token.6N is {per_token['6N']}, and six times params.total {6 * params['total']:g}"
     exact = size.count_flops(config) if "params_by_group" in record and "exact" in per_token else None
     if exact is not None and _differ(per_token["exact"], exact):
-        return f"flops_per_token.exact is {per_token['exact']:g}, and the model of config.json takes {exact:g}"
+        return f"flops_per_token.exact is {per_token['exact']}, and the model of config.json takes {exact:g}"
+    return ""
+
+
+def _describe_false_flops(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    per_token, flops = record.get("flops_per_token", {}), record.get("flops", {})
+    rewinds = config.get("guard", {}).get("policy") == "rewind"  # C then counts the steps that were given up too
     if _has_several_stretches(config, record) or "tokens" not in record:
         return ""
     for name, value in per_token.items():
-        total = flops.get("6ND" if name == "6N" else name)
-        rewinds = config.get("guard", {}).get("policy") == "rewind"  # C then counts the steps that were given up too
-        more = rewinds and total is not None and total > value * record["tokens"]
-        if total is not None and not more and _differ(total, value * record["tokens"]):
-            product = f"{value:.6g} on each of {record['tokens']:,} tokens make {value * record['tokens']:.6g}"
-            return f"flops (C) of {name} is {total:.6g}, and {product}"
+        total, product = flops.get("6ND" if name == "6N" else name), (value or 0) * record["tokens"]
+        if total is None or (rewinds and total > product):
+            continue
+        if _differ(total, product):
+            times = f"{value} on each of {record['tokens']:,} tokens make {product:.6g}"
+            return f"flops (C) of {name} is {total:.6g}, and {times}"
     return ""
 
 

@@ -64,6 +64,8 @@ def run_sweep(
             _refuse_other_trial(folder / "runs" / name, config, allow)
         ended = {name for name in trials if _ended(folder, name, trials)}
         grouped = keep_begun_packs(folder, group_into_packs(trials), ended)
+        for pack in grouped:
+            path_below(folder, f"packs/{pack}")
         manifest = {
             "trials": {name: config.train.steps for name, config in trials.items()},
             "packs": grouped,

@@ -157,3 +157,27 @@ def test_mistakes_are_one_line_and_2(run, tmp_path, capsys):
         assert main(["diagnose", *map(str, arguments)]) == 2
         error = capsys.readouterr().err
         assert words in error and error.count("\n") == 1
+
+
+def test_a_log_that_was_cut_or_deleted_comes_before_all_else(run, capsys):
+    """Four steps are too few for any cause: it was healthy with half of its lines, and with none."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for left, what in ((lines[:2], "metrics.jsonl was cut to"), (None, "metrics.jsonl is missing")):
+        (run / "metrics.jsonl").unlink()
+        if left:
+            (run / "metrics.jsonl").write_text("".join(left))
+        assert main(["diagnose", str(run)]) == 1
+        text = capsys.readouterr().out
+        assert text.startswith("1. lost_log (test)\n") and what in text and "healthy" not in text
+        assert f"scalelab checkpoint verify --all {run}" in text
+    shutil.rmtree(run / "checkpoints")  # purged: the record alone knows of the lines
+    assert main(["diagnose", str(run)]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("1. lost_log (test)\n") and "metrics.jsonl has no evaluated line" in text
+
+
+def test_an_edited_value_is_never_healthy(run, capsys):
+    edit(run, 3, tokens_per_s=1.5)
+    assert main(["diagnose", str(run), "--json"]) == 1
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert verdicts[-1]["cause"] == "edited_log" and "metrics.jsonl was" in verdicts[-1]["evidence"]

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from scalelab import config as config_lib
+from scalelab.__main__ import main
 from scalelab.configs import base, tiny
 from scalelab.errors import BadInput
 
@@ -354,3 +355,39 @@ def test_every_config_file_loads_resolves_and_says_how_to_run_it(path):
 
 def test_tiny_is_what_the_issue_asks_for():
     assert tiny.get_config().checkpoint.every_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "wanted"),
+    [("train.steps", "20k", 20_000), ("train.steps", "2e3", 2000), ("schedule.warmup_tokens", "1.5M", 1_500_000),
+     ("data.n_tokens", "1,000,000", 10**6), ("schedule.decay_tokens", "123456789012345678", 123456789012345678)],
+)  # fmt: skip
+def test_counts_are_written_as_people_write_them_in_tables(key, text, wanted):
+    group, name = key.split(".")
+    assert config_lib.override(base.get_config(), {key: text})[group][name] == wanted
+
+
+def test_what_is_no_count_is_refused_and_no_other_number_has_a_suffix(capsys):
+    for key, text in {
+        "train.steps": "20q",
+        "optim.peak_lr": "3k",
+        "train.seed": "1.5",
+        "train.global_batch": "inf",
+    }.items():
+        with pytest.raises(BadInput, match=r"is not a (whole )?number"):
+            config_lib.override(base.get_config(), {key: text})
+    command = [
+        "schedule",
+        "--config=configs/tiny.py",
+        "--config.train.steps=2k",
+        "--config.data.unique_tokens=20M",
+        "--json",
+    ]
+    assert main(command) == 0 and '"steps": 2000' in capsys.readouterr().out
+
+
+def test_the_nearest_good_value_is_a_good_one():
+    assert "nearest: a number above 0, such as 1.0" in refusal(optim__clip_norm=0)
+    assert "not a number; nearest: 6.0" in refusal(guard__sigmas=float("nan"))
+    assert "did you mean 'bf16_kahan'?" in refusal(precision__name="bf16_kahn")
+    assert refusal(optim__beta1=1.5).endswith("nearest bound: 0.999999")

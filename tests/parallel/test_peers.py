@@ -13,12 +13,12 @@ import time
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, WorkFailed
 from scalelab.parallel import meeting, peers, processes
 from scalelab.parallel.meeting import meet_processes
 from scalelab.parallel.peers import PeerWatch, ProcessPlace
 from scalelab.parallel.pulse import Pulse
-from tests.train.runs import PATIENCE_S, free_port
+from tests.train.runs import PATIENCE_S, command, ended, free_port, train
 
 
 @pytest.fixture
@@ -360,13 +360,68 @@ def test_a_mistake_is_one_line_of_the_command(capsys, tmp_path):
     ]
 
 
+TASK = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"SLURM_NTASKS": "many"}, "SLURM_NTASKS='many' is not a whole number: start with srun, which sets it"),
+        ({"SLURM_NTASKS": "0"}, "SLURM_NTASKS='0' is not a whole number"),
+        (TASK | {"SLURM_PROCID": "2"}, "SLURM_PROCID='2' is not a whole number of at most 1: start with srun"),
+        (TASK | {"SLURM_JOB_ID": "x"}, "SLURM_JOB_ID='x' is not a whole number"),
+        (TASK | {"JAX_COORDINATOR_PORT": "99999"}, "JAX_COORDINATOR_PORT='99999' is not a whole number of at most"),
+        # The interactive step that salloc starts its shell in.
+        (TASK | {"SLURM_STEP_NUM_TASKS": "1"}, "SLURM_NTASKS=2, but 1 of them were started with this process, as in a "
+         "shell of salloc: start all with srun scalelab ..., or train in one process with SLURM_NTASKS=1"),
+    ],
+)  # fmt: skip
+def test_slurm_s_variables_that_cannot_be_are_one_line_of_the_command(capsys, tmp_path, monkeypatch, variables, words):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "code"), [("SLURM_JOB_ID", 1), ("JAX_COORDINATOR_PORT", 2)])
+def test_a_port_that_is_taken_under_slurm_names_its_variable_and_ends_by_its_cause(tmp_path, name, code):
+    """By the job's number: bad luck, 1. By JAX_COORDINATOR_PORT: a bad value, 2. Nobody gave --coordinator."""
+    port = 65535 - 4096 + 1 + 77 if name == "SLURM_JOB_ID" else free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        more = {} if name == "SLURM_JOB_ID" else {name: str(port)}
+        process = command(*train(tmp_path / "run"), env=TASK | more)
+        _, err = ended(process)
+        assert process.returncode == code, err
+        assert f"localhost:{port} (by SLURM_STEP_NODELIST and {name}): process 0 can't listen there" in err
+        assert "set JAX_COORDINATOR_PORT to a free port" in err and "--coordinator" not in err
+
+
+def test_nobody_who_comes_under_slurm_is_work_that_failed_and_srun_is_named(address):
+    """To the processes that did come, too."""
+    errors = {}
+
+    def meet(index):
+        place = ProcessPlace(address[0], 3, index, "SLURM_JOB_ID")
+        with pytest.raises(WorkFailed) as failure:
+            meet_processes(place, {}, address[1], 2.0)
+        errors[index] = str(failure.value)
+
+    threads = [threading.Thread(target=meet, args=(index,)) for index in (0, 2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert errors[0] == errors[2] and "of 3 processes, 1 did not come within 2 s" in errors[0]
+    assert "start all with srun" in errors[0] and "SLURM_NTASKS=1" in errors[0]
+
+
 def test_places_by_hand_by_slurm_and_alone():
     assert processes.find_process_place("[::1]:80", 3, 2, {}) == ProcessPlace("[::1]:80", 3, 2)
     assert ProcessPlace("[::1]:80", 3, 2).address == ("::1", 80)
     assert processes.find_process_place("a:80", 1, 0, {}) is None
     task = {
         "SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "gpu[003-004,9]", "SLURM_NTASKS": "4", "SLURM_PROCID": "3",
-        "SLURM_LOCALID": "1",
+        "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4",
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         for name, value in task.items():

@@ -37,12 +37,14 @@ def test_a_submitter_that_is_killed_costs_nothing_and_the_next_one_attaches(slur
     assert len({line["submission"] for line in sweep.starts()}) == 1
 
 
-def test_ctrl_c_leaves_the_jobs_and_two_submitters_are_one_too_many(slurm, tmp_path):
+def test_ctrl_c_leaves_the_jobs_and_a_second_submitter_waits_for_the_first(slurm, tmp_path):
     sweep = Sweep(slurm, tmp_path, PAIR, steps=5000)
     first = sweep.start()
     sweep.wait_for_step(10)
-    _, err = sweep.run(code=2)
-    assert "is held by host" in err
+    second = sweep.start()
+    assert "is held by host" in next(line for line in iter(second.stderr.readline, "") if "waits" in line)
+    second.send_signal(signal.SIGINT)
+    sweep.finish(second, 75)
     first.send_signal(signal.SIGINT)
     _, err = sweep.finish(first, 75)
     assert "the jobs go on in Slurm" in err and "--cancel" in err and len(sweep.jobs()) == 2

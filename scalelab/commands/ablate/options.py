@@ -5,7 +5,14 @@ import pathlib
 from typing import Any
 
 from scalelab.cli.executor_options import add_executor_options
-from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, folder_path
+from scalelab.cli.parser import (
+    LARGEST_VALUE,
+    Parser,
+    add_take_over_option,
+    add_trust_option,
+    count_above_zero,
+    folder_path,
+)
 from scalelab.errors import BadInput
 
 LR_KEY = "optim.peak_lr"
@@ -17,7 +24,8 @@ def make_parser(doc: str | None) -> Parser:
     add = parser.add_argument
     add("table", nargs="?", type=file_of_table, metavar="TABLE", help="runs of others, a row each")
     add("--baseline", metavar="FILE|NAME", help="the baseline: a config, or a side of the table")
-    add("--target-flops", type=positive, metavar="C", help="where the verdict is given (default: the largest budget)")
+    at = "where the verdict is given (default: the largest budget)"
+    add("--target-flops", type=count_above_zero, metavar="C", help=at)
     add("--fix", action="append", default=[], metavar="E=1.6", help="give E or alpha of E + A C^-alpha, do not fit it")
     add("--next", action="store_true", help="which further pair of runs would settle it most cheaply")
     _table(parser.add_argument_group("a table").add_argument)
@@ -86,7 +94,7 @@ def positive(text: str) -> float:
 
 def numbers(text: str) -> list[float]:
     """argparse type: numbers above zero, separated by commas."""
-    return [positive(part) for part in text.split(",")]
+    return [count_above_zero(part) for part in text.split(",")]
 
 
 def file_of_table(text: str) -> str:
@@ -107,6 +115,6 @@ def parse_fixed(texts: list[str]) -> dict[str, float]:
             fixed[name.strip()] = float(value)
         except ValueError:
             equals = ""
-        if not equals:
-            raise BadInput(f"--fix {part!r} is not NAME=NUMBER, such as E=1.6")
+        if not equals or not abs(fixed[name.strip()]) <= LARGEST_VALUE:
+            raise BadInput(f"--fix {part!r} is not NAME=NUMBER, a finite one, such as E=1.6")
     return fixed

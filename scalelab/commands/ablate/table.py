@@ -5,19 +5,20 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from scalelab.cli.parser import LARGEST_VALUE
 from scalelab.commands.ablate import text
 from scalelab.commands.ablate.options import parse_fixed
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws import multiplier
 from scalelab.laws.read.columns import parse_columns
-from scalelab.laws.read.numbers import find_decimal_mark, parse_number
 from scalelab.laws.read.readers import read_raw_rows, shorten_text
 from scalelab.laws.use.multiplier.design import next_pair
+from scalelab.numbers.written import find_decimal_mark, parse_number
 
 FIELDS = ("side", "C", "loss", "seed", "tokens", "tokens_per_s")
 NEEDED = ("side", "C", "loss")
 NUMBERS = ("C", "loss", "tokens", "tokens_per_s")
-COUNTED = {"C": "C", "tokens": "D"}  # fields in which 50M is a number, as laws/read/numbers names them
+COUNTED = {"C": "C", "tokens": "D"}  # fields in which 50M is a number, as numbers/written names them
 LOST = ("", "nan", "inf", "diverged", "none", "-")
 
 
@@ -84,6 +85,9 @@ def _number(cell: Any, field: str, mark: str, where: str) -> float | None:
     if cell is None or str(cell).strip().lower() in LOST:
         return math.inf if field == "loss" else None
     try:
-        return float(cell) if not isinstance(cell, str) else parse_number(cell, COUNTED.get(field, field), mark)
+        value = float(cell) if not isinstance(cell, str) else parse_number(cell, COUNTED.get(field, field), mark)
     except (TypeError, ValueError) as why:
         raise BadInput(f"{where}: {shorten_text(cell)!r} {why}") from None
+    if abs(value) > LARGEST_VALUE and field != "loss":  # an infinite loss is a lost run
+        raise BadInput(f"{where}: {shorten_text(cell)!r} is above {LARGEST_VALUE:g}: was it damaged?")
+    return value

@@ -24,8 +24,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from scalelab.cli.parser import Parser, emit_json, folder_path
+from scalelab.cli.parser import Parser, count_above_zero, emit_json, folder_path, whole_number
 from scalelab.commands.fit.options import CURVES, known_laws, law_docs, refuse_idle
+from scalelab.numbers.written import parse_count
 
 RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out",
     "--n": "--n-convention", "--plot": "--figures", "--target": "--determine",
@@ -99,7 +100,7 @@ def _fit(add: Callable[..., Any]) -> None:
     )
     add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
-    add("--bootstrap", type=int, default=1000, metavar="COUNT", help="resamples; 0: no intervals (default: 1000)")
+    add("--bootstrap", type=whole_number, default=1000, metavar="COUNT", help="resamples; 0: none (default: 1000)")
     add(
         "--cluster",
         metavar="COLUMN",
@@ -172,7 +173,7 @@ def _uses(add: Callable[..., Any]) -> None:
         metavar="N=A,D=B,…",
         help="columns of a --grid table (default: those of --columns that it has, then usual names)",
     )
-    add("--budget-flops", type=float, metavar="C", help="FLOPs that all proposed runs together may cost")
+    add("--budget-flops", type=count_above_zero, metavar="C", help="FLOPs that all proposed runs together may cost")
     add(
         "--determine",
         default="N",
@@ -223,13 +224,13 @@ def _curves(add: Callable[..., Any]) -> None:
 def parse_numbers(text: str) -> tuple[float, ...]:
     """Parse `1e21,1e24` as numbers."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        return tuple(parse_count(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number, or numbers as in 1e21,1e24") from None
 
 
 def parse_pairs(text: str) -> dict[str, float]:
-    """Parse `U=25e9,depth=12` as numbers by name (--target-values, --hold)."""
+    """Parse `N=7B,depth=12` as numbers by name (--target-values, --hold)."""
     pairs = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")

@@ -31,7 +31,14 @@ import sys
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab.cli.parser import Parser, add_trust_option, config_path, emit_json
+from scalelab.cli.parser import (
+    LARGEST_VALUE,
+    Parser,
+    add_trust_option,
+    config_path,
+    count_above_zero,
+    emit_json,
+)
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
@@ -49,7 +56,6 @@ RUN_OPTIONS = (
     "serve_context",
 )
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
-LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
 LARGEST_COUNT = 10**15  # for every count: far above any plan, and exact as a float
 UNUSED_OPTIONS = {  # options without effect in each of the three modes
     "--config": (*BUDGET_OPTIONS, "law", "noise"),
@@ -113,19 +119,19 @@ def _parser() -> Parser:
         metavar="T",
         help="tokens of each served sequence (default: model.seq_len)",
     )
-    add("--critical-batch", type=_positive, metavar="TOKENS", help="a critical batch size that you measured")
+    add("--critical-batch", type=count_above_zero, metavar="TOKENS", help="a critical batch size that you measured")
     add("--mtbf-hours", type=_positive, metavar="H", help="hours between failures of the job (default: Llama 3's rate)")
     add("--restart-minutes", type=_positive, metavar="M", help="minutes from a failure to the next step (default: 10)")
     add("--write-gb-per-s", type=_positive, metavar="X", help="storage bandwidth of all nodes (default: 1 per node)")
-    add("--flops", type=_positive, metavar="C", help="training FLOPs to spend")
-    add("--tokens", type=_positive, metavar="D", help="tokens to train on")
-    add("--params", type=_positive, metavar="N", help="parameters")
+    add("--flops", type=count_above_zero, metavar="C", help="training FLOPs to spend")
+    add("--tokens", type=count_above_zero, metavar="D", help="tokens to train on")
+    add("--params", type=count_above_zero, metavar="N", help="parameters")
     add("--target-loss", type=_positive, metavar="L", help="nats per token to reach")
     add("--gpu-hours", type=_positive, metavar="H", help="device-hours to spend, with --hardware and --mfu")
     add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches, with --gpu-hours; e.g. 0.4")
     add("--law", metavar="NAME", help="a published law or a fit's JSON (default: besiroglu)")
-    add("--serve-tokens", type=_positive, metavar="T", help="tokens of inference over the model's life")
-    add("--unique-tokens", type=_positive, metavar="U", help="tokens available; beyond them data are repeated")
+    add("--serve-tokens", type=count_above_zero, metavar="T", help="tokens of inference over the model's life")
+    add("--unique-tokens", type=count_above_zero, metavar="U", help="tokens available; beyond them data are repeated")
     add("--sweep", metavar="FILE", help="a study of experiments/ or a config with sweep(h)")
     add(
         "--noise", type=_positive, metavar="X", help="relative scatter of a run's loss (default: the study's, or 0.005)"
@@ -147,7 +153,7 @@ def _positive(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    value = _positive(text)
+    value = count_above_zero(text)
     if value != int(value) or value > LARGEST_COUNT:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a whole number up to {LARGEST_COUNT}; nearest: {min(max(1, round(value)), LARGEST_COUNT)}"

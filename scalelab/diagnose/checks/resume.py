@@ -139,6 +139,22 @@ def check_files(evidence: Evidence) -> Findings:
     return []
 
 
+def check_logs(evidence: Evidence) -> Findings:
+    """Lines that a save knew of and that are gone, before all else; logs that were edited, after all else."""
+    confirm = f"scalelab checkpoint verify --all {evidence.folder}"
+    knob = "put the file back from a copy; what it said is not judged"
+    findings = []
+    if evidence.lost:
+        text = "; ".join(evidence.lost)
+        verdict = make_verdict("lost_log", "test", np.inf, text, knob, confirm)
+        findings.append(verdict._replace(score=verdict.score + 1))  # first
+    if evidence.edited:
+        knob = "put the file back from a copy; all that is judged by it is in doubt"
+        verdict = make_verdict("edited_log", "symptom", 1.0, "; ".join(evidence.edited), knob, confirm)
+        findings.append(verdict._replace(score=verdict.score - 1))  # last: it explains nothing that was logged
+    return findings
+
+
 def check_copies(evidence: Evidence) -> Findings:
     """Copies of one array that differ between devices, as a save has seen: a bit flipped on the one named."""
     seen = {
@@ -183,4 +199,4 @@ def check_end(evidence: Evidence) -> Findings:
     return findings
 
 
-CHECKS = (check_restarts, check_bit_flip, check_copies, check_files, check_end)
+CHECKS = (check_logs, check_restarts, check_bit_flip, check_copies, check_files, check_end)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.read.columns import describe_choice, describe_missing, fitting_columns, refuse_two, split_conversion
-from scalelab.laws.read.numbers import ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
 from scalelab.laws.read.readers import read_raw_rows, shorten_text
 from scalelab.laws.read.where import filter_rows
+from scalelab.numbers.written import ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
 
 CHINCHILLA_FIELDS = ("N", "D", "loss")
 ROW = "(row)"  # key of the place in the file: a name that no expression can contain

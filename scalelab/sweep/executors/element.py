@@ -13,6 +13,7 @@ from scalelab.signals import stop_on_signals
 from scalelab.sweep.executors import jobs, queue
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 from scalelab.untrusted.files import read_end
+from scalelab.untrusted.paths import path_below
 
 MOST_REQUEUES = 5  # starts in a row without a new step, after the first
 MOST_SKEW_S = 60.0  # between a node's clock and the file server's
@@ -47,7 +48,7 @@ class Element:
 
 def submissions_folder(folder: pathlib.Path) -> pathlib.Path:
     """Where a sweep keeps what it submitted."""
-    return folder / "slurm"
+    return path_below(folder, "slurm")
 
 
 def train_element(folder: pathlib.Path, pack: str, submission: str, judge: Any = None) -> int:

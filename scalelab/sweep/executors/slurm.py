@@ -7,6 +7,7 @@ Nothing is kept in memory alone: whoever runs the command again finds the jobs b
 to them; a pack without a job, and not at its end, is submitted again.
 """
 
+import collections
 import contextlib
 import math
 import os
@@ -19,6 +20,7 @@ from typing import Any
 from scalelab import git, records, user_code
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.sweep.executors import element, jobs, queue, sweep_jobs
+from scalelab.sweep.executors.deaths import MOST_RESTARTS
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
 
 POLL_S = 3.0
@@ -65,7 +67,7 @@ class SlurmArray:
             jobs.write_job(self.folder, pack, packs[pack], code, self.allow, self.take_over, self.judge)
         if new:
             self._submit(new)
-        codes: dict[str, int] = {}
+        codes, lost = dict[str, int](), collections.Counter[str]()
         while set(codes) < set(packs):
             if stop():
                 self.report(sweep_jobs.describe_leaving(self.folder))
@@ -74,11 +76,21 @@ class SlurmArray:
             if live is not None:
                 watch([pack for pack, job in live.items() if job.state == "RUNNING"])
                 waiting = [pack for pack in packs if pack not in codes]
-                codes |= {
-                    p: end for p in waiting if (end := sweep_jobs.settle(self.folder, p, live.get(p))) is not None
-                }
+                ends = {p: e for p in waiting if (e := sweep_jobs.settle(self.folder, p, live.get(p))) is not None}
+                again = [p for p, e in ends.items() if e == 1 and lost[p] < MOST_RESTARTS and self._was_lost(p)]
+                lost.update(again)
+                codes |= {pack: end for pack, end in ends.items() if pack not in again}
+                if again:
+                    self._submit(again)
             _sleep(POLL_S, stop)
         return codes
+
+    def _was_lost(self, pack: str) -> bool:
+        """Whether a pack's job was killed or lost, which is reported: it is submitted again, as a worker is started."""
+        if not sweep_jobs.was_lost(self.folder, pack):
+            return False
+        self.report(f"pack {pack}: its job ended without a word (killed, out of memory, node lost); submitted again")
+        return True
 
     def _ask_queue(self) -> dict[str, queue.QueuedJob] | None:
         """The jobs by pack; None while Slurm doesn't answer. Changes in the queue are reported."""

@@ -34,18 +34,34 @@ def find_jobs(folder: pathlib.Path) -> dict[str, queue.QueuedJob]:
 
 def settle(folder: pathlib.Path, pack: str, job: queue.QueuedJob | None) -> int | None:
     """The exit code of a pack that has ended; None while it has a job. Why it failed becomes its log's last line."""
-    lines = jobs.read_starts(folder, pack)
-    last = lines[-1] if lines else {}
-    ended = last.get("code") is not None and not last["why"].endswith("; requeued")
+    last = _last_line(folder, pack)
+    ended = _is_end(last)
     if ended and (job is None or last["job"] == job.job):
         code, why = int(last["code"]), last["why"]
     elif job is not None:
         return None
+    elif last and queue.job_state(last["job"]) == "CANCELLED":
+        return STOPPED_EXIT_CODE
     else:
         code, why = 1, describe_loss(folder, pack, last)
     if code not in (0, STOPPED_EXIT_CODE):
         append_text(folder / "packs" / pack / "log.txt", f"{why}\n")
     return code
+
+
+def _last_line(folder: pathlib.Path, pack: str) -> dict[str, Any]:
+    lines = jobs.read_starts(folder, pack)
+    return lines[-1] if lines else {}
+
+
+def _is_end(line: Mapping[str, Any]) -> bool:
+    return line.get("code") is not None and not line["why"].endswith("; requeued")
+
+
+def was_lost(folder: pathlib.Path, pack: str) -> bool:
+    """Whether a pack's job began and has ended without a word: killed, or lost with its node."""
+    last = _last_line(folder, pack)
+    return bool(last) and not _is_end(last)
 
 
 def describe_loss(folder: pathlib.Path, pack: str, last: Mapping[str, Any]) -> str:

@@ -21,7 +21,10 @@ from scalelab.untrusted.files import read_bytes
 from scalelab.untrusted.paths import check_name
 
 CODE_LINE = "own code"  # in the place of a file's name
-OPTIONAL_LOGS = {"layers.jsonl": records.LAYERS_SCHEMA, "evaluations.jsonl": records.EVALUATION_SCHEMA}
+OPTIONAL_LOGS: dict[str, Mapping[str, Any]] = {
+    "layers.jsonl": records.LAYERS_SCHEMA,
+    "evaluations.jsonl": records.EVALUATION_SCHEMA,
+}
 PAST_FACTS = ("rewinds", "changes_by_hand")  # that a record may repeat
 
 
@@ -53,6 +56,8 @@ def verify_run(folder: pathlib.Path) -> dict[str, list[str]]:
     files["events.jsonl"] = _find_log_problems(folder, "events.jsonl", records.EVENT_SCHEMA, saved)
     if isinstance(config, dict) and isinstance(record, dict):
         sound = _try(lambda: records.check_against_folder(folder, config, record))
+        if not record and (saved.facts or records.last_metrics(folder)):
+            sound = f"{folder / 'record.json'} is missing, and the run has taken steps"
         files["record.json"] += [sound] if isinstance(sound, str) else find_false_record(config, record, saved)
         files["config.json"] += find_false_config(config, record, saved)
         files |= _verify_own_code(record, saved)
@@ -137,19 +142,24 @@ def _find_false_origins(config: Mapping[str, Any], record: Mapping[str, Any]) ->
 
 
 def _verify_own_code(record: Mapping[str, Any], saved: Saved) -> dict[str, list[str]]:
-    """{CODE_LINE: files of the users' functions that are others here than those the run was trained with}; {} if none.
+    """{CODE_LINE: files of the users' functions that are others here than those the run was trained with}.
 
-    A file that this program can't find is passed over: another machine need not have it.
+    {} if it has no own code, or none that is here: in the current folder, or where Python finds modules.
     """
     codes = record.get("own_code") or saved.facts.get("own_code") or {}
-    hashes = [item for code in codes.values() for item in code.get("files", {}).items()]
-    files = {check_name(name, "own_code"): sha for name, sha in hashes}
-    problems = []
-    for name, sha in files.items():
-        place = next((path for folder in ("", *sys.path) if (path := pathlib.Path(folder, name)).is_file()), None)
-        if place and hashlib.sha256(read_bytes(place, follow=True)).hexdigest() != sha:
-            problems.append(f"{place} is not the file that the run was trained with (SHA-256 {sha[:10]}…)")
-    return {CODE_LINE: problems} if files else {}
+    files = {name: sha for code in codes.values() for name, sha in code.get("files", {}).items()}
+    folders = [pathlib.Path(folder or ".") for folder in ("", *sys.path)]
+    plain = [check_name(name, "own_code") for name in files]
+    places = {name: next((p for f in folders if (p := f / name).is_file()), None) for name in plain}
+    here = {name: place for name, place in places.items() if place}
+    others = [name for name, place in here.items() if _sha256(place) != files[name]]
+    problems = [f"{here[n]} is not the file that the run was trained with (SHA-256 {files[n][:10]}…)" for n in others]
+    return {CODE_LINE: problems} if here else {}
+
+
+def _sha256(path: pathlib.Path) -> str:
+    content = _try(lambda: read_bytes(path, follow=True))
+    return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else ""
 
 
 def _short(value: Any) -> str:

@@ -223,7 +223,7 @@ def open_run(
     ]
     notes = [("chosen", word) for word in filter(None, chosen)]
     notes += [("schedule", word) for word in schedule_steps.schedule_warnings(config)]
-    notes += [("warning", word) for word in interplay.effect_warnings(config)]
+    notes += [("no_effect", word) for word in interplay.effect_warnings(config)]
     notes += [("LR", word) for word in optimizer_defaults.lr_warnings(config.optim, who)]
     notes += [("layout", word) for word in rules.check_layout(static, static.layout)]
     rules.check_layout_runtime(static, static.layout)

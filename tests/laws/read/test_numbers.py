@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalelab.laws.read.numbers import find_decimal_mark, is_plain, looks_numeric, parse_number
+from scalelab.numbers.written import find_decimal_mark, is_plain, looks_numeric, parse_number
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
-"""Numbers as people write them in tables: `50M`, `1,234,567`, `1 234 567`, `2,51` beside semicolons.
+"""Numbers as people write them: `7B`, `20k`, `1,234,567`, `1 234 567`, and in tables `2,51` beside semicolons.
 
 A cell that Python reads as a number, in a table whose decimal mark is a point, is that number. What is read in another
 way is counted in `ReadAs`, so that the reader of a fit learns of it; what has two meanings raises ValueError.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -72,6 +73,25 @@ def parse_number(text: str, field: str, mark: str = ".") -> float:
     if value is None:
         raise ValueError("is not a number")
     return value
+
+
+def parse_count(text: str) -> float:
+    """Parse a count in an option or a config value as a table's N, D, C and U: `7B`, `1.4T`, `20k`, `1e9`, `1,000,000`.
+
+    The decimal mark is a point. ValueError, with the reason, for anything else.
+    """
+    return parse_number(text, COUNTS[0])
+
+
+def parse_whole(text: str) -> int:
+    """Parse a whole number like `parse_count`; digits alone are exact at any length. ValueError for anything else."""
+    digits = text.strip().replace("_", "")
+    if re.fullmatch(r"[+-]?\d+", digits):
+        return int(digits)
+    value = parse_count(text)
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError("is not a whole number")
+    return int(value)
 
 
 def is_plain(text: str, value: float) -> bool:
