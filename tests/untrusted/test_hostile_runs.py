@@ -200,3 +200,23 @@ def test_checkpoints_are_looked_for_in_packs_of_the_sweep_only(folder, capsys):
         assert code == 2 and "record.json" in err, err
     records.write_json(path, record | {"pack": {"checkpoints": "../../packs/a/checkpoints", "trial": "b"}})
     assert call(capsys, "runs", str(folder))[0] == 0
+
+
+def test_edited_forecasts_are_one_line(folder, capsys):
+    run, whole = (
+        folder / "runs" / "b",
+        {"method": "law", "step": 1, "steps": 2, "val_loss": 2.0, "interval90": [1.9, 2.1]},
+    )
+    (run / "forecasts.jsonl").write_text(json.dumps(whole) + "\n")
+    assert call(capsys, "watch", str(run), "--score")[0] == 0
+    for change in (
+        {"interval90": 5},
+        {"interval90": [1, "2"]},
+        {"steps": 0},
+        {"step": True},
+        {"val_loss": None},
+        {"method": 5},
+    ):
+        (run / "forecasts.jsonl").write_text(json.dumps(whole | change) + "\n")
+        code, _, err = call(capsys, "watch", str(run), "--score")
+        assert code == 2 and "is not a forecast" in err, (change, err)

@@ -8,9 +8,10 @@ from typing import Any
 from scalelab import records
 from scalelab.diagnose.watch.forecast import Forecast
 from scalelab.errors import BadInput
-from scalelab.jsonfiles import last_line
+from scalelab.jsonfiles import NUMBER, PAIR, TEXT, describe_mismatch, last_line
 
 FORECASTS_FILE = "forecasts.jsonl"
+FORECAST_SCHEMA = {"step": NUMBER, "steps": NUMBER, "val_loss": NUMBER, "interval90": PAIR, "method": TEXT}
 
 
 def keep_forecast(folder: pathlib.Path, forecast: Forecast) -> dict[str, Any]:
@@ -43,9 +44,7 @@ def read_forecasts(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The forecasts of a run, in order of writing. BadInput for a damaged line."""
     lines = records.read_json_lines(folder / FORECASTS_FILE)
     for number, line in enumerate(lines, 1):
-        interval = line.get("interval90")
-        numbers = [line.get("step"), line.get("steps"), line.get("val_loss"), *(interval or ())]
-        if not isinstance(interval, list) or len(numbers) != 5 or not all(isinstance(x, int | float) for x in numbers):
+        if describe_mismatch(line, FORECAST_SCHEMA) or line["steps"] < 1:
             raise BadInput(f"line {number} of {folder / FORECASTS_FILE} is not a forecast: was it edited?")
     return lines
 
