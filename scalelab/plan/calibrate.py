@@ -140,7 +140,10 @@ def _load_run_static(folder: pathlib.Path) -> configs.Static:
     """The static half of a run's config, with the mesh of the run."""
     tree = configs.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True)
     mesh: dict[str, Any] = records.read_json(folder / "record.json")["mesh"]
-    layout = configs.Layout(**{key: value for key, value in mesh.items() if key != "devices"})
+    try:
+        layout = configs.Layout(**{key: value for key, value in mesh.items() if key != "devices"})
+    except TypeError as error:
+        raise BadInput(f"{folder / 'record.json'}: its mesh is not one of this version ({error})") from None
     return dataclasses.replace(configs.static(tree), layout=layout)
 
 

@@ -202,6 +202,15 @@ def test_checkpoints_are_looked_for_in_packs_of_the_sweep_only(folder, capsys):
     assert call(capsys, "runs", str(folder))[0] == 0
 
 
+def test_what_a_run_ran_on_has_its_types(folder, capsys):
+    path = folder / "runs" / "b" / "record.json"
+    record = json.loads(path.read_text())
+    for change in ({"device": 5}, {"mesh": {"devices": "x"}}, {"mesh": {"data": [1]}}):
+        records.write_json(path, record | change)
+        code, _, err = call(capsys, "runs", str(folder))
+        assert code == 1 and "b is damaged" in err and next(iter(change)) in err
+
+
 def test_edited_forecasts_are_one_line(folder, capsys):
     run, whole = (
         folder / "runs" / "b",
