@@ -91,6 +91,18 @@ def test_a_hostile_document_damages_its_own_run_only(tmp_path, capsys, name, fil
     assert "Traceback" not in err
 
 
+def test_a_whole_record_with_half_a_letter_or_a_long_number_is_damaged_by_it(tmp_path, capsys):
+    for run in "ab":
+        synthetic.write_run(tmp_path / run, lines=6)
+    path = tmp_path / "b" / "record.json"
+    whole = path.read_text().rstrip().removesuffix("}")
+    changes = {'"name": "\\ud800"': "half a letter", f'"peak_flops": {LONG}': "a number too long, of 400 digits"}
+    for change, why in changes.items():
+        path.write_text(f"{whole}, {change}}}")
+        assert main(["runs", str(tmp_path)]) == 1
+        assert why in capsys.readouterr().err
+
+
 def test_a_log_without_ends_of_lines_is_not_read_into_memory(tmp_path, capsys):
     synthetic.write_run(tmp_path / "b", lines=6)
     with (tmp_path / "b" / "metrics.jsonl").open("r+b") as file:
