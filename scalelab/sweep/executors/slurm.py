@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from scalelab import git, records
+from scalelab import git, lock, records
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.sweep.executors import element, jobs, queue, sweep_jobs
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
@@ -98,6 +98,7 @@ class SlurmArray:
         submission = f"{int(time.time())}-{secrets.token_hex(3)}"
         place = element.submissions_folder(self.folder)
         place.mkdir(parents=True, exist_ok=True)
+        before = set(place.glob("jobs/*"))
         indices = {pack: index for index, pack in enumerate(packs)}
         records.write_json(place / f"{submission}.json", {"packs": indices, "time": time.time()})
         executor = submitit.SlurmExecutor(place / "jobs", max_num_timeout=element.MOST_REQUEUES)
@@ -112,7 +113,9 @@ class SlurmArray:
                     executor.submit(element.Element(str(self.folder), p, submission, self.judge)) for p in packs
                 ]
         except submitit.core.utils.FailedJobError as refusal:
-            (place / f"{submission}.json").unlink()
+            for path in [place / f"{submission}.json", *(set(place.glob("jobs/*")) - before)]:
+                path.unlink()
+            lock.remove_empty([place / "jobs", place])
             raise BadInput(_describe_refusal(str(refusal), self.settings)) from None
         self.report(f"submitted {len(packs)} packs as Slurm job {submitted[0].job_id.partition('_')[0]}")
 
