@@ -13,7 +13,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.config.keys import default_values
 from scalelab.diagnose.sample import DataSample, sample_data
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.optim import schedules
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.facts import config_from_facts
@@ -60,6 +60,11 @@ class Evidence:
     data: DataSample | None = None
     no_data: str = ""
     probes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def quoted(self) -> str:
+        """The folder as a word of a printed command."""
+        return quote_path(self.folder)
 
     @property
     def config(self) -> ConfigDict:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from scalelab import records
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
 from scalelab.jsonfiles import WHOLE
 
@@ -21,7 +21,8 @@ def read_trial_rows(folder: pathlib.Path, runs: Mapping[str, IndexedRun] | None 
     if they have been read. BadInput if the folder holds no sweep.
     """
     if not (folder / "sweep.json").exists():
-        raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not started there")
+        command = f"scalelab sweep --workdir={quote_path(folder)}"
+        raise BadInput(f"{str(folder)!r} holds no sweep: `{command}` has not started there")
     manifest = records.read_json(folder / "sweep.json", {"trials": {"*": WHOLE}})
     runs = read_started_runs(folder) if runs is None else runs
     return [

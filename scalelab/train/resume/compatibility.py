@@ -1,7 +1,6 @@
 """Decide what may change between a run and its continuation: the one place that refuses it."""
 
 import pathlib
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.config.keys import fixed_groups, fixed_keys
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput, nearest_hint, quote_path
 from scalelab.identity import is_identity_key, is_passive_guard
 from scalelab.model import transformer
 from scalelab.train.checkpoints import manifest
@@ -61,7 +60,7 @@ def refuse_foreign_files(folder: pathlib.Path) -> None:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise BadInput(
             f"{printable(str(folder))} is not a run and holds {printable(names[0], 60)}{more}: "
-            f"a run has a folder of its own, e.g. --workdir={shlex.quote(str(folder / 'run'))}"
+            f"a run has a folder of its own, e.g. --workdir={quote_path(folder / 'run')}"
         )
 
 
