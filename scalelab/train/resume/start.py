@@ -180,6 +180,14 @@ def load_initial_weights(spec: TrainSpec) -> Weights | None:
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
 
 
+def check_initial_weights(source: str) -> None:
+    """Refuse a `train.init_from` that names no run or model, without loading it or starting jax: BadInput."""
+    if source.startswith(HF_PREFIX):
+        read.examine_folder(pathlib.Path(source.removeprefix(HF_PREFIX)))
+    elif source:
+        parse_run_step(source, "train.init_from=")
+
+
 def _load_foreign_weights(config: ConfigDict) -> Weights:
     source = read.examine_folder(pathlib.Path(config.train.init_from.removeprefix(HF_PREFIX)))
     read.check_same_model(source, config)

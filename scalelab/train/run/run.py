@@ -15,7 +15,7 @@ from scalelab import config as config_lib
 from scalelab import git, records, set_by
 from scalelab.config import interplay, optimizer_defaults, schedule_steps, stretches
 from scalelab.data.dataset import Dataset
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.hardware import chips, device_memory, host_memory, measured
 from scalelab.hardware.compiler_options import collective_options, refuse_other_values
 from scalelab.model import count
@@ -281,7 +281,8 @@ def _examine(
     if not (folder / "config.json").exists():
         return record, {}, ""
     if record.get("status") == IMPORTED_STATUS:
-        raise BadInput(f"{folder} holds imported weights, not a run: use another --workdir, and --init-from={folder}")
+        way = f"use another --workdir, and --init-from={quote_path(folder)}"
+        raise BadInput(f"{folder} holds imported weights, not a run: {way}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
     old = {"config": records.read_config(folder), "data": data, "own_code": record.get("own_code", {})}
     try:
