@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from scalelab.errors import BadInput
-from scalelab.untrusted.files import open_or_create, read_text
+from scalelab.untrusted.files import open_or_create, read_bytes, read_text, replace_file
 from scalelab.untrusted.text import printable
 
 HEARTBEAT_S = 10.0
@@ -123,13 +123,13 @@ def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
                     path.unlink(missing_ok=True)
                     remove_empty([each for each in path.parents if place in each.parents])
                 elif content != before[path]:
-                    path.write_bytes(before[path])
+                    replace_file(path, before[path])
             remove_empty(made)
         raise
 
 
 def _read_files(folder: pathlib.Path, patterns: Sequence[str]) -> dict[pathlib.Path, bytes]:
-    return {path: path.read_bytes() for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {path: read_bytes(path) for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
 
 
 def list_missing(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -54,8 +54,10 @@ def check_allowed_keys(keys: Collection[str]) -> None:
 def refuse_foreign_files(folder: pathlib.Path) -> None:
     """Raise BadInput for a folder with files of others that is not a run's: a run's would be among and over them.
 
-    Logs that a shell or a scheduler opened there before the run started are not foreign.
+    Logs that a shell or a scheduler opened there before the run started are not foreign. Links with names of a run's
+    files are refused as such.
     """
+    records.refuse_links(folder)
     if any((folder / name).exists() for name in RUN_FILES) or not folder.is_dir():
         return
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and not _is_log(path))

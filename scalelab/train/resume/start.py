@@ -15,10 +15,11 @@ from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.parallel import rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
+from scalelab.train import ledger
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.manifest import HEALTHY, find_saved_steps, list_checkpoint_places, list_strays
-from scalelab.train.resume import compatibility, determinism, handover, ledger, mixed
+from scalelab.train.resume import compatibility, determinism, handover, mixed
 from scalelab.train.resume.facts import describe_version_changes, diff_facts
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.loop import Progress, StartStates

@@ -17,8 +17,8 @@ from scalelab import records
 from scalelab.config import schedule_steps, stretches
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
+from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import ledger
 from scalelab.train.resume.facts import config_from_facts
 from scalelab.train.run import sources
 from scalelab.train.run.feed import Feed
