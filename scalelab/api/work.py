@@ -125,8 +125,10 @@ def train(
     from scalelab import git
     from scalelab.plan.memory.remat import settle_remat
     from scalelab.train.per_layer.refusals import reserve_for_moments
+    from scalelab.train.resume.compatibility import refuse_foreign_files
     from scalelab.train.run.single import train_single
 
+    refuse_foreign_files(folder)
     reserve_for_moments(resolved)
     resolved = settle_remat(resolved, folder, force)
     _refuse_too_large([(resolved, 1)], force)

@@ -9,7 +9,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.config import interplay
+from scalelab.config.checks import interplay
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import schedule_curves

@@ -7,7 +7,7 @@ config may be made for several values of another key. Configs of runs that exist
 
 from typing import TYPE_CHECKING, Any
 
-from scalelab.config.combinations import DECAYING
+from scalelab.config.checks.combinations import DECAYING
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput
 
