@@ -7,6 +7,11 @@
       "discarded"                        {"steps", "tokens", "flops"} that the guard's rewinds gave up
     }
 
+What another value of a key that --allow-change names does to it: batch, accumulation and batch warm-up count anew from
+here (`stretches.LEDGER_KEYS`); a mixture goes on in each source; caps, seed or length shuffle anew from the position
+reached (in tokens, for a length), with a warning; other data are read on at the same position; keys of the model change
+the FLOPs a token from here on. Other keys leave it alone.
+
 After a rewind D is what the weights have seen, as for any run that went straight; C is what was computed. Steps after
 the last save of a killed run are taken again and count once: nobody knows how many there were. A branch goes on from
 its trunk's ledger. A checkpoint of a version without a ledger gets one from its own config, once.
