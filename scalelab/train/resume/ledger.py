@@ -89,8 +89,10 @@ def continue_stretches(
     same &= not any(_changed(key, old, config, step) for key in stretches.LEDGER_KEYS)
     same &= all(saved["data"].get(key, value) == value for key, value in (data or {}).items())
     same &= per_token is None or per_token == ledger["flops_per_token"]
-    if same or not step:
-        return before if step else (stretches.first_stretch(config, batch_ramp.ramp_from(config)),)
+    if not step:
+        return (stretches.first_stretch(config, batch_ramp.ramp_from(config)),)
+    if same:  # a mixture may be planned anew for steps to come
+        return (*before[:-1], before[-1]._replace(**stretches.data_order(config)))
     per_token_before = stretches.total_flops(ledger["flops_per_token"])
     flops = stretches.flops_before(before[-1], ledger["tokens"], per_token_before)
     unit, length = before[-1].seq_len, config.model.seq_len  # windows of another length: the stream goes on by tokens
