@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalelab import set_by, user_code
 from scalelab.config.keys import default_values, key_records
+from scalelab.config.stretches import STRETCHES_KEY
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.numbers.written import parse_whole
 from scalelab.untrusted.files import read_bytes
@@ -153,8 +154,9 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
 
     `by` says who sets them (`set_by`). Values of another config bring notes of their own, and keep them.
     """
-    if set_by.NOTES_KEY in values and by == set_by.COMMAND_LINE:
-        raise BadInput(f"{set_by.NOTES_KEY} is filled in by scalelab and can't be set")
+    for key in (set_by.NOTES_KEY, STRETCHES_KEY):
+        if key in values and by == set_by.COMMAND_LINE:
+            raise BadInput(f"{key} is filled in by scalelab and can't be set")
     config = config.copy_and_resolve_references()
     known = default_values()
     groups = {key.split(".")[0] for key in known}

@@ -20,6 +20,7 @@ from scalelab.untrusted.documents import parse_json
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
+STRETCHES_KEY = "log.stretches"
 # Keys on which tokens, positions or the order of the data depend: a change of one begins a new stretch.
 LEDGER_KEYS = (
     "train.global_batch", "train.accumulate", "model.seq_len", "schedule.batch_start", "schedule.batch_warmup_tokens",

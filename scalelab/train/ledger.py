@@ -7,6 +7,11 @@
       "discarded"                        {"steps", "tokens", "flops"} that the guard's rewinds gave up
     }
 
+What another value of a key that --allow-change names does to it: batch, accumulation and batch warm-up count anew from
+here (`stretches.LEDGER_KEYS`); a mixture goes on in each source; caps, seed or length shuffle anew from the position
+reached (in tokens, for a length), with a warning; other data are read on at the same position; keys of the model change
+the FLOPs a token from here on. Other keys leave it alone.
+
 After a rewind D is what the weights have seen, as for any run that went straight; C is what was computed. Steps after
 the last save of a killed run are taken again and count once: nobody knows how many there were. A branch goes on from
 its trunk's ledger. A checkpoint of a version without a ledger gets one from its own config, once.
@@ -84,8 +89,10 @@ def continue_stretches(
     same &= not any(_changed(key, old, config, step) for key in stretches.LEDGER_KEYS)
     same &= all(saved["data"].get(key, value) == value for key, value in (data or {}).items())
     same &= per_token is None or per_token == ledger["flops_per_token"]
-    if same or not step:
-        return before if step else (stretches.first_stretch(config, batch_ramp.ramp_from(config)),)
+    if not step:
+        return (stretches.first_stretch(config, batch_ramp.ramp_from(config)),)
+    if same:  # a mixture may be planned anew for steps to come
+        return (*before[:-1], before[-1]._replace(**stretches.data_order(config)))
     per_token_before = stretches.total_flops(ledger["flops_per_token"])
     flops = stretches.flops_before(before[-1], ledger["tokens"], per_token_before)
     unit, length = before[-1].seq_len, config.model.seq_len  # windows of another length: the stream goes on by tokens

@@ -142,6 +142,7 @@ def test_without_the_flag_it_is_refused_and_nothing_changes(sixteen, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(sixteen[0], folder)
     assert train(folder, code=2, **FOUR) == []
+    assert train(folder, "train.global_batch", code=2, log__stretches="[]", **FOUR) == []  # nor is a past given by hand
     assert_ledger(folder, 20, 5120)
 
 
@@ -291,6 +292,19 @@ def test_another_length_counts_its_own_tokens_and_flops_and_warns_of_the_new_shu
     assert_ledger(folder, 22, tokens, 5120 * per_token + 256 * record["flops_per_token"]["exact"])
     assert counted(folder, 22)["position"] == 320 * 2 + 32 and counted(folder, 22)["sequences"] == 352
     assert "some tokens come again" in next(e["text"] for e in records.read_events(folder) if e["kind"] == "warning")
+
+
+def test_another_model_counts_its_own_flops_from_there_on(sixteen, changed, tmp_path):
+    """A window of attention: fewer FLOPs a token, the same tokens; and the next resumption keeps both."""
+    folder, windowed = tmp_path / "run", SIXTEEN | {"model__window": 4}
+    shutil.copytree(sixteen[0], folder)
+    full = records.read_record(folder)["flops_per_token"]["exact"]
+    rows = train(folder, "model.window", **windowed | {"train__steps": 22})
+    rows += train(folder, **windowed | {"train__steps": 24})
+    fewer = records.read_record(folder)["flops_per_token"]["exact"]
+    assert fewer < full
+    assert_ledger(folder, 24, 24 * 256, 5120 * full + 1024 * fewer)
+    assert_goes_on(np.concatenate(sixteen[1] + rows), resolved(**SIXTEEN))
 
 
 def test_what_was_counted_outlives_an_edited_config(changed, tmp_path):

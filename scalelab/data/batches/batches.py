@@ -1,6 +1,7 @@
 """Batch = f(seed, step): random access into shuffled windows, the same for any number of hosts.
 
-A step reads the windows after those of earlier steps, also where their batches were smaller (`config.batch_ramp`).
+A step reads the windows after those of earlier steps, also where their batches were smaller (`config.batch_ramp`), or
+where a run goes on under another batch (`Begin`): then the counted position stands for the steps before.
 
 A window is seq_len + 1 consecutive tokens of the stream of documents. Windows start every seq_len tokens, so each token
 except a shard's first is predicted once an epoch (neighbours share one token, a target of one and an input of the
