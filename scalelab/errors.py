@@ -1,6 +1,8 @@
 """The two exceptions that users see as one line: bad input (exit 2) and failed work (exit 1)."""
 
 import difflib
+import os
+import shlex
 from collections.abc import Iterable, Sequence
 
 
@@ -10,6 +12,12 @@ class BadInput(ValueError):
 
 class WorkFailed(RuntimeError):
     """Failed work on good input (a damaged checkpoint, a full disk): the message says what failed and what to do."""
+
+
+def quote_path(path: str | os.PathLike[str]) -> str:
+    """A path as a word of a printed command: quoted where a shell needs it, and never taken for an option."""
+    text = os.fspath(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def needs_package(feature: str, package: str) -> BadInput:

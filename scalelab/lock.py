@@ -16,10 +16,10 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from scalelab.errors import BadInput
-from scalelab.untrusted.files import open_or_create, read_text
+from scalelab.untrusted.files import open_or_create, read_bytes, read_text, replace_file
 from scalelab.untrusted.text import printable
 
 HEARTBEAT_S = 10.0
@@ -81,9 +81,11 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
     """Hold a folder (the value of a command's `option`) for this process. Yields a warning if a lock was taken over.
 
     BadInput if another process holds it, or may hold it; `take_over` asserts that an owner on another host is gone. A
-    process whose lock is taken over nevertheless (it was suspended, say) ends as soon as it notices.
+    process whose lock is taken over nevertheless (it was suspended, say) ends as soon as it notices. A lock and folders
+    that were made for it go with a BadInput.
     """
     path = pathlib.Path(folder).absolute() / ".lock"
+    is_new, made = not os.path.lexists(path), list_missing(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, exclusive, warning = _acquire_lock(path, str(folder), option, take_over)
     owner, left = this_process(), threading.Event()
@@ -93,10 +95,53 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
     threading.Thread(target=_renew_heartbeat, args=(path, owner, left), daemon=True, name="lock").start()
     try:
         yield warning
+    except BadInput:
+        if is_new and _is_at(path, descriptor):
+            path.unlink()
+            remove_empty(made)
+        raise
     finally:  # not reached after a SIGKILL: then the owner's name stays for the next process to read
         left.set()
         release_lock(path)
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
+    """Within it a BadInput leaves the folder's files of these patterns as they were: a mistake changes nothing.
+
+    Not once a run was begun in its `runs/`: then they tell what these are.
+    """
+    place = pathlib.Path(folder)
+    made, runs, before = list_missing(place), set(place.glob("runs/*")), _read_files(place, patterns)
+    try:
+        yield
+    except BadInput:
+        if set(place.glob("runs/*")) == runs:
+            for path, content in _read_files(place, patterns).items():
+                if path not in before:
+                    path.unlink(missing_ok=True)
+                    remove_empty([each for each in path.parents if place in each.parents])
+                elif content != before[path]:
+                    replace_file(path, before[path])
+            remove_empty(made)
+        raise
+
+
+def _read_files(folder: pathlib.Path, patterns: Sequence[str]) -> dict[pathlib.Path, bytes]:
+    return {path: read_bytes(path) for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+
+
+def list_missing(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folder and those above it that don't exist, lowest first."""
+    return [each for each in (folder, *folder.parents) if not each.exists()]
+
+
+def remove_empty(folders: Sequence[pathlib.Path]) -> None:
+    """Remove the folders in order, up to one that holds something."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def release_lock(path: pathlib.Path) -> None:

@@ -208,11 +208,12 @@ def format_page(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-RULES = """A pair is one command line on one hostile thing. Outside of the work folder lie canaries: a home, files, a run,
-a module that leaves a mark. Wrong: canary (one was touched, or a file made outside), code (it ran), leak (a linked file's
-content was printed or served), traceback, exit (not 0, 1 or 2), signal (died of one), time ({seconds:g} s, waits for a
-core left out), memory ({mib} MiB), escape (a raw control character or mark of direction in the output). What is wrong
-without harm to a canary counts if it happens again in a new process."""
+RULES = """A pair is one command line on one hostile thing. Outside of the work folder lie canaries: a home, files, a
+run, a module that leaves a mark. Wrong: canary (one was touched, or a file made outside), code (it ran), leak (the
+content of a linked file was printed or served), traceback, exit (not 0, 1 or 2), signal (died of one), time
+({seconds:g} s, waits for a core left out), memory ({mib} MiB in one of its processes), escape (a raw
+control character or mark of direction in the output). What is wrong without harm to a canary counts if it
+happens again in a new process."""
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ ABLATION = [
 BUCKET = [
     *_reach("runs {url}", "runs {url} --json", "fit {url} --bootstrap=0", "checkpoint verify {url}", "report {url}",
             "checkpoint list {url}", "sweep --status --workdir={url}"),
-    *_reach(f"train {CONFIG} --workdir={{url}}", f"sweep {CONFIG} --workdir={{url}}", heavy=True),
+    *_reach(f"train {CONFIG} --workdir={{url}}", heavy=True),
 ]  # fmt: skip
 COLUMNS = "--columns=N=N,D=D,loss=val_loss"
 PREPARED = "--config.data.source=prepared --config.data.val_fraction=0.1 --config.model.vocab_size=280"

@@ -124,24 +124,33 @@ def set_key(content: Any, key: str, value: Any) -> None:
         content[int(last) if isinstance(content, list) else last] = value
 
 
-def text(name: str, content: str | bytes) -> Callable[[Site], None]:
+Content = str | bytes | Callable[[], str | bytes]  # a function for what is large
+
+
+def text(name: str, content: Content) -> Callable[[Site], None]:
     """The builder that puts these bytes in the place of a file."""
 
     def build(site: Site) -> None:
         path = site.path(name)
         clear(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+        path.write_bytes(encode(content))
 
     return build
 
 
-def append(name: str, content: str | bytes) -> Callable[[Site], None]:
+def encode(content: Content) -> bytes:
+    """The bytes of a content."""
+    content = content() if callable(content) else content
+    return content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+
+
+def append(name: str, content: Content) -> Callable[[Site], None]:
     """The builder that appends bytes to a file."""
 
     def build(site: Site) -> None:
         with open(site.path(name), "ab") as file:
-            file.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+            file.write(encode(content))
 
     return build
 

@@ -204,6 +204,7 @@ def ask(url: str, method: str, path: str, content: bytes | None = None) -> bytes
     """One request about the bucket."""
     request = urllib.request.Request(f"{url}/{BUCKET}{path}", data=content, method=method)
     request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=a/20200101/us-east-1/s3/aws4_request")
+    request.add_header("Content-Type", "application/octet-stream")  # else moto takes a form for it
     with urllib.request.urlopen(request) as reply:
         body: bytes = reply.read()
     return body

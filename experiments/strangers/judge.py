@@ -32,6 +32,7 @@ class Outcome:
     signalled: bool = False
     killed: str = ""
     served: bytes = b""
+    idle: bool = False  # it was killed for its time, and had hardly run
 
 
 def snapshot(slot: pathlib.Path) -> Snapshot:

@@ -168,12 +168,14 @@ def _json_of_runs() -> Iterator[Case]:
                 build = edit(name, key, TYPES[what])
                 yield Case(f"run: {key} of {name} is {what}", "run", build)
     for name in ("record.json", "config.json", "events.jsonl"):
-        yield Case(f"run: {name} is 20 MB", "run", text(name, '{"a": "' + "x" * 20_000_000 + '"}'))
+        yield Case(f"run: {name} is 20 MB", "run", text(name, lambda: '{"a": "' + "x" * 20_000_000 + '"}'))
         yield Case(f"run: {name} is 100,000 deep", "run", text(name, '{"a":' * 100_000 + "1" + "}" * 100_000))
         yield Case(f"run: {name} is not UTF-8", "run", text(name, b'{"name": "\xff\xfe\x80"}'))
     yield Case("run: record.json has a key twice", "run", text("record.json", '{"status": "done", "status": [1]}'))
     yield Case(
-        "run: metrics.jsonl has a line of 50 MB", "run", append("metrics.jsonl", '{"step": "' + "9" * 50_000_000)
+        "run: metrics.jsonl has a line of 50 MB",
+        "run",
+        append("metrics.jsonl", lambda: '{"step": "' + "9" * 50_000_000),
     )
     yield Case("run: d_model is 1,000,000", "run", edit("config.json", "model.d_model", 1_000_000), deep=True)
 
@@ -233,8 +235,8 @@ def _tables() -> Iterator[Case]:
     wide = ",".join(f"c{i}" for i in range(100_000))
     yield Case("table: 100,000 columns", "table", text("", f"{wide}\n{','.join('1' * 100_000)}\n"), seen="fit")
     yield Case("table: 100,000 equal columns", "table", text("", ",".join(["N"] * 100_000) + "\n1\n"))
-    yield Case("table: one line of 50 MB", "table", text("", head + "x" * 50_000_000))
-    yield Case("table: a quote that never ends", "table", text("", head + '"' + "a,b\n" * 5_000_000))
+    yield Case("table: one line of 50 MB", "table", text("", lambda: head + "x" * 50_000_000))
+    yield Case("table: a quote that never ends", "table", text("", lambda: head + '"' + "a,b\n" * 5_000_000))
     yield Case("table: only commas", "table", text("", "," * 1_000_000 + "\n"))
     for what, raw in NUMBERS.items():
         value = raw.text if isinstance(raw, Raw) else str(raw)

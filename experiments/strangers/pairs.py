@@ -54,7 +54,7 @@ class Slot:
         """The row of a pair. What is wrong without harm to a canary is tried again in a new process."""
         wrong, outcome = self.meet(pair)
         once = {}
-        if wrong and not HARM & wrong.keys() and not self.fake:
+        if wrong and not HARM & wrong.keys() and not outcome.idle and not self.fake:
             self.stop()
             again, outcome = self.meet(pair)
             wrong, once = again, {} if again else wrong

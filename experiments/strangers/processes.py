@@ -21,6 +21,8 @@ from scalelab.experiments.strangers.edits import TOKEN
 from scalelab.experiments.strangers.judge import Outcome
 
 POLL_S = 0.02
+PAGE_S = 3.0  # for the answer to a GET
+IDLE_S = 1.0  # a command that ran for less of its ten seconds hangs
 START_S = 120.0  # for a start, on a machine that others load
 WALL_FACTOR = 6.0  # a command that waits for a core may take so many times the seconds that it has of its own
 FILE_BYTES = 2**28  # no file may become larger: a copy of /dev/zero must not fill the disk
@@ -68,11 +70,11 @@ class Warm:
         self.requests, self.replies = os.fdopen(requests, "w"), replies
         if not self._readable(START_S) or not os.read(self.replies, 65536):
             raise WorkFailed(f"the warm process did not start: {(self.slot / 'stderr').read_text()[-500:]}")
-        self.base = self.base or tree_bytes(self.process.pid)
+        self.base = self.base or resident_bytes(self.process.pid)
 
     def run(
         self, line: Sequence[str], folder: pathlib.Path, interrupt_s: float = 0.0, serves: bool = False,
-        seconds: float = judge.SECONDS,
+        seconds: float | None = None,
     ) -> Outcome:  # fmt: skip
         """Run one command in it. It is replaced afterwards if it hung, died or holds too much."""
         if self.process is None:
@@ -83,15 +85,14 @@ class Warm:
             pathlib.Path(name).write_bytes(b"")
         self.requests.write(json.dumps({"line": list(line), "folder": str(folder), **files}) + "\n")
         self.requests.flush()
-        before = tree_bytes(self.process.pid)
-        watch = Watch(self.process.pid, self.slot, interrupt_s, serves, before - self.base, seconds)
+        watch = Watch(self.process.pid, self.slot, interrupt_s, serves, seconds, self.base)
         while not self._readable(POLL_S) and not watch.over():
             pass
         reply = b"" if watch.killed else os.read(self.replies, 65536)
         outcome = watch.outcome(json.loads(reply)["code"] if reply else None)
         if not reply:
             self._bury(outcome)
-        elif tree_bytes(self.process.pid) > WARM_BYTES:
+        elif resident_bytes(self.process.pid) > WARM_BYTES:
             self.stop()
         return outcome
 
@@ -142,26 +143,34 @@ def run_real(
 
 
 class Watch:
-    """Looks after one command: its time without the waits for a core, its memory, ctrl-C, the pages it serves."""
+    """Looks after one command: its time without the waits for a core, its memory, ctrl-C, the pages it serves.
+
+    Of a warm process, `fresh_bytes` is what it held when it was new: what it has come to hold since is not counted.
+    """
 
     def __init__(
-        self, pid: int, slot: pathlib.Path, interrupt_s: float, serves: bool, allowance: int = 0,
-        limit_s: float = judge.SECONDS,
+        self, pid: int, slot: pathlib.Path, interrupt_s: float, serves: bool, limit_s: float | None = None,
+        fresh_bytes: int = 0,
     ):  # fmt: skip
         self.pid, self.slot, self.interrupt_s, self.serves = pid, slot, interrupt_s, serves
-        self.allowance, self.limit_s = max(0, allowance), limit_s
-        self.began, self.waited, self.most = time.monotonic(), waited_s(pid), 0
+        self.limit_s = judge.SECONDS if limit_s is None else limit_s
+        self.allowance = max(0, resident_bytes(pid) - fresh_bytes) if fresh_bytes else 0
+        reset_peak(pid)
+        self.began, self.most = time.monotonic(), 0
+        self.ran, self.waited = ran_and_waited_s(pid)
+        self.idle = False
         self.seconds, self.killed, self.signalled, self.served = 0.0, "", False, b""
 
     def over(self) -> bool:
         """Look once; True if the command has to be killed."""
         wall = time.monotonic() - self.began
-        self.seconds = max(0.0, wall - max(0.0, waited_s(self.pid) - self.waited))
-        self.most = max(self.most, tree_bytes(self.pid) - self.allowance)
+        ran, waited = ran_and_waited_s(self.pid)
+        self.seconds = max(0.0, wall - max(0.0, waited - self.waited))
+        self.most = max(self.most, peak_bytes(self.pid) - self.allowance, *map(resident_bytes, descendants(self.pid)))
         if self.most > judge.BYTES:
             self.killed = "memory"
         elif self.seconds > self.limit_s or wall > WALL_FACTOR * self.limit_s:
-            self.killed = "time"
+            self.killed, self.idle = "time", ran - self.ran < IDLE_S
         elif self.interrupt_s and not self.signalled:
             self._end_what_waits()
         return bool(self.killed)
@@ -184,15 +193,16 @@ class Watch:
 
     def outcome(self, code: int | None) -> Outcome:
         """What was seen."""
-        output = self._output()
+        self.most = max(self.most, peak_bytes(self.pid) - self.allowance)
         return Outcome(
-            code, self.seconds, self.most, output, signalled=self.signalled, killed=self.killed, served=self.served
-        )
+            code, self.seconds, self.most, self._output(), signalled=self.signalled, killed=self.killed,
+            served=self.served, idle=self.idle,
+        )  # fmt: skip
 
 
 def fetch(port: int, path: str) -> bytes:
     """The body of one page, or b""; only what tells of the canaries is kept."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=judge.SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PAGE_S)
     with contextlib.suppress(OSError, http.client.HTTPException):
         connection.request("GET", path, headers={"Host": f"localhost:{port}"})
         if TOKEN.encode() in connection.getresponse().read(OUTPUT_BYTES):
@@ -225,18 +235,34 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
-def tree_bytes(pid: int) -> int:
-    """Resident bytes of a process and those below it."""
-    total = 0
-    for each in (pid, *descendants(pid)):
-        with contextlib.suppress(OSError, IndexError):
-            total += int(pathlib.Path(f"/proc/{each}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return total
+def resident_bytes(pid: int) -> int:
+    """Resident bytes of a process; 0 if it is gone."""
+    return _status(pid, "VmRSS")
 
 
-def waited_s(pid: int) -> float:
-    """Seconds that a process's first thread has waited for a core; 0 where Linux doesn't tell."""
+def peak_bytes(pid: int) -> int:
+    """The most resident bytes of a process since its last `reset_peak`."""
+    return _status(pid, "VmHWM")
+
+
+def _status(pid: int, name: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def reset_peak(pid: int) -> None:
+    """Let `peak_bytes` begin anew."""
+    with contextlib.suppress(OSError):
+        pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def ran_and_waited_s(pid: int) -> tuple[float, float]:
+    """Seconds that a process's first thread has run, and has waited for a core; 0 where Linux doesn't tell."""
     try:
-        return int(pathlib.Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+        ran, waited = pathlib.Path(f"/proc/{pid}/schedstat").read_text().split()[:2]
+        return int(ran) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0

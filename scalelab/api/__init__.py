@@ -4,7 +4,7 @@
 Each goes through the same door as the command of its name, prints nothing, and raises BadInput or WorkFailed
 (`scalelab.errors`) with the line that the command would print. Read in this order: `tables` (runs as rows), `work`
 (plan, train, sweep, answer, fit, best_settings), `loaded` (a trained run's model). `fit_rows` and `settings` read the
-rows of `fit` and `best_settings`.
+rows of `fit` and `best_settings`; `arguments` says what each argument must be.
 
 Nothing heavy is imported before a function is called.
 """

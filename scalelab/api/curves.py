@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelab import records
+from scalelab.api.arguments import ANYTHING, FIT_OPTIONS, NAMES, PATH, TEXT, check_arguments, check_options, several
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
 from scalelab.laws.curves.curve import Curve, make_curve
@@ -25,6 +26,7 @@ LR_DIGITS = 1e-4  # a logged LR may differ from its schedule's by this share of 
 Source = str | os.PathLike[str]
 
 
+@check_arguments(sources=several(PATH), law=TEXT, columns=NAMES)
 def fit_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
     **options: Any,
@@ -35,10 +37,12 @@ def fit_curves(
     `options` are those of `scalelab.laws.curves.fit.fit_curves`. `read_curve` and `schedule_of` give what `.predict` of
     the result takes. BadInput as the command; FitError where no optimum can be certified.
     """
+    options = check_options(options, fit_read_curves, FIT_OPTIONS)
     given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     return fit_read_curves(read_curves(given, columns)[0], law, **options)
 
 
+@check_arguments(source=PATH, columns=NAMES)
 def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curve:
     """The curve of one run's folder. BadInput for a folder of several."""
     curves, _ = read_curves([source], columns)
@@ -69,6 +73,7 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
     return curves, notes
 
 
+@check_arguments(config=ANYTHING)
 def schedule_of(config: Any) -> Curve:
     """The schedule of a config file, a shipped config's name or a config tree, without losses."""
     from scalelab.api.work import _resolved

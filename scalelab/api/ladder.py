@@ -3,10 +3,11 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from scalelab.api.arguments import FIT_OPTIONS, NAMES, PATH, check_arguments, check_options, several
 from scalelab.api.fit_rows import read_sources
 from scalelab.laws.read.groups import choose_groups
 from scalelab.laws.read.study import study_table
@@ -49,10 +50,12 @@ def read_ladder(
     return LadderTable(runs, len(kept), tuple(notes), tuple(excluded))
 
 
-def fit_accuracy(sources: str | Sequence[str], columns: Mapping[str, str] | None = None, **options: object) -> Ladder:
+@check_arguments(sources=several(PATH), columns=NAMES)
+def fit_accuracy(sources: str | Sequence[str], columns: Mapping[str, str] | None = None, **options: Any) -> Ladder:
     """Fit a ladder to accuracy (`scalelab fit --accuracy`); `options` are those of `laws.use.ladder.fit_ladder`."""
-    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    return fit_ladder(read_ladder(given, columns).runs, **options)  # type: ignore[arg-type]
+    options = check_options(options, fit_ladder, FIT_OPTIONS)
+    given = [os.fspath(each) for each in ([sources] if isinstance(sources, str | os.PathLike) else sources)]
+    return fit_ladder(read_ladder(given, columns).runs, **options)
 
 
 def _are_checkpoints(labels: Sequence[str], D: np.ndarray) -> bool:

@@ -7,6 +7,16 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from scalelab import user_code
+from scalelab.api.arguments import (
+    FLAG,
+    NUMBER,
+    PATH,
+    TEXT,
+    check_arguments,
+    optional,
+    several,
+    whole,
+)
 from scalelab.api.tables import Source
 from scalelab.errors import BadInput
 
@@ -50,7 +60,10 @@ class LoadedRun:
 
         from scalelab.evaluate.subject import next_token_logits
 
-        ids = np.asarray(tokens)
+        try:
+            ids = np.asarray(tokens)
+        except ValueError as error:
+            raise BadInput(f"tokens are not an array of ids: {str(error).partition(chr(10))[0]}") from None
         size, vocab = self.model.seq_len, self.config.model.vocab_size
         shape = "x".join(map(str, ids.shape))
         if ids.ndim not in (1, 2) or not np.issubdtype(ids.dtype, np.integer) or not 0 < ids.shape[-1] <= size:
@@ -61,6 +74,10 @@ class LoadedRun:
         logits = next_token_logits(self.model, np.atleast_2d(ids), separator)
         return logits if ids.ndim == 2 else logits[0]
 
+    @check_arguments(
+        prompt=TEXT, tokens=optional(whole(1)), n=whole(1), temperature=NUMBER, top_k=whole(0), top_p=NUMBER,
+        seed=whole(0),
+    )  # fmt: skip
     def sample(
         self, prompt: str = "", tokens: int | None = None, n: int = 1, *, temperature: float = 1.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0,
@@ -74,6 +91,7 @@ class LoadedRun:
         return [sample.decode_sample(self.tokenizer, one) for one in drawn]
 
 
+@check_arguments(run=PATH, ema=FLAG, average=whole(1), trust=several(TEXT))
 def load(run: Source, *, ema: bool = False, average: int = 1, trust: Collection[str] = ()) -> LoadedRun:
     """Load a run's weights: RUN (its last step) or "RUN@STEP"; the options are those of `scalelab eval`.
 

@@ -2,12 +2,34 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalelab import set_by
+from scalelab.api.arguments import (
+    ANYTHING,
+    FIT_OPTIONS,
+    FLAG,
+    FUNCTION,
+    NAMES,
+    OVERRIDES,
+    PATH,
+    POSITIVE,
+    SHARE,
+    TEXT,
+    Kind,
+    check_arguments,
+    check_options,
+    check_value,
+    either,
+    instance,
+    mapping_of,
+    optional,
+    several,
+    whole,
+)
 from scalelab.api.tables import Rows, Source, runs
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, nearest_hint
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -19,6 +41,21 @@ if TYPE_CHECKING:
     from scalelab.sweep.answer.ranking import SweepAnswer
 
 Progress = Callable[[dict[str, Any]], None]
+
+
+PLAN_OPTIONS = {
+    "efficiency": ANYTHING, "price_per_hour": optional(POSITIVE), "critical_tokens": optional(POSITIVE),
+    "mtbf_s": optional(POSITIVE), "restart_s": POSITIVE, "write_bytes_per_s": optional(POSITIVE), "compile": FLAG,
+    "serve": Kind("two whole numbers, sequences and tokens, such as (1, 0)", lambda pair: isinstance(pair, tuple | list)
+        and len(pair) == 2 and whole(1).fits(pair[0]) and whole(0).fits(pair[1])),
+}  # fmt: skip
+TRAINING = {
+    "config": ANYTHING, "workdir": PATH, "overrides": OVERRIDES, "progress": FUNCTION, "stop": FUNCTION,
+    "allow_change": several(TEXT), "take_over": FLAG, "force": FLAG,
+}  # fmt: skip
+OVER = optional(mapping_of(Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
+    "a dict of lists of columns such as {'lr': ['N']}"))  # fmt: skip
+GRID = optional(several(mapping_of(ANYTHING, "a list of dicts such as [{'optim.peak_lr': 1e-3}]")))
 
 
 def _silent(_: dict[str, Any]) -> None:
@@ -52,6 +89,7 @@ def _path(value: Any, what: str) -> pathlib.Path:
     return pathlib.Path(os.path.expanduser(value))
 
 
+@check_arguments(config=ANYTHING, hardware=ANYTHING, devices=optional(whole(1)), mesh=ANYTHING, overrides=OVERRIDES)
 def plan(
     config: Any, hardware: Any = "cpu", devices: int | None = None, mesh: Any = None,
     overrides: Mapping[str, Any] | None = None, **options: Any,
@@ -61,11 +99,17 @@ def plan(
     `config`: a file's path or a tree; `hardware`: a name, a JSON file's path or a `Machine`; `options`: those of
     `scalelab.plan.whole.plan`. Nothing is allocated.
     """
+    from scalelab.config import Layout
+    from scalelab.plan.machine.machine import Machine
     from scalelab.plan.whole import plan as plan_run
 
+    options = check_options(options, plan_run, PLAN_OPTIONS)
+    check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
+    check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
     return plan_run(_resolved(config, overrides), hardware, devices, mesh, **options)
 
 
+@check_arguments(**TRAINING)
 def train(
     config: Any, workdir: Source, overrides: Mapping[str, Any] | None = None, *, progress: Progress = _silent,
     stop: Callable[[], bool] = _never, allow_change: Collection[str] = (), take_over: bool = False, force: bool = False,
@@ -81,8 +125,10 @@ def train(
     from scalelab import git
     from scalelab.plan.memory.remat import settle_remat
     from scalelab.train.per_layer.refusals import reserve_for_moments
+    from scalelab.train.resume.compatibility import refuse_foreign_files
     from scalelab.train.run.single import train_single
 
+    refuse_foreign_files(folder)
     reserve_for_moments(resolved)
     resolved = settle_remat(resolved, folder, force)
     _refuse_too_large([(resolved, 1)], force)
@@ -90,6 +136,7 @@ def train(
     return train_single(resolved, folder, progress, stop, allow_change, take_over, code=code)
 
 
+@check_arguments(**TRAINING, grid=GRID)
 def sweep(
     config: Any, workdir: Source, overrides: Mapping[str, Any] | None = None, *,
     grid: Sequence[Mapping[str, Any]] | None = None, progress: Progress = _silent, stop: Callable[[], bool] = _never,
@@ -125,6 +172,7 @@ def sweep(
     return Rows(rows[name] for name in trials if name in rows)
 
 
+@check_arguments(sources=several(PATH), by=several(TEXT))
 def answer(sources: Source | Sequence[Source], by: str | Sequence[str] = ()) -> "SweepAnswer":
     """Which setting is best over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
 
@@ -133,12 +181,13 @@ def answer(sources: Source | Sequence[Source], by: str | Sequence[str] = ()) -> 
     """
     from scalelab.sweep.answer import rows
 
-    folders = [
-        _path(source, "sources") for source in ([sources] if isinstance(sources, str | os.PathLike) else sources)
-    ]
-    if not by and len(folders) > 1:
+    given: list[Source] = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    folders, keys = [_path(source, "sources") for source in given], [by] if isinstance(by, str) else list(by)
+    if not folders:
+        raise BadInput("sources=[] names no folder: give a sweep's folder, or several")
+    if not keys and len(folders) > 1:
         raise BadInput("several folders: name the keys that make a setting, e.g. by='optim.peak_lr'")
-    return rows.answer_by(folders, [by] if isinstance(by, str) else list(by)) if by else rows.answer_folder(folders[0])
+    return rows.answer_by(folders, keys) if keys else rows.answer_folder(folders[0])
 
 
 def _prepare_device() -> None:
@@ -163,6 +212,10 @@ def _refuse_too_large(packs: Sequence[tuple["ConfigDict", int]], force: bool) ->
             raise BadInput(describe_excess(static, memory, trials))
 
 
+@check_arguments(
+    source=ANYTHING, law=ANYTHING, columns=NAMES, n=optional(TEXT), where=several(TEXT), drop_top_loss=whole(0),
+    cluster=TEXT, by=optional(TEXT),
+)  # fmt: skip
 def fit(
     source: Any, law: Any = "chinchilla", *, columns: Mapping[str, str] | None = None, n: str | None = None,
     where: Sequence[str] | str = (), drop_top_loss: int = 0, cluster: str = "auto", by: str | None = None,
@@ -178,14 +231,21 @@ def fit(
     the command; FitError where no optimum can be certified.
     """
     from scalelab.laws.fitting import fit as fit_columns
+    from scalelab.laws.groups.fit_groups import fit_groups
     from scalelab.laws.law.law import Law, law_of
     from scalelab.laws.law.names import load_law
-    from scalelab.laws.read.study import fit_group_study, fit_study
+    from scalelab.laws.read.study import N_COLUMNS, fit_group_study, fit_study
 
+    check_value("law", law, either(instance("a law's name, a Law", str, Law), FUNCTION))
+    check_value("source", source, instance("paths, rows (dicts), or columns by name", str, os.PathLike, Iterable))
+    options = check_options(options, fit_columns if by is None else fit_groups, FIT_OPTIONS)
+    if n not in (None, *N_COLUMNS):
+        raise BadInput(f"n={n!r} is not a way to count N{nearest_hint(str(n), N_COLUMNS)}")
     law = load_law(law) if isinstance(law, str) else law if isinstance(law, Law) else law_of(law)
     if isinstance(source, Mapping):
-        if by is None:
-            return fit_columns(source, law, **options)
+        _check_columns(source)
+        if by is None and not (columns or n or where or drop_top_loss):
+            return fit_columns(source, law, cluster=cluster, **options)
         source = [dict(zip(source, values, strict=True)) for values in zip(*source.values(), strict=True)]
     rows = _fit_rows(source, law, columns, n, [where] if isinstance(where, str) else list(where))
     if by is not None:
@@ -193,6 +253,21 @@ def fit(
     return fit_study(rows, law, n or "total", drop_top_loss, cluster, **options)
 
 
+def _check_columns(columns: Mapping[str, Any]) -> None:
+    """BadInput for columns that are not lists, or not of one length."""
+    lengths = {}
+    for name, values in columns.items():
+        if isinstance(values, str | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
+            raise BadInput(f"source: column {name!r} is {str(values)[:60]!r}; it must be a list of values, one a run")
+        lengths[name] = len(values)
+    if len(set(lengths.values())) != 1:
+        raise BadInput(f"source: columns must be equally long, and these have {lengths or 'no value'}")
+
+
+@check_arguments(
+    source=several(PATH), best_of=several(TEXT), per=several(TEXT), over=OVER, columns=NAMES, n=optional(TEXT),
+    where=several(TEXT), level=SHARE,
+)  # fmt: skip
 def best_settings(
     source: Source | Sequence[Source], best_of: Sequence[str] | str = "lr", per: Sequence[str] | str = ("N", "D"),
     over: Mapping[str, Sequence[str]] | None = None, *, columns: Mapping[str, str] | None = None, n: str | None = None,

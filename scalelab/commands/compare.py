@@ -17,6 +17,7 @@ import pathlib
 from typing import Any
 
 from scalelab.cli.parser import Parser, add_trust_option, emit_json
+from scalelab.errors import quote_path
 
 MOST_LINES = 12  # lines of one kind
 
@@ -131,5 +132,5 @@ def _no_floor(comparison: dict[str, Any]) -> list[str]:
     folder = comparison["a"].rstrip("/")
     return [
         "  noise floor: unknown, as no run here equals A or B in all but train.seed. Train some beside A: repeat",
-        f"  its command with --config.train.seed=1 --workdir={folder}-seed1, then with seeds 2 and 3",
+        f"  its command with --config.train.seed=1 --workdir={quote_path(f'{folder}-seed1')}, then with seeds 2 and 3",
     ]

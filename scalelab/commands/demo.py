@@ -11,6 +11,7 @@ Exit code: 0 done, 2 bad input.
 import pathlib
 
 from scalelab.cli.parser import Parser, align_columns, emit_json, folder_path
+from scalelab.errors import quote_path
 
 DEFAULT_FOLDER = "scalelab-demo"
 
@@ -67,6 +68,7 @@ def _lines(result: dict) -> list[str]:
     low, high = held["interval90"]
     values = fit["params"] | fit["exponents"]
     cells = [[name, f"{values[name]:.4g}", *(f"{end:.4g}" for end in fit["intervals"][name])] for name in values]
+    command = f"scalelab fit {quote_path(result['table'])} --target-flops=3.2e12 --figures=figures"
     return [
         f"{fit['n_runs']} small transformers on Python source, 1e11 to 8e11 FLOPs each, trained by `make quickstart`;",
         f"fitted: {fit['equation']} (loss in nats per token, N parameters, D tokens)",
@@ -78,6 +80,6 @@ def _lines(result: dict) -> list[str]:
         *(f"wrote {path}" for path in result["files"]),
         "",
         "next: your own runs          scalelab fit points.csv --columns='N=params,D=tokens,loss=val_loss'",
-        f"      this table in full     scalelab fit {result['table']} --target-flops=3.2e12 --figures=figures",
+        f"      this table in full     {command}",
         "      train, predict, check  make quickstart (in a clone: minutes on two cores)",
     ]

@@ -19,7 +19,7 @@ import pathlib
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab import git
+from scalelab import git, lock
 from scalelab.cli.parser import Parser, config_path, count_above_zero, emit_json, folder_path, print_status
 from scalelab.cli.progress import RunProgress
 from scalelab.config import split_overrides
@@ -64,9 +64,13 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     plan = proxy.plan_proxy(config, options.flops, len(lrs) * len(seeds))
     runs = proxy.proxy_trials(plan, lrs, seeds)
     print_status("\n".join([*plan.lines(), f"sweep: {len(runs)} runs, {plan.sweep_flops:.3g} FLOPs in all"]))
-    write_forks(folder, options.config, {"twin": plan.twin}, {"twin": f"The small twin of {options.config}."})
     cache_compilations()
-    with stop_on_signals() as stop, RunProgress(f"{len(runs)} trials", plan.twin.train.steps) as bar:
+    with (
+        lock.undo_if_refused(folder, "twin.py"),
+        stop_on_signals() as stop,
+        RunProgress(f"{len(runs)} trials", plan.twin.train.steps) as bar,
+    ):
+        write_forks(folder, options.config, {"twin": plan.twin}, {"twin": f"The small twin of {options.config}."})
         verdicts = run_sweep(folder, runs, progress=bar.update, stop=stop, code=git.code_state(options.config))
     if status.exit_code(verdicts.values()) == 75:
         return 75

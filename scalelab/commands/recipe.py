@@ -23,7 +23,7 @@ import sys
 from typing import Any
 
 from scalelab.cli.parser import Parser, emit_json, whole_number
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 
 TWIN_STEPS = 500
 
@@ -104,7 +104,7 @@ def _show(recipe: Any, destination: str | None) -> int:
         print("\n" + "\n".join(_sizes(result, recipe)))
         for text in recipe.not_reproduced:
             print(f"not reproduced: {text}")
-        print(f"\nscalelab train --config={os.path.relpath(recipe.path)} --workdir=runs/{recipe.name}")
+        print(f"\nscalelab train --config={quote_path(os.path.relpath(recipe.path))} --workdir=runs/{recipe.name}")
     emit_json(result, destination)
     return 0
 

@@ -20,7 +20,7 @@ import pathlib
 from typing import Any
 
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.errors import BadInput, WorkFailed, quote_path
 
 SAMPLED = ((0.0, 0), (0.8, 0), (0.8, 1))  # temperature and seed of each text on the page of a run
 COLUMN_IN = 3.25  # inches: one of two columns on paper
@@ -99,7 +99,7 @@ def _draw_samples(folder: pathlib.Path) -> list[dict[str, Any]] | str | None:
         return None
     size = records.read_run(folder)["N"] or 0
     if size > MOST_SAMPLED_N:
-        return f"a model of {size:,} parameters takes long to load; `scalelab sample {folder}` draws some."
+        return f"a model of {size:,} parameters takes long to load; `scalelab sample {quote_path(folder)}` draws some."
     from scalelab.evaluate import sample, subject
     from scalelab.train.step.program import cache_compilations
 

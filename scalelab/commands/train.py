@@ -100,6 +100,8 @@ def main(argv: list[str]) -> int:
     add_change_options(parser)
     options = parser.parse_args(rest)
     options.change = _change(options)
+    if options.workdir.name in ("", ".."):  # `.` has no name, and a run has its folder's
+        options.workdir = options.workdir.resolve()
     with mirror.attached(options.workdir, options.take_over, print_status):
         return _train_in_folder(parser, options, overrides)
 
@@ -161,9 +163,12 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
 
 def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> int:
     from scalelab.signals import stop_on_signals
+    from scalelab.train.resume.compatibility import refuse_foreign_files
     from scalelab.train.run.single import train_single
     from scalelab.train.step.program import cache_compilations
 
+    if first:
+        refuse_foreign_files(options.workdir)
     cache_compilations()
     for text in list_not_reproduced(options.config) if first and options.config else ():
         print(f"note: {options.config} does not reproduce: {text}", file=sys.stderr)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from scalelab import identity as identity_lib
 from scalelab import set_by, user_code
 from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
-from scalelab.config.combinations import check_combinations
+from scalelab.config.checks.combinations import check_combinations
+from scalelab.config.checks.interplay import check_plans
+from scalelab.config.checks.validate import check_values
 from scalelab.config.files import check_tree, leaves, override, read_config_file
-from scalelab.config.interplay import check_plans
 from scalelab.config.keys import default_values, key_records, traced_keys
-from scalelab.config.validate import check_values
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:

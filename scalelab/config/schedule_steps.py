@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from scalelab import set_by
 from scalelab.config import batch_ramp, stretches
-from scalelab.config.combinations import DECAYING
+from scalelab.config.checks.combinations import DECAYING
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:

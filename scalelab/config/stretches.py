@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalelab.errors import BadInput
+from scalelab.untrusted.documents import parse_json
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -96,7 +97,7 @@ def noted_stretches(config: "ConfigDict") -> tuple[Stretch, ...]:
 def parse_stretches(text: str) -> tuple[Stretch, ...]:
     """The stretches that `format_stretches` wrote. BadInput for another text."""
     try:
-        entries = [Stretch(**{**entry, "ramp": tuple(entry["ramp"])}) for entry in json.loads(text)]
+        entries = [Stretch(**{**entry, "ramp": tuple(entry["ramp"])}) for entry in parse_json(text)]
         whole = [n for e in entries for n in (e.step, e.batch, e.position, e.tokens, e.sequences, e.rows, *e.ramp)]
         sizes = [n for e in entries for n in (e.rows, e.accumulate, e.seq_len)]
         good = all(type(n) is int and n >= 0 for n in whole) and all(type(n) is int and n > 0 for n in sizes)

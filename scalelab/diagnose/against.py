@@ -4,6 +4,7 @@ from typing import Any
 
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Verdict, make_verdict
+from scalelab.errors import quote_path
 from scalelab.evaluate.compare import compare_runs
 
 MOST_KEYS = 6  # differences named in a line
@@ -35,7 +36,7 @@ def _norm_ratio(run: Evidence, other: Evidence) -> Verdict | None:
     text = f"at step {ours['step']} both have a loss of {ours['train_loss']:.4g}, and the gradient norm is {ratio:.4g} "
     text += f"times the other run's, with train.accumulate={k}"
     return make_verdict("missing_1_over_K", "signature", ratio, text, "divide by the tokens of all micro-batches",
-                        f"scalelab diagnose {run.folder} --live", (int(ours["step"]),) * 2)  # fmt: skip
+                        f"scalelab diagnose {run.quoted} --live", (int(ours["step"]),) * 2)  # fmt: skip
 
 
 def _first_difference(run: Evidence, comparison: dict[str, Any], first: dict[str, Any], step: int) -> Verdict:
@@ -48,5 +49,5 @@ def _first_difference(run: Evidence, comparison: dict[str, Any], first: dict[str
     text = f"the runs part at step {step}: {metric} {change['a']:.6g} here, {change['b']:.6g} there"
     text += f"; {named}" if named else "; config, data and environment are the same: a restart, or the hardware"
     knob = next(iter(values), "restore the state, and run the step again")
-    return make_verdict(f"other_{kind}", "test" if values else "symptom", 1.0, text, knob,
-                        f"scalelab compare {comparison['a']} {comparison['b']}", (step, step))  # fmt: skip
+    confirm = f"scalelab compare {quote_path(comparison['a'])} {quote_path(comparison['b'])}"
+    return make_verdict(f"other_{kind}", "test" if values else "symptom", 1.0, text, knob, confirm, (step, step))

@@ -13,7 +13,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.config.keys import default_values
 from scalelab.diagnose.sample import DataSample, sample_data
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.jsonfiles import last_line
 from scalelab.optim import schedules
 from scalelab.train.checkpoints import logs, manifest
@@ -65,6 +65,11 @@ class Evidence:
     probes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lost: Sequence[str] = ()
     edited: Sequence[str] = ()
+
+    @property
+    def quoted(self) -> str:
+        """The folder as a word of a printed command."""
+        return quote_path(self.folder)
 
     @property
     def config(self) -> ConfigDict:

@@ -26,6 +26,11 @@ from scalelab.model.transformer import Params, parameter_declarations
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # exact in fp32
 HEAD_TENSOR = "lm_head.weight"
+# Parts of names that come from torch's wrappers, which keep the model in an attribute of that name.
+WRAPPERS = {
+    "_orig_mod.": "torch.compile module", "module.": "DistributedDataParallel or DataParallel",
+    "_fsdp_wrapped_module.": "FullyShardedDataParallel", "_checkpoint_wrapped_module.": "checkpoint_wrapper",
+}  # fmt: skip
 LINEAGE_KEYS = ("run", "step", "digest", "identity", "scalelab")  # of what `write` notes, these go into a record
 
 
@@ -120,6 +125,7 @@ def _config(values: Mapping[str, Any]) -> ConfigDict:
 def _refuse_others(
     folder: pathlib.Path, expected: Mapping[str, TensorPlace], headers: Mapping[str, TensorHeader]
 ) -> None:
+    _refuse_wrapped(folder, expected, headers)
     for name, place in expected.items():
         if name not in headers:
             raise BadInput(f"{folder} lacks the tensor {name!r} that its {CONFIG_FILE} asks for")
@@ -131,6 +137,19 @@ def _refuse_others(
     if extra := [name for name in headers if name not in expected]:
         more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
         raise BadInput(f"{folder} holds a tensor {extra[0]!r}{more} that no part of the model takes")
+
+
+def _refuse_wrapped(
+    folder: pathlib.Path, expected: Mapping[str, TensorPlace], headers: Mapping[str, TensorHeader]
+) -> None:
+    """BadInput where names have the part that a wrapper of torch puts before or into those of the model within it."""
+    for part, wrapper in WRAPPERS.items():
+        wrapped = [each.name for name, each in headers.items() if f".{part}" in f".{name}" and name not in expected]
+        if wrapped:
+            raise BadInput(
+                f"{folder}: {wrapped[0]!r} has {part!r} in its name, as the model within a {wrapper} has: save that "
+                f"model itself, or take {part!r} out of every name"
+            )
 
 
 def load_params(source: ExaminedFolder) -> Params:

@@ -20,13 +20,14 @@ from typing import Any
 
 from scalelab import lock, records
 from scalelab.errors import BadInput
-from scalelab.jsonfiles import NUMBER, SCALAR
+from scalelab.jsonfiles import NUMBER, SCALAR, TEXT
 from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import path_below
 
 DEAD_STATUS, DEAD_KEY = "dead", "dead_since"
 UNFINISHED_STATUSES = ("starting", "running")  # of a process that must be there
 LEASE_SCHEMA = {"beat": NUMBER, "held": SCALAR}
+PACK_SCHEMA = {"pack?": {"checkpoints": TEXT}}
 MOST_LOCK_BYTES = 1000
 
 
@@ -61,7 +62,8 @@ def status_text(row: Mapping[str, Any]) -> str:
 def _pack_lock(run: pathlib.Path) -> pathlib.Path | None:
     """The lock of the pack that trains a run; None for a run alone, or one whose record can't be read."""
     try:
-        pack = records.read_record(run).get("pack")
+        path = run / "record.json"
+        pack = records.read_json(path, PACK_SCHEMA).get("pack") if path.exists() else None
         packs = run.absolute().parent.parent / "packs"
         return path_below(packs, pathlib.PurePath(pack["checkpoints"]).parent.name) / ".lock" if pack else None
     except BadInput:

@@ -6,7 +6,7 @@ import math
 import jax
 
 from scalelab.config import ModelShape, Optim
-from scalelab.config.validate import parse_group_multipliers
+from scalelab.config.checks.validate import parse_group_multipliers
 from scalelab.model import parametrization
 from scalelab.model.declare import Declaration
 from scalelab.model.parametrization import ParameterScales

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.config import Optim, Static
-from scalelab.config.validate import PARAMETER_GROUPS
+from scalelab.config.checks.validate import PARAMETER_GROUPS
 from scalelab.model.declare import Declaration, named_leaves
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import groups

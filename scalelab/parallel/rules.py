@@ -13,7 +13,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from scalelab.config import Layout, ModelShape, Static, validate
+from scalelab.config import Layout, ModelShape, Static
+from scalelab.config.checks import validate
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.model.products.parts import choose_parts, refuses_parts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scalelab import records
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput, nearest_hint, quote_path
 from scalelab.index import grids
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.report import charts, gather, html
@@ -119,7 +119,7 @@ def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) ->
         )
     )
     page.parts.append(
-        html.render_section("Where it comes from", origin_section([folder], [f"scalelab report {folder}"]))
+        html.render_section("Where it comes from", origin_section([folder], [f"scalelab report {quote_path(folder)}"]))
     )
     page.parts.append(html.render_section("Samples of its text", _samples(samples)))
     return page, page.write(
@@ -185,7 +185,7 @@ def _conventions(folder: pathlib.Path) -> dict:
 
 def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """The page of a folder of runs: what was swept, who won, who was lost."""
-    folder = page.folder
+    folder, command = page.folder, f"scalelab report {quote_path(page.folder)}"
     runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
     damaged = {name: damage for name, run in runs.items() if (damage := _damage(run))}
     page.missing += [f"{name} is damaged: {damage}" for name, damage in damaged.items()]
@@ -208,9 +208,7 @@ def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     page.parts.append(
         html.render_section("Logbook", logbook_section([pathlib.Path(row["folder"]) for row in readable]))
     )
-    page.parts.append(
-        html.render_section("Where it comes from", few, origin_section(folders, [f"scalelab report {folder}"]))
-    )
+    page.parts.append(html.render_section("Where it comes from", few, origin_section(folders, [command])))
     return page, page.write(f"Sweep: {folder.resolve().name}", f"{len(rows)} runs: {gather.describe_states(rows)}")
 
 

@@ -17,6 +17,7 @@ from scalelab.untrusted.paths import check_name
 from scalelab.untrusted.text import printable
 
 MOST_HEAD_BYTES = 2**16
+MOST_PARTS = 2**20  # of an index, files and parts together: 64 MB hold no more of ours
 MOST_OBJECT_BYTES = 2**50  # of one part; object stores take less
 HEAD_SCHEMA = {"format": WHOLE, "owner": (TEXT, None), "machine?": TEXT, "index": (TEXT, None), "put": TEXT}
 INDEX_SCHEMA = {"format": WHOLE, "files": {"*": LIST}}
@@ -53,6 +54,8 @@ def parse_index(data: bytes, name: str, source: str) -> Files:
     match = INDEX_NAME.fullmatch(name)
     if match and hashlib.sha256(data).hexdigest()[:32] != match[1]:
         raise ObjectsLost(f"{source} is damaged: its content doesn't match the hash in its name")
+    if data.count(b"[") > MOST_PARTS:
+        raise BadInput(f"{source} lists more than {MOST_PARTS:,} files and parts")
     try:
         content = parse_json(data)
     except ValueError as error:

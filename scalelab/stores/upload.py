@@ -119,14 +119,20 @@ class Uploader:
                 raise
             # Objects of it are missing in the store: a fallback, not this, decides that it is given up.
             return self.steps[step][1] if step in self.steps and (self.folder / step).is_dir() else {}
+        except BadInput as refusal:  # its manifest is a link, say
+            self.left_out[step] = str(refusal)
+            return {}
         names = [path.relative_to(held).as_posix() for path in sorted(held.rglob("*")) if path.is_file()]
         recorded = {MANIFEST: signature}
         with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a damaged one records nothing
             recorded |= {name: entry["sha256"] for name, entry in parse_json(manifest)["files"].items()}
 
         def upload(name: str) -> Parts:
-            with open_file(held / name) as file:
-                sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            try:
+                with open_file(held / name) as file:
+                    sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            except BadInput:  # a link
+                return []
             if recorded.get(name) != sha:
                 return []
             target = f"files/{step}-{signature[:12]}-{self.mark}/{name}"

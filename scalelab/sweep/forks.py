@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config import schedule_steps
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.model import count
 from scalelab.untrusted.files import replace_file
 
@@ -75,8 +75,8 @@ def fork_text(path: pathlib.Path, base: pathlib.Path, trial: ConfigDict, title: 
     changed = _changes(base, trial)
     return FORK_TEMPLATE.format(
         title=title or f"{base.name} with another {', '.join(changed)}.",
-        path=path,
-        workdir=pathlib.Path("runs") / path.stem,
+        path=quote_path(path),
+        workdir=quote_path(pathlib.Path("runs") / path.stem),
         **_base_expression(path, base),
         changes="\n".join(f"    {key!r}: {value!r}," for key, value in changed.items()),
     )

@@ -10,21 +10,25 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git, records
+from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.index import grids
 from scalelab.sweep import status
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
 from scalelab.sweep.executors import choice, deaths
+from scalelab.sweep.executors.jobs import JOB_FILE
 from scalelab.sweep.executors.waiting import describe_held_packs, wait_for_folder
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint, list_steps, read_manifest
 from scalelab.train.resume import compatibility, own_code
+from scalelab.train.resume.start import check_initial_weights
 from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.loop import Progress
+from scalelab.train.run.metrics import check_trackers
 from scalelab.train.run.run import has_ended
+from scalelab.train.run.single import load_run_dataset
 from scalelab.train.run.sinks import SINK_KEYS
 from scalelab.untrusted.paths import path_below
 
@@ -57,13 +61,20 @@ def run_sweep(
     code = code or git.code_state()
     for name in [*(f"runs/{name}" for name in trials), "packs", "manifest", "slurm", "sweep.json"]:
         path_below(folder, name)
-    with wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text})) as is_held:
+    written = grids.MANIFEST, f"packs/*/{JOB_FILE}"
+    hold = wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text}))
+    with hold as is_held, lock.undo_if_refused(folder, *written):
         if not is_held:
             return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
         for name, config in trials.items():
             _refuse_other_trial(folder / "runs" / name, config, allow)
         ended = {name for name in trials if _ended(folder, name, trials)}
         grouped = keep_begun_packs(folder, group_into_packs(trials), ended)
+        for pack in grouped:
+            path_below(folder, f"packs/{pack}")
+        if choice.is_local():
+            rest = [config for name, config in trials.items() if name not in ended]
+            _check_here(rest, with_data=len(grouped) > 1 and workers is None)
         manifest = {
             "trials": {name: config.train.steps for name, config in trials.items()},
             "packs": grouped,
@@ -94,6 +105,19 @@ def run_sweep(
             for text in tracker_warnings(folder, trials, started):
                 progress({"warning": text})
     return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
+
+
+def _check_here(configs: Iterable[ConfigDict], with_data: bool) -> None:
+    """Refuse before anything is written what workers would refuse one by one: trackers, and data."""
+    logs, data = {}, {}
+    for config in configs:
+        logs[config.log.wandb, config.log.tensorboard, config.log.sinks] = config
+        data[str(config.data), config.model.vocab_size, config.train.init_from] = config
+    for config in logs.values():
+        check_trackers(config.log)
+    for config in data.values() if with_data else ():
+        load_run_dataset(config)
+        check_initial_weights(config.train.init_from)
 
 
 def tracker_warnings(folder: pathlib.Path, trials: Iterable[str], since: float) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from scalelab import records
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.index.alive import DEAD_STATUS
 from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
@@ -24,7 +24,8 @@ def read_trial_rows(folder: pathlib.Path, runs: Mapping[str, IndexedRun] | None 
     `runs`: those of the folder, if they have been read. BadInput if the folder holds no sweep.
     """
     if not (folder / "sweep.json").exists():
-        raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not started there")
+        command = f"scalelab sweep --workdir={quote_path(folder)}"
+        raise BadInput(f"{str(folder)!r} holds no sweep: `{command}` has not started there")
     manifest = read_manifest(folder)
     runs = read_started_runs(folder) if runs is None else runs
     return [

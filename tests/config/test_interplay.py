@@ -9,7 +9,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.config import interplay
+from scalelab.config.checks import interplay
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import schedule_curves
@@ -118,7 +118,7 @@ def test_what_has_no_effect_is_told_by_train_and_stays_in_the_logbook(tmp_path, 
     overrides = [f"--config.{each}" for each in (*TOLD, *beside)]
     assert main(["train", "--config=configs/tiny.py", f"--workdir={tmp_path}/run", *SMALL, *overrides]) == 0
     printed = capsys.readouterr().err
-    logged = "\n".join(e["text"] for e in records.read_events(tmp_path / "run") if e["kind"] == "warning")
+    logged = "\n".join(e["text"] for e in records.read_events(tmp_path / "run") if e["kind"] == "no_effect")
     for text in TOLD.values():
         assert text in printed and text in logged
 

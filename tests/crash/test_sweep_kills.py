@@ -1,6 +1,7 @@
 """A sweep whose parent, workers and fork server are killed at random, with the same command at once each time."""
 
 import itertools
+import json
 import os
 import pathlib
 import random
@@ -14,12 +15,13 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab import lock, records
+from scalelab.__main__ import main
 from scalelab.sweep.run import run_sweep
 from scalelab.sweep.trials import load_trials
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.step import state
 from tests.crash.trainer import SETTINGS, count
-from tests.train.runs import PATIENCE_S, command, ended, untimed
+from tests.train.runs import PATIENCE_S, command, ended, untimed, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the processes of a sweep are found in /proc")
 WIDTHS, STEPS = (8, 12), 1500
@@ -146,6 +148,25 @@ def test_a_killed_parent_worker_and_fork_server_cost_nothing_and_nobody_is_calle
     codes, kills = disturb(tmp_path / "s", kinds, chance)
     assert codes[-1] == 0 and kills == len(KINDS)
     check(tmp_path / "s", undisturbed)
+
+
+@pytest.mark.slow
+def test_workers_and_fork_server_of_a_killed_parent_save_and_end_by_themselves(tmp_path, capsys):
+    folder = tmp_path / "s"
+    process = start(folder)
+    wait_for(lambda: steps_logged(folder) > 0, process)
+    orphans = [*find("worker", folder, process.pid), *find("fork server", folder, process.pid)]
+    assert len(orphans) > 1
+    process.kill()
+    ended(process)
+    count("kills")
+    deadline = time.monotonic() + PATIENCE_S
+    while any(map(_arguments, orphans)):  # of a process that has ended, reaped or not, they are empty
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert main(["sweep", f"--workdir={folder}", "--status", "--json"]) == 0
+    statuses = {row["status"] for row in json.loads(capsys.readouterr().out)["trials"]}
+    assert "stopped" in statuses and statuses <= {"stopped", "waiting"}
 
 
 @pytest.mark.crash

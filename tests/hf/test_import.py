@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from scalelab import config as config_lib
+from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.hf.write import write_model
@@ -400,3 +401,36 @@ def test_whatever_a_key_of_a_config_holds_the_folder_is_read_or_refused_in_one_l
                 refusals += 1
                 assert "\n" not in str(mistake) and len(str(mistake)) < 600
     assert refusals > 100
+
+
+@pytest.mark.parametrize("folder", ["llama", "gpt2"])
+@pytest.mark.parametrize(
+    ("prefix", "cause"),
+    [
+        ("_orig_mod.", "torch.compile"),
+        ("module.", "DistributedDataParallel"),
+        ("module._orig_mod.", "torch.compile"),
+        ("_fsdp_wrapped_module.", "FullyShardedDataParallel"),
+    ],
+)
+def test_names_of_a_model_within_a_wrapper_of_torch_name_the_wrapper(folder, prefix, cause, request, tmp_path, capsys):
+    place = request.getfixturevalue(folder)
+    out = tmp_path / "out"
+    tensors(place, lambda held: {f"{prefix}{name}": tensor for name, tensor in held.items()})
+    assert main(["import", "hf", str(place), f"--out={out}"]) == 2
+    line = capsys.readouterr().err
+    assert f"as the model within a {cause}" in line and "out of every name" in line, line
+    assert f"{prefix}" in line and line.count("\n") == 1 and not out.exists()
+    tensors(place, lambda held: {name.removeprefix(prefix): tensor for name, tensor in held.items()})
+    assert main(["import", "hf", str(place), f"--out={out}", "--json=-"]) == 0
+
+
+def test_a_wrapper_s_part_within_a_name_is_named_too(llama, capsys):
+    """As torch.compile of each layer, and activation checkpointing, leave them."""
+    for old, new in (
+        ("layers.0.", "layers.0._orig_mod."),
+        ("layers.0._orig_mod.", "layers.0._checkpoint_wrapped_module."),
+    ):
+        tensors(llama, lambda held, old=old, new=new: {name.replace(old, new): t for name, t in held.items()})
+        assert main(["import", "hf", str(llama)]) == 2
+        assert f"has {new.removeprefix('layers.0.')!r} in its name" in capsys.readouterr().err

@@ -168,6 +168,8 @@ def test_trials_live_with_their_pack_s_process_and_a_dead_sweep_is_followed_to_i
     assert main([*status, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["trials"]
     assert [row["status"] for row in rows] == ["dead", "dead", "waiting"] and rows[0]["dead_since"]
+    assert main(["tune", f"--workdir={sweep}", "--status"]) == 0  # of a study, too
+    assert len(re.findall(SINCE, capsys.readouterr().out)) == 2
     assert main([*status, "--follow"]) == 0  # nobody is left whom it could wait for
     assert len(re.findall(SINCE, capsys.readouterr().out)) == 2
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalelab.config.validate import parse_group_multipliers
+from scalelab.config.checks.validate import parse_group_multipliers
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, named_leaves
 from scalelab.model.transformer import parameter_declarations

@@ -14,7 +14,8 @@ from hypothesis import strategies as some
 from scalelab import config as config_lib
 from scalelab import user_code
 from scalelab.__main__ import main
-from scalelab.config import combinations, key_records
+from scalelab.config import key_records
+from scalelab.config.checks import combinations
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.optim import schedules

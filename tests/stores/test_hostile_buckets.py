@@ -16,6 +16,7 @@ from scalelab.stores import client, lease, mirror
 from scalelab.stores.urls import local_folder
 from tests.report import synthetic
 from tests.stores.test_commands import TINY
+from tests.stores.test_mirror import save_step
 from tests.train.runs import ROOT
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.parametrize("server", ["s3"], indirect=True)]
@@ -191,6 +192,14 @@ def test_a_copy_that_the_disk_has_no_room_for_is_refused(server, url, canaries, 
         assert code == 2 and f"{url} lists 10,133,099.2 GB to copy here, and " in line and "SCALELAB_CACHE" in line
 
 
+def test_a_large_copy_is_announced_and_an_object_that_is_shorter_is_damaged(server, url, canaries, capsys):
+    put_index(url, {"a.bin": [["files/x", 2 * 10**9, SHA]]})
+    assert main(["runs", url]) == 1
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == f"{url}: copying 2.0 GB to {local_folder(url, 'read')}"
+    assert f"{url}/files/x is damaged: it has fewer than the 2,000,000,000 bytes saved" in last
+
+
 def test_a_run_that_is_not_sound_leaves_the_others_of_its_folder(server, url, canaries, machine, capsys):
     good = local_folder(f"{url}/good")
     with mirror.attached(good):
@@ -216,14 +225,21 @@ def test_links_and_pipes_in_a_run_are_not_uploaded(server, url, canaries, machin
     (folder / "all").symlink_to(canaries[0].parent)
     os.mkfifo(folder / "pipe")
     (folder / "a\nb").write_text("a name that no reader takes")
+    for step, name in ((1, "manifest.json"), (2, "state/d/array"), (3, "")):
+        save_step(folder, step, b"untouched")
+        if name:
+            (folder / "checkpoints" / str(step) / name).unlink()
+            (folder / "checkpoints" / str(step) / name).symlink_to(canaries[0])
     lines = []
     with mirror.attached(folder, report=lines.append):
         pass
-    assert len(lines) == 3 and all(line.endswith("it is not uploaded") and line.isprintable() for line in lines), lines
+    assert len(lines) == 5 and all(line.endswith("it is not uploaded") and line.isprintable() for line in lines), lines
     machine("reader")
     assert main(["runs", url]) == 0
     copied = {path.name for path in local_folder(url, "read").rglob("*")}
     assert "record.json" in copied and not copied & {"secret.txt", "all", "pipe", "a\nb"}
+    main(["checkpoint", "list", url])
+    assert [path.name for path in (local_folder(url, "read") / "checkpoints").iterdir()] == ["3"]
 
 
 def test_train_deletes_nothing_that_a_strangers_index_names_elsewhere(server, url, canaries, capsys):

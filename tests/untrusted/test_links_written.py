@@ -9,6 +9,7 @@ import pytest
 
 from scalelab import lock
 from scalelab.__main__ import main
+from scalelab.errors import BadInput
 from scalelab.untrusted import files
 from tests.crash.trainer import _heed_permissions, overrides
 from tests.report import synthetic
@@ -99,6 +100,9 @@ def test_a_lock_that_becomes_a_link_or_a_pipe_is_not_written_through(outside, tm
         threading.Event().wait(0.1)
     assert (outside / "canary").stat().st_mtime_ns == time_before
     path.unlink()
+    (tmp_path / "run" / ".evaluations.lock").symlink_to(outside / "canary")
+    with pytest.raises(BadInput, match="is a link"), lock.hold_file(tmp_path / "run" / ".evaluations.lock"):
+        pass
     os.mkfifo(path)
     assert f"{path} is a pipe, not a file" in refusal(capsys, *TRAIN, f"--workdir={tmp_path}/run")
 

@@ -45,6 +45,7 @@ ALLOWED = {
     "scalelab/data/read/tokenfiles.py": {"np.memmap": f"{NAMED}, whose size its header gives"},
     "scalelab/git.py": {"read_bytes": "the user's own repository", "shutil.copy2": "its index"},
     "scalelab/hardware/versions.py": {"read_text": PACKAGE, "json.loads": PACKAGE},
+    "scalelab/identity.py": {"read_bytes": "the source of modules that may be imported"},
     "scalelab/index/store.py": {"read_bytes": PACKAGE, "write_bytes": "a draft of mkstemp"},
     "scalelab/jsonfiles.py": {"os.open": "to bring it to disk"},
     "scalelab/laws/examples/__init__.py": {"open": PACKAGE, "csv.DictReader": PACKAGE},
@@ -53,15 +54,20 @@ ALLOWED = {
     "scalelab/laws/read/readers.py": {"csv.reader": BOUNDED},
     "scalelab/parallel/handshake.py": {"os.open": WRITES},
     "scalelab/parallel/processes.py": {"json.loads": OWN},
-    "scalelab/parallel/pulse.py": {"open": "stacks of its own threads"},
     "scalelab/plan/machine/aot.py": {"json.load": OWN, "write_text": WRITES},
     "scalelab/report/html.py": {"read_text": PACKAGE},
     "scalelab/set_by.py": {"json.loads": BOUNDED},
     "scalelab/signals.py": {"os.open": "/dev/null"},
     "scalelab/stores/lease.py": {"read_text": "a file of the kernel"},
+    "scalelab/stores/upload.py": {
+        "shutil.copytree": "hard links; links and pipes are left out as files are sent",
+        "shutil.copy2": "the same, on another disk",
+    },
     "scalelab/sweep/executors/manifest.py": {"json.loads": OWN},
     "scalelab/sweep/tune/conduct.py": {STORED: "runs that this process has named"},
+    "scalelab/train/checkpoints/manifest.py": {"json.loads": OWN, STORED: "the pack that `read_record` has checked"},
     "scalelab/train/resume/weights.py": {"write_bytes": WRITES},
+    "scalelab/user_code.py": {"read_bytes": "the source of modules that are imported"},
 }
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import records
+from scalelab import lock, records
 from scalelab.cli.parser import print_status
 from scalelab.commands.ablate import text
 from scalelab.commands.ablate.options import parse_fixed
@@ -72,11 +72,12 @@ def _conduct(plan: Any, options: Any, target: float) -> tuple[int, list[str], di
     from scalelab.sweep.ablate import conduct
 
     folder, fixed = options.workdir, parse_fixed(options.fix)
-    conduct.open_study(plan, folder)
-    first = next(iter(conduct.final_runs(plan, plan.rungs[:1], {}).values()))
-    with train_in_pool(folder, first, options.take_over) as train:
-        if not conduct.conduct_study(plan, folder, train, print_status, fixed):
-            return 75, [f"stopped; the same command goes on where it was ({folder})"], {"stopped": True}
+    with lock.undo_if_refused(folder, conduct.STUDY_FILE):
+        conduct.open_study(plan, folder)
+        first = next(iter(conduct.final_runs(plan, plan.rungs[:1], {}).values()))
+        with train_in_pool(folder, first, options.take_over) as train:
+            if not conduct.conduct_study(plan, folder, train, print_status, fixed):
+                return 75, [f"stopped; the same command goes on where it was ({folder})"], {"stopped": True}
     summary: dict[str, Any] = {"command": shlex.join(["scalelab", "ablate", *sys.argv[2:]])}
     summary |= conduct.score_study(plan, folder, target, fixed, with_next=options.next)
     records.write_json(folder / "summary.json", summary)

@@ -52,6 +52,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     work = _units(request, parts, given)
     _refuse_empty_parts(parts, work)
     check_free_folder(out)
+    is_new = not (out / "plan.json").exists()
     with lock.hold_folder(out, "--out", request.take_over) as warning:
         enter_folder(out, plan)
         for note in filter(None, [warning, *(note for part in parts for note in specs.part_notes(part))]):
@@ -59,7 +60,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
         try:
             index = _fill_folder(request, parts, given, work, progress, stop)
         except BadInput:
-            _clear(out)
+            _clear(out, is_new)
             raise
     return summarise_index(out, index, progress) | {"seconds": time.perf_counter() - start}
 
@@ -101,8 +102,13 @@ def _refuse_empty_parts(parts: Sequence[specs.SourcePart], work: dict[str, list[
             raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
 
 
-def _clear(out: pathlib.Path) -> None:
-    """Remove a folder without a document in any unit: there is nothing to continue."""
+def _clear(out: pathlib.Path, is_new: bool) -> None:
+    """Empty a new folder, whose plan will be another once a source is mended; remove one without any document."""
+    if is_new:
+        for path in out.iterdir():
+            if path.name != ".lock":  # which goes when it is released
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return
     unit_records = [units.read_record(path.parent) for path in (out / ".units").glob("*/record.json")]
     if not any(record[split]["n_documents"] for record in unit_records for split in SPLITS):
         shutil.rmtree(out)

@@ -16,7 +16,7 @@ import numpy as np
 
 from scalelab.data.read import delimited, foreign
 from scalelab.data.sources import language
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput, nearest_hint, quote_path
 from scalelab.untrusted.files import open_file
 from scalelab.user_code import user_function, with_short_errors
 
@@ -111,9 +111,9 @@ def text_source(config: DataConfig) -> Source:
         foreign.check_not_foreign(str(path))
         if delimited.is_delimited(path.name) or path.name.lower().endswith(PREPARED_ENDINGS):
             raise BadInput(
-                f"data.source='text' would take the bytes of {path} for its text: `scalelab prepare --source={path} "
-                "--text-key=NAME --tokenizer=bytes --out=DIR` reads the texts in it, "
-                "and data.source=prepared with data.path=DIR trains on that"
+                f"data.source='text' would take the bytes of {path} for its text: "
+                f"`scalelab prepare --source={quote_path(path)} --text-key=NAME --tokenizer=bytes --out=DIR` reads the "
+                "texts in it, and data.source=prepared with data.path=DIR trains on that"
             )
         foreign.check_text_file(str(path))
     return _from_files(files, {"source": "text", "path": config.path})

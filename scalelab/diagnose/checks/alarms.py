@@ -83,7 +83,7 @@ def check_lasting(evidence: Evidence) -> Findings:
         cause, kind, knob = causes[event["signal"]]
         over = float(event.get("value") or 2.0) / max(float(event.get("threshold") or 1.0), 1e-30)
         step = int(event["step"])
-        confirm = f"scalelab replay {evidence.folder}@{max(step - 32, 1)}..{step} --what-if='lr*=.3,1'"
+        confirm = f"scalelab replay {evidence.quoted}@{max(step - 32, 1)}..{step} --what-if='lr*=.3,1'"
         findings.append(make_verdict(cause, kind, over, _words(event), knob, confirm, (step, step)))
     return findings
 
@@ -99,7 +99,7 @@ def check_bad(evidence: Evidence) -> Findings:
     text += str(skipped[0].get("text", ""))
     return [
         make_verdict("not_finite", "symptom", len(skipped) / BAD_STEPS, text, "a lower LR; the loss's own term or data",
-                     f"scalelab diagnose {evidence.folder} --batch={first}", (first, last))
+                     f"scalelab diagnose {evidence.quoted} --batch={first}", (first, last))
     ]  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def check_too_good(evidence: Evidence) -> Findings:
     else:
         return []
     return [make_verdict("mask_leak", "signature", 2.0, f"{text}: the model sees what it predicts",
-                         "the mask, and the shift of the targets", f"scalelab diagnose {evidence.folder} --live",
+                         "the mask, and the shift of the targets", f"scalelab diagnose {evidence.quoted} --live",
                          (at, at))]  # fmt: skip
 
 

@@ -123,7 +123,7 @@ def check_replay(evidence: Evidence) -> Findings:
     knob = "restore weights, cursor, seed" if resumed else "drain the host; go on from the step before"
     over = min(replays[first] / SAME, 1e6)
     return [make_verdict(cause, "test", over, text, knob,
-                         f"scalelab diagnose {evidence.folder} --live on another machine", (first, first))]  # fmt: skip
+                         f"scalelab diagnose {evidence.quoted} --live on another machine", (first, first))]  # fmt: skip
 
 
 CHECKS = (check_model, check_optimizer, check_sharpness, check_replay)

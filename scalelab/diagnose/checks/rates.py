@@ -4,7 +4,7 @@ import numpy as np
 
 from scalelab.diagnose.evidence import Evidence, Series, update_ratio
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 
 # Update norm over parameter norm. 0.1: stability.md 2.7. Healthy runs of experiments/diagnose stay below 0.03.
 HIGH_RATIO = 0.1
@@ -120,7 +120,7 @@ def _unlike_config(evidence: Evidence, lr: Series) -> Findings:
     return [
         make_verdict(
             "schedule_wrong", "test", over, text, "schedule and train.steps as in the steps before",
-            f"scalelab schedule --config={evidence.folder}/config.json", where,
+            f"scalelab schedule --config={quote_path(evidence.folder / 'config.json')}", where,
         )
     ]  # fmt: skip
 

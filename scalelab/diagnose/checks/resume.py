@@ -40,7 +40,7 @@ def _judge_restart(evidence: Evidence, step: int) -> Verdict | None:
         "restore the optimizer's moments and count" if state else "restore weights, cursor and seed of the checkpoint"
     )
     knob += "; first on the mesh that it was saved on" if moved else ""
-    return make_verdict("bad_resume", kind, 1 + over, text, knob, f"scalelab checkpoint verify {evidence.folder}",
+    return make_verdict("bad_resume", kind, 1 + over, text, knob, f"scalelab checkpoint verify {evidence.quoted}",
                         (step, step + AFTER))  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def check_bit_flip(evidence: Evidence) -> Findings:
     )
     return [
         make_verdict("bit_flip", "test", float(moved.values[i]), text, "the checkpoint before; drain the host",
-                     f"scalelab diagnose {evidence.folder} --live replays the steps before it", (step, step))
+                     f"scalelab diagnose {evidence.quoted} --live replays the steps before it", (step, step))
     ]  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def check_files(evidence: Evidence) -> Findings:
     if evidence.damage:
         text = f"{len(evidence.damage)} files differ from their manifest: {evidence.damage[0]}"
         return [make_verdict("damaged_checkpoint", "test", np.inf, text, "checkpoint.fallback=true, or another copy",
-                             f"scalelab checkpoint verify {evidence.folder}")]  # fmt: skip
+                             f"scalelab checkpoint verify {evidence.quoted}")]  # fmt: skip
     return []
 
 
@@ -178,7 +178,7 @@ def check_copies(evidence: Evidence) -> Findings:
         f"; go on from step {max(healthy)}, the last healthy one before" if healthy else "; go on from a step before"
     )
     return [make_verdict("bit_flip", "test", np.inf, text, knob,
-                         f"scalelab diagnose {evidence.folder} --live runs steps again: it stays, or it passes",
+                         f"scalelab diagnose {evidence.quoted} --live runs steps again: it stays, or it passes",
                          (first, last) if first else None)]  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def check_end(evidence: Evidence) -> Findings:
             text = f"the run {kind} at step {step}: {event.get('text', '')}"
             findings.append(
                 make_verdict(kind, "test", np.inf, text, "mend what is named; the same command goes on",
-                             f"scalelab checkpoint verify {evidence.folder}", (step, step))
+                             f"scalelab checkpoint verify {evidence.quoted}", (step, step))
             )  # fmt: skip
     return findings
 

@@ -80,14 +80,14 @@ def _judge_incident(evidence: Evidence, incident: alarms.Incident) -> Verdict:
 
 def _by_batches(evidence: Evidence, kind: str, height: float, text: str, where: tuple[int, int]) -> Verdict:
     return make_verdict("data_outlier", kind, height, text, "train --skip-batches, or filter",
-                        f"scalelab diagnose {evidence.folder} --batch={where[0]}", where)  # fmt: skip
+                        f"scalelab diagnose {evidence.quoted} --batch={where[0]}", where)  # fmt: skip
 
 
 def _by_weights(evidence: Evidence, growing: bool, height: float, text: str, where: tuple[int, int]) -> Verdict:
     return make_verdict(
         "spike_growing" if growing else "spike_benign", "symptom", height, text,
         "a lower LR or optim.clip_norm, model.qk_norm" if growing else "none: watch whether the next ones are higher",
-        f"scalelab diagnose {evidence.folder} --batch={where[0]}", where,
+        f"scalelab diagnose {evidence.quoted} --batch={where[0]}", where,
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def check_risen(evidence: Evidence) -> Findings:
     text = f"the loss was {np.exp(medians[lowest]):.4g} up to step {first} and is {np.exp(medians[-1]):.4g} at the end"
     return [
         make_verdict("spike_growing", "symptom", over, text, "a lower LR or optim.clip_norm, model.qk_norm",
-                     f"scalelab diagnose {evidence.folder} --live", (first, int(loss.steps[-1])))
+                     f"scalelab diagnose {evidence.quoted} --live", (first, int(loss.steps[-1])))
     ]  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def check_communication(evidence: Evidence) -> Findings:
     devices = int(evidence.record.get("mesh", {}).get("devices", 1))
     if devices < 2:
         return []
-    live = f"scalelab diagnose {evidence.folder} --live where {devices} devices are"
+    live = f"scalelab diagnose {evidence.quoted} --live where {devices} devices are"
     share, here = evidence.probes.get("communication"), evidence.probes.get("communication_here")
     if share is None:
         why = f"the host's timers can't tell it from computing on {devices} devices"

@@ -7,7 +7,7 @@ from typing import Any
 
 from scalelab import records
 from scalelab.diagnose.watch.forecast import Forecast
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.jsonfiles import last_line
 
 FORECASTS_FILE = "forecasts.jsonl"
@@ -30,7 +30,8 @@ def score_run(folder: pathlib.Path) -> dict[str, Any]:
     """
     path, record = folder / FORECASTS_FILE, records.read_sound_record(folder)
     if not path.exists():
-        raise BadInput(f"{folder} has no {FORECASTS_FILE}: `scalelab watch {folder}` makes forecasts while it trains")
+        command = f"scalelab watch {quote_path(folder)}"
+        raise BadInput(f"{folder} has no {FORECASTS_FILE}: `{command}` makes forecasts while it trains")
     measured = record.get("val_loss")
     if record.get("status") != "done" or not measured or not math.isfinite(measured):
         raise BadInput(f"{folder} is {record.get('status', 'starting')}: forecasts are scored when a run is done")

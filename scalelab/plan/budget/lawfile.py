@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.names import LAWS, load_law
@@ -36,7 +36,8 @@ def read_law_file(path: pathlib.Path) -> LawBook:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise BadInput(f"--law={path} is not as `scalelab fit` writes it: {type(error).__name__}: {error}") from None
-    raise BadInput(f"--law={path} holds no law: it needs law and params, as `scalelab fit … --json={path}` writes them")
+    command = f"scalelab fit … --json={quote_path(path)}"
+    raise BadInput(f"--law={path} holds no law: it needs law and params, as `{command}` writes them")
 
 
 def _read_surface(path: pathlib.Path, content: Mapping[str, Any]) -> LawBook:

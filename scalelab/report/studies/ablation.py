@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import records
+from scalelab.errors import quote_path
 from scalelab.jsonfiles import FLAG, LIST, NUMBER, PAIR, TEXT, WHOLE
 from scalelab.report import gather, html
 from scalelab.report.figures.style import format_scientific
@@ -64,7 +65,7 @@ def report_ablation(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     page.parts.append(html.render_section("What this does not show", html.render_paragraph(NOT_SHOWN)))
     page.parts.append(html.render_section("Runs", runs_table(rows)))
     page.parts.append(html.render_section("Logbook", logbook_section(folders)))
-    commands = [summary.get("command") or "", f"scalelab report {folder}"]
+    commands = [summary.get("command") or "", f"scalelab report {quote_path(folder)}"]
     page.parts.append(html.render_section("Where it comes from", origin_section(folders, [c for c in commands if c])))
     names = ", ".join(study["variants"])
     return page, page.write(f"Does it hold at scale? {names}", f"{len(rows)} runs: {gather.describe_states(rows)}")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from scalelab import records
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
@@ -73,7 +73,8 @@ def report_study(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     page.parts.append(html.render_section("Metrics", metrics_section(page, folders, "N")))
     page.parts.append(html.render_section("Runs", runs_table(rows)))
     page.parts.append(html.render_section("Logbook", logbook_section(folders)))
-    commands = [summary.get("command") or "", f"scalelab fit {folder}", f"scalelab report {folder}"]
+    quoted = quote_path(folder)
+    commands = [summary.get("command") or "", f"scalelab fit {quoted}", f"scalelab report {quoted}"]
     page.parts.append(html.render_section("Where it comes from", origin_section(folders, [c for c in commands if c])))
     subtitle = f"{len(rows)} runs: {gather.describe_states(rows)}"
     if summary.get("wall_s"):

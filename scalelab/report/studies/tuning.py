@@ -13,6 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from scalelab import records
+from scalelab.errors import quote_path
 from scalelab.jsonfiles import NUMBER, PAIR, SCALAR, TEXT, WHOLE
 from scalelab.report import gather, html
 from scalelab.report.figures.style import (
@@ -70,7 +71,7 @@ def report_tuning(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     page.parts.append(html.render_section("What this does not show", html.render_paragraph(NOT_SHOWN)))
     page.parts.append(html.render_section("Runs", runs_table(rows)))
     page.parts.append(html.render_section("Logbook", logbook_section(folders)))
-    commands = [summary.get("command") or "", f"scalelab report {folder}"]
+    commands = [summary.get("command") or "", f"scalelab report {quote_path(folder)}"]
     page.parts.append(html.render_section("Where it comes from", origin_section(folders, [c for c in commands if c])))
     keys = ", ".join(each["key"] for each in study["space"])
     return page, page.write(f"Tuning {keys}", f"{len(rows)} runs: {gather.describe_states(rows)}")

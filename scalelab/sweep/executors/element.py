@@ -12,6 +12,8 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.signals import stop_on_signals
 from scalelab.sweep.executors import jobs, queue
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
+from scalelab.untrusted.files import read_end
+from scalelab.untrusted.paths import path_below
 
 MOST_REQUEUES = 5  # starts in a row without a new step, after the first
 MOST_SKEW_S = 60.0  # between a node's clock and the file server's
@@ -46,7 +48,7 @@ class Element:
 
 def submissions_folder(folder: pathlib.Path) -> pathlib.Path:
     """Where a sweep keeps what it submitted."""
-    return folder / "slurm"
+    return path_below(folder, "slurm")
 
 
 def train_element(folder: pathlib.Path, pack: str, submission: str, judge: Any = None) -> int:
@@ -113,7 +115,7 @@ def refuse_start(lines: list[dict[str, Any]], step: int) -> str:
 def requeue(folder: pathlib.Path, submission: str, job: str, why: str) -> tuple[int, str]:
     """Requeue this job unless it was cancelled: (exit code 75 or 1, what happened)."""
     marks = submissions_folder(folder) / CANCELLED_FILE
-    if marks.exists() and submission in marks.read_text().split():
+    if marks.exists() and submission in read_end(marks).split():
         return STOPPED_EXIT_CODE, f"{why}; cancelled"
     if queue.job_state(job) == "CANCELLED":
         return STOPPED_EXIT_CODE, f"{why}; cancelled with scancel"

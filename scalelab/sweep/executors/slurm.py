@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from scalelab import git, records, user_code
+from scalelab import git, lock, records, user_code
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.sweep.executors import element, jobs, queue, sweep_jobs
 from scalelab.sweep.executors.deaths import MOST_RESTARTS
@@ -110,6 +110,7 @@ class SlurmArray:
         submission = f"{int(time.time())}-{secrets.token_hex(3)}"
         place = element.submissions_folder(self.folder)
         place.mkdir(parents=True, exist_ok=True)
+        before = set(place.glob("jobs/*"))
         indices = {pack: index for index, pack in enumerate(packs)}
         records.write_json(place / f"{submission}.json", {"packs": indices, "time": time.time()})
         executor = submitit.SlurmExecutor(place / "jobs", max_num_timeout=element.MOST_REQUEUES)
@@ -123,7 +124,9 @@ class SlurmArray:
             with executor.batch():
                 submitted = [executor.submit(element.Element(str(self.folder), pack, *given)) for pack in packs]
         except submitit.core.utils.FailedJobError as refusal:
-            (place / f"{submission}.json").unlink()
+            for path in [place / f"{submission}.json", *(set(place.glob("jobs/*")) - before)]:
+                path.unlink()
+            lock.remove_empty([place / "jobs", place])
             raise BadInput(_describe_refusal(str(refusal), self.settings)) from None
         self.report(f"submitted {len(packs)} packs as Slurm job {submitted[0].job_id.partition('_')[0]}")
 

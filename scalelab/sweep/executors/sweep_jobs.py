@@ -2,11 +2,12 @@
 
 import hashlib
 import pathlib
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from scalelab import records
-from scalelab.errors import WorkFailed
+from scalelab.errors import WorkFailed, quote_path
 from scalelab.jsonfiles import NUMBER, WHOLE
 from scalelab.sweep.executors import element, jobs, queue
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
@@ -109,7 +110,8 @@ def count_states(live: Mapping[str, queue.QueuedJob]) -> str:
 
 def describe_leaving(folder: pathlib.Path) -> str:
     """What a user can do after ctrl-C."""
+    command, name = f"scalelab sweep --workdir={quote_path(folder)}", shlex.quote(job_name(folder))
     return (
-        f"the jobs go on in Slurm; the same command attaches to them. Look: scalelab sweep --workdir={folder} "
-        f"--status, or squeue --name={job_name(folder)}; end them: scalelab sweep --workdir={folder} --cancel"
+        f"the jobs go on in Slurm; the same command attaches to them. Look: {command} --status, or squeue "
+        f"--name={name}; end them: {command} --cancel"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalelab import records
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.jsonfiles import NUMBER, NUMBERS, SCALAR, TEXT, WHOLE
 from scalelab.laws.use.settings.law import SettingLaw, fit_setting_law
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
@@ -44,7 +44,8 @@ def rule_of_fit(path: pathlib.Path) -> dict[str, Any]:
     what = f"--rule={FITTED_PREFIX}{path}"
     content = records.read_json(path, follow=True)
     if not isinstance(content, dict) or not {"laws", "shared"} <= set(content):
-        raise BadInput(f"{what}: not the answer of `scalelab fit … --best-of=lr,batch_tokens --per=N,D --json={path}`")
+        command = f"scalelab fit … --best-of=lr,batch_tokens --per=N,D --json={quote_path(path)}"
+        raise BadInput(f"{what}: not the answer of `{command}`")
     content = records.read_json(path, FIT_SCHEMA, follow=True)
     laws, shared = content["laws"], content["shared"]
     if "lr" not in laws:

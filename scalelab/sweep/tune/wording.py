@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from scalelab.errors import quote_path
 from scalelab.sweep.tune.search import SEARCH_SEED
 from scalelab.sweep.tune.space import draw_points
 from scalelab.sweep.tune.stages import Tuning
@@ -66,7 +67,7 @@ def describe_result(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"over fresh seeds the best scatters by {scatter:.4f} nats")
     spent = summary["spent"]
     lines.append(f"spent: {spent['trials']} runs, {spent['flops']:.3g} FLOPs")
-    lines.append(f"scalelab train --config={summary['winner']['config']} trains the best")
+    lines.append(f"scalelab train --config={quote_path(summary['winner']['config'])} trains the best")
     return [*lines, summary["verdict"]]
 
 

@@ -25,6 +25,7 @@ from scalelab.train.checkpoints.hashes import hash_files, split_files
 from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import read_bytes, replace_file
 
+MOST_MANIFEST_BYTES = 2**28  # 100,000 files of a checkpoint by 2,048 hosts have 20 MB
 MANIFEST_FORMAT = 1
 HEALTHY = "healthy"
 REWIND_STEPS = 100  # the guard goes back by so many steps at least
@@ -127,7 +128,7 @@ def read_manifest(step_folder: pathlib.Path) -> dict[str, Any]:
     """Read the manifest of a step. DamagedCheckpoint if it is missing or differs in any bit from what was written."""
     path = step_folder / MANIFEST_NAME
     try:
-        text = retry_transient(lambda: read_bytes(path)).decode()
+        text = retry_transient(lambda: read_bytes(path, MOST_MANIFEST_BYTES)).decode()
         content = parse_json(text)
         claimed = content["sha256"]
         body = {key: value for key, value in content.items() if key != "sha256"}

@@ -18,6 +18,7 @@ from scalelab.jsonfiles import numbered_lines
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.untrusted.files import read_bytes
+from scalelab.untrusted.paths import check_name
 
 CODE_LINE = "own code"  # in the place of a file's name
 OPTIONAL_LOGS: dict[str, Mapping[str, Any]] = {
@@ -150,7 +151,7 @@ def _verify_own_code(record: Mapping[str, Any], saved: Saved) -> dict[str, list[
     codes = record.get("own_code") or saved.facts.get("own_code") or {}
     files = {name: sha for code in codes.values() for name, sha in code.get("files", {}).items()}
     folders = [pathlib.Path(folder or ".") for folder in ("", *sys.path)]
-    plain = [name for name in files if not {"..", "/"} & set(pathlib.PurePath(name).parts)]
+    plain = [check_name(name, "own_code") for name in files]
     places = {name: next((p for f in folders if (p := f / name).is_file()), None) for name in plain}
     here = {name: place for name, place in places.items() if place}
     others = [name for name, place in here.items() if _sha256(place) != files[name]]

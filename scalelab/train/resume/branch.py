@@ -15,7 +15,7 @@ from scalelab import config as config_lib
 from scalelab import records, set_by, user_code
 from scalelab.config import mixture_text, schedule_steps
 from scalelab.data.dataset import Dataset
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.identity import is_identity_key
 from scalelab.parallel import rules
 from scalelab.train.checkpoints import manifest
@@ -148,7 +148,8 @@ def _check_same_past(
 ) -> None:
     """Raise BadInput where the trunk's steps before `step` are not those of `config`."""
     old = config_lib.resolve(config_from_facts(facts), stored=True)
-    asked, on_weights = f"train.branch_from={folder}@{step}", f"on the weights with --init-from={folder}@{step}"
+    asked = f"train.branch_from={folder}@{step}"
+    on_weights = f"on the weights with --init-from={quote_path(folder)}@{step}"
     if old.schedule.name not in TRUNK_SCHEDULES or config.schedule.name != "wsd":
         raise BadInput(
             f"{asked}: a branch is a wsd's decay from the stable part of a constant or wsd run; its trunk is "

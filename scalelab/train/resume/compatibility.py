@@ -10,16 +10,24 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.config.keys import fixed_groups, fixed_keys
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput, nearest_hint, quote_path
 from scalelab.identity import is_identity_key, is_passive_guard
 from scalelab.model import transformer
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.resume import extend, facts
 from scalelab.train.resume.own_code import CODE_GROUP, code_keys
+from scalelab.untrusted.text import printable
 
 # What the data are, beside the config that names them: a run that went on with other data would be another run.
 DATA_FACTS = ("data.fingerprint", "data.tokenizer")
+RUN_FILES = (
+    "config.json",
+    "record.json",
+    "events.jsonl",
+    "metrics.jsonl",
+    "checkpoints",
+)  # any of them: a run's folder
 OPTIMIZER_KEY = "optim.name"  # decides which other options there are
 
 
@@ -41,6 +49,29 @@ def check_allowed_keys(keys: Collection[str]) -> None:
             raise BadInput(f"--allow-change={key}: no such key{nearest_hint(key, known)}")
         if not is_frozen(key) and key != "train.steps":  # which is, where the schedule's past would have been another
             raise BadInput(f"--allow-change={key}: this key may change anyway; the change is recorded")
+
+
+def refuse_foreign_files(folder: pathlib.Path) -> None:
+    """Raise BadInput for a folder with files of others that is not a run's: a run's would be among and over them.
+
+    Logs that a shell or a scheduler opened there before the run started are not foreign. Links with names of a run's
+    files are refused as such.
+    """
+    records.refuse_links(folder)
+    if any((folder / name).exists() for name in RUN_FILES) or not folder.is_dir():
+        return
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and not _is_log(path))
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise BadInput(
+            f"{printable(str(folder))} is not a run and holds {printable(names[0], 60)}{more}: "
+            f"a run has a folder of its own, e.g. --workdir={quote_path(folder / 'run')}"
+        )
+
+
+def _is_log(path: pathlib.Path) -> bool:
+    named = path.name in ("log", "log.txt", "stdout", "stderr") or path.name.startswith("stacks-")
+    return named or path.suffix in (".log", ".out", ".err")
 
 
 def is_untrained(folder: pathlib.Path) -> bool:

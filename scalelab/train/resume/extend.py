@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.config import Layout, Static, schedule_steps, traced_names
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.jaxprs import live_equations
 from scalelab.optim import schedules
 from scalelab.optim.registry import find_optimizer
@@ -68,7 +68,7 @@ def check_extension(folder: pathlib.Path, step: int, facts: Mapping[str, Any], c
         if step and (difference := optimizer_steps_difference(old, new)):
             raise BadInput(
                 f"{at} {difference}: begin anew in another --workdir, there on these weights with "
-                f"--init-from={folder}, or jump with --allow-change={STEPS_KEY}"
+                f"--init-from={quote_path(folder)}, or jump with --allow-change={STEPS_KEY}"
             )
         return
     raise BadInput(
@@ -123,7 +123,7 @@ def _way_out(folder: pathlib.Path, old: ConfigDict, new: ConfigDict) -> str:
     name, start = old.schedule.name, decay_start(old)
     if name == "wsd":
         known = sorted(step for step in manifest.find_saved_steps(folder) if step <= start)
-        from_where = f"{folder}@{known[-1]}" if known else f"RUN@STEP (here no step up to {start} is kept)"
+        from_where = f"{quote_path(folder)}@{known[-1]}" if known else f"RUN@STEP (here no step up to {start} is kept)"
         return (
             f"its decay began at step {start}; go on from before it with "
             f"`scalelab train --branch-from={from_where} --config.{STEPS_KEY}={new.train.steps} --workdir=NEW`"
@@ -133,7 +133,7 @@ def _way_out(folder: pathlib.Path, old: ConfigDict, new: ConfigDict) -> str:
         "from it with "
         "`scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW`; or start anew on "
         "these "
-        f"weights with --init-from={folder}"
+        f"weights with --init-from={quote_path(folder)}"
     )
 
 

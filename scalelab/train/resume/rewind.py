@@ -17,10 +17,11 @@ import jax
 import numpy as np
 
 from scalelab import records
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.parallel.processes import broadcast_from_first, gather_to_host, is_first_process
+from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import handover, ledger
+from scalelab.train.resume import handover
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.run import Run
@@ -140,7 +141,8 @@ def _plan_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) -> 
         cause = f"after {len(past)} rewinds" if before else f"no healthy checkpoint before step {call.first_flag + 1}"
         last = before[-1] if before else None
         way = (
-            f"; step {last} is healthy: scalelab train --init-from={run.folder}@{last} with another LR or data goes on"
+            f"; step {last} is healthy: scalelab train --init-from={quote_path(run.folder)}@{last} with another LR or "
+            "data goes on"
         )
         return {"why": f"the guard: {call.why}, {cause}{way if before else ''}"}
     to = before[-1]

@@ -15,10 +15,11 @@ from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.parallel import rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
+from scalelab.train import ledger
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.manifest import HEALTHY, find_saved_steps, list_checkpoint_places, list_strays
-from scalelab.train.resume import compatibility, determinism, handover, ledger, mixed
+from scalelab.train.resume import compatibility, determinism, handover, mixed
 from scalelab.train.resume.facts import describe_version_changes, diff_facts
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.loop import Progress, StartStates
@@ -178,6 +179,14 @@ def load_initial_weights(spec: TrainSpec) -> Weights | None:
     params = handover.load_evaluation_params(checkpoints, loaded, name, spec.static)
     origin = {"run": str(folder), "step": loaded.step, "digest": state.params_digest(params)}
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
+
+
+def check_initial_weights(source: str) -> None:
+    """Refuse a `train.init_from` that names no run or model, without loading it or starting jax: BadInput."""
+    if source.startswith(HF_PREFIX):
+        read.examine_folder(pathlib.Path(source.removeprefix(HF_PREFIX)))
+    elif source:
+        parse_run_step(source, "train.init_from=")
 
 
 def _load_foreign_weights(config: ConfigDict) -> Weights:

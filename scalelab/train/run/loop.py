@@ -18,7 +18,7 @@ from scalelab import records
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import gather_numbers, make_agreed_flag
 from scalelab.parallel.pulse import Pulse
-from scalelab.train.resume import ledger
+from scalelab.train import ledger
 from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call
 from scalelab.train.run.early_stop import Judge

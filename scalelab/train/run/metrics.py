@@ -4,7 +4,8 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scalelab import records
+from scalelab import lock, records
+from scalelab.errors import BadInput
 from scalelab.train.run.sinks import (
     MetricSink,
     SinkReport,
@@ -36,9 +37,14 @@ def open_sinks(run: TrackedRun, report: SinkReport | None = None) -> list[Metric
     """
     report, log = report or SinkReport(), run.config["log"]
     names = split_names(log.get("sinks", ""))
+    made = lock.list_missing(run.folder)
     if names or log["wandb"]:
         run.folder.mkdir(parents=True, exist_ok=True)
-    sinks = [open_user_sink(name, run, report) for name in names]
+    try:
+        sinks = [open_user_sink(name, run, report) for name in names]
+    except BadInput:
+        lock.remove_empty(made)
+        raise
     sinks += [_guarded(open_tensorboard, "log.tensorboard", run, report)] if log["tensorboard"] else []
     sinks += [_guarded(open_wandb, "log.wandb", run, report, report)] if log["wandb"] else []
     opened = [sink for sink in sinks if sink]

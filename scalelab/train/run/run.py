@@ -13,9 +13,10 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import git, records, set_by
-from scalelab.config import interplay, optimizer_defaults, schedule_steps, stretches
+from scalelab.config import optimizer_defaults, schedule_steps, stretches
+from scalelab.config.checks import interplay
 from scalelab.data.dataset import Dataset
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, quote_path
 from scalelab.hardware import chips, device_memory, host_memory, measured
 from scalelab.hardware.compiler_options import collective_options, refuse_other_values
 from scalelab.model import count
@@ -25,8 +26,9 @@ from scalelab.optim.chain import check_optimizer_options
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
+from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import compatibility, determinism, ledger
+from scalelab.train.resume import compatibility, determinism
 from scalelab.train.resume.facts import checkpoint_facts, package_versions
 from scalelab.train.run import sources
 from scalelab.train.run.metrics import check_trackers, clip_share, open_sinks, write_metric_lines
@@ -223,7 +225,7 @@ def open_run(
     ]
     notes = [("chosen", word) for word in filter(None, chosen)]
     notes += [("schedule", word) for word in schedule_steps.schedule_warnings(config)]
-    notes += [("warning", word) for word in interplay.effect_warnings(config)]
+    notes += [("no_effect", word) for word in interplay.effect_warnings(config)]
     notes += [("LR", word) for word in optimizer_defaults.lr_warnings(config.optim, who)]
     notes += [("layout", word) for word in rules.check_layout(static, static.layout)]
     rules.check_layout_runtime(static, static.layout)
@@ -281,7 +283,8 @@ def _examine(
     if not (folder / "config.json").exists():
         return record, {}, ""
     if record.get("status") == IMPORTED_STATUS:
-        raise BadInput(f"{folder} holds imported weights, not a run: use another --workdir, and --init-from={folder}")
+        way = f"use another --workdir, and --init-from={quote_path(folder)}"
+        raise BadInput(f"{folder} holds imported weights, not a run: {way}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
     old = {"config": records.read_config(folder), "data": data, "own_code": record.get("own_code", {})}
     try:

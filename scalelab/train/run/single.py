@@ -15,9 +15,10 @@ from scalelab.errors import BadInput
 from scalelab.hardware import device_memory
 from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
+from scalelab.train import ledger
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.per_layer.refusals import reserve_for_moments
-from scalelab.train.resume import branch, compatibility, determinism, extend, ledger, rewind
+from scalelab.train.resume import branch, compatibility, determinism, extend, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
 from scalelab.train.run.run import Run, has_ended, open_run

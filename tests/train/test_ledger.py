@@ -17,14 +17,14 @@ from scalelab import records
 from scalelab.config import schedule_steps, stretches
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
+from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import ledger
 from scalelab.train.resume.facts import config_from_facts
 from scalelab.train.run import sources
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.single import load_run_dataset
 from tests.train.checkpoints.test_manifest import forge
-from tests.train.runs import run_here, stopped_at, untimed
+from tests.train.runs import command, finish, run_here, stopped_at, untimed
 
 LENGTH = 16
 KEYS = {
@@ -190,6 +190,29 @@ def test_schedules_in_tokens_take_the_counted_ones(changed):
     assert float(jax.jit(lambda step: schedules.traced_tokens_before(large, step))(22)) == np.float32(10**13 + 128)
     own = config_lib.resolve(config)  # a config of the user's own counts from zero
     assert (own.log.stretches, schedule_steps.tokens_before(own, 10)) == ("", 640)
+
+
+def test_a_decay_in_tokens_counts_back_over_the_change(changed):
+    """Of the last 768 tokens 4 steps took 64, and 2 before them 256."""
+    config = config_from_facts({"config": records.read_config(changed[0])})
+    lengths = {tokens: schedule_steps.requested_steps(
+        config_lib.override(config, {"schedule.decay_tokens": tokens}), "decay")["decay_tokens"]
+        for tokens in (128, 256, 768)}  # fmt: skip
+    assert lengths == {128: 2, 256: 4, 768: 6}
+
+
+@pytest.mark.slow
+def test_on_a_mesh_the_ledger_and_the_data_are_those_of_one_device(sixteen, changed, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(sixteen[0], folder)
+    arguments = ["--config=configs/tiny.py", f"--workdir={folder}", *flags(**FOUR, parallel__data=2)]
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    finish(command(*arguments, "--allow-change=train.global_batch", env=env))
+    assert_ledger(folder, 24, 5376)
+    assert counted(folder, 24) == counted(changed[0], 24)
+    one, two = ([line["train_loss"] for line in records.read_metrics(each) if "train_loss" in line]
+                for each in (changed[0], folder))  # fmt: skip
+    np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
 def test_a_branch_of_a_changed_trunk_has_the_trunks_tokens(changed, tmp_path):

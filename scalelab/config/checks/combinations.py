@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from scalelab.config import mixture_text
-from scalelab.config.validate import parse_group_multipliers
+from scalelab.config.checks.validate import parse_group_multipliers
 from scalelab.errors import BadInput
 from scalelab.identity import PASSIVE_GUARDS
 

@@ -7,7 +7,7 @@ config may be made for several values of another key. Configs of runs that exist
 
 from typing import TYPE_CHECKING, Any
 
-from scalelab.config.combinations import DECAYING
+from scalelab.config.checks.combinations import DECAYING
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput
 
@@ -79,7 +79,7 @@ def _without_effect(config: "ConfigDict") -> list[tuple[str, str]]:
     under = f"with schedule.name={name!r}"
     unless: list[tuple[str, bool, str]] = [  # keys, whether they act, why they don't
         ("schedule.decay_shape schedule.decay_tokens schedule.decay_share", name in (*DECAYING, "constant"), under),
-        ("schedule.final_share", name not in ("constant", "multi_step", "inverse_sqrt"), under),
+        ("schedule.final_share", name not in ("multi_step", "inverse_sqrt"), under),
         ("schedule.cycles schedule.cycle_growth", name in ("cosine_restarts", "wsd_s"), under),
         ("schedule.power_scale schedule.power_exponent", name == "power", under),
         ("schedule.hold_steps", name == "inverse_sqrt", under),

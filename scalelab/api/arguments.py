@@ -1,0 +1,137 @@
+"""What the arguments of `scalelab.api` must be: a wrong one is one line of BadInput, before any work.
+
+    @check_arguments(run=PATH, ema=FLAG, average=whole(1))
+
+Python's own TypeError stays for what Python checks itself: a missing argument, or one that a function doesn't have.
+"""
+
+import functools
+import inspect
+import math
+import numbers
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from scalelab.errors import BadInput, nearest_hint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SHOWN = 60  # letters of a wrong value in a message
+
+
+class Kind(NamedTuple):
+    """What a value must be, in words, and whether one `fits`. `many`: it may be one of them or several, as a list."""
+
+    what: str
+    fits: Callable[[Any], bool]
+    many: bool = False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole(least: int) -> Kind:
+    """A whole number from `least` on."""
+    fits = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least  # noqa: E731
+    return Kind(f"a whole number, at least {least}", fits)
+
+
+def optional(kind: Kind) -> Kind:
+    """The kind, or None."""
+    return kind._replace(what=f"{kind.what}, or None", fits=lambda value: value is None or kind.fits(value))
+
+
+def several(kind: Kind) -> Kind:
+    """One value of the kind, or several; the function gets a list."""
+    return kind._replace(what=f"{kind.what}, or a list of these", many=True)
+
+
+def either(*kinds: Kind) -> Kind:
+    """A value of any of the kinds."""
+    what = ", or ".join(kind.what for kind in kinds)
+    return Kind(what, lambda value: any(kind.fits(value) for kind in kinds))
+
+
+def instance(what: str, *types: type) -> Kind:
+    """An object of one of these types."""
+    return Kind(what, lambda value: isinstance(value, types))
+
+
+def mapping_of(kind: Kind, what: str) -> Kind:
+    """A mapping from names to values of the kind."""
+    return Kind(
+        what,
+        lambda value: isinstance(value, Mapping) and all(TEXT.fits(k) and kind.fits(v) for k, v in value.items()),
+    )
+
+
+ANYTHING = Kind("anything", lambda _: True)
+TEXT = instance("a text", str)
+PATH = instance("a path", str, os.PathLike)
+FLAG = instance("True or False", bool)
+NUMBER = Kind("a finite number", _is_number)
+POSITIVE = Kind("a finite number above zero", lambda value: _is_number(value) and value > 0)
+SHARE = Kind("a number between 0 and 1", lambda value: _is_number(value) and 0 < value < 1)
+FUNCTION = Kind("a function", callable)
+OVERRIDES = optional(mapping_of(ANYTHING, "a dict such as {'train.steps': 20}"))
+NAMES = optional(mapping_of(TEXT, "a dict of column names such as {'loss': 'val_loss'}"))
+VALUES = optional(mapping_of(NUMBER, "a dict of numbers such as {'E': 1.6}"))
+FIT_OPTIONS = {
+    "objective": TEXT, "delta": optional(POSITIVE), "bootstrap": whole(0), "seed": whole(0),
+    "target_flops": several(POSITIVE), "holdout": whole(0), "level": SHARE, "identify": FLAG, "k": optional(POSITIVE),
+    "held": VALUES, "hold": VALUES, "fixed": VALUES, "progress": optional(FUNCTION), "exponents": TEXT,
+    "shared": several(TEXT),
+}  # fmt: skip
+
+
+def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function check its arguments first: BadInput for the first that is not of its kind."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        unchecked = set(signature.parameters) - {*kinds, "self", "options"}
+        assert not unchecked, f"{function.__name__}: of which kind are {unchecked}?"
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            bound = signature.bind(*args, **options)
+            for name in kinds.keys() & bound.arguments.keys():
+                bound.arguments[name] = check_value(name, bound.arguments[name], kinds[name])
+            return function(*bound.args, **bound.kwargs)
+
+        return checked
+
+    return decorate
+
+
+def check_options(
+    options: Mapping[str, Any], function: Callable[..., Any], kinds: Mapping[str, Kind]
+) -> dict[str, Any]:
+    """The options that are passed on to `function`, each of its kind. BadInput for one that it doesn't have."""
+    known = [name for name in inspect.signature(function).parameters if name in kinds]
+    for name in options:
+        if name not in known:
+            raise BadInput(f"{name}={_shown(options[name])}: there is no such option{nearest_hint(name, known)}")
+    return {name: check_value(name, value, kinds[name]) for name, value in options.items()}
+
+
+def check_value(name: str, value: Any, kind: Kind) -> Any:
+    """The value, as a list if the kind is of several. BadInput if it is not of the kind."""
+    if not kind.many or value is None:
+        if not kind.fits(value):
+            raise BadInput(f"{name}={_shown(value)} must be {kind.what}")
+        return value
+    if kind.fits(value):
+        return [value]
+    values = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else None
+    if values is None or not all(kind.fits(each) for each in values):
+        wrong = value if values is None else next(each for each in values if not kind.fits(each))
+        raise BadInput(f"{name}={_shown(wrong)} must be {kind.what}")
+    return values
+
+
+def _shown(value: Any) -> str:
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -1,0 +1,110 @@
+"""Every function of the api with wrong values in every argument: BadInput in one line, and nothing is done."""
+
+import functools
+import inspect
+import math
+import pathlib
+
+import pytest
+
+from scalelab import api
+from scalelab.api import curves, ladder
+from scalelab.api.loaded import LoadedRun
+from scalelab.errors import BadInput
+from scalelab.laws.curves.fit import fit_curves as fit_read_curves
+from scalelab.laws.fitting import fit as fit_columns
+from scalelab.laws.groups.fit_groups import fit_groups
+from scalelab.laws.use.ladder import fit_ladder
+from scalelab.plan.whole import plan as plan_run
+from tests.report import synthetic
+
+WRONG = {
+    "none": None, "number": 3, "negative": -1, "half": 0.5, "nan": math.nan, "text": "seven", "list": [1, "a", None],
+    "dict": {1: 2}, "object": object(), "flag": True, "function": len,
+}  # fmt: skip
+TABLE = {"N": [1e6, 2e6, 4e6, 8e6] * 3, "D": [1e8, 2e8, 4e8] * 4, "loss": [3.0, 2.9, 2.8, 2.7] * 3, "g": ["a", "b"] * 6}
+# Values that are right: a run isn't called with them, as other tests do.
+RIGHT = {
+    "config": ("text",), "progress": ("function",), "stop": ("function",), "law": ("function",),
+    "take_over": ("flag",), "force": ("flag",), "ema": ("flag",), "compile": ("flag",), "identify": ("flag",),
+    "devices": ("none", "number"), "overrides": ("none",), "mesh": ("none",), "grid": ("none",), "columns": ("none",),
+    "n": ("none", "number"), "by": ("none",), "over": ("none",), "delta": ("none", "number", "half"),
+    "bootstrap": ("number",), "seed": ("number",), "drop_top_loss": ("number",), "holdout": ("number",),
+    "average": ("number",), "tokens": ("none", "number"), "top_k": ("number",), "level": ("half",),
+    "target_flops": ("number", "half"), "k": ("none", "number", "half"), "efficiency": tuple(WRONG),
+    **dict.fromkeys(("held", "hold", "fixed", "against", "order"), ("none",)),
+    **dict.fromkeys(("price_per_hour", "critical_tokens", "mtbf_s", "write_bytes_per_s"), ("none", "number", "half")),
+    **dict.fromkeys(("temperature", "top_p"), ("number", "negative", "half")), "restart_s": ("number", "half"),
+    "prompt": ("text",), "workdir": ("text",),
+    **dict.fromkeys(("where", "allow_change", "trust", "best_of", "per"), ("text",)),
+}  # fmt: skip
+
+
+def parameters(function):
+    return [name for name in inspect.signature(function).parameters if name not in ("self", "options")]
+
+
+def functions(folder):
+    """{name: (function, arguments that are right, names of all arguments)}; files and folders lie in `folder`."""
+    run, work, config = str(folder / "run"), folder / "work", "tiny"
+    options = {
+        "plan": parameters(plan_run)[4:], "fit": parameters(fit_columns)[2:], "fit_groups": parameters(fit_groups)[4:],
+        "fit_curves": parameters(fit_read_curves)[2:], "fit_accuracy": parameters(fit_ladder)[1:],
+    }  # fmt: skip
+    passed_on = {"table", "labels", "n_convention", "by", "cluster", "progress", "k", "against", "order"}
+    model = LoadedRun(None)
+    known = {
+        "runs": (api.runs, {"sources": run}), "metrics": (api.metrics, {"run": run}), "load": (api.load, {"run": run}),
+        "plan": (api.plan, {"config": config}), "train": (api.train, {"config": config, "workdir": work}),
+        "sweep": (api.sweep, {"config": config, "workdir": work}), "answer": (api.answer, {"sources": run}),
+        "fit": (api.fit, {"source": TABLE}), "fit_groups": (functools.partial(api.fit, by="g"), {"source": TABLE}),
+        "best_settings": (api.best_settings, {"source": run}), "read_curve": (curves.read_curve, {"source": run}),
+        "fit_curves": (curves.fit_curves, {"sources": run}), "schedule_of": (curves.schedule_of, {"config": config}),
+        "fit_accuracy": (ladder.fit_accuracy, {"sources": run}), "sample": (model.sample, {}),
+    }  # fmt: skip
+    more = {name: [each for each in names if each not in passed_on] for name, names in options.items()}
+    return {
+        name: (function, right, parameters(function) + more.get(name, [])) for name, (function, right) in known.items()
+    }
+
+
+def test_every_argument_of_every_function_refuses_what_it_can_not_be(tmp_path):
+    synthetic.write_run(tmp_path / "run", lines=5)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    tried, wrong = 0, []
+    for name, (function, right, arguments) in functions(tmp_path).items():
+        for argument in arguments:
+            for kind, value in WRONG.items():
+                if kind in RIGHT.get(argument, ()):
+                    continue
+                tried += 1
+                try:
+                    function(**{**right, argument: value})
+                    wrong.append(f"{name}({argument}={kind}): accepted")
+                except BadInput as error:
+                    if "\n" in str(error):
+                        wrong.append(f"{name}({argument}={kind}): {error}")
+                except Exception as error:
+                    wrong.append(f"{name}({argument}={kind}): {type(error).__name__}: {str(error)[:80]}")
+    assert not wrong, "\n".join(wrong)
+    assert tried > 600
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+def test_every_public_function_is_in_the_walk():
+    public = {name for name in api.__all__ if name != "Rows"}
+    assert public <= set(functions(pathlib.Path()))
+
+
+def test_an_option_that_a_fit_does_not_have_names_the_nearest():
+    with pytest.raises(BadInput, match=r"bootstraps=3: there is no such option; did you mean 'bootstrap'\?"):
+        api.fit(TABLE, bootstraps=3)
+    with pytest.raises(BadInput, match=r"source: columns must be equally long"):
+        api.fit({"N": [1.0, 2.0], "D": [1.0], "loss": [3.0, 2.0]})
+    with pytest.raises(BadInput, match="source: column 'N' is '7'; it must be a list"):
+        api.fit({"N": 7, "D": [1.0], "loss": [3.0]})
+
+
+def test_one_name_where_several_may_stand_is_one_name(tmp_path):
+    with pytest.raises(BadInput, match="--allow-change=modl: no such key"):
+        api.train("tiny", tmp_path / "run", allow_change="modl")
