@@ -46,7 +46,8 @@ def main(argv: list[str]) -> int:
         comparison["page"] = write_comparison(pathlib.Path(options.html), comparison, lines)["path"]
         lines.append(f"wrote {comparison['page']}")
     if options.json != "-":
-        heads = [f"A = {comparison['a']}", f"B = {comparison['b']}", *_sections(comparison)]
+        doubts = [f"{name} is damaged: {why}" for name, why in comparison["damaged"].items()]
+        heads = [f"A = {comparison['a']}", f"B = {comparison['b']}", *doubts, *_sections(comparison)]
         print("\n".join([*heads, *lines]))
     emit_json(comparison, options.json)
     return 0

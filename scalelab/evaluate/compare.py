@@ -23,7 +23,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
     """
     sides = [noise.load_side(source) for source in (a, b)]
     one, two = (each.folder for each in sides)
-    both_records = [records.read_sound_record(folder) for folder in (one, two)]
+    both_records = [records.read_record(folder) for folder in (one, two)]
     metrics = first_difference(*(records.read_metrics(folder) for folder in (one, two)))
     weights = same_weights(one, two) if metrics["lines"] and metrics["first"] is None else None
     gap = noise.loss_gap(*sides)
@@ -32,6 +32,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
         "b": str(two),
         "runs": [[str(path) for path in each.meant] for each in sides],
         "passed_over": list(dict.fromkeys(why for each in sides for why in each.damage)),
+        "damaged": {str(run): why for each in sides for run in each.meant if (why := records.describe_damage(run))},
         "config": config_differences(one, two),
         "data": _differences(*(records.flatten_keys(record.get("data", {})) for record in both_records)),
         "environment": _differences(

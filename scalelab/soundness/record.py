@@ -23,11 +23,14 @@ METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
 
 
 class Logged(NamedTuple):
-    """The ends of a run's logs: the last line, the last one with an evaluation, and the last verdict."""
+    """The ends of a run's logs: the last line, the last one with an evaluation, and the last verdict.
+
+    The verdict is None without a logbook: a folder may have been copied without it.
+    """
 
     last: Mapping[str, Any]
     evaluated: Mapping[str, Any]
-    verdict: str
+    verdict: str | None
 
 
 def check_record(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any], schema: Schema) -> None:
@@ -58,7 +61,8 @@ def _read_ends(folder: pathlib.Path, schema: Schema) -> Logged:
 
     evaluated = last_line(folder / METRICS_FILE, note) or {}
     verdict = last_line(folder / EVENTS_FILE, lambda row: row.get("kind") in ENDS.values()) or {}
-    return Logged(last[0] if last else {}, evaluated, verdict.get("kind", ""))
+    known = verdict.get("kind", "") if verdict or (folder / EVENTS_FILE).exists() else None
+    return Logged(last[0] if last else {}, evaluated, known)
 
 
 def describe_false_size(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
@@ -130,8 +134,9 @@ def describe_false_end(config: Mapping[str, Any], record: Mapping[str, Any], log
     """Describe what the logs of a run that ended don't bear out; "" without any."""
     status, steps, loss = record["status"], record.get("steps", 0), record.get("val_loss")
     evaluated, last = logged.evaluated, logged.last
-    if logged.verdict != ENDS[status] and (logged.verdict or _is_trainers(record)):
-        return f"status is {status!r}, and the last verdict in {EVENTS_FILE} is {logged.verdict or 'none'!r}"
+    verdict = logged.verdict
+    if verdict is not None and verdict != ENDS[status] and (verdict or _is_trainers(record)):
+        return f"status is {status!r}, and the last verdict in {EVENTS_FILE} is {verdict or 'none'!r}"
     if not evaluated and (loss is not None or status == "done"):
         return f"val_loss is {loss}, and {METRICS_FILE} has no evaluated line" if _is_trainers(record) else ""
     if status == "done" and evaluated["step"] != steps:

@@ -70,6 +70,8 @@ def test_one_number_in_one_line_is_found(studies, tmp_path, capsys):
     result, text = asked(capsys, studies / "a/runs/0", path.parent)
     assert result["metrics"]["only"] == 2 and not result["same_bits"] and result["gap"] is None
     assert "the 3 lines that both have are the same bits; 2 lines that only one run has" in text
+    assert f"{path.parent} is damaged: {path.with_name('record.json')}: val_loss is " in text
+    assert list(result["damaged"]) == [str(path.parent)] and "no evaluated line" in result["damaged"][str(path.parent)]
 
 
 def test_the_gap_stands_beside_the_spread_of_seeds(studies, capsys):

@@ -23,6 +23,10 @@ def test_a_page_is_written_and_named(tmp_path, capsys):
 def test_json_is_the_last_line_and_says_what_is_missing(tmp_path, capsys):
     synthetic.write_run(tmp_path / "r", lines=20)
     (tmp_path / "r" / "metrics.jsonl").unlink()
+    assert main(["report", str(tmp_path / "r")]) == 2  # its record says that it was evaluated
+    assert "metrics.jsonl has no evaluated line" in capsys.readouterr().err
+    synthetic.write_run(tmp_path / "r", lines=20, status="running")
+    (tmp_path / "r" / "metrics.jsonl").unlink()  # as of one that has logged nothing yet
     assert main(["report", str(tmp_path / "r"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(result) == {"path", "kind", "runs", "figures", "missing", "failures"}

@@ -83,6 +83,9 @@ CHANGES = {
     "a record replaced": lambda folder: records.write_json(
         folder / "runs/b/record.json", records.read_json(folder / "runs/b/record.json") | {"status": "diverged"}
     ),
+    "a loss that its lines don't have": lambda folder: records.write_json(
+        folder / "runs/b/record.json", records.read_json(folder / "runs/b/record.json") | {"val_loss": 0.5}
+    ),
     "no record": lambda folder: (folder / "runs/b/record.json").unlink(),
     "a damaged record": lambda folder: (folder / "runs/b/record.json").write_text("{"),
     "a damaged line": lambda folder: rewrite(folder / "runs/b/metrics.jsonl", '"step"', '"stop"'),

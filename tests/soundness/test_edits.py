@@ -12,6 +12,8 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
+from scalelab.errors import BadInput
+from scalelab.sweep.tune import study
 from scalelab.train.run.single import train_single
 from tests.report import synthetic
 from tests.train.resume.test_compatibility import config
@@ -142,6 +144,20 @@ def test_a_damaged_run_takes_no_part_in_a_fit_and_a_best(tmp_path, capsys):
     assert main(["fit", str(tmp_path), "--best-of=lr", "--per=N,D", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["excluded"] == [{"name": "r2", "reason": "damaged"}] and answer["groups"][0]["runs"] == 3
+
+
+def test_a_sweep_and_a_tuning_take_no_false_loss(tmp_path, capsys):
+    for name in "abc":
+        synthetic.write_run(tmp_path / "runs" / name, lines=15)
+    records.write_json(tmp_path / "sweep.json", {"trials": dict.fromkeys("abc", 3906), "packs": {"p": list("abc")}})
+    change(tmp_path / "runs" / "b" / "record.json", "val_loss", 0.5)
+    main(["sweep", "--status", f"--workdir={tmp_path}", "--json"])
+    out, err = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(out.splitlines()[-1])["trials"]}
+    assert [rows[name]["status"] for name in "abc"] == ["done", "damaged", "done"]
+    assert "val_loss is 0.5, and the last evaluated line of metrics.jsonl says" in err and "0.5000" not in out
+    with pytest.raises(BadInput, match=r"val_loss is 0\.5, and"):
+        study.read_loss(tmp_path / "runs" / "b")
 
 
 # Runs that nobody edited.

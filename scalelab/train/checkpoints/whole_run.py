@@ -60,6 +60,8 @@ def verify_run(folder: pathlib.Path) -> dict[str, list[str]]:
             sound = f"{folder / 'record.json'} is missing, and the run has taken steps"
         files["record.json"] += [sound] if isinstance(sound, str) else find_false_record(config, record, saved)
         files["config.json"] += find_false_config(config, record, saved)
+        if record.get("status", "imported") != "imported" and not (folder / "events.jsonl").exists():
+            files["events.jsonl"] = [f"{folder / 'events.jsonl'} is missing"]
         files |= _verify_own_code(record, saved)
     for step, (place, _) in sorted(manifest.find_saved_steps(folder).items() if isinstance(record, dict) else ()):
         files[os.path.relpath(place / str(step), folder)] = manifest.find_step_problems(place / str(step))
