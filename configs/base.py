@@ -15,6 +15,7 @@ A record holds the default, the meaning, the unit, the range or choices, and the
 `number`   a traced number: it changes without recompiling, and trials that differ only in such numbers are packed
 `setting`  nothing computed depends on it: not part of the identity
 Numbers and settings may change on resume, keys may not, unless the line says otherwise (`resume=`, `identity=`).
+On the command line counts are written as people write them: 20k, 1.5M, 7B, 1T, 1e9 (`scalelab/numbers/written.py`).
 """
 
 from typing import TYPE_CHECKING
@@ -141,7 +142,8 @@ OPTIM = {
     "groups": key("", 'LR multipliers of embed, head, position, hidden, vector: "embed=0.1,head=0.5"; "": none'),
 }  # fmt: skip
 
-# What changes over the run: learning rate, weight decay, batch, sequence length, momentum.
+# What changes over the run: learning rate, weight decay, batch, sequence length, momentum. Its parts must fit into the
+# run and into each other: warm-up and decay that overlap are refused, as no step would have peak_lr.
 SCHEDULE = {
     "name": key("cosine", "schedule of the LR, or your own (step, h) -> LR as pkg.mod:fn", user_code=True,
         choices="constant linear cosine cosine_restarts wsd wsd_s power multi_step inverse_sqrt"),

@@ -24,6 +24,9 @@ def get_config():
     config.train.steps = 4
     config.checkpoint.every_steps = config.eval.every_steps = config.train.steps_per_dispatch = 2
     return config
+
+def sweep(h):
+    return h.sweep("train.seed", [0])
 """
 RATE = """
 import pathlib
@@ -132,3 +135,13 @@ def test_a_run_of_a_version_that_did_not_record_code_goes_on_with_a_line(tmp_pat
 def test_a_name_that_is_no_own_function_s_is_refused(tmp_path, run, capsys):
     assert train(project(tmp_path / "second"), run, "--allow-change=code.schedule.nam") == 2
     assert "did you mean 'code.schedule.name'?" in capsys.readouterr().err
+
+
+def test_a_sweep_under_edited_code_is_refused_before_anything_is_written(tmp_path, capsys):
+    first, edited = project(tmp_path / "first"), project(tmp_path / "second", mine=RATE + "# edited\n")
+    words = [f"--workdir={tmp_path}/out", *SMALL]
+    assert main(["sweep", f"--config={first}", *words]) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert main(["sweep", f"--config={edited}", *words]) == 2
+    assert "trained with code.schedule.name='mine.py" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
