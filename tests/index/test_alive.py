@@ -172,6 +172,10 @@ def test_trials_live_with_their_pack_s_process_and_a_dead_sweep_is_followed_to_i
     assert main([*status, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["trials"]
     assert [row["status"] for row in rows] == ["dead", "dead", "waiting"] and rows[0]["dead_since"]
+    assert live.read_live(sweep).has_ended
+    (sweep / "slurm").mkdir()
+    assert not live.read_live(sweep).has_ended  # jobs may go on without the command: Slurm doesn't answer here
+    (sweep / "slurm").rmdir()
     assert main(["tune", f"--workdir={sweep}", "--status"]) == 0  # of a study, too
     assert len(re.findall(SINCE, capsys.readouterr().out)) == 2
     assert main([*status, "--follow"]) == 0  # nobody is left whom it could wait for
