@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.index.alive import status_text
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lrplots, plots, style, sweepplots
@@ -78,7 +79,7 @@ def write_report(
 
 def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) -> tuple[ReportPage, pathlib.Path]:
     """The page of one run, finished or not."""
-    folder, row = page.folder, records.read_run(page.folder)
+    folder, row = page.folder, next(iter(read_indexed_runs(page.folder).values())).row
     page.parts.append(html.render_card(_state(row), _key_numbers(row)))
     page.parts.append(html.render_section("Loss", run_loss_figure(page)))
     if sources := records.rows_by_source(row):
@@ -101,7 +102,7 @@ def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) ->
     )
     page.parts.append(html.render_section("Samples of its text", _samples(samples)))
     return page, page.write(
-        f"Run: {row['name']}", f"{row['status']} · identity {row['identity'] or 'not recorded yet'}"
+        f"Run: {row['name']}", f"{status_text(row)} · identity {row['identity'] or 'not recorded yet'}"
     )
 
 
@@ -116,7 +117,7 @@ def _state(row: dict) -> str:
         return html.render_paragraph(
             f"This run ended early: its last loss is not that of its planned end. {why}", "bad"
         )
-    status = f"This run is not finished (status: {row['status']}): numbers below are of the moment."
+    status = f"This run is not finished (status: {status_text(row)}): numbers below are of the moment."
     return html.render_paragraph(status, "bad")
 
 
