@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.index.alive import status_text
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lrplots, plots, style, sweepplots
@@ -28,6 +27,7 @@ from scalelab.sweep.answer import rows as answer_rows
 from scalelab.sweep.answer import settings, wording
 from scalelab.sweep.answer.best_lr import BestLr
 from scalelab.sweep.answer.ranking import LrOptimum, SweepAnswer
+from scalelab.sweep.live import LiveTrial
 
 SOURCE_COLUMNS = {
     "source": "source",
@@ -102,7 +102,7 @@ def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) ->
     )
     page.parts.append(html.render_section("Samples of its text", _samples(samples)))
     return page, page.write(
-        f"Run: {row['name']}", f"{status_text(row)} · identity {row['identity'] or 'not recorded yet'}"
+        f"Run: {row['name']}", f"{LiveTrial(row).status_text} · identity {row['identity'] or 'not recorded yet'}"
     )
 
 
@@ -117,7 +117,7 @@ def _state(row: dict) -> str:
         return html.render_paragraph(
             f"This run ended early: its last loss is not that of its planned end. {why}", "bad"
         )
-    status = f"This run is not finished (status: {status_text(row)}): numbers below are of the moment."
+    status = f"This run is not finished (status: {LiveTrial(row).status_text}): numbers below are of the moment."
     return html.render_paragraph(status, "bad")
 
 
