@@ -242,13 +242,15 @@ def _is_owner_alive(owner: LockOwner, descriptor: int, folder: pathlib.Path) -> 
 
 
 def is_process_alive(process: int) -> bool:
-    """Whether a process with this number lives on this host."""
+    """Whether a process with this number lives on this host; one that was killed and not waited for does not."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
+    with contextlib.suppress(OSError, IndexError):  # outside Linux
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True
 
 

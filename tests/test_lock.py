@@ -199,3 +199,16 @@ def test_without_flock_the_file_itself_is_the_lock(tmp_path, no_flock):
     row = {"step": 1, "weights": "trained", "set": "a", "fingerprint": "f", "kind": "loss", "metrics": {"loss": 1.0}}
     evaluations.write_evaluations(tmp_path, [row])
     assert records.read_evaluations(tmp_path) == [row]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read off /proc")
+def test_a_killed_process_that_nobody_waited_for_does_not_live():
+    """As in a container whose first process waits for nobody: the lease of a store asks for the number."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
+                               stdout=subprocess.PIPE)  # fmt: skip
+    assert process.stdout and process.stdout.readline() and lock.is_process_alive(process.pid)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not lock.is_process_alive(process.pid)
+    process.wait()
+    process.stdout.close()

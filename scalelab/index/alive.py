@@ -88,18 +88,16 @@ def _beat_of_dead(path: pathlib.Path) -> float | None:
 def _is_alive_here(descriptor: int, owner: lock.LockOwner | None, beat: float) -> bool:
     """Whether an owner on this host lives; a lock without a name is free, or was taken a moment ago.
 
-    A number without a fresh heartbeat may be another process's now, and one that nobody has here may live in another
-    container: then the kernel is asked, by a shared lock for a moment.
+    The kernel is asked, by a shared lock for a moment: the number may be another process's now, or one of another
+    container, and a suspended process has no fresh heartbeat. Only where the kernel keeps no locks do these decide.
     """
-    alive = owner is not None and lock.is_process_alive(owner.process)
-    if alive and abs(time.time() - beat) < lock.LEASE_S:
-        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError as error:
-        return alive and error.errno in lock.NO_FLOCK
+        lives = owner is not None and lock.is_process_alive(owner.process) and time.time() - beat < lock.LEASE_S
+        return lives or error.errno not in lock.NO_FLOCK
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
 

@@ -30,6 +30,7 @@ from scalelab.sweep.answer import rows as answer_rows
 from scalelab.sweep.answer import settings, wording
 from scalelab.sweep.answer.best_lr import BestLr
 from scalelab.sweep.answer.ranking import LrOptimum, SweepAnswer
+from scalelab.sweep.live import LiveTrial
 
 SOURCE_COLUMNS = {
     "source": "source",
@@ -100,7 +101,7 @@ def _report_study(
 
 def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) -> tuple[ReportPage, pathlib.Path]:
     """The page of one run, finished or not."""
-    folder, row = page.folder, records.read_run(page.folder)
+    folder, row = page.folder, next(iter(read_indexed_runs(page.folder).values())).row
     page.parts.append(html.render_card(_state(row), _key_numbers(row)))
     page.parts.append(html.render_section("Loss", run_loss_figure(page)))
     if sources := records.rows_by_source(row):
@@ -123,7 +124,7 @@ def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) ->
     )
     page.parts.append(html.render_section("Samples of its text", _samples(samples)))
     return page, page.write(
-        f"Run: {row['name']}", f"{row['status']} · identity {row['identity'] or 'not recorded yet'}"
+        f"Run: {row['name']}", f"{LiveTrial(row).status_text} · identity {row['identity'] or 'not recorded yet'}"
     )
 
 
@@ -138,7 +139,7 @@ def _state(row: dict) -> str:
         return html.render_paragraph(
             f"This run ended early: its last loss is not that of its planned end. {why}", "bad"
         )
-    status = f"This run is not finished (status: {row['status']}): numbers below are of the moment."
+    status = f"This run is not finished (status: {LiveTrial(row).status_text}): numbers below are of the moment."
     return html.render_paragraph(status, "bad")
 
 

@@ -11,6 +11,7 @@ from scalelab.index import alive
 from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.jsonfiles import last_line, tail_lines
+from scalelab.sweep.executors import element, sweep_jobs
 from scalelab.sweep.status import ENDED_STATUSES, read_started_runs, read_trial_rows
 
 RUNNING_STATUSES = ("starting", "running")
@@ -108,8 +109,19 @@ def read_live(folder: pathlib.Path) -> LiveView:
     alone = [[row["name"]] for row in rows if row["name"] not in listed]
     trials = (_read_trial(row, runs.get(row["name"])) for row in rows)
     statuses = {row["status"] for row in rows}
-    is_abandoned = alive.DEAD_STATUS in statuses and not statuses & {*RUNNING_STATUSES} and not alive.is_held(folder)
+    is_still = alive.DEAD_STATUS in statuses and not statuses & {*RUNNING_STATUSES}
+    is_abandoned = is_still and not alive.is_held(folder) and not _has_jobs(folder)
     return LiveView(tuple(trials), tuple(tuple(pack) for pack in (*packs, *alone)), is_abandoned)
+
+
+def _has_jobs(folder: pathlib.Path) -> bool:
+    """Whether Slurm has jobs of a sweep, which go on without its command; also where Slurm doesn't answer."""
+    if not element.submissions_folder(folder).is_dir():
+        return False
+    try:
+        return bool(sweep_jobs.find_jobs(folder))
+    except OSError:
+        return True
 
 
 def _run_row(run: IndexedRun) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Runs that say they are running: what the commands call them, by their locks' owners and heartbeats."""
 
 import datetime
+import errno
 import fcntl
 import json
 import os
@@ -87,6 +88,9 @@ def test_a_run_lives_while_its_process_does_also_suspended_and_is_dead_since_its
     beat = int(time.time() - 1000)
     os.utime(run / ".lock", (beat, beat))
     assert read_row(capsys, run)["status"] == "running"
+    process.kill()  # and nobody waits for it yet
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert read_row(capsys, run)["status"] == "dead"
     kill(process)
     row = read_row(capsys, run)
     assert row["status"] == "dead" and datetime.datetime.fromisoformat(row["dead_since"]).timestamp() == beat
@@ -101,7 +105,7 @@ def test_a_run_lives_while_its_process_does_also_suspended_and_is_dead_since_its
         (owner(), lock.LEASE_S + 30, "dead"),
         (owner(beating=""), 1e6, "running"),  # of a version without heartbeats: nobody can tell
         (owner(HERE, 2**22 - 1), 5, "dead"),  # a number that no process has
-        (owner(HERE, os.getpid()), lock.LEASE_S + 30, "dead"),  # a number that another process has now
+        (owner(HERE, os.getpid()), 5, "dead"),  # a number that another process has now
         ("", 0, "dead"),  # released after an error of its own
     ],
 )
@@ -168,6 +172,10 @@ def test_trials_live_with_their_pack_s_process_and_a_dead_sweep_is_followed_to_i
     assert main([*status, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["trials"]
     assert [row["status"] for row in rows] == ["dead", "dead", "waiting"] and rows[0]["dead_since"]
+    assert live.read_live(sweep).has_ended
+    (sweep / "slurm").mkdir()
+    assert not live.read_live(sweep).has_ended  # jobs may go on without the command: Slurm doesn't answer here
+    (sweep / "slurm").rmdir()
     assert main(["tune", f"--workdir={sweep}", "--status"]) == 0  # of a study, too
     assert len(re.findall(SINCE, capsys.readouterr().out)) == 2
     assert main([*status, "--follow"]) == 0  # nobody is left whom it could wait for
@@ -188,3 +196,18 @@ def test_watch_says_that_a_run_is_dead_and_does_not_wait_for_it(tmp_path, capsys
     out, err = capsys.readouterr()
     (row,) = json.loads(out.splitlines()[-1])["forecasts"]
     assert row["dead_since"] is None and "dead" not in err
+
+
+@pytest.mark.parametrize(
+    ("process", "silent_s", "status"),
+    [("mine", 5, "running"), ("mine", lock.LEASE_S + 30, "dead"), ("nobody's", 5, "dead")],
+)
+def test_where_the_kernel_keeps_no_locks_the_number_and_the_beat_decide(
+    run, capsys, monkeypatch, process, silent_s, status
+):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    leave_lock(run, owner(HERE, os.getpid() if process == "mine" else 2**22 - 1), silent_s)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert read_row(capsys, run)["status"] == status

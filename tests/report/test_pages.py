@@ -4,6 +4,7 @@ import csv
 import html.parser
 import json
 import math
+import os
 import re
 import shutil
 
@@ -247,6 +248,15 @@ def test_a_best_trial_at_the_edge_is_said(undrawn, tmp_path):
     text = Elements((tmp_path / "report.html").read_text()).text
     assert "The best learning rate is not known, and has no interval: the optimum is at the grid's edge: 0.004" in text
     assert "0.004 is the largest LR. Try more beyond it." in text
+
+
+def test_the_page_of_a_run_whose_process_is_gone_says_since_when(tmp_path):
+    synthetic.write_run(tmp_path, status="running", lines=20)
+    (tmp_path / ".lock").write_text("host elsewhere, process 1, started 2026-01-01 00:00:00, beating\n")
+    os.utime(tmp_path / ".lock", (1.79e9, 1.79e9))
+    write_report(tmp_path)
+    text = Elements((tmp_path / "report.html").read_text()).text
+    assert re.search(r"not finished \(status: dead since \d{4}-\d\d-\d\d \d\d:\d\d\)", text)
 
 
 @pytest.mark.parametrize("status, message", [
