@@ -92,7 +92,7 @@ class Slot:
         touched = judge.changes(self.before, judge.snapshot(self.folder)) + judge.escapees(self.folder)
         wrong = judge.judge(outcome, touched, site.marker.exists())
         if pair.half == "control":
-            allowed = {"time"} | ({"exit"} if outcome.code == 75 else set())  # compilations; a manifest
+            allowed = {"time", "memory"} | ({"exit"} if outcome.code == 75 else set())  # compilations; a manifest
             wrong = {kind: text for kind, text in wrong.items() if kind not in allowed or outcome.killed}
         if touched or site.marker.exists():
             self.stop()

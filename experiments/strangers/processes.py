@@ -167,7 +167,7 @@ class Watch:
         ran, waited = ran_and_waited_s(self.pid)
         self.seconds = max(0.0, wall - max(0.0, waited - self.waited))
         self.most = max(self.most, peak_bytes(self.pid) - self.allowance, *map(resident_bytes, descendants(self.pid)))
-        if self.most > judge.BYTES:
+        if self.most > judge.BYTES and self.limit_s <= judge.SECONDS:  # an honest thing may take what it needs
             self.killed = "memory"
         elif self.seconds > self.limit_s or wall > WALL_FACTOR * self.limit_s:
             self.killed, self.idle = "time", ran - self.ran < IDLE_S
