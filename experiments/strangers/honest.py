@@ -50,7 +50,7 @@ SMALL = {
     "checkpoint.every_steps": 12, "checkpoint.keep_last": 9, "schedule.warmup_steps": 2, "data.source": "text",
     "data.val_fraction": 0.3, "train.ema": 0.7, "log.layers_every": 2, "schedule.name": "wsd",
 }  # fmt: skip
-TUNE = ["tune", "--config=small.py", "--trials=35", "--executor=manifest"]
+TUNE = ["tune", "--config=small.py", "--trials=40", "--executor=manifest"]
 ABLATE = [
     *("ablate", "--baseline=small.py", "--variant=other.py", "--budgets=1e8,2e8,4e8", "--sizes=8,8,8"),
     "--executor=manifest",
