@@ -90,7 +90,7 @@ TUNING = [
 ]
 ABLATION = [
     *_reach(" ".join([*ABLATE, "--workdir={it}"]), "ablate --workdir={it} --status", "runs {it}", "report {it}"),
-    *_reach("sweep --status --workdir={it}", "ablate --workdir={it} --baseline=small.py --variant=other.py --next"),
+    *_reach("sweep --status --workdir={it}", " ".join([*ABLATE, "--workdir={it}", "--next"])),
 ]
 BUCKET = [
     *_reach("runs {url}", "runs {url} --json", "fit {url} --bootstrap=0", "checkpoint verify {url}", "report {url}",
