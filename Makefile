@@ -89,6 +89,9 @@ test-diagnose: .venv/dev  ## twenty minutes of CPU: 69 planted faults and 30 hea
 test-faults: .venv/dev  ## half an hour: each case of the fault table, from kills to forged files; again: what is missing; writes experiments/results/
 	.venv/bin/python -m experiments.faults --jobs=2
 
+test-strangers: .venv/dev  ## half an hour: hostile folders, buckets, tables and files x every command that reads one, beside canaries; again: what is missing; writes experiments/results/
+	.venv/bin/python -m experiments.strangers --jobs=2
+
 test-machines: .venv/dev  ## make test under three BLAS kernels and instruction sets: what is left of each tolerance? again: what is missing; writes experiments/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
 	.venv/bin/python -m experiments.machines $(MACHINES)
 

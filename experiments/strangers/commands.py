@@ -44,7 +44,7 @@ LIVE = [
 ]
 TABLES = _reach(
     "runs {it}", "runs {it} --json", "runs {it} --csv", "runs {it} --parquet=out.parquet", "runs .",
-    "runs {it} --by=optim.peak_lr", "fit {it} --bootstrap=0", "fit {it} --law=multi_power --predict-run={it}",
+    "runs {it} --by=optim.peak_lr", "fit {it} --bootstrap=0", "fit {it} neighbour --law=multi_power --predict-run={it}",
     "sweep --status --workdir={it}",
     "sweep --status --json --workdir={it}", "checkpoint list {it}", "checkpoint show {it}", "checkpoint verify {it}",
     "watch {it} --once", "report {it} --style=paper",
@@ -59,12 +59,12 @@ RUN = [
     ),
     *_reach(
         "report {it}", "report {it} neighbour --output=two.html", "compare {it} neighbour --html=page.html",
-        "diagnose {it} --batch=5", "diagnose {it} --live", "replay {it}@5..6 --after=1", "noise {it} --batches=2",
-        "eval {it} --sequences=2", "eval {it}@4 --sequences=2 --ema", "sample {it} --tokens=2",
+        "diagnose {it} --batch=20", "diagnose {it} --live", "replay {it}@20..21 --after=1", "noise {it} --batches=2",
+        "eval {it} --sequences=2", "eval {it}@12 --sequences=2 --ema", "sample {it} --tokens=2",
         "export hf {it} --out=out",
         f"train {CONFIG} --workdir={{it}}", f"train {CONFIG} --workdir={{it}} --fallback",
         f"train {CONFIG} --init-from={{it}} --workdir=new",
-        "train --branch-from={it}@4 --config.schedule.decay_tokens=64 --workdir=new", heavy=True,
+        "train --branch-from={it}@12 --config.schedule.decay_tokens=64 --workdir=new", heavy=True,
     ),
 ]  # fmt: skip
 TRIAL = "{it}/runs/000-d_model=8-seed=0"
@@ -90,7 +90,7 @@ TUNING = [
 ]
 ABLATION = [
     *_reach(" ".join([*ABLATE, "--workdir={it}"]), "ablate --workdir={it} --status", "runs {it}", "report {it}"),
-    *_reach("sweep --status --workdir={it}", "ablate --workdir={it} --baseline=small.py --variant=other.py --next"),
+    *_reach("sweep --status --workdir={it}", " ".join([*ABLATE, "--workdir={it}", "--next"])),
 ]
 BUCKET = [
     *_reach("runs {url}", "runs {url} --json", "fit {url} --bootstrap=0", "checkpoint verify {url}", "report {url}",

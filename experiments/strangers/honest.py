@@ -19,7 +19,7 @@ from scalelab.experiments.strangers.edits import CODE, TOKEN, Case, Site, clear
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUCKET = "bucket"
-CONFIG = '''"""A run of eight steps on a few files of text."""
+CONFIG = '''"""A run of 24 steps on a few files of text."""
 
 from scalelab.configs import tiny
 
@@ -46,11 +46,11 @@ def tune():
 '''
 SMALL = {
     "model.d_model": 8, "model.n_layers": 1, "model.n_heads": 2, "model.seq_len": 16, "train.global_batch": 2,
-    "train.steps": 8, "train.steps_per_dispatch": 2, "eval.every_steps": 4, "eval.batches": 1, "log.every_steps": 1,
-    "checkpoint.every_steps": 4, "checkpoint.keep_last": 9, "schedule.warmup_steps": 2, "data.source": "text",
+    "train.steps": 24, "train.steps_per_dispatch": 2, "eval.every_steps": 12, "eval.batches": 1, "log.every_steps": 1,
+    "checkpoint.every_steps": 12, "checkpoint.keep_last": 9, "schedule.warmup_steps": 2, "data.source": "text",
     "data.val_fraction": 0.3, "train.ema": 0.7, "log.layers_every": 2, "schedule.name": "wsd",
 }  # fmt: skip
-TUNE = ["tune", "--config=small.py", "--trials=35", "--executor=manifest"]
+TUNE = ["tune", "--config=small.py", "--trials=40", "--executor=manifest"]
 ABLATE = [
     *("ablate", "--baseline=small.py", "--variant=other.py", "--budgets=1e8,2e8,4e8", "--sizes=8,8,8"),
     "--executor=manifest",

@@ -31,8 +31,8 @@ from scalelab.experiments.strangers.edits import (
 
 RUN_FILES = ("config.json", "record.json", "metrics.jsonl", "events.jsonl", "layers.jsonl", "evaluations.jsonl",
              "forecasts.jsonl", ".lock", ".evaluations.lock", "report.html", "figures", "figures/loss.csv",
-             "figures/loss.pdf", "metrics.tmp", "checkpoints", "checkpoints/8", "checkpoints/8/manifest.json",
-             "checkpoints/8/state", "checkpoints/8/state/_METADATA", "logs.txt")  # fmt: skip
+             "figures/loss.pdf", "metrics.tmp", "checkpoints", "checkpoints/24", "checkpoints/24/manifest.json",
+             "checkpoints/24/state", "checkpoints/24/state/_METADATA", "logs.txt")  # fmt: skip
 SWEEP_FILES = ("sweep.json", ".lock", "runs", "packs", "packs/PACK", "packs/PACK/.lock",
                "packs/PACK/log.txt", "packs/PACK/spent.jsonl", "packs/PACK/checkpoints",
                "runs/000-d_model=8-seed=0", "runs/000-d_model=8-seed=0/record.json",
@@ -69,7 +69,7 @@ def _links() -> Iterator[Case]:
     for name in RUN_FILES:
         for what in ("link to a file", "FIFO", "/dev/zero"):
             yield Case(f"run: {name} is a {what}", "run", swap(name, what), seen=SEEN_LINKS.get((name, what), ""))
-    for name in ("figures", "checkpoints", "checkpoints/8"):
+    for name in ("figures", "checkpoints", "checkpoints/24"):
         case = swap(name, "link to a folder")
         yield Case(
             f"run: {name} is a link to a folder", "run", case, seen=SEEN_LINKS.get((name, "link to a folder"), "")
@@ -203,7 +203,7 @@ def _json_of_studies() -> Iterator[Case]:
 def _trial_name(path: str, site: Site) -> None:
     content = read(site.it / "sweep.json")
     name = place(path, site)
-    content["trials"][name] = 8
+    content["trials"][name] = 24
     content["values"][name] = {"train.seed": 5}
     content["packs"][site.pack].append(name)
     write(site.it / "sweep.json", content)
@@ -293,7 +293,7 @@ def _forge_identity(key: str, site: Site) -> None:
     record = read(site.it / "record.json")
     record["identity"] = identity(flatten_keys(read(site.it / "config.json")))
     write(site.it / "record.json", record)
-    for step in ("4", "8"):
+    for step in ("12", "24"):
         forge(site.it / "checkpoints" / step / "manifest.json", key)
 
 

@@ -63,8 +63,9 @@ class Warm:
         with open(self.slot / "stderr", "wb") as log:
             self.process = subprocess.Popen(
                 command, pass_fds=(read, write), env=self.environment, cwd=self.slot / "tmp", stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True, preexec_fn=limit,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+        limit(self.process.pid)
         os.close(read)
         os.close(write)
         self.requests, self.replies = os.fdopen(requests, "w"), replies
@@ -130,8 +131,9 @@ def run_real(
     with open(slot / "stdout", "wb") as out, open(slot / "stderr", "wb") as err:
         process = subprocess.Popen(
             command, cwd=slot / "work", env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            start_new_session=True, preexec_fn=limit,
+            start_new_session=True,
         )  # fmt: skip
+    limit(process.pid)
     watch = Watch(process.pid, slot, interrupt_s, serves)
     while process.poll() is None and not watch.over():
         time.sleep(POLL_S)
@@ -167,7 +169,7 @@ class Watch:
         ran, waited = ran_and_waited_s(self.pid)
         self.seconds = max(0.0, wall - max(0.0, waited - self.waited))
         self.most = max(self.most, peak_bytes(self.pid) - self.allowance, *map(resident_bytes, descendants(self.pid)))
-        if self.most > judge.BYTES:
+        if self.most > judge.BYTES and self.limit_s <= judge.SECONDS:  # an honest thing may take what it needs
             self.killed = "memory"
         elif self.seconds > self.limit_s or wall > WALL_FACTOR * self.limit_s:
             self.killed, self.idle = "time", ran - self.ran < IDLE_S
@@ -211,10 +213,11 @@ def fetch(port: int, path: str) -> bytes:
     return b""
 
 
-def limit() -> None:
-    """In the new process: bound files and cores."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def limit(pid: int) -> None:
+    """Bound the files and cores of a process from outside: a function before exec would fork a process that has jax."""
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def kill_group(process: "subprocess.Popen[Any]") -> None:

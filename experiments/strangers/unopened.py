@@ -45,12 +45,12 @@ def _swaps() -> Iterator[Case]:
     for i, name in enumerate(SWEEP_FILES):
         for what in whats[i % 4 :: 4]:
             yield Case(f"sweep: {name} is a {what}", "sweep", swap(name, what))
-    for name in ("checkpoints", "figures", "checkpoints/8/state", "checkpoints/8"):
+    for name in ("checkpoints", "figures", "checkpoints/24/state", "checkpoints/24"):
         yield Case(f"run: {name} is a file", "run", text(name, "x"))
     yield Case("run: it is a link to a run outside", "run", _whole_link)
     yield Case("sweep: a trial is a link to a run outside", "sweep", swap("runs/000-d_model=8-seed=0", "link to a run"))
     yield Case("sweep: a trial is a link to the sweep", "sweep", swap("runs/x", "link to its parent"))
-    for name in ("record.json", "metrics.jsonl", "checkpoints/8/manifest.json"):
+    for name in ("record.json", "metrics.jsonl", "checkpoints/24/manifest.json"):
         yield Case(f"run: {name} can't be read", "run", functools.partial(_mode, name, 0o000))
         yield Case(f"run: {name} is a hard link", "run", functools.partial(_hard_link, name))
         yield Case(f"run: {name} reads memory", "run", swap(name, "/proc/self/mem"))
@@ -121,7 +121,7 @@ def _json() -> Iterator[Case]:
                 yield Case(f"run: {key} of {name} is {what}", "run", edit(name, key, TYPES[what]))
     for i, key in enumerate(MANIFEST):
         for what in [*TYPES][i % 7 :: 7]:
-            build = edit("checkpoints/8/manifest.json", key, TYPES[what])
+            build = edit("checkpoints/24/manifest.json", key, TYPES[what])
             yield Case(f"run: {key} of a manifest is {what}", "run", build, deep=i % 3 == 0)
     for name, path in PATHS.items():
         build = functools.partial(_manifest_file, path)
@@ -140,7 +140,7 @@ def _json() -> Iterator[Case]:
 
 
 def _manifest_file(path: str, site: Site) -> None:
-    manifest = site.it / "checkpoints" / "8" / "manifest.json"
+    manifest = site.it / "checkpoints" / "24" / "manifest.json"
     content = read(manifest)
     facts = next(iter(content["files"].values()))
     content["files"][place(path, site)] = facts
@@ -162,8 +162,8 @@ def _texts() -> Iterator[Case]:
                       ("config.json", f"::{ESCAPES}"), ("record.json", f"::{ESCAPES}"),
                       ("layers.jsonl", f"::{ESCAPES}/grad_norm"), ("evaluations.jsonl", "weights"),
                       ("evaluations.jsonl", f"metrics::{ESCAPES}"),
-                      ("checkpoints/8/manifest.json", f"files::{ESCAPES}"),
-                      ("checkpoints/8/manifest.json", "health.run")):  # fmt: skip
+                      ("checkpoints/24/manifest.json", f"files::{ESCAPES}"),
+                      ("checkpoints/24/manifest.json", "health.run")):  # fmt: skip
         yield Case(f"run: {key!a} of {name} holds escapes", "run", edit(name, key, ESCAPES))
     yield Case(
         "sweep: the log of a pack has escapes",
