@@ -193,11 +193,12 @@ def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) ->
     """Whether the trial has ended with exactly this config (log values aside); else its pack decides."""
     place = folder / "runs" / name
     try:
-        if records.read_record(place).get("status") not in status.ENDED_STATUSES:
-            return False
-        old, new = records.read_config(place), trials[name].to_dict()
+        old, record = records.read_config_and_record(place)
     except BadInput:
         return False
+    if record.get("status") not in status.ENDED_STATUSES:
+        return False
+    new = trials[name].to_dict()
     return {k: v for k, v in old.items() if k != "log"} == {k: v for k, v in new.items() if k != "log"}
 
 
@@ -207,7 +208,7 @@ def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collecti
     A folder in which no step was taken is taken over.
     """
     try:
-        record, old = records.read_record(place), records.read_config(place)
+        old, record = records.read_config_and_record(place)
     except BadInput:  # nothing there yet, or damaged: its pack decides, and other trials need not stop
         return
     if compatibility.is_untrained(place):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from scalelab import lock
+from scalelab import lock, records
 from scalelab.__main__ import main
 from scalelab.stores import client, lease, mirror
 from scalelab.stores.urls import local_folder
@@ -33,6 +33,34 @@ def test_a_bucket_that_is_not_there_is_one_line_and_exit_2(server, capsys):
     for argv in (["train", *TINY, f"--workdir={url}"], ["prepare", "--source=x", "--tokenizer=bytes", f"--out={url}"]):
         code, _, lines = run(capsys, *argv)
         assert code == 2 and lines[-1] == f"scalelab: {url}: there is no bucket 'nobucket'"
+
+
+@S3
+def test_a_sweep_in_a_store_is_extended_from_another_machine(server, url, machine, capsys, tmp_path):
+    file = tmp_path / "grid.py"
+
+    def sweep(rates):
+        file.write_text(
+            "from scalelab.configs import tiny\nget_config = tiny.get_config\n"
+            f"def sweep(h): return h.sweep('optim.peak_lr', {rates})\n"
+        )
+        code, out, _ = run(capsys, "sweep", f"--config={file}", f"--workdir={url}", *TINY[1:], "--json")
+        result = json.loads(out.splitlines()[-1])
+        return code, {row["name"]: row["val_loss"] for row in result["trials"]}, result["answer"]["left_out"]
+
+    code, first, _ = sweep([2e-3, 4e-3])
+    assert code == 0 and list(first) == ["peak_lr=0.002", "peak_lr=0.004"]
+    machine("second")
+    code, grown, left_out = sweep([1e-3, 2e-3])
+    assert code == 0 and list(grown) == ["peak_lr=0.001", "peak_lr=0.002"] and left_out == ["peak_lr=0.004"]
+    assert grown["peak_lr=0.002"] == first["peak_lr=0.002"]
+    kinds = [event["kind"] for event in records.read_events(local_folder(url) / "runs" / "peak_lr=0.002")]
+    assert kinds.count("start") == 1 and "resume" not in kinds
+    machine("third")
+    _, out, _ = run(capsys, "runs", url, "--by=optim.peak_lr")
+    assert "1 trial of an earlier grid is left out of the answer: peak_lr=0.004" in out
+    _, out, _ = run(capsys, "sweep", f"--workdir={url}", "--status", "--all-grids")
+    assert "earlier grid" not in out and "0.004" in out
 
 
 @S3
