@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import pathlib
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -148,7 +149,7 @@ def keep_begun_packs(
             begun.setdefault(pack if has_checkpoints else "", []).append(name)
         moved = []
         for pack, members in begun.items():
-            stays = pack == key or pack.startswith(f"{key}-")
+            stays = re.fullmatch(rf"{key}(-\d+)?", pack)
             if stays and (set(ended).issuperset(members) or set(members) >= _saved_trials(folder, pack)):
                 packs[pack] = members
             else:
