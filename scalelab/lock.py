@@ -250,7 +250,7 @@ def is_process_alive(process: int) -> bool:
     except PermissionError:
         pass
     with contextlib.suppress(OSError, IndexError):  # outside Linux
-        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return read_text(f"/proc/{process}/stat").rpartition(")")[2].split()[0] != "Z"
     return True
 
 
