@@ -249,7 +249,7 @@ def is_process_alive(process: int) -> bool:
         return False
     except PermissionError:
         pass
-    with contextlib.suppress(OSError, IndexError):  # outside Linux
+    with contextlib.suppress(OSError, IndexError, BadInput):  # outside Linux
         return read_text(f"/proc/{process}/stat").rpartition(")")[2].split()[0] != "Z"
     return True
 
