@@ -20,7 +20,7 @@ T = TypeVar("T")
 MANIFEST = "sweep.json"
 _VALUES: dict[str, Any] = {"*": {"*": SCALAR}}
 MANIFEST_SCHEMA: dict[str, Any] = {
-    "trials?": {"*": WHOLE}, "values?": _VALUES, "packs?": {"*": [TEXT]},
+    "trials": {"*": WHOLE}, "values?": _VALUES, "packs?": {"*": [TEXT]},
     "earlier?": {"*": {"replaced": NUMBER, "trials": {"*": WHOLE}, "values?": _VALUES}},
 }  # fmt: skip
 MOST_NAMED = 6  # trials in one sentence
