@@ -61,10 +61,10 @@ def test_a_sweep_that_was_called_with_fewer_trials_in_between_still_knows_its_pa
 
 
 def test_a_pack_without_checkpoints_is_formed_anew(tmp_path):
-    (tmp_path / "sweep.json").write_text(json.dumps({"packs": {"k": ["a"]}}))
+    (tmp_path / "sweep.json").write_text(json.dumps({"trials": {}, "packs": {"k": ["a"]}}))
     assert keep_begun_packs(tmp_path, {"k": ["a", "b"]}) == {"k": ["a", "b"]}
     (tmp_path / "packs" / "k" / "checkpoints").mkdir(parents=True)
     assert keep_begun_packs(tmp_path, {"k": ["a", "b"]}) == {"k": ["a"], "k-2": ["b"]}
     (tmp_path / "packs" / "k-2" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "sweep.json").write_text(json.dumps({"packs": {"k": ["a"], "k-2": ["b"]}}))
+    (tmp_path / "sweep.json").write_text(json.dumps({"trials": {}, "packs": {"k": ["a"], "k-2": ["b"]}}))
     assert keep_begun_packs(tmp_path, {"k": ["a", "b", "c"]}) == {"k": ["a"], "k-2": ["b"], "k-3": ["c"]}
