@@ -150,13 +150,10 @@ def describe_false_end(config: Mapping[str, Any], record: Mapping[str, Any], log
 
 
 def _describe_false_steps(config: Mapping[str, Any], record: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """Of `steps` and `tokens` against the last logged line: after it no other was due before the run ended."""
-    status, steps, tokens = record["status"], record.get("steps", 0), record.get("tokens", 0)
+    """Of `steps`, `tokens` and C against the last logged line."""
+    steps, tokens = record.get("steps", 0), record.get("tokens", 0)
     if last["step"] > steps:
         return f"steps is {steps}, and {METRICS_FILE} goes on to step {last['step']}"
-    every = config.get("log", {}).get("every_steps")
-    if status == "stopped" and type(every) is int and steps - last["step"] >= every:
-        return f"steps is {steps}, and {METRICS_FILE} ends at step {last['step']}"
     counted = last.get("flops") if last["step"] == steps else None  # lines of earlier versions have none
     if counted is not None and "exact" in record.get("flops", {}) and _differ(record["flops"]["exact"], counted):
         return f"flops (C) is {record['flops']['exact']:.6g}, and {METRICS_FILE} says {counted:.6g} at step {steps}"
