@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
@@ -29,6 +30,7 @@ from scalelab.sweep.executors import deaths, devices
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, run_worker
 
 POLL_S = 0.2
+START_TRIES, START_PAUSE_S = 50, 0.2  # of a worker whose fork server was killed
 PRELOADED_MODULES = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
 MOST_PROGRAMS = 8  # a worker with so many compiled programs is replaced: it would hold them all, some 50 MB each
 PackJobs = Mapping[str, Mapping[str, ConfigDict]]  # {pack: {trial: config}}
@@ -167,7 +169,7 @@ class WorkerPool:
 
     def _start(self) -> _Worker:
         share = self.free.pop()
-        for tries_left in (2, 1, 0):
+        for tries_left in reversed(range(START_TRIES)):
             here, there = self.context.Pipe()
             process = self.context.Process(target=run_worker, args=(self.folder, there, *share, *self.options))
             try:
@@ -175,10 +177,11 @@ class WorkerPool:
                     _ensure_fork_server()
                     process.start()
                 break
-            except (EOFError, OSError):  # the fork server was killed meanwhile
+            except (EOFError, OSError):  # the fork server was killed; while it dies it seems to live, and refuses
                 here.close()  # a worker that it has started nevertheless ends
                 if not tries_left:
                     raise
+                time.sleep(START_PAUSE_S)
             finally:
                 there.close()
         self.workers.append(_Worker(process, here, share))

@@ -105,6 +105,31 @@ def test_a_trial_whose_worker_is_killed_twice_is_done_by_the_third_and_the_comma
     assert len(list((tmp_path / "deaths").iterdir())) == 2
 
 
+def test_a_fork_server_that_is_dying_refuses_and_the_worker_starts_from_the_next(tmp_path, monkeypatch):
+    """As seen: a killed server refuses connections for a while before its parent can know that it has died."""
+    refusals = [ConnectionRefusedError(), ConnectionRefusedError(), EOFError(), BrokenPipeError()]
+
+    class Process:
+        exitcode = 0
+
+        def __init__(self, **_):
+            pass
+
+        def start(self):
+            if refusals:
+                raise refusals.pop()
+
+        def join(self):
+            pass
+
+    monkeypatch.setattr(pool, "START_PAUSE_S", 0.01)
+    trial = config_lib.resolve(override(tiny.get_config(), TINY | {"sweep.workers": 1}))
+    with pool.WorkerPool(tmp_path, [trial]) as workers:
+        monkeypatch.setattr(workers.context, "Process", Process, raising=False)
+        workers._start()
+        assert len(workers.workers) == 1 and not refusals
+
+
 def test_a_pack_goes_to_the_worker_that_has_its_program():
     waiting = {"large": "A", "middle": "B", "small": "A"}
     assert pool.choose_pack(waiting, {"A"}, {"B"}) == "large"
