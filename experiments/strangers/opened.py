@@ -164,7 +164,7 @@ def _json_of_runs() -> Iterator[Case]:
     """Values of a wrong kind under keys of a run's files."""
     for name, keys in (("record.json", RECORD), ("config.json", CONFIG), ("metrics.jsonl", METRICS)):
         for i, key in enumerate(keys):
-            for what in [*TYPES][i % 6 :: 6]:
+            for what in [*TYPES][i % 9 :: 9]:
                 build = edit(name, key, TYPES[what])
                 yield Case(f"run: {key} of {name} is {what}", "run", build)
     for name in ("record.json", "config.json", "events.jsonl"):
