@@ -102,7 +102,7 @@ def _draft(draft: str, site: Site) -> None:
 
 
 RECORD = ("name", "identity", "params", "params_by_group", "flops_per_token", "data", "data.fingerprint", "device",
-          "device_memory", "dtypes", "mesh", "remat", "peak_flops", "tracker_id", "determinism", "steps", "tokens",
+          "device_memory", "dtypes", "mesh", "remat", "peak_flops", "tracker_id", "determinism", "tokens",
           "flops", "spike_score", "bpb", "clip_share", "git.user.folder")  # fmt: skip
 CONFIG = ("checkpoint", "data", "eval", "guard", "log", "model", "model.vocab_size", "model.seq_len", "schedule",
           "train.global_batch", "train.init_from", "optim.groups", "log.wandb", "log.tags",
