@@ -20,6 +20,7 @@ from scalelab.experiments.strangers.edits import (
     Site,
     add_object,
     append,
+    clear,
     edit,
     place,
     read,
