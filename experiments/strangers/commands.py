@@ -55,7 +55,7 @@ RUN = [
     *_reach(
         "watch {it} --score", "watch . --once", "compare {it} neighbour", "compare neighbour {it}", "diagnose {it}",
         "diagnose {it} --json", "diagnose {it} --against=neighbour", "diagnose neighbour --against={it}",
-        "note {it} text", f"plan {CONFIG} --hardware=cpu --calibrate={{it}}", "fit it.csv {it} --bootstrap=0",
+        "note {it} text", f"plan {CONFIG} --hardware=cpu --calibrate={{it}}", "fit honest.csv {it} --bootstrap=0",
     ),
     *_reach(
         "report {it}", "report {it} neighbour --output=two.html", "compare {it} neighbour --html=page.html",
@@ -143,25 +143,25 @@ REACHES: Mapping[str, Sequence[Reach]] = {
     ),
     "papers": _reach("reproduce chinchilla --data={it}", "reproduce besiroglu --data={it}"),
     "outputs": _reach(
-        "demo --out={it}", "fit it.csv --bootstrap=0 --figures={it}", "export hf neighbour --out={it}",
+        "demo --out={it}", "fit honest.csv --bootstrap=0 --figures={it}", "export hf neighbour --out={it}",
         "init it", f"train {CONFIG} --workdir={{it}}", f"sweep {CONFIG} --workdir={{it}} --executor=manifest",
         " ".join([*PREPARE, "--out={it}"]), " ".join([*TUNE, "--workdir={it}"]),
         "report neighbour --output={it}/page.html",
     ),
 }  # fmt: skip
-LINES_EACH = 2  # of a command that only reads; of one that computes, one
+LINES_EACH, LINES_DEEP = 1, 2
 
 
 def reaches(case: Case) -> list[Reach]:
-    """The lines that a case meets: of each command some, chosen by its name; all if the case is about them."""
+    """The lines that a case meets: one of each command, chosen by its name; all of the command that was seen.
+
+    A case about what a model is read from meets two lines of each command that computes.
+    """
     chosen = []
     for command in dict.fromkeys(reach.command for reach in REACHES[case.kind]):
         lines = [reach for reach in REACHES[case.kind] if reach.command == command]
         lines.sort(key=lambda reach: zlib.crc32(f"{case.name}\0{reach.text}".encode()))
-        if case.deep or command == case.seen:
-            chosen += lines
-        else:
-            chosen += lines[: 1 if all(reach.heavy for reach in lines) else LINES_EACH]
+        chosen += lines if command == case.seen else lines[: LINES_DEEP if case.deep and lines[0].heavy else LINES_EACH]
     return chosen
 
 

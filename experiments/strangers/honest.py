@@ -133,6 +133,7 @@ def build_case(case: Case, slot: pathlib.Path, honest: pathlib.Path, neighbour: 
     write_configs(work, honest)
     if neighbour:
         shutil.copytree(honest / "run", work / "neighbour")
+    shutil.copy(honest / "it.csv", work / "honest.csv")
     (work / "text").symlink_to(honest / "text")
     site = Site(work, work / case.place, honest, slot / "canary", slot / "marker")
     source = honest / SOURCES.get(case.kind, case.kind)

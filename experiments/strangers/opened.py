@@ -20,6 +20,7 @@ from scalelab.experiments.strangers.edits import (
     Site,
     add_object,
     append,
+    clear,
     edit,
     place,
     read,
@@ -41,7 +42,6 @@ SEEN_LINKS = {
     ("figures/loss.csv", "link to a file"): "report",
     ("figures", "link to a folder"): "report",
     (".lock", "link to a file"): "train",
-    ("metrics.tmp", "link to a file"): "train",
     ("events.jsonl", "link to a file"): "note",
     ("record.json", "FIFO"): "runs",
     ("metrics.jsonl", "/dev/zero"): "runs",
@@ -69,6 +69,11 @@ def _links() -> Iterator[Case]:
     for name in RUN_FILES:
         for what in ("link to a file", "FIFO", "/dev/zero"):
             yield Case(f"run: {name} is a {what}", "run", swap(name, what), seen=SEEN_LINKS.get((name, what), ""))
+    for name in ("metrics.tmp", ".lock", "events.jsonl", "metrics.jsonl", "layers.tmp", "record.json", "config.json"):
+        for what in ("link to a file", "FIFO"):
+            seen = "train" if (name, what) == ("metrics.tmp", "link to a file") else ""
+            build = functools.partial(_stop, swap(name, what))
+            yield Case(f"stopped run: {name} is a {what}", "run", build, seen=seen)
     for name in ("figures", "checkpoints", "checkpoints/24"):
         case = swap(name, "link to a folder")
         yield Case(
@@ -86,6 +91,18 @@ def _links() -> Iterator[Case]:
                        ("hf", "model.safetensors"), ("tune", "report.html"), ("tune", "best.py")):  # fmt: skip
         for what in ("link to a file", "FIFO", "/dev/zero"):
             yield Case(f"{kind}: {name} is a {what}", kind, swap(name, what))
+
+
+def _stop(then: Callable[[Site], object], site: Site) -> None:
+    """Make the run one that was stopped after step 16, to be resumed from step 12."""
+    clear(site.it / "checkpoints" / "24")
+    record = read(site.it / "record.json")
+    ended = ("val_loss", "steps", "tokens", "flops", "bpb", "seconds", "spike_score", "clip_share")
+    write(site.it / "record.json", {key: record[key] for key in record if key not in ended} | {"status": "running"})
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        lines = (site.it / name).read_text().splitlines(keepends=True)
+        (site.it / name).write_text("".join(line for line in lines if json.loads(line)["step"] <= 16))
+    then(site)
 
 
 def _stores() -> Iterator[Case]:
@@ -164,7 +181,7 @@ def _json_of_runs() -> Iterator[Case]:
     """Values of a wrong kind under keys of a run's files."""
     for name, keys in (("record.json", RECORD), ("config.json", CONFIG), ("metrics.jsonl", METRICS)):
         for i, key in enumerate(keys):
-            for what in [*TYPES][i % 6 :: 6]:
+            for what in [*TYPES][i % 9 :: 9]:
                 build = edit(name, key, TYPES[what])
                 yield Case(f"run: {key} of {name} is {what}", "run", build)
     for name in ("record.json", "config.json", "events.jsonl"):

@@ -58,6 +58,7 @@ def slot(tmp_path, monkeypatch):
     for name in ("run", "outputs", "text", "sweep/packs/abc"):
         (honest / name).mkdir(parents=True)
     (honest / "run" / "record.json").write_text("{}")
+    (honest / "it.csv").touch()
     (tmp_path / "fake.py").write_text(FAKE)
     place = Slot(tmp_path / "slots" / "0", honest, {}, str(tmp_path / "fake.py"))
     yield place
