@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import pathlib
-import pickle
 import shutil
 import socket
 from collections.abc import Callable, Mapping
@@ -155,6 +154,18 @@ def append(name: str, content: Content) -> Callable[[Site], None]:
     return build
 
 
+def stop_run(then: Callable[[Site], object], site: Site) -> None:
+    """Make the run one that was stopped after step 16, to be resumed from step 12."""
+    clear(site.it / "checkpoints" / "24")
+    record = read(site.it / "record.json")
+    ended = ("val_loss", "steps", "tokens", "flops", "bpb", "seconds", "spike_score", "clip_share")
+    write(site.it / "record.json", {key: record[key] for key in record if key not in ended} | {"status": "running"})
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        lines = (site.it / name).read_text().splitlines(keepends=True)
+        (site.it / name).write_text("".join(line for line in lines if json.loads(line)["step"] <= 16))
+    then(site)
+
+
 def swap(name: str, what: str) -> Callable[[Site], None]:
     """The builder that puts something that is not a plain file in the place of a file or folder."""
 
@@ -277,13 +288,3 @@ def add_object(bucket: pathlib.Path, content: bytes) -> list[Any]:
     (bucket / name).parent.mkdir(parents=True, exist_ok=True)
     (bucket / name).write_bytes(content)
     return [[name, len(content), sha]]
-
-
-def pickle_of(site: Site) -> bytes:
-    """A pickle that leaves the mark when it is loaded."""
-
-    class Evil:
-        def __reduce__(self) -> Any:
-            return exec, (site.evil,)
-
-    return pickle.dumps(Evil())

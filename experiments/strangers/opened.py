@@ -20,11 +20,11 @@ from scalelab.experiments.strangers.edits import (
     Site,
     add_object,
     append,
-    clear,
     edit,
     place,
     read,
     rewrite_index,
+    stop_run,
     swap,
     text,
     write,
@@ -72,7 +72,7 @@ def _links() -> Iterator[Case]:
     for name in ("metrics.tmp", ".lock", "events.jsonl", "metrics.jsonl", "layers.tmp", "record.json", "config.json"):
         for what in ("link to a file", "FIFO"):
             seen = "train" if (name, what) == ("metrics.tmp", "link to a file") else ""
-            build = functools.partial(_stop, swap(name, what))
+            build = functools.partial(stop_run, swap(name, what))
             yield Case(f"stopped run: {name} is a {what}", "run", build, seen=seen)
     for name in ("figures", "checkpoints", "checkpoints/24"):
         case = swap(name, "link to a folder")
@@ -91,18 +91,6 @@ def _links() -> Iterator[Case]:
                        ("hf", "model.safetensors"), ("tune", "report.html"), ("tune", "best.py")):  # fmt: skip
         for what in ("link to a file", "FIFO", "/dev/zero"):
             yield Case(f"{kind}: {name} is a {what}", kind, swap(name, what))
-
-
-def _stop(then: Callable[[Site], object], site: Site) -> None:
-    """Make the run one that was stopped after step 16, to be resumed from step 12."""
-    clear(site.it / "checkpoints" / "24")
-    record = read(site.it / "record.json")
-    ended = ("val_loss", "steps", "tokens", "flops", "bpb", "seconds", "spike_score", "clip_share")
-    write(site.it / "record.json", {key: record[key] for key in record if key not in ended} | {"status": "running"})
-    for name in ("metrics.jsonl", "layers.jsonl"):
-        lines = (site.it / name).read_text().splitlines(keepends=True)
-        (site.it / name).write_text("".join(line for line in lines if json.loads(line)["step"] <= 16))
-    then(site)
 
 
 def _stores() -> Iterator[Case]:

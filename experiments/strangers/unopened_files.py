@@ -18,14 +18,13 @@ from scalelab.experiments.strangers.edits import (
     Case,
     Site,
     edit,
-    pickle_of,
     place,
     read,
     swap,
     text,
     write,
 )
-from scalelab.experiments.strangers.unopened_inputs import second_inputs
+from scalelab.experiments.strangers.unopened_inputs import pickle_of, second_inputs
 
 
 def second_files() -> list[Case]:

@@ -22,7 +22,6 @@ from scalelab.experiments.strangers.edits import (
     Site,
     clear,
     edit,
-    pickle_of,
     place,
     swap,
     text,
@@ -217,3 +216,13 @@ def _python(name: str, site: Site) -> None:
 def _state(protocol: int, site: Site) -> None:
     for path in (site.it / "checkpoints" / "24" / "state" / "d").iterdir():
         path.write_bytes(pickle_of(site))
+
+
+def pickle_of(site: Site) -> bytes:
+    """A pickle that leaves the mark when it is loaded."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return exec, (site.evil,)
+
+    return pickle.dumps(Evil())
