@@ -108,6 +108,7 @@ def test_a_run_lives_while_its_process_does_also_suspended_and_is_dead_since_its
         (owner(HERE, os.getpid()), 5, "dead"),  # a number that another process has now
         ("", 0, "dead"),  # released after an error of its own
     ],
+    ids=["beating", "silent", "older", "no process", "another process", "released"],
 )
 def test_the_lock_s_owner_and_beat_decide(run, capsys, text, silent_s, status):
     leave_lock(run, text, silent_s)
