@@ -67,7 +67,7 @@ RUN = [
         "train --branch-from={it}@12 --config.schedule.decay_tokens=64 --workdir=new", heavy=True,
     ),
 ]  # fmt: skip
-TRIAL = "{it}/runs/000-d_model=8-seed=0"
+TRIAL = "{it}/runs/d_model=8-seed=0"
 SWEEP = [
     *TABLES,
     *LIVE,

@@ -36,8 +36,8 @@ RUN_FILES = ("config.json", "record.json", "metrics.jsonl", "events.jsonl", "lay
              "checkpoints/24/state", "checkpoints/24/state/_METADATA", "logs.txt")  # fmt: skip
 SWEEP_FILES = ("sweep.json", ".lock", "runs", "packs", "packs/PACK", "packs/PACK/.lock",
                "packs/PACK/log.txt", "packs/PACK/spent.jsonl", "packs/PACK/checkpoints",
-               "runs/000-d_model=8-seed=0", "runs/000-d_model=8-seed=0/record.json",
-               "runs/000-d_model=8-seed=0/metrics.jsonl", "report.html", "figures")  # fmt: skip
+               "runs/d_model=8-seed=0", "runs/d_model=8-seed=0/record.json",
+               "runs/d_model=8-seed=0/metrics.jsonl", "report.html", "figures")  # fmt: skip
 SEEN_LINKS = {
     ("figures/loss.csv", "link to a file"): "report",
     ("figures", "link to a folder"): "report",
@@ -231,7 +231,7 @@ def _texts() -> Iterator[Case]:
 
 def _folder_name(letters: bytes, site: Site) -> None:
     runs = os.fsencode(site.it / "runs")
-    os.rename(os.path.join(runs, b"000-d_model=8-seed=0"), os.path.join(runs, letters))
+    os.rename(os.path.join(runs, b"d_model=8-seed=0"), os.path.join(runs, letters))
 
 
 def _tables() -> Iterator[Case]:

@@ -48,7 +48,7 @@ def _swaps() -> Iterator[Case]:
     for name in ("checkpoints", "figures", "checkpoints/24/state", "checkpoints/24"):
         yield Case(f"run: {name} is a file", "run", text(name, "x"))
     yield Case("run: it is a link to a run outside", "run", _whole_link)
-    yield Case("sweep: a trial is a link to a run outside", "sweep", swap("runs/000-d_model=8-seed=0", "link to a run"))
+    yield Case("sweep: a trial is a link to a run outside", "sweep", swap("runs/d_model=8-seed=0", "link to a run"))
     yield Case("sweep: a trial is a link to the sweep", "sweep", swap("runs/x", "link to its parent"))
     for name in ("record.json", "metrics.jsonl", "checkpoints/24/manifest.json"):
         yield Case(f"run: {name} can't be read", "run", functools.partial(_mode, name, 0o000))
@@ -179,7 +179,7 @@ def _texts() -> Iterator[Case]:
 
 
 def _failed(site: Site) -> None:
-    run = site.it / "runs" / "000-d_model=8-seed=0"
+    run = site.it / "runs" / "d_model=8-seed=0"
     edit("record.json", "status", "failed")(Site(site.work, run, site.honest, site.canary, site.marker))
     with open(run / "events.jsonl", "ab") as file:
         line = {"time": 1.0, "step": 3, "kind": "failed", "text": ESCAPES}
