@@ -51,7 +51,10 @@ from scalelab.untrusted.paths import check_name, describe_link, list_folders, pa
 __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_to_disk", "write_json")
 
 # Schemas that files are checked against whenever they are read: a hand-edited value gives one line, never a traceback.
-METRICS_SCHEMA = {"step": WHOLE, "*": (NUMBER, None)}
+METRICS_SCHEMA = {
+    "step": WHOLE, "tokens?": NUMBER, "flops?": NUMBER, "train_loss?": NUMBER, "val_loss?": NUMBER,
+    "grad_norm?": NUMBER, "*": (NUMBER, None),
+}  # fmt: skip
 LAYERS_SCHEMA = {"step": WHOLE, "*": NUMBERS}
 WRITTEN = (  # by training, besides the logs
     "config.json", "record.json", "events.jsonl", "checkpoints", "tensorboard", "wandb", "stacks.txt",

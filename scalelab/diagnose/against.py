@@ -46,7 +46,8 @@ def _first_difference(run: Evidence, comparison: dict[str, Any], first: dict[str
     kind, values = next(((kind, values) for kind, values in differences.items() if values), ("state", {}))
     named = ", ".join(f"{key}: {a!r} here, {b!r} there" for key, (a, b) in list(values.items())[:MOST_KEYS])
     metric, change = next(iter(first["differ"].items()))
-    text = f"the runs part at step {step}: {metric} {change['a']:.6g} here, {change['b']:.6g} there"
+    ours, theirs = ("none" if change[side] is None else f"{change[side]:.6g}" for side in "ab")
+    text = f"the runs part at step {step}: {metric} {ours} here, {theirs} there"
     text += f"; {named}" if named else "; config, data and environment are the same: a restart, or the hardware"
     knob = next(iter(values), "restore the state, and run the step again")
     confirm = f"scalelab compare {quote_path(comparison['a'])} {quote_path(comparison['b'])}"

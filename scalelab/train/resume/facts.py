@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 import scalelab
 from scalelab import config as config_lib
 from scalelab import set_by
+from scalelab.config.checks.validate import check_choice
+from scalelab.config.keys import key_records
 from scalelab.data.dataset import Dataset
 from scalelab.hardware.versions import installed_versions
 from scalelab.optim.registry import find_optimizer
@@ -62,9 +64,14 @@ def _diff_own_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, 
 def config_from_facts(facts: Mapping[str, Any]) -> ConfigDict:
     """The config in some `checkpoint_facts`, as this scalelab knows it: keys that are gone dropped, new ones at
     their defaults.
+
+    BadInput for a choice that this scalelab does not have.
     """
     known = config_lib.default_tree()
     values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.default_values()
+    for key, record in key_records().items():
+        if key in values and not (record.user_code and ":" in str(values[key])):  # what runs it asks whether it may
+            check_choice(key, values[key])
     return config_lib.override(
         known,
         {
