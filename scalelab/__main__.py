@@ -102,7 +102,8 @@ def _run_guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence
 def _plain_streams() -> Iterator[None]:
     """Escape what others wrote before it reaches a terminal, and letters that standard output can't write.
 
-    Closed streams are opened on /dev/null. Standard error may return to the start of a line, as progress bars do.
+    Closed streams are opened on /dev/null. What is written to standard error may begin by a return to the start of its
+    line, as progress bars do.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:

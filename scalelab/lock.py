@@ -113,11 +113,13 @@ def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
     Not once a run was begun in its `runs/`: then they tell what these are.
     """
     place = pathlib.Path(folder)
-    made, runs, before = list_missing(place), set(place.glob("runs/*")), _read_files(place, patterns)
+    made, runs, before = list_missing(place), _list_begun(place), _read_files(place, patterns)
     try:
         yield
     except BadInput:
-        if set(place.glob("runs/*")) == runs:
+        if _list_begun(place) == runs:
+            for run in place.glob("runs/*"):
+                remove_empty([run, run.parent])
             for path, content in _read_files(place, patterns).items():
                 if path not in before:
                     path.unlink(missing_ok=True)
@@ -126,6 +128,11 @@ def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
                     replace_file(path, before[path])
             remove_empty(made)
         raise
+
+
+def _list_begun(folder: pathlib.Path) -> set[pathlib.Path]:
+    """Folders of runs that hold something."""
+    return {run for run in folder.glob("runs/*") if run.is_dir() and any(run.iterdir())}
 
 
 def _read_files(folder: pathlib.Path, patterns: Sequence[str]) -> dict[pathlib.Path, bytes]:

@@ -28,17 +28,18 @@ def as_utf8(text: str) -> str:
 
 
 class PlainStream:
-    """A standard stream whose text is escaped as it is written, but for ends of lines, tabs and `passing`.
+    """A standard stream whose text is escaped as it is written, but for ends of lines, tabs and `leading` characters.
 
     What draws on a terminal with escapes of its own, rich, writes to `rich_proxied_file`, the stream itself.
     """
 
-    def __init__(self, stream: TextIO, passing: str = "") -> None:
-        self.rich_proxied_file, self._passing = stream, f"\n\t{passing}"
+    def __init__(self, stream: TextIO, leading: str = "") -> None:
+        self.rich_proxied_file, self._leading = stream, leading
 
     def write(self, text: str) -> int:
         """Write a text; returns its length, as every stream does."""
-        self.rich_proxied_file.write(escape_text(text, self._passing))
+        rest = text.lstrip(self._leading) if self._leading else text
+        self.rich_proxied_file.write(text[: len(text) - len(rest)] + escape_text(rest, "\n\t"))
         return len(text)
 
     def writelines(self, lines: Any) -> None:

@@ -101,7 +101,7 @@ def test_a_refusal_leaves_nothing(case, place, capsys):
     command, *arguments = CASES[case]
     assert main([command, "--workdir=new/deep", *SMALL, *arguments]) == 2, capsys.readouterr().err
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("scalelab: ") and not folder.parent.exists(), (line, tree(folder.parent))
+    assert line.startswith("scalelab: ") and not folder.parent.exists(), (line, [*tree(folder.parent)])
 
 
 @pytest.fixture(scope="module")

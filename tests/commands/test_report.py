@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from scalelab.__main__ import main
+from scalelab.untrusted.text import escape_text
 from tests.evaluate.runs import trained
 from tests.report import synthetic
 
@@ -108,4 +109,4 @@ def test_texts_of_a_run_are_those_that_sample_draws(tmp_path, capsys):
     capsys.readouterr()
     assert main(["sample", str(tmp_path / "run"), "--temperature=0.8", "--seed=1", "--json"]) == 0
     (drawn,) = json.loads(capsys.readouterr().out)["samples"]
-    assert texts[2] == drawn["text"]
+    assert texts[2] == escape_text(drawn["text"], "\n\t")

@@ -100,6 +100,8 @@ def finish_run(folder: pathlib.Path) -> None:
     records.append_json_lines(folder / "metrics.jsonl", [evaluated])
     records.write_event(folder, "done", line["step"], f"validation loss {loss:.4f}")
     ended = {"status": "done", "steps": line["step"], "val_loss": loss, "bpb": evaluated["bpb"]}
+    share = evaluated["tokens"] / record["tokens"]
+    ended |= {"tokens": evaluated["tokens"], "flops": {key: share * value for key, value in record["flops"].items()}}
     records.write_json(folder / "record.json", record | ended)
 
 

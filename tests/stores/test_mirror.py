@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from scalelab import lock
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.stores import client, copies, mirror, upload
 from scalelab.stores.copies import copy_here
@@ -30,7 +31,9 @@ def save_step(folder: pathlib.Path, step: int, content: bytes) -> None:
 
 
 def content_of(folder: pathlib.Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """All files but what a copy alone has: whether the owner of the original lives."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != lock.LEASE_FILE]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def append(folder: pathlib.Path, text: str) -> None:

@@ -141,7 +141,7 @@ def check_files(evidence: Evidence) -> Findings:
 
 def check_logs(evidence: Evidence) -> Findings:
     """Lines that a save knew of and that are gone, before all else; logs that were edited, after all else."""
-    confirm = f"scalelab checkpoint verify --all {evidence.folder}"
+    confirm = f"scalelab checkpoint verify --all {evidence.quoted}"
     knob = "put the file back from a copy; what it said is not judged"
     findings = []
     if evidence.lost:

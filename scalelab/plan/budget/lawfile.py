@@ -64,7 +64,7 @@ def _read_surface(path: pathlib.Path, content: Mapping[str, Any]) -> LawBook:
         params=stack_draws(point, draws) if has_draws else constant_params(point),
         level=level if has_draws else None,
         k=float(content.get("flops_per_param_token", FLOPS_PER_PARAM_TOKEN)),
-        notes=tuple(content.get("warnings", ())),
+        notes=tuple(map(str, content.get("warnings", ()))),
     )
 
 

@@ -42,6 +42,7 @@ def answer_request() -> None:
         "layout": Layout(**facts["layout"]),
         "guard": Guard(**facts["guard"] | {"stages": tuple(facts["guard"]["stages"])}),
         "batch_ramp": tuple(facts["batch_ramp"]),
+        "sources": tuple(facts["sources"]),
         "past": (),  # of a run that goes on: the schedules' numbers, and no memory
     }
     static = Static(**facts | records)

@@ -7,13 +7,13 @@ manifest goes on with what they trained.
 
 import json
 import pathlib
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from scalelab import git
+from scalelab.errors import quote_path
 from scalelab.sweep.executors import jobs
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
@@ -56,8 +56,8 @@ class Manifest:
         place.mkdir(exist_ok=True)
         configs = [config for trials in packs.values() for config in trials.values()]
         trust = jobs.trust_options(configs, self.config_file)
-        folder = shlex.quote(str(self.folder))
-        commands = [f"scalelab sweep --workdir={folder} --pack={pack}{trust}" for pack in packs]
+        quoted = quote_path(self.folder)
+        commands = [f"scalelab sweep --workdir={quoted} --pack={pack}{trust}" for pack in packs]
         replace_file(place / "commands.txt", "\n".join([*commands, ""]))
         replace_file(place / "skypilot.yaml", skypilot_task(list(packs), self.folder.name, trust))
         replace_file(place / "jobset.yaml", kubernetes_jobset(list(packs), self.folder.name, trust))
