@@ -91,7 +91,7 @@ DATA = {
         choices="cross mask", source="cross: GPT-3, sec. 2.3; mask: Llama 3, sec. 3.2"),
     "val_fraction": key(0.1, "share of bytes held out for validation, in whole documents", range=above(0, 1)),
     "split_seed": key(0, "which documents are held out", range=(0, 2**31 - 1)),
-    "cache_dir": setting("", 'folder of token shards; "": $SCALELAB_CACHE or ~/.cache/scalelab'),
+    "cache_dir": setting("", 'folder of token shards; "": $SCALELAB_CACHE or ~/.cache/scalelab; stored: read only'),
     "language_seed": key(0, "synthetic: which language", range=(0, 2**31 - 1)),
     "n_tokens": key(4_000_000, "synthetic: size of the corpus", unit="tokens", range=(1000, 1e12)),
     "mixture": key("", 'shares of training sequences by source; "": by size; from a step on: '

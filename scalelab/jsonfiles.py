@@ -157,13 +157,16 @@ def fsync(place: Folder) -> None:
     retry_transient(sync)
 
 
-def read_json_lines(path: Folder, schema: Schema | None = None, damaged: list[str] | None = None) -> list[dict]:
+def read_json_lines(
+    path: Folder, schema: Schema | None = None, damaged: list[str] | None = None, having: str = ""
+) -> list[dict]:
     """Read all whole lines of a JSON-lines file ([] if absent), objects that match `schema`.
 
     A torn last line is left out. Any other damaged line is BadInput, or a text appended to the list `damaged` if given.
+    `having`: only lines with this key are read.
     """
     rows = []
-    for number, text, row in numbered_lines(path, schema or {}):
+    for number, text, row in numbered_lines(path, schema or {}, having):
         if row is not None:
             rows.append(row)
         elif damaged is None:
@@ -257,9 +260,12 @@ def _lines_from_end(path: Folder, size: int) -> tuple[list[bytes], bool]:
     return lines[1 if start else 0 :][::-1], start == 0
 
 
-def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:
-    """(number, bytes, object) of every line but empty ones and a torn last one; the object is None if damaged."""
-    return _retry_reading(path, lambda: list(_each_line(path, schema)), [])
+def numbered_lines(path: Folder, schema: Schema, having: str = "") -> list[tuple[int, bytes, dict | None]]:
+    """(number, bytes, object) of every line but empty ones and a torn last one; the object is None if damaged.
+
+    `having`: only of lines with this key.
+    """
+    return _retry_reading(path, lambda: list(_each_line(path, schema, having)), [])
 
 
 def _retry_reading(path: Folder, read: Callable[[], T], absent: T) -> T:
@@ -272,7 +278,8 @@ def _retry_reading(path: Folder, read: Callable[[], T], absent: T) -> T:
         raise BadInput(f"{path} can't be read: {error.strerror}") from None
 
 
-def _each_line(path: Folder, schema: Schema) -> Iterator[tuple[int, bytes, dict | None]]:
+def _each_line(path: Folder, schema: Schema, having: str = "") -> Iterator[tuple[int, bytes, dict | None]]:
+    mark = f'"{having}"'.encode() if having else b""
     with open_file(path) as file:
         is_small = os.fstat(file.fileno()).st_size <= MOST_LINE_BYTES
         lines = file if is_small else iter(functools.partial(file.readline, MOST_LINE_BYTES + 1), b"")
@@ -280,7 +287,7 @@ def _each_line(path: Folder, schema: Schema) -> Iterator[tuple[int, bytes, dict 
             if len(line) > MOST_LINE_BYTES:
                 raise BadInput(f"{path}, line {number} has more than {MOST_LINE_BYTES:,} bytes: was it edited?")
             text = line.removesuffix(b"\n")
-            if not text:
+            if not text or mark not in text:
                 continue
             try:
                 row = parse_json(text)

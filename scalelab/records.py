@@ -102,6 +102,11 @@ def read_metrics(folder: Folder) -> list[dict]:
     return read_json_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS_SCHEMA)
 
 
+def read_evaluated(folder: Folder) -> list[dict]:
+    """Read the lines of metrics with a validation loss; the others, most of a long log, are not looked at."""
+    return read_json_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS_SCHEMA, having="val_loss")
+
+
 def read_layers(folder: Folder) -> list[dict]:
     """Read lines of `step` and measurements: a list has one value per layer, a number is a group's or the batch's.
 

@@ -56,6 +56,16 @@ def is_trusted(name: str) -> bool:
     return name in _trusted
 
 
+def trust_folder(folder: str) -> None:
+    """Allow a folder that the user's own config names to be written to; the permission goes where names' go."""
+    _trusted.add(f"folder:{folder}")
+
+
+def is_trusted_folder(folder: str) -> bool:
+    """Whether the user's own config has named this folder, in this process or its parents."""
+    return f"folder:{folder}" in _trusted
+
+
 def export_permissions() -> dict[str, list[str]]:
     """The trusted names and the folders searched, as plain JSON: for `apply_permissions` in a child process."""
     return {"names": sorted(_trusted), "folders": list(_config_folders)}

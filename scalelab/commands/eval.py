@@ -13,10 +13,13 @@ Runs on one device, in the run's precision. Exit code: 0 done, 1 the checkpoint 
     scalelab eval runs/mine --tasks=keywords.jsonl
 """
 
-from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json, whole_number
+import pathlib
+
+from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json, print_status, whole_number
 from scalelab.cli.progress import WorkProgress
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
+from scalelab.untrusted.paths import describe_link
 
 
 def main(argv: list[str]) -> int:
@@ -49,7 +52,10 @@ def main(argv: list[str]) -> int:
     with WorkProgress() as bars:
         rows = evaluations.evaluate_tasks(model, requested_tasks, bars.update)
         rows = [*evaluations.evaluate_data(model, config, options.sequences, bars.update), *rows]
-    replaced = evaluations.write_evaluations(model.origin["run"], rows)
+    is_link = pathlib.Path(model.origin["run"]).is_symlink()  # perhaps another's, to somewhere else
+    replaced = [] if is_link else evaluations.write_evaluations(model.origin["run"], rows)
+    if is_link:
+        print_status(f"not written to evaluations.jsonl: {describe_link(model.origin['run'])}")
     if options.json != "-":
         print("\n".join([describe_weights(model.origin), *map(format_evaluation, rows)]))
         for name in replaced:

@@ -27,7 +27,8 @@ def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -
 def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     """Check `config` against the default tree, fill in the derived values, check the combinations. Raises BadInput.
 
-    Code that it names (`pkg.mod:fn`) is trusted from now on as the user's, unless a run's file names it (`stored`).
+    Code that it names (`pkg.mod:fn`) and its `data.cache_dir` are trusted from now on as the user's, unless a run's
+    file names them (`stored`).
     """
     config = config.copy_and_resolve_references()
     check_tree(config)
@@ -36,6 +37,7 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
         config.log.stretches = ""
     if not stored:
         user_code.trust_names(*(values[name] for name, record in key_records().items() if record.user_code))
+        user_code.trust_folder(values["data.cache_dir"])
     check_values(config)
     model, who = config.model, config_value_origins(config)
     with contextlib.ExitStack() as free:

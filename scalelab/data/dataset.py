@@ -111,10 +111,14 @@ def _open_prepared(config: DataConfig) -> Dataset:
 
 
 def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:
-    root = config.cache_dir or os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
+    default = os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
     inputs = [SHARD_FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
     key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
-    return pathlib.Path(os.path.expanduser(root)) / f"{config.source.replace(':', '.')}-{key[:16]}"
+    name = f"{config.source.replace(':', '.')}-{key[:16]}"
+    folder = pathlib.Path(os.path.expanduser(config.cache_dir or default)) / name
+    if config.cache_is_users or folder.exists():
+        return folder
+    return pathlib.Path(os.path.expanduser(default)) / name
 
 
 def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:

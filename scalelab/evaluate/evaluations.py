@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lock, records
+from scalelab import lock, records, user_code
 from scalelab.config import schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, nearest_hint
@@ -30,6 +30,7 @@ def override_data(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
             known = [name for name in config_lib.leaves(config) if name.startswith("data.")]
             hint = nearest_hint(key, known)
             raise BadInput(f"--config.{key}: what was trained can't be changed, only the data{hint}")
+    user_code.trust_folder(changes.get("data.cache_dir", ""))
     return config_lib.override(config, changes)
 
 

@@ -111,7 +111,7 @@ def _first_of_each_seed(folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
 
 def read_val_losses(folder: pathlib.Path) -> dict[int, float]:
     """{step: validation loss} of a run's evaluations, finite ones only."""
-    lines = [line for line in records.read_metrics(folder) if "val_loss" in line]
+    lines = [line for line in records.read_evaluated(folder) if "val_loss" in line]
     return {line["step"]: line["val_loss"] for line in lines if math.isfinite(line["val_loss"])}
 
 

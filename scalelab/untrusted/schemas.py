@@ -8,6 +8,7 @@ from typing import Any
 WHOLE, NUMBER, TEXT = "a whole number", "a number", "text"  # a number may be nan or inf, as a diverged run's loss
 FINITE, FLAG, PAIR = "a finite number", "true or false", "a list of two numbers"
 SCALAR, LIST, NUMBERS = "a number, text, true, false or null", "a list", "a number or a list of numbers"
+LARGEST_WHOLE = 2**63 - 1
 TYPES_OF_KIND: dict[str, tuple[type, ...]] = {
     WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), SCALAR: (int, float, str, bool, type(None)), LIST: (list,),
     NUMBERS: (int, float, list), FINITE: (int, float), FLAG: (bool,), PAIR: (list,),
@@ -24,7 +25,8 @@ def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
         return "" if content is None else describe_mismatch(content, schema[0], name)
     if isinstance(schema, str):
         if type(content) in _SURE_TYPES[schema]:
-            return ""
+            fits = schema != WHOLE or -LARGEST_WHOLE <= content <= LARGEST_WHOLE
+            return "" if fits else f"{name} is {_short(content)}, beyond the {LARGEST_WHOLE} that arrays hold"
         if schema == NUMBERS and isinstance(content, list):
             schema = [NUMBER]
         else:

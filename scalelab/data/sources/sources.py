@@ -38,6 +38,7 @@ class DataConfig:
     val_fraction: float = 0.1  # share of the documents' bytes (synthetic: tokens) held out for validation
     split_seed: int = 0  # which documents are held out
     cache_dir: str = ""  # where token shards are kept; "": $SCALELAB_CACHE, else ~/.cache/scalelab
+    cache_is_users: bool = True  # False: a stored file names it; shards are read there, and written to the default
     vocab_size: int = 256  # the model's vocabulary; synthetic: also the language's
     language_seed: int = 0  # synthetic: which language (and the sample of it)
     n_tokens: int = 4_000_000  # synthetic: tokens of the corpus, both splits and separators together

@@ -28,6 +28,7 @@ from scalelab.report.figures.style import (
     format_scientific,
     format_short,
     make_figure,
+    save_figure,
     set_log_axis,
     styled,
     value_colours,
@@ -79,7 +80,7 @@ def write_drawn(folder: str | os.PathLike[str], name: str, drawn: Drawn) -> list
 @styled
 def _png(folder: str | os.PathLike[str], name: str, fig: Figure) -> str:
     path = pathlib.Path(folder) / f"{name}.png"
-    fig.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": "scalelab"})
+    save_figure(path, fig, dpi=DOTS_PER_INCH, metadata={"Software": "scalelab"})
     return str(path)
 
 

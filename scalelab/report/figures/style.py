@@ -277,7 +277,7 @@ def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, ro
     folder.mkdir(parents=True, exist_ok=True)
     pdf, table = folder / f"{name}.pdf", folder / f"{name}.csv"
     with _without_layout_tables():
-        _save_figure(pdf, fig, metadata={"CreationDate": None, "Creator": "scalelab"})
+        save_figure(pdf, fig, metadata={"CreationDate": None, "Creator": "scalelab"})
     fig.set_layout_engine(None)  # it has done its work; "none" leaves one that has every figure drawn twice
     replace_file(table, csv_text(rows))
     return [str(pdf), str(table)]
@@ -294,11 +294,11 @@ def write_figure(path: str | os.PathLike[str], fig: Figure, rows: Sequence[dict]
     if path.suffix == ".pdf":
         return write_pdf_and_csv(path.parent, path.stem, fig, rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _save_figure(path, fig, dpi=150, metadata={"Software": "scalelab"})
+    save_figure(path, fig, dpi=150, metadata={"Software": "scalelab"})
     return [str(path)]
 
 
-def _save_figure(path: pathlib.Path, fig: Figure, **options: Any) -> None:
+def save_figure(path: pathlib.Path, fig: Figure, **options: Any) -> None:
     """Draw a figure into a file that then replaces the old one."""
     content = io.BytesIO()
     fig.savefig(content, format=path.suffix.removeprefix("."), **options)

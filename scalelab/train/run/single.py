@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from scalelab import git, lock, records
+from scalelab import git, lock, records, user_code
 from scalelab.data.dataset import Dataset, open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
@@ -40,9 +40,13 @@ class ByHand(NamedTuple):
 
 
 def load_run_dataset(config: ConfigDict) -> Dataset:
-    """The dataset of a config, prepared if it is not yet. BadInput if another process reads other tokens."""
+    """The dataset of a config, prepared if it is not yet. BadInput if another process reads other tokens.
+
+    Nothing is written to a `data.cache_dir` that only a stored file names.
+    """
     known = {field.name: config.data[field.name] for field in fields(DataConfig) if field.name in config.data}
-    data = open_dataset(DataConfig(**known, vocab_size=config.model.vocab_size))
+    is_users = user_code.is_trusted_folder(config.data.cache_dir)
+    data = open_dataset(DataConfig(**known, vocab_size=config.model.vocab_size, cache_is_users=is_users))
     if data.fingerprint != broadcast_from_first(lambda: data.fingerprint):
         raise BadInput(
             f"data.source={config.data.source!r} gives other tokens here than in process 0: use the same files"
