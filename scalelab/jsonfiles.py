@@ -165,14 +165,23 @@ def read_json_lines(
     A torn last line is left out. Any other damaged line is BadInput, or a text appended to the list `damaged` if given.
     `having`: only lines with this key are read.
     """
-    rows = []
-    for number, text, row in numbered_lines(path, schema or {}, having):
-        if row is not None:
-            rows.append(row)
-        elif damaged is None:
-            raise BadInput(_describe_damage(path, number, text))
-        else:
-            damaged.append(_describe_damage(path, number, text))
+
+    def read() -> tuple[list[dict], list[str]]:  # without the lines' bytes, which are as much again
+        rows: list[dict] = []
+        wrong: list[str] = []
+        for number, text, row in _each_line(path, schema or {}, having):
+            if row is not None:
+                rows.append(row)
+            else:
+                wrong.append(_describe_damage(path, number, text))
+        return rows, wrong
+
+    absent: tuple[list[dict], list[str]] = ([], [])
+    rows, wrong = _retry_reading(path, read, absent)
+    if wrong and damaged is None:
+        raise BadInput(wrong[0])
+    if damaged is not None:
+        damaged += wrong
     return rows
 
 
@@ -260,12 +269,9 @@ def _lines_from_end(path: Folder, size: int) -> tuple[list[bytes], bool]:
     return lines[1 if start else 0 :][::-1], start == 0
 
 
-def numbered_lines(path: Folder, schema: Schema, having: str = "") -> list[tuple[int, bytes, dict | None]]:
-    """(number, bytes, object) of every line but empty ones and a torn last one; the object is None if damaged.
-
-    `having`: only of lines with this key.
-    """
-    return _retry_reading(path, lambda: list(_each_line(path, schema, having)), [])
+def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:
+    """(number, bytes, object) of every line but empty ones and a torn last one; the object is None if damaged."""
+    return _retry_reading(path, lambda: list(_each_line(path, schema)), [])
 
 
 def _retry_reading(path: Folder, read: Callable[[], T], absent: T) -> T:

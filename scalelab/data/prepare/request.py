@@ -13,7 +13,11 @@ from scalelab.data.read.megatron import index_path
 from scalelab.data.tokenizers import hf_json, load
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
+from scalelab.jsonfiles import LIST, SCALAR, TEXT
 
+PLAN_SCHEMA: dict[str, Any] = {
+    "sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR,
+}  # fmt: skip
 GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in this range (llm.c pads) end with <|endoftext|>
 
 
@@ -102,12 +106,12 @@ def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given:
 
 def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
     """Raise BadInput where the folder was begun with other options, or its source files have changed since."""
-    before = records.read_json(out / "plan.json")
+    before = records.read_json(out / "plan.json", PLAN_SCHEMA)
     for key, value in plan.items():
         if before.get(key) == value:
             continue
         old, new = before.get(key), value
-        if key == "sources" and old.keys() == new.keys():  # a file
+        if key == "sources" and old and old.keys() == new.keys():  # a file
             files = {
                 name: ({f[0]: f for f in old[name]["files"]}, {f[0]: f for f in new[name]["files"]}) for name in new
             }
@@ -117,7 +121,7 @@ def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
             raise BadInput(
                 f"{out} was begun before {changed[0]} was changed, added or gone: delete {out}, or use another --out"
             )
-        names = (sorted(old), sorted(new)) if key == "sources" else (old, new)
+        names = (sorted(old or ()), sorted(new)) if key == "sources" else (old, new)
         raise BadInput(
             f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, delete {out}, "
             "or use another --out"

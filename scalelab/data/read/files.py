@@ -12,6 +12,7 @@ READ_CHUNK_BYTES = 2**20  # unpacked bytes yielded at once, at most
 READ_BYTES = 2**16  # packed bytes read at once: error lines name a byte to within this
 ZSTD_READ_BYTES = 2**12
 MAX_DOCUMENT_BYTES = 2**28  # of a line, member or record: a longer one would not fit in memory twice
+MOST_TIMES, LEAST_BYTES = 200, 2**28  # a file that unpacks to more than both (times its size) is not text
 PACKED_ENDINGS = (".gz", ".zst")
 
 
@@ -21,12 +22,20 @@ def inner_name(path: str) -> str:
 
 
 def read_chunks(path: str, start: int = 0) -> Iterator[bytes]:
-    """All bytes from `start` on (packed files: from 0, unpacked). Raises BadInput for a damaged or missing file."""
+    """All bytes from `start` on (packed files: from 0, unpacked).
+
+    Raises BadInput for a file that is damaged, missing, or made to unpack to far more than its size.
+    """
+    unpacked = 0
     try:
         with open_file(path, follow=True) as file:
             file.seek(start)
             unpack = _gzip if path.endswith((".gz", ".tgz")) else _zstd if path.endswith(".zst") else _plain
-            yield from unpack(file, path)
+            for chunk in unpack(file, path):
+                unpacked += len(chunk)
+                if unpack is not _plain and unpacked > max(LEAST_BYTES, MOST_TIMES * file.tell()):
+                    raise BadInput(f"{path} unpacks to more than {MOST_TIMES} times its size, which no text does")
+                yield chunk
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from error
 

@@ -177,7 +177,8 @@ def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
             raise BadInput(f"--hardware={path}: flops of {precision!r}{nearest_hint(precision, PRECISIONS)}")
     numbers = {f"flops.{key}": value for key, value in flops.items()}
     numeric = (*CHIP_FIELDS[2:], *NODE_FIELDS[:3], "host_bytes")
-    numbers |= {key: fields[key] for key in numeric if fields[key] is not None}
+    optional = ("price_per_hour", "host_bytes")
+    numbers |= {key: fields[key] for key in numeric if fields[key] is not None or key not in optional}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise BadInput(f"--hardware={path}: {key}={value!r} is not a number above 0")
