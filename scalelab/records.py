@@ -15,6 +15,7 @@ metrics.jsonl that has one.
 Lines are appended with one write each, so a crash can only tear the last one; a torn last line is ignored.
 """
 
+import contextlib
 import math
 import os
 import pathlib
@@ -44,7 +45,7 @@ from scalelab.jsonfiles import (
     write_json,
 )
 from scalelab.soundness.record import check_record
-from scalelab.untrusted.files import check_file
+from scalelab.untrusted.files import check_file, open_file
 from scalelab.untrusted.paths import check_name, describe_link, list_folders, path_below
 
 # From jsonfiles, for readers of records.
@@ -62,6 +63,7 @@ WRITTEN = (  # by training, besides the logs
 )  # fmt: skip
 LOG_SCHEMAS: dict[str, dict] = {"metrics.jsonl": METRICS_SCHEMA, "layers.jsonl": LAYERS_SCHEMA}  # logs of training
 EVENT_SCHEMA = {"time": NUMBER, "step": (WHOLE, None), "kind": TEXT, "text?": TEXT}
+MOST_EVALUATION_BYTES = 2**25  # 80,000 rows
 EVALUATION_SCHEMA = {
     "step": WHOLE, "weights": TEXT, "set": TEXT, "fingerprint": TEXT, "kind": TEXT, "metrics": {"*": (NUMBER, None)},
 }  # fmt: skip
@@ -300,8 +302,11 @@ def write_event(folder: Folder, kind: str, step: int | None = None, text: str = 
 
 
 def read_evaluations(folder: Folder) -> list[dict]:
-    """Read the rows that `scalelab eval` wrote for a run, in order of writing."""
-    return read_json_lines(pathlib.Path(folder) / "evaluations.jsonl", EVALUATION_SCHEMA)
+    """Read the rows that `scalelab eval` wrote for a run, in order of writing. BadInput for a file of over 32 MiB."""
+    path = pathlib.Path(folder) / "evaluations.jsonl"
+    with contextlib.suppress(FileNotFoundError), open_file(path, MOST_EVALUATION_BYTES):
+        pass
+    return read_json_lines(path, EVALUATION_SCHEMA)
 
 
 def flatten_keys(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
