@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -151,7 +152,8 @@ def clear_tree(folder: pathlib.Path) -> None:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return
-    except RecursionError:
+    except (RecursionError, OSError):  # or a process of the last command still writes
+        time.sleep(1)
         subprocess.run(["rm", "-rf", "--", str(folder)], check=True)
 
 
