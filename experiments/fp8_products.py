@@ -25,8 +25,8 @@ from scalelab.config import Static
 from scalelab.experiments.compiled import RECIPES, format_versions
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
 from scalelab.model.count import count_parameters
-from scalelab.plan.machine import program
-from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.compiled import program
+from scalelab.plan.compiled.compile import compile_step
 from scalelab.plan.machine.machine import load_machine
 
 POLICIES = ("fp8_delayed", "fp8")

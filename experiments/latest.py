@@ -25,7 +25,7 @@ from scalelab.errors import WorkFailed
 from scalelab.experiments.parallelism.rows import LAYOUTS
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.hardware.versions import installed_versions, pinned_versions
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUTPUT_LINES = 40  # of a part that failed, printed

@@ -29,7 +29,7 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.oracles import beyond, problem
 from scalelab.experiments.oracles.cases import CASES, OracleCase
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 
 REQUIREMENTS = pathlib.Path(__file__).resolve().parents[2] / "requirements-oracles.txt"
 COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")

@@ -38,7 +38,7 @@ from scalelab.experiments.parallelism.rows import (
     temporary_bytes,
 )
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, write_result
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "sums in bf16", "bubble", "by formula")
 COLUMNS += ("KiB a device", "by formula", "KiB moved a step")

@@ -24,7 +24,7 @@ from scalelab.experiments.shared import RESULTS, command_line, markdown_table, w
 from scalelab.experiments.step_times import tables
 from scalelab.experiments.step_times.rows import CALIBRATED_ROWS, HELD_OUT_ROWS, MISSED_ROWS
 from scalelab.plan.step.time import step_time
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 
 CHIP_COLUMNS = (
     "chip",

@@ -14,23 +14,23 @@ from scalelab import config as config_lib
 from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.index import grids
+from scalelab.index.waiting import describe_held_packs, wait_for_folder
 from scalelab.sweep import status
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
 from scalelab.sweep.executors import choice, deaths
 from scalelab.sweep.executors.jobs import JOB_FILE
-from scalelab.sweep.executors.waiting import describe_held_packs, wait_for_folder
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint, list_steps, read_manifest
-from scalelab.train.resume import compatibility, own_code
+from scalelab.train.lineage import compatibility, own_code
 from scalelab.train.resume.start import check_initial_weights
 from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.metrics import check_trackers
 from scalelab.train.run.run import has_ended
-from scalelab.train.run.single import load_run_dataset
 from scalelab.train.run.sinks import SINK_KEYS
+from scalelab.train.single import load_run_dataset
 from scalelab.untrusted.paths import path_below
 
 

@@ -27,7 +27,7 @@ from scalelab import config as config_lib
 from scalelab.config import batch_ramp, mixture_text, schedule_steps, stretches
 from scalelab.config.stretches import Stretch
 from scalelab.model import count
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 
 NO_LEDGER = (
     "step {step} was saved by a version without a ledger: the tokens, position and FLOPs before it are those of the "

@@ -15,7 +15,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.data import corpora
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = """
 import sys
 from scalelab.data.prepare import corpus, specs
-from scalelab.data.batches import shards
+from scalelab.data import shards
 from scalelab.__main__ import main
 corpus.ALONE_BYTES = 0
 specs.UNIT_BYTES = (20_000, 20_000)

@@ -13,7 +13,7 @@ from scalelab.experiments.diagnose.plants import PLANTS
 from scalelab.experiments.diagnose.score import judge_healthy, judge_plant, stop_after
 from scalelab.experiments.shared import RESULTS
 from scalelab.train.run.feed import Feed
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 from tests.train.resume.test_compatibility import config
 
 

@@ -14,7 +14,7 @@ from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.sweep.tune import study
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.report import synthetic
 from tests.train.resume.test_compatibility import config
 

@@ -19,10 +19,10 @@ from scalelab.errors import BadInput
 from scalelab.optim import schedules
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.run import sources
 from scalelab.train.run.feed import Feed
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 from tests.train.checkpoints.test_manifest import forge
 from tests.train.runs import command, finish, run_here, stopped_at, untimed
 

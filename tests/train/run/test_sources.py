@@ -9,8 +9,8 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.train import single
 from scalelab.train.checkpoints import manifest
-from scalelab.train.run import single
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import bits_per_byte
 from tests.data import corpora

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws.fitted import INTERVAL_LEVEL, Fitted
+from scalelab.laws.design import design
+from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law import objective as objective_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
@@ -21,6 +23,7 @@ from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.read import units
+from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.groups import Groups, choose_groups
 from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.read.raw_grid import refuse_raw_grid
@@ -28,11 +31,10 @@ from scalelab.laws.solve import likelihood, optimum
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns, Problem
-from scalelab.laws.trust import design, misfit, profile, uncertainty
+from scalelab.laws.trust import misfit, profile, uncertainty
 from scalelab.laws.trust.dependence import Dependence, estimate_dependence
-from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.holdout import SCORE_RESAMPLES, hold_out
-from scalelab.laws.use import chinchilla_optimum, decision
+from scalelab.laws.use import decision
 
 
 def fit(

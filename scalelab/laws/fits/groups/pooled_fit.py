@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.groups.joint_fit import Draws
-from scalelab.laws.groups.joint_law import own_name
-from scalelab.laws.groups.joint_problem import JointProblem
-from scalelab.laws.groups.pooling import Pooled, draw_pooled, pool
+from scalelab.laws.fits.groups.joint_fit import Draws
+from scalelab.laws.fits.groups.joint_law import own_name
+from scalelab.laws.fits.groups.joint_problem import JointProblem
+from scalelab.laws.fits.groups.pooling import Pooled, draw_pooled, pool
 from scalelab.laws.solve import newton
 from scalelab.laws.solve.optimum import Optimum
 

@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scalelab.plan.machine.machine import Machine
-from scalelab.plan.machine.program import (
+from scalelab.plan.compiled.program import (
     ARRAY,
     CALLED,
     KINDS,
@@ -26,6 +25,7 @@ from scalelab.plan.machine.program import (
     list_groups,
     read_computations,
 )
+from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import peak_of_unit
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.laws.groups.difference import ComputeFactor, Difference, compare_params, make_interval
-from scalelab.laws.groups.joint_problem import JointProblem
-from scalelab.laws.groups.pooling import Pooled
-from scalelab.laws.groups.support import SeparateTest
+from scalelab.laws.fits.groups.difference import ComputeFactor, Difference, compare_params, make_interval
+from scalelab.laws.fits.groups.joint_problem import JointProblem
+from scalelab.laws.fits.groups.pooling import Pooled
+from scalelab.laws.fits.groups.support import SeparateTest
 from scalelab.laws.law.law import Law
+from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.optimum import Certificate, Optimum
 from scalelab.laws.trust.dependence import Dependence
-from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.form import FormTest
 from scalelab.laws.use.decision import Interval
 

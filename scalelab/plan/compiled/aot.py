@@ -20,7 +20,7 @@ from scalelab.hardware.compiler_options import collective_options
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.plan.machine import absent_devices
+from scalelab.plan.compiled import absent_devices
 from scalelab.plan.machine.machine import Machine
 from scalelab.sharding import BATCH_AXES, trace_for_platform
 from scalelab.train.step import state as state_lib

@@ -14,8 +14,8 @@ from scalelab.config.keys import key_records
 from scalelab.data.dataset import Dataset
 from scalelab.hardware.versions import installed_versions
 from scalelab.optim.registry import find_optimizer
-from scalelab.train.resume.own_code import SCHEDULE_KEY, diff_own_code
-from scalelab.train.spec import TrainSpec
+from scalelab.train.lineage.own_code import SCHEDULE_KEY, diff_own_code
+from scalelab.train.lineage.spec import TrainSpec
 
 VERSIONED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.fitted import Fitted
-from scalelab.laws.fitting import fit
-from scalelab.laws.groups.fit_groups import fit_groups
-from scalelab.laws.groups.group_fits import GroupFits
+from scalelab.laws.design import design
+from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.fits.groups.fit_groups import fit_groups
+from scalelab.laws.fits.groups.group_fits import GroupFits
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.read.groups import choose_groups
 from scalelab.laws.read.raw_grid import refuse_raw_grid
-from scalelab.laws.trust import design
 
 Row = Mapping[str, Any]
 N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan", "chinchilla": "N_chinchilla"}

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.groups import joint_fit
-from scalelab.laws.groups.joint_problem import JointProblem
+from scalelab.laws.design import design
+from scalelab.laws.fits.groups import joint_fit
+from scalelab.laws.fits.groups.joint_problem import JointProblem
 from scalelab.laws.law.law import Law
+from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.groups import RUN_NAMES, Groups, choose_groups
 from scalelab.laws.solve import optimum
-from scalelab.laws.trust import design, identifiable
-from scalelab.laws.trust.design import Finding
+from scalelab.laws.trust import identifiable
 
 MOST_GROUPS = 20
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws.groups.joint_problem import JointProblem
+from scalelab.laws.fits.groups.joint_problem import JointProblem
 from scalelab.laws.solve import newton, optimum
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.refit import unfit_reasons

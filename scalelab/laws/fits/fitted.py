@@ -9,11 +9,11 @@ import numpy as np
 from scalelab.errors import BadInput
 from scalelab.laws.law import forms
 from scalelab.laws.law.law import Law
+from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import uncertainty
 from scalelab.laws.trust.dependence import Dependence
-from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.form import FormTest
 from scalelab.laws.trust.holdout import Holdout
 from scalelab.laws.trust.misfit import WiderLaw

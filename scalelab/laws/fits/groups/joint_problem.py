@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab.laws.groups.joint_law import GROUP, group_params, join_law, own_name
+from scalelab.laws.fits.groups.joint_law import GROUP, group_params, join_law, own_name
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.solve.pose import has_own_derivatives, pose_problem

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.fitted import Fitted
+from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.read.points import law_columns
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem

@@ -5,20 +5,20 @@ table). Legend: P points.
 """
 
 import contextlib
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 
+from scalelab.laws.design import grids
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
+from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
-from scalelab.laws.trust import grids, identifiable
+from scalelab.laws.trust import identifiable
 from scalelab.laws.trust.information import residual_noise, sizes_and_tokens
 
 DECADE = 9.9  # a column that spans a smaller factor determines an exponent poorly
@@ -28,19 +28,6 @@ ENOUGH_BUDGETS = 4  # three determine a power law with an offset and leave none 
 OUTLIER = 5.0  # standard deviations
 AHEAD = 100.0  # default target of approach 2's bias, over the largest budget
 WORTH_A_LINE = 0.002  # a smaller bias of D is not reported
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One weakness: its `kind` (a fixed word), the text for readers, and the rows it is about."""
-
-    kind: str
-    text: str
-    rows: tuple[int, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {"kind": self.kind, "text": self.text, "rows": list(self.rows)}
 
 
 def row_findings(

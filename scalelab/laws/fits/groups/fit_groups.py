@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.fitted import INTERVAL_LEVEL
-from scalelab.laws.fitting import flops_column
-from scalelab.laws.groups import difference, joint_fit, pooled_fit, support
-from scalelab.laws.groups.difference import ComputeFactor
-from scalelab.laws.groups.group_fits import GroupFits
-from scalelab.laws.groups.group_rows import GroupRows, check_rows, number_groups, run_labels
-from scalelab.laws.groups.joint_fit import Draws
-from scalelab.laws.groups.joint_law import choose_shared
-from scalelab.laws.groups.joint_problem import JointProblem, build_joint_problem
-from scalelab.laws.groups.pooling import FEWEST_GROUPS
+from scalelab.laws.fits.fitted import INTERVAL_LEVEL
+from scalelab.laws.fits.fitting import flops_column
+from scalelab.laws.fits.groups import difference, joint_fit, pooled_fit, support
+from scalelab.laws.fits.groups.difference import ComputeFactor
+from scalelab.laws.fits.groups.group_fits import GroupFits
+from scalelab.laws.fits.groups.group_rows import GroupRows, check_rows, number_groups, run_labels
+from scalelab.laws.fits.groups.joint_fit import Draws
+from scalelab.laws.fits.groups.joint_law import choose_shared
+from scalelab.laws.fits.groups.joint_problem import JointProblem, build_joint_problem
+from scalelab.laws.fits.groups.pooling import FEWEST_GROUPS
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law import objective as objective_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from scalelab.plan.machine.program import (
+from scalelab.plan.compiled.program import (
     ARRAY,
     Instruction,
     array_bytes,

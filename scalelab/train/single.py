@@ -17,12 +17,13 @@ from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
 from scalelab.train import ledger
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.per_layer.refusals import reserve_for_moments
-from scalelab.train.resume import branch, compatibility, determinism, extend, rewind
+from scalelab.train.lineage import compatibility, determinism, extend
+from scalelab.train.lineage.spec import make_train_spec
+from scalelab.train.resume import branch, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
 from scalelab.train.run.run import Run, has_ended, open_run
-from scalelab.train.spec import make_train_spec
+from scalelab.train.step.per_layer.refusals import reserve_for_moments
 
 
 class ByHand(NamedTuple):

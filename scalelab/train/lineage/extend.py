@@ -19,7 +19,7 @@ from scalelab.jaxprs import live_equations
 from scalelab.optim import schedules
 from scalelab.optim.registry import find_optimizer
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import compute_updates
 

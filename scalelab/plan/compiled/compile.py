@@ -13,13 +13,13 @@ from scalelab import user_code
 from scalelab.config import Static
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.parallel import rules
-from scalelab.plan.machine import absent_devices
+from scalelab.plan.compiled import absent_devices
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import Memory
 from scalelab.untrusted.documents import read_document
 
 ARGUMENTS = ("parameters", "optimizer", "average", "batch")  # components of a `Memory` that are arguments of the step
-CHILD_PROGRAM = "from scalelab.plan.machine.aot import answer_request; answer_request()"
+CHILD_PROGRAM = "from scalelab.plan.compiled.aot import answer_request; answer_request()"
 
 
 @dataclasses.dataclass(frozen=True)

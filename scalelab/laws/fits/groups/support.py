@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws.groups import joint_fit
-from scalelab.laws.groups.joint_problem import JointProblem
+from scalelab.laws.fits.groups import joint_fit
+from scalelab.laws.fits.groups.joint_problem import JointProblem
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.trust.dependence import Dependence
 

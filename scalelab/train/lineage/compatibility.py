@@ -15,8 +15,8 @@ from scalelab.identity import is_identity_key, is_passive_guard
 from scalelab.model import transformer
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
-from scalelab.train.resume import extend, facts
-from scalelab.train.resume.own_code import CODE_GROUP, code_keys
+from scalelab.train.lineage import extend, facts
+from scalelab.train.lineage.own_code import CODE_GROUP, code_keys
 from scalelab.untrusted.text import printable
 
 # What the data are, beside the config that names them: a run that went on with other data would be another run.
