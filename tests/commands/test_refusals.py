@@ -104,6 +104,20 @@ def test_a_refusal_leaves_nothing(case, place, capsys):
     assert line.startswith("scalelab: ") and not folder.parent.exists(), (line, [*tree(folder.parent)])
 
 
+@pytest.mark.parametrize(
+    "case",
+    ["sweep: wandb", "sweep: a loss that fails", "sweep: a late value", "sweep of packs: wandb", "tune: wandb",
+     "ablate: submitit", "proxy: wandb"],
+)  # fmt: skip
+def test_a_refusal_leaves_empty_folders_that_were_there(case, place, tmp_path, capsys):
+    for name in ("runs/seed=0", "runs/n_layers=1", "runs/of a name of mine", "packs/mine"):
+        (tmp_path / "folder" / name).mkdir(parents=True)
+    before = tree(tmp_path / "folder")
+    command, *arguments = CASES[case]
+    assert main([command, f"--workdir={tmp_path / 'folder'}", *SMALL, *arguments]) == 2, capsys.readouterr().err
+    assert tree(tmp_path / "folder") == before, capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def swept(place):
     with pytest.MonkeyPatch.context() as patch:

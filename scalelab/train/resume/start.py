@@ -143,7 +143,7 @@ def count_on(run: Run, step: int, saved: dict[str, Any], resumed: state.TrainSta
     """Let the run's ledger go on from the facts `saved` at `step`; what changes there is said."""
     number = DataShift.of(resumed.guard).number(step)
     known = run.facts["data"], run.record["flops_per_token"]
-    config, words = ledger.go_on(run.config, step, saved, number, *known)
+    config, words = ledger.continue_config(run.config, step, saved, number, *known)
     if config.log.stretches != run.config.log.stretches:
         static = dataclasses.replace(config_lib.static(config), layout=run.spec.static.layout)
         run.spec = dataclasses.replace(run.spec, config=config, static=static)
