@@ -22,7 +22,28 @@ def test_a_plan_of_7b_parameters_and_1t_tokens(capsys):
     assert answers[0] == answers[1] and "7000000000" in json.dumps(answers[0]).replace(".0", "")
     assert main(["plan", "--params=7X", "--tokens=1T"]) == 2
     assert "'7X' is not a number above zero, such as 7e9 or 7B" in capsys.readouterr().err
-    assert main(["plan", "--params=7B", "--tokens=1T", "--price=2k", "--config=tiny"]) == 2  # a price isn't a count
+
+
+NOT_COUNTS = {  # not counts, so without k, M, B and T; plan's are bounded, because it multiplies them
+    "plan --price=2k": "'2k' is not a number above zero",
+    "plan --gpu-hours=inf --mfu=0.4": "'inf' is not a number above zero",
+    "plan --gpu-hours=9 --mfu=1e61": "'1e61' is not between 1e-60 and 1e+60",
+    "plan --mtbf-hours=1e-61": "'1e-61' is not between 1e-60 and 1e+60",
+    "plan --tokens=1e61": "'1e61' is not between 1e-60 and 1e+60",
+    "watch runs --every=nan": "'nan' is not a number above zero",
+    "watch runs --price=-1": "'-1' is not a number above zero",
+    "watch runs --price=1e61": "'runs' holds no run",
+    "ablate --plan --noise=x": "'x' is not a number above zero",
+    "ablate --tokens-per-param=0": "'0' is not a number above zero",
+}
+
+
+@pytest.mark.parametrize("line", NOT_COUNTS)
+def test_numbers_above_zero_are_refused_alike_by_each_command(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and NOT_COUNTS[line] in error and "such as" not in error, error
 
 
 REFUSED = {
