@@ -54,6 +54,10 @@ CASES = {
     **{f"sweep of packs: {k}": ["sweep", "--config=two_packs.py", *v] for k, v in ABSENT.items() if k != "devices"},
     "sweep: a sink that fails": ["sweep", "--config=one_pack.py", *TRAIN["a sink that fails"]],
     "sweep: a loss that fails": ["sweep", "--config=one_pack.py", *TRAIN["a loss that fails"]],
+    **{
+        f"sweep of packs: {k}": ["sweep", "--config=two_packs.py", "--config.sweep.workers=2", *TRAIN[k]]
+        for k in ("a sink that fails", "a loss that fails", "a schedule that fails")
+    },
     "sweep: a late value": ["sweep", "--config=late.py"],
     **{f"tune: {k}": [*TUNED, *v] for k, v in ABSENT.items() if k not in ("devices", "weights")},
     "tune: submitit": [*TUNED, "--executor=slurm"],

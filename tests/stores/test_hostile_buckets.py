@@ -168,6 +168,22 @@ HEADS = [
 ]  # fmt: skip
 
 
+def test_an_index_as_large_as_a_large_sweep_s_is_read(server, url, canaries, capsys):
+    content = json.dumps({"format": 1, "files": {"config.json": [PART]}}).encode()
+    put_index(url, None, content + b" " * 2**25)
+    assert "config.json is not JSON" in outcomes(url, capsys, ["runs"])[0][1]
+    put_index(url, None, content + b" " * 2**26)
+    assert "at most 67,108,864 are read" in outcomes(url, capsys, ["runs"])[0][1]
+
+
+def test_an_index_that_no_reader_takes_is_not_published(server, url, canaries, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "MOST_INDEX_BYTES", 1000)
+        ((code, line),) = outcomes(url, capsys, ["train"])
+    assert code == 1 and f"{url}: the list of its files has" in line and "checkpoint.keep_last" in line
+    assert main(["train", *TINY, f"--workdir={url}"]) == 0  # uploads what waited
+
+
 def test_a_head_of_another_shape_is_refused(server, url, canaries, capsys):
     for changes in HEADS:
         put_head(url, **changes)
