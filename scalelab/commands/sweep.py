@@ -58,11 +58,11 @@ from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
 from scalelab.index import alive
 from scalelab.index.grids import describe_left_out
+from scalelab.index.waiting import wait_until_free
 from scalelab.stores import mirror
 from scalelab.stores.copies import copy_here, kept_up_to_date
 from scalelab.stores.urls import url_of
 from scalelab.sweep.executors import choice, sweep_jobs
-from scalelab.sweep.executors.waiting import wait_until_free
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 
 STORE_POLLS = 10  # a store is asked every 5 s whether another sweep has left it: each time costs four requests

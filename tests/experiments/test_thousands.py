@@ -2,7 +2,7 @@
 
 from experiments import thousands
 from scalelab import records
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from scalelab import lock, records
 from scalelab.__main__ import main
+from scalelab.index import waiting
 from scalelab.stores import client, lease, mirror
 from scalelab.stores.urls import local_folder
-from scalelab.sweep.executors import waiting
 from tests.crash.trainer import overrides
 from tests.report import synthetic
 
