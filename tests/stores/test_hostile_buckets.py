@@ -19,7 +19,7 @@ from tests.stores.test_commands import TINY
 from tests.stores.test_mirror import save_step
 from tests.train.runs import ROOT
 
-pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.parametrize("server", ["s3"], indirect=True)]
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.parametrize("server", ["s3", "gs"], indirect=True)]
 TEXT = b"written by a stranger"
 SHA = hashlib.sha256(TEXT).hexdigest()
 PART = ["files/x", len(TEXT), SHA]
@@ -231,7 +231,10 @@ def test_a_run_that_is_not_sound_leaves_the_others_of_its_folder(server, url, ca
     assert len(printed.err.splitlines()) == 3 and all(line.isprintable() for line in printed.err.splitlines())
     put_raw(server, f"{url.partition('://')[2]}/%1b%5b2J/head.json")
     ((code, line),) = outcomes(url, capsys, ["runs"])
-    assert code == 2 and line.endswith("has control characters or `..` in its name; name a run in it")
+    if server.scheme == "gs":  # whose listing here has U+FFFD in place of the escape: it is not a run
+        assert code == 0 and line.isprintable()
+    else:
+        assert code == 2 and line.endswith("has control characters or `..` in its name; name a run in it")
 
 
 def test_links_and_pipes_in_a_run_are_not_uploaded(server, url, canaries, machine, capsys):
