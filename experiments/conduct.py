@@ -8,7 +8,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import records
 from scalelab.cli.parser import print_status
 from scalelab.cli.progress import PoolProgress
 from scalelab.errors import BadInput, WorkFailed
@@ -17,6 +16,7 @@ from scalelab.experiments.ladder_runs import LadderStudy
 from scalelab.laws import FitError, Fitted
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.use.isoflop import fit_isoflop
+from scalelab.record import records
 from scalelab.sweep.scaling import ladder
 
 HELD_OUT = "holdout"

@@ -21,7 +21,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.diagnose.watch import danger
@@ -36,6 +35,7 @@ from scalelab.experiments.shared import (
     write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import records
 
 ROOT = pathlib.Path(__file__).parent.parent
 LRS = {  # from good to hopeless; Adam and Muon bound their updates, and seldom diverge; reported are those times two

@@ -20,13 +20,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import config_path, emit_json, folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import RESULTS, command_line, result_header, train_trials, write_result
 from scalelab.model.resize import resize_config
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import records
 from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure
 from scalelab.sweep.answer.best_lr import find_best_lr
 

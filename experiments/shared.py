@@ -11,10 +11,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import records
 from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import Parser
 from scalelab.cli.progress import PoolProgress
+from scalelab.record import records
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 

@@ -22,7 +22,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
@@ -35,6 +34,7 @@ from scalelab.experiments.shared import (
     write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import records
 from scalelab.report.figures.raceplot import plot_arms
 from scalelab.report.figures.style import write_figure
 from scalelab.sweep.answer.differences import LEVEL, mean_difference

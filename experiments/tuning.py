@@ -21,10 +21,10 @@ import numpy as np
 
 from scalelab import __main__ as scalelab_command
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.record import records
 from scalelab.sweep import grid
 from scalelab.sweep.tune.optimum import locate_best
 from scalelab.sweep.tune.search import search

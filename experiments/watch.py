@@ -23,7 +23,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path, print_status
 from scalelab.diagnose.watch import forecast as forecast_lib
@@ -49,6 +48,7 @@ from scalelab.experiments.shared import (
     write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import records
 
 CHOSEN_ON = (0, 0)  # (seed, split) on which the forecast's constants were chosen
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)

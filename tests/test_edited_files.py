@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.report import gather, pages
 from scalelab.sweep import status
 from scalelab.train.resume import extend, start

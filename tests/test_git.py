@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from scalelab import git, records
+from scalelab import git
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.report import gather
 
 

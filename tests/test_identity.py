@@ -4,10 +4,10 @@ import copy
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.identity import identity
+from scalelab.record import records
+from scalelab.record.identity import identity
 from tests.report import synthetic
 
 CONFIG = {

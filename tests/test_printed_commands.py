@@ -9,8 +9,8 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import config
 

@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from scalelab import config as configs
-from scalelab import jsonfiles, records
 from scalelab.configs import base
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.record import jsonfiles, records
 from tests.report import synthetic
 
 REPO = pathlib.Path(__file__).resolve().parents[1]

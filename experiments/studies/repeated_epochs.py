@@ -25,12 +25,12 @@ from ml_collections import ConfigDict
 from scipy.optimize import minimize_scalar
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.configs import base
 from scalelab.experiments.shared import markdown_table, train_trials
 from scalelab.experiments.studies import outcome
 from scalelab.laws.law import forms
 from scalelab.plan.budget.lawbook import REPETITION
+from scalelab.record import records
 from scalelab.report.figures.style import ACCENT, INK, MUTED, add_axes_legend, make_figure, set_log_axis, styled
 
 STEPS, SEQUENCES, SEQ_LEN = 768, 16, 64

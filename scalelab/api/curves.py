@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelab import records
 from scalelab.api.arguments import ANYTHING, FIT_OPTIONS, NAMES, PATH, TEXT, check_arguments, check_options, several
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
@@ -16,6 +15,7 @@ from scalelab.laws.curves.fit import LEAST_ROWS, FittedCurves
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
 from scalelab.laws.read.readers import read_raw_rows
 from scalelab.numbers.written import parse_number
+from scalelab.record import records
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

@@ -7,10 +7,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.api.arguments import PATH, check_arguments, several
 from scalelab.errors import BadInput
 from scalelab.index.table import read_runs
+from scalelab.record import records
 
 Source = str | os.PathLike[str]
 

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from scalelab import records
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.train.checkpoints import logs, manifest, whole_run
 from scalelab.untrusted.text import printable
 

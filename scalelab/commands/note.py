@@ -10,9 +10,9 @@ Exit code: 0 done, 2 bad input.
 
 import pathlib
 
-from scalelab import records
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.untrusted.paths import describe_link
 
 

@@ -96,7 +96,7 @@ def _inches(text: str) -> float:
 
 def _draw_samples(folder: pathlib.Path) -> list[dict[str, Any]] | str | None:
     """Texts from the last checkpoint of a run (`how`, `text`), or why there are none; None for other folders."""
-    from scalelab import records
+    from scalelab.record import records
 
     if not (folder / "config.json").exists():
         return None

@@ -40,7 +40,7 @@ import traceback
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab import git, lock, records
+from scalelab import git
 from scalelab.cli.memory_check import check_memory_fits, settle_remat
 from scalelab.cli.parser import (
     Parser,
@@ -55,6 +55,7 @@ from scalelab.cli.progress import RunProgress
 from scalelab.config import list_not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hardware import device_memory
+from scalelab.record import lock, records
 from scalelab.stores import mirror
 from scalelab.stores.urls import url_of
 from scalelab.untrusted.text import PlainStream

@@ -5,10 +5,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.evaluate import noise
-from scalelab.identity import is_identity_key
+from scalelab.record import records
+from scalelab.record.identity import is_identity_key
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.weights import load_run_weights
 

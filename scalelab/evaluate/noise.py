@@ -10,9 +10,10 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from scalelab import config as config_lib
-from scalelab import records, set_by
+from scalelab import set_by
 from scalelab.errors import BadInput
-from scalelab.identity import is_identity_key
+from scalelab.record import records
+from scalelab.record.identity import is_identity_key
 from scalelab.untrusted.paths import list_folders
 
 CONFIDENCE_LEVEL = 0.95

@@ -6,11 +6,12 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scalelab import errors, identity, jsonfiles, records, set_by
+from scalelab import errors, set_by
 from scalelab.errors import BadInput
 from scalelab.index import alive, grids, store
-from scalelab.soundness import record as sound_record
-from scalelab.soundness import size
+from scalelab.record import identity, jsonfiles, records
+from scalelab.record.soundness import record as sound_record
+from scalelab.record.soundness import size
 from scalelab.untrusted import documents, files, paths, schemas
 from scalelab.untrusted.paths import describe_link, list_folders
 

@@ -12,7 +12,6 @@ import numpy as np
 from scipy import stats
 
 from scalelab import config as configs
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
 from scalelab.model import count
@@ -20,6 +19,7 @@ from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.time import FIELDS, step_time
+from scalelab.record import records
 from scalelab.train.resume.facts import config_from_facts
 
 ENOUGH = 3  # programs from which their own spread says more than the chip's range

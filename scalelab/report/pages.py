@@ -7,10 +7,10 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import BadInput, nearest_hint, quote_path
 from scalelab.index import grids
 from scalelab.index.table import IndexedRun, read_indexed_runs
+from scalelab.record import records
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lrplots, plots, style, sweepplots
 from scalelab.report.parts import (

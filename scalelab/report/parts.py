@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.report import charts, gather, html, svg
 from scalelab.report.figures import metricplots, plots, style
 from scalelab.untrusted.files import replace_file

@@ -4,9 +4,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.index import grids
 from scalelab.index.table import read_grid
+from scalelab.record import records
 from scalelab.report import gather, html
 from scalelab.report.parts import ReportPage, check_page, curve_figures, runs_table
 from scalelab.sweep.answer import rows as answer_rows

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import scalelab
-from scalelab import api, records
+from scalelab import api
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.evaluate import subject
 from scalelab.laws.examples import read_quickstart
 from scalelab.laws.read.study import fit_study
 from scalelab.model import transformer
+from scalelab.record import records
 from scalelab.sweep.answer import wording
 from scalelab.train.resume.weights import load_run_weights
 from tests.report import synthetic

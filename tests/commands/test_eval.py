@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.evaluate import evaluations
+from scalelab.record import records
 from tests.evaluate.runs import copy, texts, trained
 
 ITEMS = [

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.train.run.single import train_single
 from tests.data import corpora
 

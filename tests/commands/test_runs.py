@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.laws.read.readers import read_raw_rows, write_parquet
+from scalelab.record import records
 from tests.report import synthetic
 
 

@@ -1,7 +1,7 @@
 """The copies that thousands of runs are timed with are sound runs: damaged ones would be read in another time."""
 
 from experiments import thousands
-from scalelab import records
+from scalelab.record import records
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import config
 

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from experiments import watch
-from scalelab import records
 from scalelab.diagnose.watch.curve import read_curve
+from scalelab.record import records
 from tests.diagnose.watch import families
 
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from scalelab import records
 from scalelab.index import store, table
+from scalelab.record import records
 from scalelab.sweep.status import read_trial_row
 from tests.report import synthetic
 

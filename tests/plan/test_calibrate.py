@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip
 from scalelab.plan.calibrate import calibrate_efficiency
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.step.time import step_time
+from scalelab.record import records
 from scalelab.train.run.single import train_single
 from tests.plan.tiny import run_folder, static, tiny
 

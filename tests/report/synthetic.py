@@ -6,11 +6,11 @@ import pathlib
 import random
 
 from scalelab import config as configs
-from scalelab import records
 from scalelab.configs import base
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop
+from scalelab.record import records
 
 LAW = {"E": 1.12, "A": 39.0, "B": 410.0, "alpha": 0.45, "beta": 0.47}
 BUDGETS = (1.25e11, 2.5e11, 5e11, 1e12)

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from scalelab import records
-from scalelab.identity import identity
+from scalelab.record import records
+from scalelab.record.identity import identity
 from scalelab.report import serve
 from scalelab.report.pages import write_report
 from tests.report import synthetic

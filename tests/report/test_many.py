@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from scalelab.report import gather
 from scalelab.report.pages import write_report
 from tests.report import synthetic

@@ -10,9 +10,9 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.report import gather, parts
 from scalelab.report.pages import write_report
 from scalelab.sweep.answer import settings

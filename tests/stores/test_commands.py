@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from scalelab import lock, records
 from scalelab.__main__ import main
+from scalelab.record import lock, records
 from scalelab.stores import client, lease, mirror
 from scalelab.stores.urls import local_folder
 from tests.crash.trainer import overrides

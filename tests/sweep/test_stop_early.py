@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.diagnose.watch.stop import NAMES, StopJudge, check_rule
 from scalelab.errors import BadInput
 from scalelab.laws.read.study import fit_study
+from scalelab.record import records
 from scalelab.report import pages
 from scalelab.sweep.run import run_sweep
 from scalelab.sweep.trials import load_trials

@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.signals import STOP_SIGNALS
 from scalelab.train.checkpoints import manifest
 

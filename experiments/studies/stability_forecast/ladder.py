@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.configs import tiny
+from scalelab.record import records
 
 LRS = (1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256)
 D_HEAD = 16

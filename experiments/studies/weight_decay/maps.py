@@ -10,10 +10,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.configs import tiny
 from scalelab.laws.use.isoflop_minima import lowest_parabola
 from scalelab.optim.schedules import schedule_curves
+from scalelab.record import records
 from scalelab.train.resume.weights import load_run_weights
 
 STEPS, QUICK_STEPS = 600, 400

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import Layout, Static
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.diagnose.evidence import Evidence
 from scalelab.errors import BadInput
 from scalelab.precision.policy import POLICIES
+from scalelab.record import records
 from scalelab.train.resume import handover
 from scalelab.train.resume.facts import config_from_facts
 from scalelab.train.resume.start import find_checkpoint

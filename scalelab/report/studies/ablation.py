@@ -9,9 +9,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import quote_path
-from scalelab.jsonfiles import FLAG, LIST, NUMBER, PAIR, TEXT, WHOLE
+from scalelab.record import records
+from scalelab.record.jsonfiles import FLAG, LIST, NUMBER, PAIR, TEXT, WHOLE
 from scalelab.report import gather, html
 from scalelab.report.figures.style import format_scientific
 from scalelab.report.parts import ReportPage, logbook_section, origin_section, runs_table

@@ -12,9 +12,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from scalelab import records
 from scalelab.errors import quote_path
-from scalelab.jsonfiles import NUMBER, PAIR, SCALAR, TEXT, WHOLE
+from scalelab.record import records
+from scalelab.record.jsonfiles import NUMBER, PAIR, SCALAR, TEXT, WHOLE
 from scalelab.report import gather, html
 from scalelab.report.figures.style import (
     ACCENT,

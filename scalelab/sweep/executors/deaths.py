@@ -4,7 +4,7 @@ import pathlib
 import signal
 from collections.abc import Sequence
 
-from scalelab import records
+from scalelab.record import records
 from scalelab.untrusted.files import read_end
 
 MOST_RESTARTS = 2  # of a pack whose worker was killed; after one more death it has failed

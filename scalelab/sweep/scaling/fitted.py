@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from scalelab import records
 from scalelab.errors import BadInput, quote_path
-from scalelab.jsonfiles import NUMBER, NUMBERS, SCALAR, TEXT, WHOLE
 from scalelab.laws.use.settings.law import SettingLaw, fit_setting_law
+from scalelab.record import records
+from scalelab.record.jsonfiles import NUMBER, NUMBERS, SCALAR, TEXT, WHOLE
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
 
 FITTED_PREFIX = "fitted:"  # before a folder of LR checks or the JSON of a fit

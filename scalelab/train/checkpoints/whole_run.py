@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from scalelab import records, set_by
+from scalelab import set_by
 from scalelab.errors import BadInput
-from scalelab.jsonfiles import numbered_lines
+from scalelab.record import records
+from scalelab.record.jsonfiles import numbered_lines
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.untrusted.files import read_bytes

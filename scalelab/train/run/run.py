@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git, records, set_by
+from scalelab import git, set_by
 from scalelab.config import optimizer_defaults, schedule_steps, stretches
 from scalelab.config.checks import interplay
 from scalelab.data.dataset import Dataset
@@ -26,6 +26,7 @@ from scalelab.optim.chain import check_optimizer_options
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
+from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import compatibility, determinism

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.record import records
 from scalelab.train.step.guard import GUARD
 from scalelab.train.step.layers import LAYERS
 

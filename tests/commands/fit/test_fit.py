@@ -12,13 +12,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from scalelab import config, records
+from scalelab import config
 from scalelab.__main__ import main
 from scalelab.commands.fit import text
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.trust.profile import ParamProfile
 from scalelab.laws.use.chinchilla_optimum import loss_at, optimal_allocation
+from scalelab.record import records
 from tests.laws.examples import QUICKSTART_LIKE, published, study
 from tests.tables import table_path
 

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from scalelab import records
 from scalelab.diagnose.watch import annealed, danger, family, forecast, rivals, worth
 from scalelab.diagnose.watch.curve import read_curve
 from scalelab.errors import BadInput
+from scalelab.record import records
 from tests.diagnose.watch import families
 
 

@@ -5,11 +5,12 @@ import shutil
 import numpy as np
 import pytest
 
-from scalelab import __version__, records
+from scalelab import __version__
 from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.laws.read.study import select_rows
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
@@ -74,7 +74,7 @@ def test_steps_that_were_thrown_away_mix_nothing(half):
 
 
 def records_identity(content):
-    from scalelab.identity import identity
+    from scalelab.record.identity import identity
 
     return identity(records.flatten_keys(content))
 

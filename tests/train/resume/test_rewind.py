@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.commands import train
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import rewind

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import Guard, override
 from scalelab.configs import tiny
 from scalelab.data.batches.batches import TrainBatches
+from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run import alarms

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.train.step import step
 from scalelab.train.step.metrics import refuse_unloggable
 from tests.train.run.test_metrics import tensorboard

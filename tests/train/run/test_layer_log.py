@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.train.checkpoints import logs
 from tests.train.run.test_forked_step import texts_of
 from tests.train.runs import SMALL

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.run import single
 from scalelab.train.run.feed import Feed

@@ -15,7 +15,7 @@ import pytest
 import scalelab
 from docs import own
 from scalelab import config as config_lib
-from scalelab import records, user_code
+from scalelab import user_code
 from scalelab.__main__ import main
 from scalelab.configs import tiny
 from scalelab.data.dataset import open_dataset
@@ -25,6 +25,7 @@ from scalelab.evaluate import sample, subject
 from scalelab.model import count, transformer
 from scalelab.model.declare import named_leaves
 from scalelab.plan.step.block_products import block_products
+from scalelab.record import records
 from scalelab.testing import check_block, check_hooks, check_source
 from scalelab.train.resume.weights import Weights
 from scalelab.train.spec import make_train_spec

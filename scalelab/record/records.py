@@ -25,8 +25,8 @@ from typing import Any
 
 from scalelab import set_by
 from scalelab.errors import BadInput
-from scalelab.identity import check_config_matches_record
-from scalelab.jsonfiles import (
+from scalelab.record.identity import check_config_matches_record
+from scalelab.record.jsonfiles import (
     NUMBER,
     NUMBERS,
     SCALAR,
@@ -44,7 +44,7 @@ from scalelab.jsonfiles import (
     sync_to_disk,
     write_json,
 )
-from scalelab.soundness.record import check_record
+from scalelab.record.soundness.record import check_record
 from scalelab.untrusted.files import check_file, open_file
 from scalelab.untrusted.paths import check_name, describe_link, list_folders, path_below
 
