@@ -30,7 +30,7 @@ from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.index.store import INDEX_FILE, READ_FILES
-from scalelab.record import records
+from scalelab.record import listing, records
 from scalelab.record.identity import identity
 from scalelab.record.soundness import size as model_size
 
@@ -52,7 +52,7 @@ def write_copies(source: pathlib.Path, folder: pathlib.Path, trials: int, longer
 
     Sizes, lengths, learning rates and seeds form a grid; files, columns and numbers of lines are those of the source.
     """
-    templates = [_read_files(run) for run in records.run_folders(source)]
+    templates = [_read_files(run) for run in listing.run_folders(source)]
     for template in templates:
         template["metrics.jsonl"] *= longer
     steps, values = {}, {}

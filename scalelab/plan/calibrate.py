@@ -19,7 +19,7 @@ from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.time import FIELDS, step_time
-from scalelab.record import records
+from scalelab.record import listing, records
 from scalelab.train.resume.facts import config_from_facts
 
 ENOUGH = 3  # programs from which their own spread says more than the chip's range
@@ -103,7 +103,7 @@ def _measured_rates(
     """({program: {run: tokens per second}}, why other runs are left out). BadInput where no run is left."""
     measured: dict[configs.Static, dict[str, float]] = {}
     notes = []
-    for run in records.run_folders(folder):
+    for run in listing.run_folders(folder):
         why = _describe_unfit(run, machine)
         if why:
             notes.append(f"{run}: {why}")
