@@ -205,7 +205,7 @@ PRECISION = {
     # fp16: dynamic loss scaling; fp8: e4m3, gradients e5m2, a scale a tensor; fp8_delayed: from the last 16 steps;
     # fp8_block: a scale for each tile of 128 (DeepSeek-V3).
     # Without fp32 weights: bf16_stochastic (2 bytes a weight), bf16_kahan (2 and 2 for what rounding lost).
-    # Harmful, to show it: bf16_master; warned of: fp16_unscaled | bf16_moments (results/precision.md).
+    # Harmful, to show it: bf16_master; warned of: fp16_unscaled | bf16_moments (experiments/results/precision.md).
     "name": key("fp32", "formats of activations and products; each in scalelab/precision/policy.py",
         choices="fp32 tf32 bf16 fp16 fp8 fp8_delayed fp8_block fp16_unscaled bf16_moments bf16_master "
         "bf16_stochastic bf16_kahan"),

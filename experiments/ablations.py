@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab import __main__ as scalelab_command
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import records
 from scalelab.sweep.ablate import power, sides, study
 
 MODULE = "scalelab.experiments.ablation_variants"

@@ -20,7 +20,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.__main__ import main as run_command
 from scalelab.cli.parser import emit_json, folder_path
@@ -36,6 +35,7 @@ from scalelab.experiments.shared import (
     write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import records
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = {

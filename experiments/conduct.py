@@ -8,7 +8,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import records
 from scalelab.cli.parser import print_status
 from scalelab.cli.progress import PoolProgress
 from scalelab.errors import BadInput, WorkFailed
@@ -17,6 +16,7 @@ from scalelab.experiments.ladder_runs import LadderStudy
 from scalelab.laws import FitError, Fitted
 from scalelab.laws.fits.study import fit_study
 from scalelab.laws.use.isoflop import fit_isoflop
+from scalelab.record import listing, records
 from scalelab.sweep.scaling import ladder
 
 HELD_OUT = "holdout"
@@ -56,7 +56,7 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
         if not train(grid, "grid"):
             return {}
         with clock.timed("fit"):
-            fitted = fit_study(records.read_runs(folder))
+            fitted = fit_study(listing.read_runs(folder))
             prediction = predict_once(folder, fitted, ladder_runs.predicted_best(study, fitted.loss))
         low, high = prediction["interval90"]
         print_status(
@@ -67,7 +67,7 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
         if not train(grid | {HELD_OUT: last} | checks, "held-out run and checks"):
             return {}
     with clock.timed("score"):
-        rows = records.read_runs(folder)
+        rows = listing.read_runs(folder)
         return {"command": command} | _summarise_study(study, rows, prediction, data.entropy_rate)
 
 

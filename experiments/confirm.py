@@ -18,13 +18,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments import isoflop
 from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import records
 from scalelab.report.studies import verdict
 
 STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were for development

@@ -21,7 +21,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.diagnose.watch import danger
@@ -36,6 +35,7 @@ from scalelab.experiments.shared import (
     write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import listing
 
 ROOT = pathlib.Path(__file__).parent.parent
 LRS = {  # from good to hopeless; Adam and Muon bound their updates, and seldom diverge; reported are those times two
@@ -198,7 +198,7 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     if not train_trials(options.workdir, make_trials()):
         return 75
-    curves = [read_curve(place, ahead=False) for place in records.run_folders(options.workdir)]
+    curves = [read_curve(place, ahead=False) for place in listing.run_folders(options.workdir)]
     parts = {part: [run for run in curves if run.name.startswith(part.split()[0])] for part in PARTS}
     rows = {part: [row for run in runs for row in ask_run(run)] for part, runs in parts.items()}
     weights = fit_weights(rows["chosen on"])

@@ -24,11 +24,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import jsonfiles
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.record import jsonfiles
 
 TABLE = pathlib.Path(__file__).parent / "faults.toml"
 VERDICTS = ("survived", "wrong", "not tried")

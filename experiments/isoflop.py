@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import align_columns, config_path, emit_json, folder_path, print_status
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
@@ -40,6 +39,7 @@ from scalelab.laws import FitError
 from scalelab.laws.law.names import LAWS
 from scalelab.plan.budget.book import LawBook, constant_params
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import records
 from scalelab.sweep.scaling import rules
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from scalelab import jsonfiles
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.record import jsonfiles
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ARGUMENTS = "experiments/tolerances.json"  # read when the page is written: no test depends on it

@@ -27,12 +27,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scalelab import jsonfiles
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.machine_runs import Run, run_tests
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.record import jsonfiles
 
 DEFAULT_RUNS = "SkylakeX,Haswell:AVX2,Sandybridge:AVX"  # OpenBLAS takes Haswell's kernels for Zen, too
 CLOSE_SHARE = 1 / 3  # a room is listed if a larger share of it is used

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path, print_status
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.design import smallest_effect
+from scalelab.record import records
 
 STUDIES, QUICK_STUDIES, DRAWS = 400, 40, 500
 LAW = {"E": 1.2, "A": 1.4, "alpha": 0.15, "unit": 1e11}

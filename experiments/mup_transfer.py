@@ -20,12 +20,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import config_path, emit_json, folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import RESULTS, command_line, result_header, train_trials, write_result
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import listing, records
 from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure
 from scalelab.sweep.answer.best_lr import find_best_lr
 from scalelab.sweep.scaling.resize import resize_config
@@ -72,7 +72,7 @@ def run_name(parametrization: str, width: int, log2_lr: float, seed: int) -> str
 
 def read_transfer_rows(folder: pathlib.Path, widths: Sequence[int], step: float) -> list[dict[str, Any]]:
     """One row per (parametrization, width): the losses [seeds][LRs] and the best LR."""
-    losses = {row["name"]: row["val_loss"] if row["status"] == "done" else None for row in records.read_runs(folder)}
+    losses = {row["name"]: row["val_loss"] if row["status"] == "done" else None for row in listing.read_runs(folder)}
     rows = []
     for parametrization in GRID_FALL_OCTAVES:
         for width in widths:
@@ -98,7 +98,7 @@ def lr_octaves_moved(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def span_s(folder: pathlib.Path) -> float:
     """Seconds from the first line that any run wrote to the last."""
-    times = [line["time"] for place in records.run_folders(folder) for line in records.read_events(place)]
+    times = [line["time"] for place in listing.run_folders(folder) for line in records.read_events(place)]
     return max(times) - min(times)
 
 

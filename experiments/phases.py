@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import BadInput
-from scalelab.jsonfiles import NUMBER, TEXT
+from scalelab.record import records
+from scalelab.record.jsonfiles import NUMBER, TEXT
 from scalelab.sweep.executors.worker import SPENT_FILE
 
 PHASES_FILE = "phases.jsonl"

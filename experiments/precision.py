@@ -25,7 +25,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.configs import tiny
@@ -36,6 +35,7 @@ from scalelab.experiments.shared import RESULTS, command_line, result_header, wr
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.precision import exponent_histograms
 from scalelab.precision.policy import POLICIES
+from scalelab.record import records
 from scalelab.report.figures.precisionplot import plot_exponents
 from scalelab.report.figures.style import write_pdf_and_csv
 from scalelab.train import single

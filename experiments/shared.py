@@ -11,10 +11,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import records
 from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import Parser
 from scalelab.cli.progress import PoolProgress
+from scalelab.record import listing, records
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -78,7 +78,7 @@ def train_packs(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool:
 def find_runs(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """{name: folder} of the runs that `train_packs` trained under `folder`."""
     packs = sorted(place for place in folder.iterdir() if place.is_dir())
-    return {place.name: place.resolve() for pack in packs for place in records.run_folders(pack)}
+    return {place.name: place.resolve() for pack in packs for place in listing.run_folders(pack)}
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

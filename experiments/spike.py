@@ -22,7 +22,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
@@ -35,6 +34,7 @@ from scalelab.experiments.shared import (
     write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import listing, records
 from scalelab.report.figures.raceplot import plot_arms
 from scalelab.report.figures.style import write_figure
 from scalelab.sweep.answer.differences import LEVEL, mean_difference
@@ -163,7 +163,7 @@ def _interval(row: Mapping[str, Any]) -> str:
 
 def read_runs(folder: pathlib.Path) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Final losses (inf: diverged) and training curves, by run."""
-    rows = {row["name"]: row for row in records.read_runs(folder)}
+    rows = {row["name"]: row for row in listing.read_runs(folder)}
     losses = {name: row["val_loss"] if row["status"] == "done" else math.inf for name, row in rows.items()}
     lines = {name: records.read_metrics(pathlib.Path(row["folder"])) for name, row in rows.items()}
     return losses, {name: [x["train_loss"] for x in each if "train_loss" in x] for name, each in lines.items()}

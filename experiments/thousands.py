@@ -25,14 +25,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
-from scalelab.identity import identity
 from scalelab.index.store import INDEX_FILE, READ_FILES
-from scalelab.soundness import size as model_size
+from scalelab.record import listing, records
+from scalelab.record.identity import identity
+from scalelab.record.soundness import size as model_size
 
 COMMANDS = {
     "runs": ["runs", "FOLDER"],
@@ -52,7 +52,7 @@ def write_copies(source: pathlib.Path, folder: pathlib.Path, trials: int, longer
 
     Sizes, lengths, learning rates and seeds form a grid; files, columns and numbers of lines are those of the source.
     """
-    templates = [_read_files(run) for run in records.run_folders(source)]
+    templates = [_read_files(run) for run in listing.run_folders(source)]
     for template in templates:
         template["metrics.jsonl"] *= longer
     steps, values = {}, {}

@@ -21,10 +21,10 @@ import numpy as np
 
 from scalelab import __main__ as scalelab_command
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.record import listing, records
 from scalelab.sweep import grid
 from scalelab.sweep.tune.optimum import locate_best
 from scalelab.sweep.tune.search import search
@@ -131,7 +131,7 @@ def best_of_grid(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _ended(folder: pathlib.Path) -> list[dict[str, Any]]:
-    return [row for row in records.read_runs(folder) if row.get("val_loss") is not None]
+    return [row for row in listing.read_runs(folder) if row.get("val_loss") is not None]
 
 
 def read_grid(folder: pathlib.Path) -> dict[str, Any]:

@@ -23,7 +23,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path, print_status
 from scalelab.diagnose.watch import forecast as forecast_lib
@@ -49,6 +48,7 @@ from scalelab.experiments.shared import (
     write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.record import listing, records
 
 CHOSEN_ON = (0, 0)  # (seed, split) on which the forecast's constants were chosen
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
@@ -77,7 +77,7 @@ def score_study(folder: pathlib.Path) -> dict[str, Any]:
     """The forecasts of all runs of a study, and the replay of its grid; read again if they were written."""
     path = folder / RESULT_FILE
     if not path.exists():
-        curves = [read_curve(place) for place in records.run_folders(folder)]
+        curves = [read_curve(place) for place in listing.run_folders(folder)]
         curves = [curve for curve in curves if curve.val_loss is not None]
         rows = []
         for number, run in enumerate(curves, 1):
@@ -246,7 +246,7 @@ def _main(argv: Sequence[str]) -> int:
         elif not train_trials(options.workdir / name, make_quick_trials(seed)):
             return 75
         studies[name] = score_study(options.workdir / name)
-        record = records.read_record(records.run_folders(options.workdir / name)[0])
+        record = records.read_record(listing.run_folders(options.workdir / name)[0])
         versions.add(f"scalelab {record['versions']['scalelab']} with jax {record['versions']['jax']}")
     chosen = name_study(*CHOSEN_ON)
     result = result_header("watch", argv) | {

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
-from scalelab.identity import hash_sources
+from scalelab.record.identity import hash_sources
 
 TRACE_VARIABLE = "SCALELAB_TRACE"  # of the environment: set, the command also prints the traceback of a user's error
 # jax's errors of code that looks at a traced value, by class: what the code did, and what to write instead.

@@ -81,6 +81,33 @@ def test_files_and_make_targets_that_a_page_names_exist(page):
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)) <= targets
 
 
+FOLDERS = ("scalelab", "configs", "experiments", "docs", "tests")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PROSE = re.compile(r'(?:\A|:(?:  #.*)?\n) *"""(?:.|\n)*?"""|# .*')  # docstrings and comments, much faster than by `ast`
+NAMED_FILE = re.compile(r"(?<![\w/.:{}~$<*-])((?:[A-Za-z_][\w.-]*/)*[\w.-]+\.(?:py|md))\b(?!/)")
+STANDS_FOR_ANY = re.compile(r"(.*/)?(mine|my|twin|gpu|[A-Z]+)\.(py|md)|[A-Z]/.*")  # what users and commands write
+OF_OTHERS = {
+    "a/__init__.py", "data/README.md", "data/openwebtext/prepare.py", "encoder.py", "json.py",
+    "llama3_h100_202412_torchtitan.md", "matplotlib.py", "megatron/core/datasets/indexed_dataset.py",
+    "modeling_rope_utils.py", "scaling/laws.py", "scaling/shared.py", "text/pretraining/README.md",
+    "tiktoken_ext/openai_public.py",
+}  # fmt: skip
+
+
+def test_files_that_docstrings_and_comments_name_exist():
+    """A path holds from the file's folder, one above it, or scalelab/; a name alone is that of any file."""
+    names = {path.name for path in [*SOURCES, *PAGES, *(ROOT / "experiments").rglob("*.md")]}
+    absent = []
+    for path in SOURCES:
+        prose = "\n".join(PROSE.findall(path.read_text()))
+        places = [*(place for place in path.parents if place.is_relative_to(ROOT)), ROOT / "scalelab"]
+        for name in set(NAMED_FILE.findall(prose)) - OF_OTHERS:
+            there = any((place / name).exists() for place in places) if "/" in name else name in names
+            if not there and not STANDS_FOR_ANY.fullmatch(name):
+                absent.append(f"{path.relative_to(ROOT)}: {name}")
+    assert absent == []
+
+
 def commands(page):
     """The indented lines of a page that call scalelab or a study, comments off, as words.
 

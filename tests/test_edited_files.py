@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import listing, records
 from scalelab.report import gather, pages
 from scalelab.sweep import status
 from scalelab.train.lineage import extend
@@ -62,7 +62,7 @@ def sweep(tmp_path_factory):
 def readers(folder, name):
     """All that reads a run: each must come to its end, or raise BadInput in one line."""
     run = folder / "runs" / name
-    yield lambda: records.read_runs(run)
+    yield lambda: listing.read_runs(run)
     yield lambda: status.read_trial_row(run, 5)
     yield lambda: gather.read_curve_rows([run]) and gather.read_step_rows(run) and gather.read_event_rows([run])
     yield lambda: gather.collect_provenance([run]) and gather.entropy_rate([run])
@@ -90,11 +90,11 @@ def test_every_edit_is_one_line_and_spares_the_other_trials(sweep, tmp_path):
                 assert "\n" not in str(error) and named in str(error), (file, key, value)
         rows = {row["name"]: row for row in status.read_trial_rows(sweep)}
         assert rows["a"]["status"] == rows["c"]["status"] == "done", (file, key, value)
-        rows = {row["name"]: row for row in records.read_runs(sweep)}
+        rows = {row["name"]: row for row in listing.read_runs(sweep)}
         assert rows["a"]["status"] == rows["c"]["status"] == "done" and len(rows) == 3, (file, key, value)
         path.write_text(before)
     assert refused > len(EDITS)  # most edits are seen by several readers
-    assert {row["status"] for row in records.read_runs(sweep)} == {"done"}
+    assert {row["status"] for row in listing.read_runs(sweep)} == {"done"}
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from scalelab import git, records
+from scalelab import git
 from scalelab.__main__ import main
+from scalelab.record import listing, records
 from scalelab.report import gather
 
 
@@ -169,6 +170,6 @@ def test_a_run_and_a_sweep_have_it_on_record_and_a_resumed_one_notes_another_com
 
     sweep = ["sweep", f"--config={file}", f"--workdir={tmp_path / 'sweep'}", *values, "--config.train.steps=4"]
     assert main(sweep) == 0
-    commits = {records.read_record(path)["git"]["user"]["commit"] for path in records.run_folders(tmp_path / "sweep")}
+    commits = {records.read_record(path)["git"]["user"]["commit"] for path in listing.run_folders(tmp_path / "sweep")}
     assert commits == {second}
     capsys.readouterr()

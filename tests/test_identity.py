@@ -4,10 +4,10 @@ import copy
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.identity import identity
+from scalelab.record import listing, records
+from scalelab.record.identity import identity
 from tests.report import synthetic
 
 CONFIG = {
@@ -44,7 +44,7 @@ def test_a_record_of_any_earlier_version_belongs_to_its_config_and_to_no_edited_
         if not refused:
             records.read_record(tmp_path)
             continue
-        for read in (records.read_config, records.read_record, records.read_run):
+        for read in (records.read_config, records.read_record, listing.read_run):
             with pytest.raises(BadInput, match=rf"config.json is not the config .*not {WRITTEN[commit]}") as error:
                 read(tmp_path)
             assert "\n" not in str(error.value) and "record.json" in str(error.value)

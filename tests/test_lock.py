@@ -13,15 +13,15 @@ import time
 
 import pytest
 
-from scalelab import lock, records
 from scalelab.errors import BadInput
 from scalelab.evaluate import evaluations
+from scalelab.record import lock, records
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 
 HOLD = """
 import sys, time
-from scalelab import lock
+from scalelab.record import lock
 lock.HEARTBEAT_S = float(sys.argv[2])
 with lock.hold_folder(sys.argv[1]) as warning:
     print("held", warning, flush=True)

@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from scalelab import config as configs
-from scalelab import jsonfiles, records
 from scalelab.configs import base
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.record import jsonfiles, listing, records
 from tests.report import synthetic
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
@@ -70,7 +70,7 @@ def test_whatever_stands_in_a_file_of_a_run_is_one_line(tmp_path, name, what):
         assert event["kind"] == "warning" and "line 1" in event["text"] and "damaged" in event["text"]
         return
     with pytest.raises(BadInput, match=name) as caught:
-        records.read_run(folder), records.read_metrics(folder), records.read_events(folder)
+        listing.read_run(folder), records.read_metrics(folder), records.read_events(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -265,7 +265,7 @@ def test_a_run_folder_is_one_row_with_results_and_config(tmp_path):
         params={"total": 10, "non_embedding": 8, "kaplan": 7, "chinchilla": 9},
         flops={"6ND": 1e9, "chinchilla": 1.1e9, "exact": 1.2e9},
     )  # fmt: skip
-    (row,) = records.read_runs(run)
+    (row,) = listing.read_runs(run)
     assert (row["N"], row["N_non_embedding"], row["N_kaplan"], row["N_chinchilla"]) == (10, 8, 7, 9)
     assert (row["C"], row["C_6ND"], row["C_chinchilla"], row["D"]) == (1.2e9, 1e9, 1.1e9, 2_000_000)
     assert (row["name"], row["status"], row["val_loss"], row["bpb"]) == ("r", "done", 1.5, 2.16)
@@ -273,7 +273,7 @@ def test_a_run_folder_is_one_row_with_results_and_config(tmp_path):
 
 
 def test_a_run_without_a_record_is_starting(tmp_path):
-    (row,) = records.read_runs(run_folder(tmp_path / "r"))
+    (row,) = listing.read_runs(run_folder(tmp_path / "r"))
     assert row["status"] == "starting" and row["N"] is None and row["val_loss"] is None
 
 
@@ -281,7 +281,7 @@ def test_a_sweep_folder_is_every_run_in_it(tmp_path):
     for name in ("b", "a"):
         run_folder(tmp_path / "runs" / name, status="done")
     (tmp_path / "runs" / "not-a-run").mkdir()
-    assert [row["name"] for row in records.read_runs(tmp_path)] == ["a", "b"]
+    assert [row["name"] for row in listing.read_runs(tmp_path)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("there, message", [(False, "no such folder"), (True, "no config.json")])
@@ -290,7 +290,7 @@ def test_a_folder_without_runs_is_one_line(tmp_path, there, message):
     if there:
         folder.mkdir()
     with pytest.raises(BadInput, match=message) as caught:
-        records.read_runs(folder)
+        listing.read_runs(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -298,9 +298,9 @@ def test_an_exported_model_beside_runs_is_none_of_them(tmp_path):
     synthetic.write_run(tmp_path / "mine", lines=2)
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
-    assert [row["name"] for row in records.read_runs(tmp_path)] == ["mine"]
+    assert [row["name"] for row in listing.read_runs(tmp_path)] == ["mine"]
     with pytest.raises(BadInput, match="is not a run's"):
-        records.read_runs(tmp_path / "hf")
+        listing.read_runs(tmp_path / "hf")
 
 
 @pytest.mark.parametrize(("status", "seen"), [("running", True), ("stopped", False)])
@@ -313,5 +313,5 @@ def test_a_running_run_has_the_size_of_its_last_logged_step(tmp_path, status, se
     evaluated = {"step": 9, "tokens": 4608, "val_loss": 1.1}
     text = "".join(json.dumps(line | {"time": 0.0}) + "\n" for line in (*lines, evaluated))
     (tmp_path / "metrics.jsonl").write_text(text)
-    row = records.read_run(tmp_path)
+    row = listing.read_run(tmp_path)
     assert (row["D"], row["C"], row["C_6ND"]) == ((4608, 7 * 4608, 6 * 4608) if seen else (0, 0, 0))

@@ -22,21 +22,16 @@ GROUND = (
     "signals",
     "sharding",
     "jaxprs",
-    "identity",
-    "jsonfiles",
-    "lock",
+    "record",
     "user_code",
-    "soundness",
-    "records",
 )
 MAY_IMPORT: dict[str, set[str]] = {
     # The ground floor: files that anyone may import, lowest first.
     **{key: set() for key in ("errors", "numbers", "set_by", "git", "signals", "sharding", "jaxprs")},
-    **{key: {"errors"} for key in ("untrusted", "identity")},
-    "user_code": {"errors", "identity"},
-    **{key: {"errors", "untrusted"} for key in ("jsonfiles", "lock", "__main__")},
-    "soundness": {"errors", "jsonfiles"},
-    "records": {"errors", "identity", "jsonfiles", "set_by", "soundness", "untrusted"},
+    "untrusted": {"errors"},
+    "__main__": {"errors", "untrusted"},
+    "record": {"errors", "set_by", "untrusted"},
+    "user_code": {"errors", "record"},
     # Rooms, each above those that it names.
     "index": set(),
     "hardware": set(),
@@ -64,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 # Links to the folders on top, with the rooms that may import them, inside functions.
-LINKS = {"configs": {"config", "identity", "index", "plan", "soundness", "sweep"}, "experiments": {"commands"}}
+LINKS = {"configs": {"config", "index", "plan", "record", "sweep"}, "experiments": {"commands"}}
 MOST_ENTRIES = 12  # files and folders of a room, `__init__.py` aside; of the ground floor, files
 LISTS = ("commands", "optim")  # rooms of one file a member
 SOURCES = sorted((ROOT / "scalelab").rglob("*.py"))
@@ -76,7 +71,7 @@ def relative(path):
 
 
 def room(path):
-    """scalelab/model/count.py -> model; scalelab/records.py -> records; scalelab/__init__.py -> None."""
+    """scalelab/model/count.py -> model; scalelab/errors.py -> errors; scalelab/__init__.py -> None."""
     name = path.relative_to(ROOT / "scalelab").parts[0].removesuffix(".py")
     return None if name == "__init__" else name
 

@@ -13,9 +13,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.data.batches.batches import train_batches
 from scalelab.experiments.benchmarks import bare, ours, timing
+from scalelab.record import records
 from scalelab.sweep.pack import train_pack
 from scalelab.train.single import load_run_dataset
 from scalelab.train.step.program import sequential_program

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scalelab import jsonfiles
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, nearest_hint
@@ -27,6 +26,7 @@ from scalelab.experiments.diagnose.healthy import HEALTHY
 from scalelab.experiments.diagnose.plants import PLANTS
 from scalelab.experiments.diagnose.score import judge_healthy, judge_plant
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.record import jsonfiles
 
 FIRST_WANTED, PLANTS_WANTED, HEALTHY_WANTED = 36, 40, 20
 HEALTHY_SEEDS = 2

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from scalelab import records
+from scalelab.record import records
 
 
 def _edit(folder: pathlib.Path, change: Callable[[dict], dict], name: str = "metrics.jsonl") -> None:

@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scalelab import git, jsonfiles
+from scalelab import git
 from scalelab.hardware.versions import installed_versions
+from scalelab.record import jsonfiles
 
 BEGUN, ANSWERED, STOPPED, FAILED, DIED = "begun", "answered", "stopped", "failed", "died"
 MOST_TRIES = 2  # a question that failed or died so often is left out

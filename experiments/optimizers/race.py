@@ -8,10 +8,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.experiments.intervals import FinalsRecord
 from scalelab.experiments.optimizers import search
+from scalelab.record import records
 
 ROUNDS = 2
 FINALISTS = 3

@@ -291,8 +291,8 @@ def _bring(name: str, site: Site) -> None:
 
 
 def _forge_identity(key: str, site: Site) -> None:
-    from scalelab.identity import identity
-    from scalelab.records import flatten_keys
+    from scalelab.record.identity import identity
+    from scalelab.record.records import flatten_keys
 
     edit("config.json", key, f"{CODE}:fn")(site)
     record = read(site.it / "record.json")

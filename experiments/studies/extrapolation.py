@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from scalelab import records
 from scalelab.experiments import isoflop
 from scalelab.experiments.shared import markdown_table
 from scalelab.experiments.studies import outcome
+from scalelab.record import records
 from scalelab.report.figures.style import ACCENT, INK, add_axes_legend, make_figure, set_log_axis, styled, value_colours
 
 DATA = "scalelab.experiments.studies.extrapolation:installed_files"

@@ -15,10 +15,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import Parser, emit_json, folder_path, print_status
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.record import records
 from scalelab.report.figures.style import write_figure
 from scalelab.sweep.executors import worker
 

@@ -25,12 +25,12 @@ from ml_collections import ConfigDict
 from scipy.optimize import minimize_scalar
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.configs import base
 from scalelab.experiments.shared import markdown_table, train_trials
 from scalelab.experiments.studies import outcome
 from scalelab.laws.law import forms
 from scalelab.plan.budget.lawbook import REPETITION
+from scalelab.record import listing
 from scalelab.report.figures.style import ACCENT, INK, MUTED, add_axes_legend, make_figure, set_log_axis, styled
 
 STEPS, SEQUENCES, SEQ_LEN = 768, 16, 64
@@ -68,7 +68,7 @@ def make_trials(seeds: Sequence[int], epochs: Sequence[int]) -> dict[str, Config
 
 def read_losses(folder: pathlib.Path, seeds: Sequence[int], epochs: Sequence[int]) -> dict[str, dict[str, list[float]]]:
     """{fresh: {share: losses of the seeds}, repeated: {epochs: losses of the seeds}}."""
-    last = lambda name: [records.read_run(folder / "runs" / f"{name}-seed{seed}")["val_loss"] for seed in seeds]  # noqa: E731
+    last = lambda name: [listing.read_run(folder / "runs" / f"{name}-seed{seed}")["val_loss"] for seed in seeds]  # noqa: E731
     return {
         "fresh": {f"{share:g}": last("epochs1" if share == 1 else f"fresh{share:g}") for share in (*SHARES, 1)},
         "repeated": {str(count): last(f"epochs{count}") for count in epochs},

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelab import records
 from scalelab.api.arguments import ANYTHING, FIT_OPTIONS, NAMES, PATH, TEXT, check_arguments, check_options, several
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
@@ -16,6 +15,7 @@ from scalelab.laws.curves.fit import LEAST_ROWS, FittedCurves
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
 from scalelab.laws.read.readers import read_raw_rows
 from scalelab.numbers.written import parse_number
+from scalelab.record import listing, records
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -59,7 +59,7 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
         if not source.exists():
             raise BadInput(f"no file or folder {str(source)!r}")
         if source.is_dir():
-            runs, left_out = grids.split_runs(source, {path.name: path for path in records.run_folders(source)})
+            runs, left_out = grids.split_runs(source, {path.name: path for path in listing.run_folders(source)})
             folders += runs.values()
             notes += [grids.describe_left_out(left_out)] if left_out else []
         else:

@@ -15,6 +15,7 @@ from scalelab.laws.read.columns import fitting_columns, known_fields, parse_colu
 from scalelab.laws.read.points import WIDEST_VALUE, merge_near
 from scalelab.laws.read.raw_grid import SETTINGS
 from scalelab.laws.use.settings.best import BestSettings, check_names, fit_best_settings
+from scalelab.record.identity import is_identity_key
 from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys, varying_columns
 
 SIZES = ("N", "D", "U", *SETTINGS)  # fields in which replications do not differ

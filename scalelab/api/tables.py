@@ -7,10 +7,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.api.arguments import PATH, check_arguments, several
 from scalelab.errors import BadInput
 from scalelab.index.table import read_runs
+from scalelab.record import listing, records
 
 Source = str | os.PathLike[str]
 
@@ -59,7 +59,7 @@ def _folders(source: str) -> list[pathlib.Path]:
 
 def _holds_runs(folder: pathlib.Path) -> bool:
     try:
-        return bool(records.run_folders(folder))
+        return bool(listing.run_folders(folder))
     except BadInput:
         return False
 
@@ -68,6 +68,6 @@ def _holds_runs(folder: pathlib.Path) -> bool:
 def metrics(run: Source) -> Rows:
     """The lines of a run's metrics.jsonl, in order: training lines, and lines with `val_loss` of evaluations."""
     folder = pathlib.Path(os.path.expanduser(run))
-    if records.run_folders(folder) != [folder]:
-        raise BadInput(f"{str(folder)!r} is a folder of runs: name one of them, e.g. {records.run_folders(folder)[0]}")
+    if listing.run_folders(folder) != [folder]:
+        raise BadInput(f"{str(folder)!r} is a folder of runs: name one of them, e.g. {listing.run_folders(folder)[0]}")
     return Rows(records.read_metrics(folder))

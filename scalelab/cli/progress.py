@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from scalelab import records
 from scalelab.cli.lines import Pace, draw_bar, fit_line
+from scalelab.record import records
 from scalelab.sweep.status import ENDED_STATUSES, read_manifest, read_trial_row
 
 PLAIN_EVERY_S = 10.0

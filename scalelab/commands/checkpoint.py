@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from scalelab import records
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
+from scalelab.record import listing
 from scalelab.train.checkpoints import logs, manifest, whole_run
 from scalelab.untrusted.text import printable
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     if options.all:
         if options.action != "verify" or options.step is not None:
             raise BadInput("--all goes with verify, and without --step: it verifies every file of a run")
-        result = _verify_all(records.run_folders(options.folder), options.json != "-")
+        result = _verify_all(listing.run_folders(options.folder), options.json != "-")
         emit_json(result, options.json)
         return int(result["damaged"] > 0)
     checkpoints = [

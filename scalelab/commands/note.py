@@ -10,10 +10,11 @@ Exit code: 0 done, 2 bad input.
 
 import pathlib
 
-from scalelab import records
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
 from scalelab.untrusted.paths import refuse_link
+from scalelab.record import records
+from scalelab.untrusted.paths import describe_link
 
 
 def main(argv: list[str]) -> int:

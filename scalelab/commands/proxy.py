@@ -19,11 +19,12 @@ import pathlib
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab import git, lock
+from scalelab import git
 from scalelab.cli.parser import Parser, config_path, count_above_zero, emit_json, folder_path, print_status
 from scalelab.cli.progress import RunProgress
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
+from scalelab.record import lock
 
 
 def main(argv: list[str]) -> int:

@@ -96,11 +96,11 @@ def _inches(text: str) -> float:
 
 def _draw_samples(folder: pathlib.Path) -> list[dict[str, Any]] | str | None:
     """Texts from the last checkpoint of a run (`how`, `text`), or why there are none; None for other folders."""
-    from scalelab import records
+    from scalelab.record import listing
 
     if not (folder / "config.json").exists():
         return None
-    size = records.read_run(folder)["N"] or 0
+    size = listing.read_run(folder)["N"] or 0
     if size > MOST_SAMPLED_N:
         return f"a model of {size:,} parameters takes long to load; `scalelab sample {quote_path(folder)}` draws some."
     from scalelab.evaluate import sample, subject

@@ -18,11 +18,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.cli.parser import Parser, emit_json, file_path, print_status, print_table
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import alive
 from scalelab.index.table import all_columns, read_runs
+from scalelab.record import records
 from scalelab.report.tables import csv_text
 
 GUARD_COLUMNS = ("spike_score", "rewinds")  # shown where a run has any

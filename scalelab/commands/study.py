@@ -18,9 +18,9 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import records
 from scalelab.cli.parser import Parser, align_columns, emit_json
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.record import records
 
 
 def main(argv: list[str]) -> int:

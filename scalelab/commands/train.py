@@ -40,7 +40,7 @@ import traceback
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab import git, lock, records
+from scalelab import git
 from scalelab.cli.memory_check import check_memory_fits, settle_remat
 from scalelab.cli.parser import (
     Parser,
@@ -55,6 +55,7 @@ from scalelab.cli.progress import RunProgress
 from scalelab.config import list_not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hardware import device_memory
+from scalelab.record import listing, lock, records
 from scalelab.stores import mirror
 from scalelab.stores.urls import url_of
 from scalelab.untrusted.text import PlainStream
@@ -195,7 +196,7 @@ def _report(result: dict[str, Any], destination: str | None) -> None:
         f"{_number(result['val_loss'])} nats/token, {_number(result['bpb'])} bits/byte; {result['folder']}",
         file=sys.stderr,
     )
-    for source in records.rows_by_source(result["by_source"]):
+    for source in listing.rows_by_source(result["by_source"]):
         print(
             f"  {source['source']}: {_number(source['val_loss'])} nats/token, {_number(source['bpb'])} bits/byte; "
             f"{source['tokens']:,} tokens, {source['epochs']:.3g} epochs",

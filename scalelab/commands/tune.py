@@ -98,8 +98,8 @@ def _tune(options: Any, overrides: dict[str, str]) -> tuple[int, list[str], dict
 
 
 def _train(tuning: Any, options: Any) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab import lock, records
     from scalelab.cli.study_runs import train_in_pool
+    from scalelab.record import lock, records
     from scalelab.report.pages import write_report
     from scalelab.sweep.tune import conduct, stages, study, wording
 

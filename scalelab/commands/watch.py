@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from scalelab import records
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, number_above_zero, print_status, print_table
+from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
 from scalelab.errors import BadInput
 from scalelab.index import alive
+from scalelab.record import listing, records
 from scalelab.untrusted.paths import list_folders
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--score", action="store_true", help="score the forecasts of a run that is done")
     add_trust_option(parser)
     options = parser.parse_args(argv)
-    folders = records.run_folders(options.folder)
+    folders = listing.run_folders(options.folder)
     if options.score:
         return _score(folders, options.json)
     law = _load_law(options.law)
@@ -57,7 +59,7 @@ def main(argv: list[str]) -> int:
         if options.once or not live:
             return 0
         time.sleep(options.every)
-        folders = records.run_folders(options.folder)
+        folders = listing.run_folders(options.folder)
 
 
 def _load_law(name: str | None) -> "Callable[[float, float], float] | None":
@@ -131,7 +133,7 @@ def _siblings(folders: Sequence[pathlib.Path]) -> "list[Curve]":
 
 def _beside(folder: pathlib.Path) -> list[pathlib.Path]:
     others = (folder.parent / name for name in list_folders(folder.parent)[0])
-    runs = (run for run in others if (run / "config.json").exists() and records.is_config(run / "config.json"))
+    runs = (run for run in others if (run / "config.json").exists() and listing.is_config(run / "config.json"))
     return sorted({folder, *runs})
 
 

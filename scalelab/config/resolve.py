@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scalelab import identity as identity_lib
 from scalelab import set_by, user_code
 from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
 from scalelab.config.checks.combinations import check_combinations
@@ -14,6 +13,7 @@ from scalelab.config.checks.validate import check_values
 from scalelab.config.files import check_tree, leaves, override, read_config_file
 from scalelab.config.keys import default_values, key_records, traced_keys
 from scalelab.errors import BadInput
+from scalelab.record import identity as identity_lib
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

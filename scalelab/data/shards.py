@@ -24,7 +24,7 @@ import numpy as np
 
 from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, id_type
 from scalelab.errors import BadInput
-from scalelab.records import fsync
+from scalelab.record.records import fsync
 from scalelab.untrusted.documents import read_document
 from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import path_below

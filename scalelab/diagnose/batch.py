@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from scalelab import records
 from scalelab.data.batches.origins import locate_window, make_excerpts
 from scalelab.data.dataset import Dataset
 from scalelab.data.shards import Split
@@ -18,6 +17,7 @@ from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.precision.policy import POLICIES
+from scalelab.record import records
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step.gradients import document_ends

@@ -10,12 +10,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config.keys import default_values
 from scalelab.diagnose.sample import DataSample, sample_data
 from scalelab.errors import BadInput, WorkFailed, quote_path
-from scalelab.jsonfiles import last_line
 from scalelab.optim import schedules
+from scalelab.record import records
+from scalelab.record.jsonfiles import last_line
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.lineage.facts import config_from_facts
 

@@ -5,10 +5,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.evaluate import noise
-from scalelab.identity import is_identity_key
+from scalelab.record import listing, records
+from scalelab.record.identity import is_identity_key
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.weights import load_run_weights
 
@@ -32,7 +32,7 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
         "b": str(two),
         "runs": [[str(path) for path in each.meant] for each in sides],
         "passed_over": list(dict.fromkeys(why for each in sides for why in each.damage)),
-        "damaged": {str(run): why for each in sides for run in each.meant if (why := records.describe_damage(run))},
+        "damaged": {str(run): why for each in sides for run in each.meant if (why := listing.describe_damage(run))},
         "config": config_differences(one, two),
         "data": _differences(*(records.flatten_keys(record.get("data", {})) for record in both_records)),
         "environment": _differences(

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lock, records, user_code
+from scalelab import user_code
 from scalelab.config import schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, nearest_hint
@@ -18,6 +18,8 @@ from scalelab.evaluate import choices, losses
 from scalelab.evaluate.subject import EvaluatedModel, check_same_ids
 from scalelab.evaluate.tasks import Task, make_slug
 from scalelab.train.single import load_run_dataset
+from scalelab.record import lock, records
+from scalelab.train.run.single import load_run_dataset
 
 Progress = Callable[[str, int, int], None]
 EvaluationRow = dict[str, Any]

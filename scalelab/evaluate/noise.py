@@ -10,9 +10,10 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from scalelab import config as config_lib
-from scalelab import records, set_by
+from scalelab import set_by
 from scalelab.errors import BadInput
-from scalelab.identity import is_identity_key
+from scalelab.record import listing, records
+from scalelab.record.identity import is_identity_key
 from scalelab.untrusted.paths import list_folders
 
 CONFIDENCE_LEVEL = 0.95
@@ -59,7 +60,7 @@ class LossGap(NamedTuple):
 
 def load_side(source: str) -> ComparisonSide:
     """Load a run's folder, or a folder of runs that differ only in their seeds. BadInput if they differ otherwise."""
-    runs = records.run_folders(source)
+    runs = listing.run_folders(source)
     if (pathlib.Path(source) / "config.json").exists():
         (run,) = runs
         alike, damage = _find_alike(run)
@@ -88,7 +89,7 @@ def _find_alike(run: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]
         if path.parent == run.absolute() or not path.exists():
             continue
         try:
-            if records.is_config(path) and _settings_but_seed(path.parent) == settings:
+            if listing.is_config(path) and _settings_but_seed(path.parent) == settings:
                 read_val_losses(path.parent)
                 alike.append(path.parent)
         except BadInput as why:

@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 import scalelab
-from scalelab import records
 from scalelab.config import ModelShape
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, WorkFailed
@@ -24,6 +23,7 @@ from scalelab.hf.tokenizer import GENERATION_FILE, SpecialIds, tokenizer_files
 from scalelab.model.declare import named_leaves
 from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params
+from scalelab.record import records
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 LARGEST_FILE_BYTES = 5_000_000_000  # as transformers cuts its own files

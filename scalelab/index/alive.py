@@ -18,9 +18,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import lock, records
 from scalelab.errors import BadInput
-from scalelab.jsonfiles import NUMBER, SCALAR, TEXT
+from scalelab.record import lock, records
+from scalelab.record.jsonfiles import NUMBER, SCALAR, TEXT
 from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import path_below
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from scalelab.jsonfiles import NUMBER, SCALAR, TEXT, WHOLE, Folder, read_json
+from scalelab.record.jsonfiles import NUMBER, SCALAR, TEXT, WHOLE, Folder, read_json
 from scalelab.untrusted.paths import check_name
 
 T = TypeVar("T")

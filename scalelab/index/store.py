@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.jsonfiles import Folder
+from scalelab.record.jsonfiles import Folder
 from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import read_bytes
 

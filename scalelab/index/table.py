@@ -6,11 +6,12 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scalelab import errors, identity, jsonfiles, records, set_by
+from scalelab import errors, set_by
 from scalelab.errors import BadInput
 from scalelab.index import alive, grids, store
-from scalelab.soundness import record as sound_record
-from scalelab.soundness import size
+from scalelab.record import identity, jsonfiles, listing, records
+from scalelab.record.soundness import record as sound_record
+from scalelab.record.soundness import size
 from scalelab.untrusted import documents, files, paths, schemas
 from scalelab.untrusted.paths import describe_link, list_folders
 
@@ -20,14 +21,14 @@ RESAVED_SHARE = 0.02  # of runs that changed: fewer are read again faster than t
 
 
 class IndexedRun(NamedTuple):
-    """A run's row, as of `records.read_runs`, and its `progress`, as of `read_progress` (or its `damage`)."""
+    """A run's row, as of `listing.read_runs`, and its `progress`, as of `read_progress` (or its `damage`)."""
 
     row: dict[str, Any]
     progress: dict[str, Any]
 
 
 def read_runs(folder: records.Folder) -> list[dict[str, Any]]:
-    """Read one row per run; equal to `records.read_runs`, and faster where there are many runs."""
+    """Read one row per run; equal to `listing.read_runs`, and faster where there are many runs."""
     return [run.row for run in read_indexed_runs(folder).values()]
 
 
@@ -61,12 +62,12 @@ def _mark_end(run: IndexedRun) -> IndexedRun:
 def _read_all(folder: pathlib.Path) -> dict[str, IndexedRun]:
     """{name: run} by their files alone; BadInput as for `read_indexed_runs`."""
     if (folder / "config.json").exists():
-        (row,) = records.read_runs(folder)
+        (row,) = listing.read_runs(folder)
         return {folder.name: IndexedRun(row, progress_or_damage(folder))}
-    for place in records.run_places(folder):
+    for place in listing.run_places(folder):
         if runs := _read_place(place):
             return runs
-    return _read_runs(folder, [path.name for path in records.run_folders(folder)])  # says why there is none
+    return _read_runs(folder, [path.name for path in listing.run_folders(folder)])  # says why there is none
 
 
 def all_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -111,23 +112,23 @@ def _read_run(folder: pathlib.Path) -> IndexedRun | None:
     """Read each file once; None if the folder's config.json is not a run's."""
     with contextlib.suppress(BadInput):
         config, record = records.read_config_and_record(folder)
-        return IndexedRun(records.make_row(folder, config, record), _make_progress(folder, record))
-    if not records.may_be_config(folder / "config.json"):
+        return IndexedRun(listing.make_row(folder, config, record), _make_progress(folder, record))
+    if not listing.may_be_config(folder / "config.json"):
         return None
-    return IndexedRun(records.read_run_or_damage(folder), progress_or_damage(folder))
+    return IndexedRun(listing.read_run_or_damage(folder), progress_or_damage(folder))
 
 
 def _read_place(place: pathlib.Path) -> dict[str, IndexedRun]:
     """{name: run} of the runs in one folder, in order of names."""
     names, links = list_folders(place)
     runs = _read_folders(place, names)
-    linked = {path.name: _refuse_link(path) for path in records.linked_runs(place, links)}
+    linked = {path.name: _refuse_link(path) for path in listing.linked_runs(place, links)}
     return dict(sorted((runs | linked).items())) if linked else runs
 
 
 def _refuse_link(path: pathlib.Path) -> IndexedRun:
     damage = describe_link(path)
-    return IndexedRun(records.damaged_row(path, damage), {"status": records.DAMAGED_STATUS, "damage": damage})
+    return IndexedRun(listing.damaged_row(path, damage), {"status": records.DAMAGED_STATUS, "damage": damage})
 
 
 def _read_folders(place: pathlib.Path, names: Iterable[str]) -> dict[str, IndexedRun]:
@@ -148,7 +149,8 @@ def _read_folders(place: pathlib.Path, names: Iterable[str]) -> dict[str, Indexe
 def _version() -> str:
     from scalelab.configs import base  # what is counted in an identity
 
-    modules = (errors, identity, jsonfiles, records, set_by, sound_record, size, documents, files, paths, schemas, base)
+    readers = identity, jsonfiles, listing, records, sound_record, size
+    modules = (*readers, errors, set_by, documents, files, paths, schemas, base)
     return store.code_version(__file__, *(str(module.__file__) for module in modules))
 
 

@@ -5,8 +5,8 @@ import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from scalelab import lock
 from scalelab.index import alive
+from scalelab.record import lock
 
 WAIT_POLL_S = 0.5
 

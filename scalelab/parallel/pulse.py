@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from scalelab import lock
+from scalelab.record import lock
 from scalelab.untrusted.files import open_to_append
 
 STEPPING = "train"  # the one phase with a time limit; compile, eval, save and start (restoring) have none

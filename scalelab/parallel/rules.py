@@ -154,7 +154,7 @@ def _check_parts(static: Static, layout: Layout) -> None:
 
 
 def _check_ring(seq_len: int, context: int) -> None:
-    """Raise BadInput where a sequence doesn't split into a head and a tail for each device (`attention/order.py`)."""
+    """Raise BadInput where a sequence has no head and tail for each device (see `model/attention/order.py`)."""
     if context > 1 and seq_len % (2 * context):
         low = seq_len // (2 * context) * 2 * context
         fits = max(k for k in range(1, context) if k == 1 or seq_len % (2 * k) == 0)

@@ -12,7 +12,6 @@ import numpy as np
 from scipy import stats
 
 from scalelab import config as configs
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
 from scalelab.model import count
@@ -21,6 +20,8 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.time import FIELDS, step_time
 from scalelab.train.lineage.facts import config_from_facts
+from scalelab.record import listing, records
+from scalelab.train.resume.facts import config_from_facts
 
 ENOUGH = 3  # programs from which their own spread says more than the chip's range
 COVERAGE = 0.9  # probability that the next program lies in the range, for residuals that are normal in log time
@@ -103,7 +104,7 @@ def _measured_rates(
     """({program: {run: tokens per second}}, why other runs are left out). BadInput where no run is left."""
     measured: dict[configs.Static, dict[str, float]] = {}
     notes = []
-    for run in records.run_folders(folder):
+    for run in listing.run_folders(folder):
         why = _describe_unfit(run, machine)
         if why:
             notes.append(f"{run}: {why}")

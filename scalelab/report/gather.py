@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
+from scalelab.record import records
 
 RUN_COLUMNS = {
     "name": "run",

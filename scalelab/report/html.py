@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.records import flatten_keys
+from scalelab.record.records import flatten_keys
 from scalelab.report import svg
 from scalelab.report.figures.style import format_scientific, format_short
 from scalelab.untrusted.text import escape_text

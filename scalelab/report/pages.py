@@ -7,10 +7,10 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import BadInput, nearest_hint, quote_path
 from scalelab.index import grids
 from scalelab.index.table import IndexedRun, read_indexed_runs
+from scalelab.record import listing, records
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lrplots, plots, style, sweepplots
 from scalelab.report.parts import (
@@ -62,7 +62,7 @@ def write_report(
     and `failures` (of a study: why its fit is not to be trusted).
     """
     folder = pathlib.Path(folder)
-    runs, failures = records.run_folders(folder), []
+    runs, failures = listing.run_folders(folder), []
     target: dict[str, Any] = {"place": "paper" if paper else "figures", "paper": paper}
     if output:
         target = {"out": check_page(output), "file": output.name, "place": f"{output.stem}_figures"}
@@ -104,7 +104,7 @@ def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) ->
     folder, row = page.folder, next(iter(read_indexed_runs(page.folder).values())).row
     page.parts.append(html.render_card(_state(row), _key_numbers(row)))
     page.parts.append(html.render_section("Loss", run_loss_figure(page)))
-    if sources := records.rows_by_source(row):
+    if sources := listing.rows_by_source(row):
         page.parts.append(html.render_section("Sources", html.render_table(sources, SOURCE_COLUMNS)))
     page.parts.append(html.render_section("Optimizer", _over_steps(page, "dynamics", plots.DYNAMICS, DYNAMICS_CAPTION)))
     page.parts.append(html.render_section("Throughput", _over_steps(page, "throughput", plots.SPEED, SPEED_CAPTION)))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.record import listing, records
 from scalelab.report import charts, gather, html, svg
 from scalelab.report.figures import metricplots, plots, style
 from scalelab.untrusted.files import replace_file
@@ -43,7 +43,7 @@ class ReportPage:
 
     def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
         """The runs that can be read in full; the others are listed on the page with the reason."""
-        reasons = {folder: records.describe_damage(folder) for folder in folders}
+        reasons = {folder: listing.describe_damage(folder) for folder in folders}
         self.missing += [f"{folder.name} is damaged: {reason}" for folder, reason in reasons.items() if reason]
         return [folder for folder, reason in reasons.items() if not reason]
 
@@ -115,7 +115,7 @@ def loss_sections(
 
     `held` names the held-out run, which stands out.
     """
-    values = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
+    values = {row["name"]: row.get(colour, row["name"]) for row in map(listing.read_run, folders)}
     rows, events = gather.read_curve_rows(folders), gather.read_event_rows(folders)
     return curve_figures(page, rows, events, gather.entropy_rate(folders), values, (colour, colour_title), held)
 
@@ -192,7 +192,7 @@ def metrics_section(
     constants = html.render_paragraph(f"Constant over all steps: {values}.", "soft") if constant else ""
     if not panels:
         return constants
-    colour_of = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
+    colour_of = {row["name"]: row.get(colour, row["name"]) for row in map(listing.read_run, folders)}
     caption = "All other metrics over the steps that were logged, unsmoothed."
     colours = page.colours.get(colour) or style.key_colours(colour, colour_of.values())
     plot = functools.partial(metricplots.metric_panels, rows, panels, colour_of, colours)
@@ -215,7 +215,7 @@ def layers_section(page: ReportPage) -> str:
     )
     figure = page.draw("layers", lambda: metricplots.layer_maps(lines), metricplots.layer_rows(lines), caption)
     rows = [
-        {"run": page.folder.name, "step": line["step"]} | {key: line[key] for key in records.batch_keys(line)}
+        {"run": page.folder.name, "step": line["step"]} | {key: line[key] for key in listing.batch_keys(line)}
         for line in lines
     ]
     curves = [{key: value for key, value in row.items() if not key.startswith("worst/row")} for row in rows]

@@ -4,9 +4,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.index import grids
 from scalelab.index.table import read_grid
+from scalelab.record import listing, records
 from scalelab.report import gather, html
 from scalelab.report.parts import ReportPage, check_page, curve_figures, runs_table
 from scalelab.sweep.answer import rows as answer_rows
@@ -72,7 +72,7 @@ def write_sweeps(path: pathlib.Path, folders: Sequence[records.Folder]) -> dict[
 
 
 def _grid_folders(folder: pathlib.Path) -> list[pathlib.Path]:
-    runs, _ = grids.split_runs(folder, {path.name: path for path in records.run_folders(folder)})
+    runs, _ = grids.split_runs(folder, {path.name: path for path in listing.run_folders(folder)})
     return list(runs.values())
 
 
@@ -94,7 +94,7 @@ def _distinct_names(folders: Sequence[records.Folder]) -> dict[str, pathlib.Path
 
 
 def _named_rows(sides: Mapping[str, Sequence[pathlib.Path]]) -> list[dict]:
-    rows = [(side, records.read_run(run)) for side, runs in sides.items() for run in runs]
+    rows = [(side, listing.read_run(run)) for side, runs in sides.items() for run in runs]
     return [row | {"name": f"{side}: {row['name']}"} for side, row in rows]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import LIST, describe_mismatch, write_json
 from scalelab.lock import LEASE_FILE
+from scalelab.record.jsonfiles import LIST, read_json, write_json
+from scalelab.record.lock import LEASE_FILE
 from scalelab.stores import client
 from scalelab.stores.client import Place, StoreDown, StoreRefused
 from scalelab.stores.download import download, read_index

@@ -9,9 +9,9 @@ import hashlib
 import re
 from typing import Any
 
-from scalelab import lock
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import LIST, TEXT, WHOLE, describe_mismatch
+from scalelab.record import lock
+from scalelab.record.jsonfiles import LIST, TEXT, WHOLE, describe_mismatch
 from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.paths import check_name
 from scalelab.untrusted.text import printable

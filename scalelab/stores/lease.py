@@ -14,6 +14,8 @@ import uuid
 from typing import Any
 
 from scalelab import lock
+from scalelab.errors import BadInput
+from scalelab.record import lock
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, Version
 from scalelab.stores.formats import MOST_HEAD_BYTES, ObjectsLost, parse_head
@@ -129,7 +131,7 @@ def machine_id() -> str:
 
 
 def _judge(place: Place, owner: lock.LockOwner, here: bool, silent_s: float, take_over: bool) -> tuple[str, str]:
-    """(the reason to refuse the lease, what became of its owner), as for a local folder (`scalelab.lock`)."""
+    """(the reason to refuse the lease, what became of its owner), as for a local folder (`scalelab.record.lock`)."""
     silence = f"its last sign of life was {max(silent_s, 0):.0f} s ago"
     if here:
         alive = place.url in HELD if owner.process == os.getpid() else lock.is_process_alive(owner.process)

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from scalelab import lock
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import LIST, read_json, write_json
+from scalelab.record import lock
+from scalelab.record.jsonfiles import LIST, read_json, write_json
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, StoreDown, StoreRefused
 from scalelab.stores.download import download, read_index

@@ -11,10 +11,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git, lock, records
+from scalelab import git
 from scalelab.errors import BadInput
 from scalelab.index import grids
 from scalelab.index.waiting import describe_held_packs, wait_for_folder
+from scalelab.record import lock, records
 from scalelab.sweep import status
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
 from scalelab.sweep.executors import choice, deaths

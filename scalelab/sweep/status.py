@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.index.alive import DEAD_STATUS
 from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
+from scalelab.record import records
 from scalelab.untrusted.paths import list_folders, path_below
 
 # A trial that diverged is a result of its grid, and one that was stopped early by a rule too.

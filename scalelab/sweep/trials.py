@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import identity as identity_lib
-from scalelab import records, set_by
+from scalelab import set_by
 from scalelab.config import files
 from scalelab.errors import BadInput
 from scalelab.index import grids
+from scalelab.record import identity as identity_lib
+from scalelab.record import records
 from scalelab.sweep import grid
 
 MOST_TRIALS = 10_000  # more is surely a mistake: such a table is unreadable, and such a folder slow

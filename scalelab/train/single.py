@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from scalelab import git, lock, records, user_code
+from scalelab import git, user_code
 from scalelab.data.dataset import Dataset, open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.hardware import device_memory
 from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
+from scalelab.record import lock, records
 from scalelab.train import ledger
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage import compatibility, determinism, extend

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import scalelab
-from scalelab import api, records
+from scalelab import api
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.evaluate import subject
 from scalelab.laws.examples import read_quickstart
 from scalelab.laws.fits.study import fit_study
 from scalelab.model import transformer
+from scalelab.record import listing, records
 from scalelab.sweep.answer import wording
 from scalelab.train.resume.weights import load_run_weights
 from tests.report import synthetic
@@ -59,7 +60,7 @@ def test_importing_the_package_loads_nothing_heavy():
 def test_a_trained_run_is_what_its_folder_says(page, capsys, monkeypatch):
     folder, names = page
     assert names["result"]["status"] == "done" and names["result"]["final_step"] == 20
-    row = records.read_run(folder / "runs" / "first")
+    row = listing.read_run(folder / "runs" / "first")
     monkeypatch.chdir(folder)
     assert names["rows"] == [{**row, "folder": "runs/first"}]
     assert names["rows"].to_arrow().to_pylist()[0]["optim.peak_lr"] == 1e-2

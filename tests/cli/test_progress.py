@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from scalelab import records
 from scalelab.cli.lines import Pace
 from scalelab.cli.progress import PoolProgress, RunProgress, WorkProgress
+from scalelab.record import records
 from tests.cli.test_lines import Clock
 
 

@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from tests.train.checkpoints.test_checkpoint import saved
 
 FACTS = {

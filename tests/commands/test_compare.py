@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from tests.train.resume.test_compatibility import config
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.evaluate import evaluations
+from scalelab.record import listing, records
 from tests.evaluate.runs import copy, texts, trained
 
 ITEMS = [
@@ -63,7 +63,7 @@ def test_other_weights_and_steps_stand_beside_them(run, capsys):
     assert [(row["step"], row["weights"]) for row in rows] == [(4, "ema"), (4, "mean2"), (2, "trained"), (4, "trained")]
     assert len({row["metrics"]["loss"] for row in rows}) == 4 and len({row["digest"] for row in rows}) == 4
     assert rows[2]["tokens"] == rows[3]["tokens"] / 2
-    row = records.read_run(run)
+    row = listing.read_run(run)
     assert row["ema_text_loss"] == rows[0]["metrics"]["loss"] and row["text_loss"] == rows[3]["metrics"]["loss"]
 
 
@@ -99,7 +99,7 @@ def test_each_source_of_a_prepared_folder_has_its_loss_and_another_tokenizer_is_
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["evaluations"]
     assert [row["set"] for row in rows] == ["two_parts", "two_parts_code", "two_parts_talk"]
     assert rows[1]["metrics"]["loss"] != rows[2]["metrics"]["loss"] and len({row["fingerprint"] for row in rows}) == 1
-    assert records.read_run(run)["two_parts_talk_bpb"] == rows[2]["metrics"]["bpb"]
+    assert listing.read_run(run)["two_parts_talk_bpb"] == rows[2]["metrics"]["bpb"]
     assert main([*command, "--tokenizer=bpe:300", f"--out={tmp_path}/large"]) == 0
     capsys.readouterr()
     assert main(["eval", str(run), f"--data={tmp_path}/large"]) == 2

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from tests.report import synthetic
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.laws.read.readers import read_raw_rows, write_parquet
+from scalelab.record import listing, records
 from tests.report import synthetic
 
 
@@ -65,7 +65,7 @@ def test_a_terminal_gets_a_drawn_table_with_names_as_they_are(sweep):
 def test_csv_is_every_column_of_every_run(sweep, tmp_path, capsys):
     assert main(["runs", str(sweep), "--csv"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    wanted = records.read_runs(sweep)
+    wanted = listing.read_runs(sweep)
     assert list(rows[0]) == list(wanted[0])
     for row, run in zip(rows, wanted, strict=True):
         assert row == {key: "" if value is None else str(value) for key, value in run.items()}
@@ -78,7 +78,7 @@ def test_csv_is_every_column_of_every_run(sweep, tmp_path, capsys):
 def test_parquet_is_the_same_table_with_its_types(sweep, tmp_path, capsys):
     assert main(["runs", str(sweep), f"--parquet={tmp_path}/runs.parquet"]) == 0
     assert capsys.readouterr().out == "" and sorted(p.name for p in tmp_path.iterdir()) == ["runs.parquet", "sweep"]
-    wanted = records.read_runs(sweep)
+    wanted = listing.read_runs(sweep)
     rows = read_raw_rows(tmp_path / "runs.parquet")
     assert rows == wanted and list(rows[0]) == list(wanted[0])
     kinds = {
@@ -154,7 +154,7 @@ def test_by_a_key_is_one_line_a_setting_with_its_mean_over_seeds(grid, capsys):
     assert [line.split()[:4] for line in lines[4:6]] == [["0.008", "1", "of", "2"], ["0.016", "1", "of", "2"]]
     assert "not ranked yet: 1 not finished" in lines[4] and "ranked last: 1 diverged" in lines[5]
     answer = json.loads((grid / "answer.json").read_text())
-    losses = {row["name"]: row["val_loss"] for row in records.read_runs(grid) if row["status"] == "done"}
+    losses = {row["name"]: row["val_loss"] for row in listing.read_runs(grid) if row["status"] == "done"}
     for setting in answer["settings"][:4]:
         lr = setting["values"]["optim.peak_lr"]
         pair = [losses[f"lr{lr:g}-s{seed}"] for seed in (0, 1)]
@@ -175,7 +175,7 @@ def test_the_table_by_settings_as_files(grid, tmp_path, capsys):
 def test_the_report_and_the_sweep_have_the_same_answer(grid, capsys):
     assert main(["runs", str(grid), "--by=optim.peak_lr,train.steps", "--json"]) == 0
     by_both = json.loads(capsys.readouterr().out)
-    records.write_json(grid / "sweep.json", {"trials": {row["name"]: 10 for row in records.read_runs(grid)}})
+    records.write_json(grid / "sweep.json", {"trials": {row["name"]: 10 for row in listing.read_runs(grid)}})
     assert main(["sweep", f"--workdir={grid}", "--status", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)["answer"]
     assert [s["mean"] for s in answer["settings"]] == [s["mean"] for s in by_both["settings"]]
@@ -184,7 +184,7 @@ def test_the_report_and_the_sweep_have_the_same_answer(grid, capsys):
 
 
 def test_trials_that_have_not_started_are_counted_in_their_settings(grid, capsys):
-    trials = {row["name"]: 10 for row in records.read_runs(grid)} | {"lr0.001-s2": 10}
+    trials = {row["name"]: 10 for row in listing.read_runs(grid)} | {"lr0.001-s2": 10}
     values = {"lr0.001-s2": {"optim.peak_lr": 1e-3, "train.steps": 2901, "train.seed": 2}}
     records.write_json(grid / "sweep.json", {"trials": trials, "values": values})
     assert main(["runs", str(grid), "--by=optim.peak_lr", "--json"]) == 0

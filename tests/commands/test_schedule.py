@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.optim import schedules
+from scalelab.record import records
 from scalelab.report.figures import scheduleplot
 from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
-from scalelab.identity import identity
+from scalelab.record import records
+from scalelab.record.identity import identity
 from scalelab.train.checkpoints import manifest
 from tests.evaluate.runs import copy, settings, trained
 from tests.train.checkpoints.test_manifest import forge

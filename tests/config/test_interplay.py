@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.config.checks import interplay
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import schedule_curves
+from scalelab.record import records
 from tests.train.runs import SMALL
 
 NAMES = ("constant", "linear", "cosine", "cosine_restarts", "wsd", "wsd_s", "multi_step", "inverse_sqrt")

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from tests.crash.trainer import (
     Cue,
     check_killed,

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.single import train_single
 from tests.crash.trainer import (

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from tests.crash.trainer import Cue, check_resumed, check_steps, count, end, said, start, wait_for
 
 # What the process is about to do when it gets the signal.

@@ -14,8 +14,8 @@ import jax
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import lock, records
 from scalelab.__main__ import main
+from scalelab.record import lock, records
 from scalelab.sweep.run import run_sweep
 from scalelab.sweep.trials import load_trials
 from scalelab.train.checkpoints.checkpoint import Checkpoints

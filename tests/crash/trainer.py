@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from scalelab import records
+from scalelab.record import records
 from scalelab.stores.urls import url_of
 from scalelab.sweep.executors.pool import PRELOADED_MODULES, _without_main_import
 from scalelab.train.checkpoints import manifest

@@ -18,7 +18,6 @@ import pytest
 from pyarrow import csv as arrow_csv
 from pyarrow import feather
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.data.prepare import prepared, specs
 from scalelab.data.read import tfdsets
@@ -27,6 +26,7 @@ from scalelab.data.sources import sources
 from scalelab.data.sources.sources import DataConfig
 from scalelab.data.tokenizers.load import load_indexed_tokenizer
 from scalelab.errors import BadInput
+from scalelab.record import records
 from tests.data import corpora
 from tests.data.prepare.test_corpus import DOCUMENTS, digests, opened, prepare
 

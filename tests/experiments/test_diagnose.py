@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalelab import records
 from scalelab.experiments.diagnose import __main__ as study
 from scalelab.experiments.diagnose import forks
 from scalelab.experiments.diagnose.functions import FAULTS, FAULTY, corpus
@@ -12,6 +11,7 @@ from scalelab.experiments.diagnose.healthy import HEALTHY
 from scalelab.experiments.diagnose.plants import PLANTS
 from scalelab.experiments.diagnose.score import judge_healthy, judge_plant, stop_after
 from scalelab.experiments.shared import RESULTS
+from scalelab.record import records
 from scalelab.train.run.feed import Feed
 from scalelab.train.single import load_run_dataset
 from tests.train.resume.test_compatibility import config

@@ -11,7 +11,6 @@ import time
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import jsonfiles
 from scalelab.experiments.gpu import __main__ as gpu
 from scalelab.experiments.gpu import compiled, ledger, page, parts, session, settings
 from scalelab.experiments.gpu.measures import attention, commands, torch_models, utilisation
@@ -19,6 +18,7 @@ from scalelab.experiments.gpu.question import OutOfTime, Question
 from scalelab.experiments.shared import RESULTS
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
+from scalelab.record import jsonfiles
 
 QUICK_PARTS = "doctor,124m-bf16,resume,attention,packing,reference-run"
 

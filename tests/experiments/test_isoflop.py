@@ -10,10 +10,10 @@ from typing import ClassVar
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.errors import WorkFailed
 from scalelab.experiments import conduct, isoflop, ladder_runs, phases
 from scalelab.model.count import count_parameters
+from scalelab.record import records
 from scalelab.sweep.executors import choice
 from tests.report import synthetic
 from tests.sweep.here import TrainHere

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from experiments import watch
-from scalelab import records
 from scalelab.diagnose.watch.curve import read_curve
+from scalelab.record import listing
 from tests.diagnose.watch import families
 
 
@@ -24,7 +24,7 @@ def test_a_grid_is_replayed_in_order_and_its_regret_is_that_of_the_trials_left(t
     """Four trials of one budget: the second is far above its law, and nothing but its own curve tells it."""
     for i, (n, steps) in enumerate(((8_000, 4_000), (9_000, 3_550), (10_000, 3_200), (11_000, 2_910))):
         families.write_member(tmp_path / f"fit-{i}", n, steps, off=0.3 if i == 1 else 0.0)
-    grid = [read_curve(place) for place in records.run_folders(tmp_path)]
+    grid = [read_curve(place) for place in listing.run_folders(tmp_path)]
     result = watch.replay(grid, "grid")
     stopped = result["stopped"]
     assert "fit-1" in stopped and "fit-0" not in stopped  # the first has no rival that is known
@@ -40,7 +40,7 @@ def test_a_grid_is_replayed_in_order_and_its_regret_is_that_of_the_trials_left(t
 
 def test_rows_hold_every_share_and_way(tmp_path):
     families.write_family(tmp_path, sizes=(5_000, 9_000, 16_000), lengths=(800, 1_600, 3_200))
-    curves = [read_curve(place) for place in records.run_folders(tmp_path)]
+    curves = [read_curve(place) for place in listing.run_folders(tmp_path)]
     rows = watch.score_run(curves[4], curves)
     assert {row["way"] for row in rows} == {"family, val", "family, train", "own curve, val"}
     assert [row["share"] for row in rows if row["way"] == "family, val"] == list(watch.SHARES)

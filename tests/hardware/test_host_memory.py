@@ -10,12 +10,12 @@ import jax
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.hardware import host_memory
 from scalelab.hardware.chips import GIB, host_memory_bytes
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.host import host_memory as plan_host
+from scalelab.record import records
 from scalelab.train.step import state
 from tests.train.runs import ROOT, run_here, train
 

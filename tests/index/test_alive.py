@@ -15,9 +15,9 @@ import time
 
 import pytest
 
-from scalelab import lock, records
 from scalelab.__main__ import main
 from scalelab.index import alive
+from scalelab.record import lock, records
 from scalelab.sweep import live
 from tests.diagnose.watch import families
 from tests.report import synthetic
@@ -25,7 +25,7 @@ from tests.report import synthetic
 ROOT = pathlib.Path(__file__).parents[2]
 HOLD = """
 import sys, time
-from scalelab import lock
+from scalelab.record import lock
 with lock.hold_folder(sys.argv[1]):
     print(flush=True)
     time.sleep(999)

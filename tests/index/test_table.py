@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from scalelab import records
 from scalelab.index import store, table
+from scalelab.record import listing, records
 from scalelab.sweep.status import read_trial_row
 from tests.report import synthetic
 
@@ -32,7 +32,7 @@ def assert_read_as_from_the_runs(folder):
     for _ in range(2):  # the second time from an index that the first has written
         runs = table.read_indexed_runs(folder)
         failed = {name: {"status": "failed"} for name, run in runs.items() if run.progress["status"] == "failed"}
-        expected = [row | failed.get(row["name"], {}) for row in records.read_runs(folder)]
+        expected = [row | failed.get(row["name"], {}) for row in listing.read_runs(folder)]
         assert [run.row for run in runs.values()] == expected
         assert [list(run.row) for run in runs.values()] == [list(row) for row in expected]  # order of columns
         for name, run in runs.items():
@@ -115,8 +115,8 @@ def test_rows_are_those_of_the_folders_after(folder, change):
 
 def test_unchanged_runs_are_not_read_again(folder, monkeypatch):
     read = []
-    make_row = records.make_row
-    monkeypatch.setattr(records, "make_row", lambda place, *rest: read.append(place.name) or make_row(place, *rest))
+    make_row = listing.make_row
+    monkeypatch.setattr(listing, "make_row", lambda place, *rest: read.append(place.name) or make_row(place, *rest))
     table.read_runs(folder)
     assert read == []
     append(folder, "metrics.jsonl", {"step": 3906, "train_loss": 9.0})
@@ -127,7 +127,7 @@ def test_unchanged_runs_are_not_read_again(folder, monkeypatch):
 def test_a_moved_sweep_has_rows_of_its_new_place(folder, tmp_path):
     folder.joinpath("runs").rename(tmp_path / "elsewhere")
     rows = table.read_runs(tmp_path / "elsewhere")
-    assert rows == records.read_runs(tmp_path / "elsewhere")
+    assert rows == listing.read_runs(tmp_path / "elsewhere")
     assert {row["folder"] for row in rows} == {str(tmp_path / "elsewhere" / name) for name in NAMES}
 
 
@@ -169,7 +169,7 @@ def test_readers_at_once_while_a_run_goes_on(folder):
             if list(rows) != list(NAMES) or rows["c"] != expected["c"]:
                 failures.append(rows)
 
-    expected = {row["name"]: row for row in records.read_runs(folder)}
+    expected = {row["name"]: row for row in listing.read_runs(folder)}
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -185,5 +185,5 @@ def test_readers_at_once_while_a_run_goes_on(folder):
 def test_few_runs_get_no_file_beside_them(tmp_path):
     for name in NAMES:
         synthetic.write_run(tmp_path / name, lines=4)
-    assert table.read_runs(tmp_path) == records.read_runs(tmp_path)
+    assert table.read_runs(tmp_path) == listing.read_runs(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == list(NAMES)

@@ -15,9 +15,9 @@ from scalelab import config as config_lib
 from scalelab.__main__ import main
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
-from scalelab.identity import identity
 from scalelab.optim import clip, registry
 from scalelab.optim.chain import build_optimizer_chain, second_moments
+from scalelab.record.identity import identity
 from tests.optim.frame import by_chain, nested, problem, setting
 from tests.train.runs import ROOT, SMALL
 

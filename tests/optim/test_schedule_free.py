@@ -7,13 +7,13 @@ import optax
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import schedule_steps
 from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves
 from scalelab.optim.registry import OPTIMIZERS
+from scalelab.record import records
 from scalelab.train.resume.weights import load_run_weights
 from scalelab.train.single import load_run_dataset, train_single
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, setting

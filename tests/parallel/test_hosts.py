@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import split_overrides
+from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.step import state

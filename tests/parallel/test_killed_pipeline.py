@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from tests.train.resume.test_compatibility import SMALL
 from tests.train.runs import command, finish, untimed, wait_for

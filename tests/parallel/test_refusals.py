@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from scalelab import records
 from scalelab.parallel.rules import NO_LIBRARY_FLAG
+from scalelab.record import records
 from tests.train.resume.test_compatibility import SMALL
 from tests.train.runs import ROOT
 

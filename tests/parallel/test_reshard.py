@@ -30,7 +30,7 @@ PROGRAM = """
 import json, pathlib, shutil, sys
 import jax, numpy as np
 from scalelab.configs import tiny
-from scalelab import records
+from scalelab.record import records
 from scalelab.config import override, resolve, static
 from scalelab.train.resume import start
 from scalelab.train.lineage.spec import make_train_spec

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from tests.parallel.test_hosts import SETTINGS, devices, finish_pair
 from tests.train.runs import ROOT, ended, free_port, train
 

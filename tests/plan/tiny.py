@@ -7,8 +7,8 @@ import pathlib
 from ml_collections import ConfigDict
 
 from scalelab import config as configs
-from scalelab import records
 from scalelab.configs import base
+from scalelab.record import records
 
 SIZES = {
     "model.seq_len": 32, "train.global_batch": 4, "train.steps": 8, "train.steps_per_dispatch": 1, "log.every_steps": 1,

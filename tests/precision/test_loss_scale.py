@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.precision import loss_scale
 from scalelab.precision.loss_scale import LossScale
+from scalelab.record import records
 from scalelab.train.resume import start as lineage
 from scalelab.train.single import train_single
 from scalelab.train.step import state as state_lib

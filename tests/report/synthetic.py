@@ -6,11 +6,11 @@ import pathlib
 import random
 
 from scalelab import config as configs
-from scalelab import records
 from scalelab.configs import base
 from scalelab.laws.fits.study import fit_study
 from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop
+from scalelab.record import listing, records
 
 LAW = {"E": 1.12, "A": 39.0, "B": 410.0, "alpha": 0.45, "beta": 0.47}
 BUDGETS = (1.25e11, 2.5e11, 5e11, 1e12)
@@ -131,7 +131,7 @@ def write_study(folder: pathlib.Path, lines: int = 150) -> dict:
             worse = {0.5: 0.031, 1.0: 0.0, 2.0: 0.012 if row is runs[0] else -0.04}[factor]
             checks.append({"size": row["N"], "factor": factor, "loss": row["loss"] + worse, "folder": row["folder"]})
     batches = [row | {"loss": runs[0]["loss"] + 0.02 * abs(row["factor"] - 1)} for row in checks[:3]]
-    fit = fit_study(records.read_runs(folder), bootstrap=100)
+    fit = fit_study(listing.read_runs(folder), bootstrap=100)
     isoflop = fit_isoflop([row["C"] for row in runs], [row["N"] for row in runs], [row["loss"] for row in runs])
     message = fit.predict(n, held["D"])
     budgets = [1.25e11 * 1.4**i for i in range(12)]

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from scalelab import records
-from scalelab.identity import identity
+from scalelab.record import listing, records
+from scalelab.record.identity import identity
 from scalelab.report import serve
 from scalelab.report.pages import write_report
 from tests.report import synthetic
@@ -75,7 +75,7 @@ def test_pointing_at_a_line_names_run_and_value(browser, pages):
         if "·" in seen:
             break
     run = seen.split(" · ")[0]
-    assert run in {row["name"] for row in records.read_runs(pages["sweep"].parent)} and "tokens" in seen
+    assert run in {row["name"] for row in listing.read_runs(pages["sweep"].parent)} and "tokens" in seen
 
 
 def test_what_a_reader_asks_is_answered(browser, pages):

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from scalelab import records
+from scalelab.record import listing, records
 from scalelab.report import gather
 from scalelab.report.pages import write_report
 from tests.report import synthetic
@@ -58,6 +58,6 @@ def test_a_page_of_many_shows_some_curves_and_every_failure(tmp_path, monkeypatc
     assert any("r03 is damaged" in gap for gap in report["missing"])
     assert all(f"note of {i}" in page for i in range(12) if i != 3)
     curves = (tmp_path / "figures" / "training_loss.csv").read_text().splitlines()[1:]
-    losses = {row["name"]: row["val_loss"] for row in records.read_runs(tmp_path) if row["status"] == "done"}
+    losses = {row["name"]: row["val_loss"] for row in listing.read_runs(tmp_path) if row["status"] == "done"}
     drawn = {line.split(",")[0] for line in curves}
     assert len(drawn) == 4 and {min(losses, key=losses.get), max(losses, key=losses.get)} <= drawn

@@ -10,9 +10,9 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import listing, records
 from scalelab.report import gather, parts
 from scalelab.report.pages import write_report
 from scalelab.sweep.answer import settings
@@ -148,7 +148,7 @@ def test_csvs_hold_the_numbers_of_the_study(study):
 
 def test_csv_of_the_curves_is_every_logged_line(study):
     folder, _, _, _ = study
-    logged = [row for path in records.run_folders(folder) for row in records.read_metrics(path)]
+    logged = [row for path in listing.run_folders(folder) for row in records.read_metrics(path)]
     for name, key in (("training_loss", "train_loss"), ("validation_loss", "val_loss")):
         losses = sorted(line[key] for line in logged if key in line)
         assert sorted(float(row[key]) for row in numbers_behind(folder, name)) == losses
@@ -172,7 +172,7 @@ def test_bad_news_is_told(study, tmp_path, change, message):
     summary = json.loads((study[0] / "summary.json").read_text())
     summary["held_out"] |= change
     assert message in " ".join(
-        verdict.summary_lines(summary, studies._first_metric(summary, records.run_folders(study[0])))
+        verdict.summary_lines(summary, studies._first_metric(summary, listing.run_folders(study[0])))
     )
 
 
@@ -226,7 +226,7 @@ def test_a_sweep_names_its_best_and_its_lost(tmp_path):
     report = write_report(tmp_path)
     text = Elements((tmp_path / "report.html").read_text()).text
     losses = {}
-    for row in records.read_runs(tmp_path):
+    for row in listing.read_runs(tmp_path):
         losses.setdefault(row["optim.peak_lr"], []).append(row["val_loss"] if row["status"] == "done" else math.inf)
     mean, lr = min((sum(pair) / 2, lr) for lr, pair in losses.items())
     error = abs(losses[lr][0] - losses[lr][1]) / 2
@@ -238,7 +238,7 @@ def test_a_sweep_names_its_best_and_its_lost(tmp_path):
     assert "Settings over seeds" in text and "ranked last: 1 diverged" in text and "not ranked yet: 1 not" in text
     curve = {float(row["peak_lr"]): float(row["loss"]) for row in numbers_behind(tmp_path, "lr_optimum")}
     assert curve == {lr: pair[0] for lr, pair in losses.items()}, "only seed 0 has ended at every LR"
-    assert {row["run"] for row in numbers_behind(tmp_path, "sweep")} == {f.name for f in records.run_folders(tmp_path)}
+    assert {row["run"] for row in numbers_behind(tmp_path, "sweep")} == {f.name for f in listing.run_folders(tmp_path)}
 
 
 def test_a_best_trial_at_the_edge_is_said(undrawn, tmp_path):
@@ -340,7 +340,7 @@ def test_a_run_on_several_sources_says_each(undrawn, tmp_path):
     write_report(tmp_path / "runs" / "a")
     page = Elements((tmp_path / "runs" / "a" / "report.html").read_text())
     assert "Sources" in page.text and all(message in page.text for message in ("web 2.2500", "1.5", "code –"))
-    assert settings.swept_keys(records.read_runs(tmp_path)) == []  # what was measured is not what was swept
+    assert settings.swept_keys(listing.read_runs(tmp_path)) == []  # what was measured is not what was swept
 
 
 def test_an_event_without_a_step_stands_where_the_run_was(tmp_path):

@@ -12,8 +12,8 @@ import threading
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.report import serve
 from scalelab.report.pages import write_report
 from tests.report import synthetic

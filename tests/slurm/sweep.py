@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from scalelab import records
+from scalelab.record import records
 from scalelab.sweep.executors import jobs
 from tests.train.runs import ROOT, hear_signals, untimed
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from tests.slurm.sweep import ONE, PAIR, Sweep, finish_with_releases, kill_node
 
 pytestmark = pytest.mark.slurm

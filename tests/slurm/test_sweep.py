@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from tests.slurm.sweep import ONE, PAIR, Sweep, wait_until
 
 pytestmark = pytest.mark.slurm

@@ -10,9 +10,9 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep.tune import study
 from scalelab.train.single import train_single
 from tests.report import synthetic

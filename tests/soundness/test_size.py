@@ -6,7 +6,7 @@ from scalelab import config as config_lib
 from scalelab.configs import base
 from scalelab.configs.base import MODEL
 from scalelab.model import count
-from scalelab.soundness import size
+from scalelab.record.soundness import size
 
 SMALL = {
     "n_layers": "3", "d_model": "32", "n_heads": "4", "n_kv_heads": "2", "vocab_size": "256", "seq_len": "16",

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from scalelab import lock
 from scalelab.errors import BadInput
+from scalelab.record import lock
 from scalelab.stores import client, lease, urls
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -8,9 +8,9 @@ import types
 
 import pytest
 
-from scalelab import lock, records
 from scalelab.__main__ import main
 from scalelab.index import waiting
+from scalelab.record import lock, records
 from scalelab.stores import client, lease, mirror
 from scalelab.stores.urls import local_folder
 from tests.crash.trainer import overrides

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from scalelab import lock
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.record import lock
 from scalelab.stores import formats
 
 SHA = hashlib.sha256(b"x").hexdigest()

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from scalelab import lock
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.record import lock
 from scalelab.stores import client, copies, mirror, upload
 from scalelab.stores.copies import copy_here
 from scalelab.stores.download import read_index

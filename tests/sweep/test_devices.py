@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import override
 from scalelab.configs import tiny
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.step.program import spread_trials, vmapped_program
 from tests.train.runs import ROOT, untimed

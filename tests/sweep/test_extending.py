@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 
-from scalelab import records, signals
+from scalelab import signals
 from scalelab.__main__ import main
 from scalelab.index.table import read_grid
+from scalelab.record import records
 from tests.sweep.here import train_packs_here
 from tests.train.runs import run_here, untimed
 

@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.single import train_single

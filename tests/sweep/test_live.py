@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from scalelab import records
 from scalelab.cli import follow
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep import live
 from tests.report import synthetic
 from tests.train.runs import hear_signals

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import override
 from scalelab.configs import tiny
+from scalelab.record import records
 from scalelab.sweep import status
 from scalelab.sweep.run import run_sweep
 from scalelab.train.single import train_single

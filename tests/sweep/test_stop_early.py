@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.diagnose.watch.stop import NAMES, StopJudge, check_rule
 from scalelab.errors import BadInput
 from scalelab.laws.fits.study import fit_study
+from scalelab.laws.read.study import fit_study
+from scalelab.record import listing, records
 from scalelab.report import pages
 from scalelab.sweep.run import run_sweep
 from scalelab.sweep.trials import load_trials
@@ -51,7 +52,7 @@ def test_a_hopeless_trial_is_stopped_early_and_is_not_a_result(swept, capsys):
     settings = {each["values"]["optim.peak_lr"]: each for each in content["answer"]["settings"]}
     assert settings[3e-6]["lost"] and not settings[3e-6]["losses"] and settings[2e-2]["verdict"] == "best"
     with pytest.raises(BadInput, match="stopped early"):
-        fit_study([row for row in records.read_runs(folder) if row["name"] == poor["name"]])
+        fit_study([row for row in listing.read_runs(folder) if row["name"] == poor["name"]])
     capsys.readouterr()
     assert main(["sweep", f"--workdir={folder}", "--status"]) == 0
     shown = capsys.readouterr()
@@ -63,7 +64,7 @@ def test_an_ended_trial_is_not_run_again_and_its_page_says_why(swept):
     before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.json*")}
     assert main(["sweep", *arguments]) == 0
     assert before == {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.json*")}
-    row = records.read_run(folder / "runs" / content["trials"][0]["name"])
+    row = listing.read_run(folder / "runs" / content["trials"][0]["name"])
     assert "This run ended early" in pages._state(row) and "p_worse_than_best" in pages._state(row)
 
 

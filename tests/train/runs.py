@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.signals import STOP_SIGNALS
 from scalelab.train.checkpoints import manifest
 

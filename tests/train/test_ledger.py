@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import schedule_steps, stretches
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
+from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
 from scalelab.train.lineage.facts import config_from_facts

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from scalelab import jsonfiles, records
 from scalelab.__main__ import main
+from scalelab.record import jsonfiles, records
 from scalelab.untrusted import documents, schemas
 from tests.report import synthetic
 

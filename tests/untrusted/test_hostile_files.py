@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from tests.report import synthetic
 
 

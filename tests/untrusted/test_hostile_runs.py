@@ -12,8 +12,8 @@ import urllib.request
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.report import serve
 from tests.report import synthetic
 

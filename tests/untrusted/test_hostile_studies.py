@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from tests.untrusted.test_hostile_files import changed, paths_in
 
 CONFIG = """from scalelab.configs import quickstart

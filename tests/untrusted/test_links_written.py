@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from scalelab import lock
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import lock
 from scalelab.untrusted import files
 from tests.crash.trainer import _heed_permissions, overrides
 from tests.report import synthetic

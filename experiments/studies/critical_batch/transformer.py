@@ -8,7 +8,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.cli.parser import print_status
 from scalelab.configs import tiny
 from scalelab.diagnose.evidence import gather_evidence
@@ -16,6 +15,7 @@ from scalelab.diagnose.noise.measure import measure_noise
 from scalelab.errors import WorkFailed
 from scalelab.experiments.shared import train_trials
 from scalelab.laws.use.isoflop_minima import lowest_parabola
+from scalelab.record import records
 
 SEQ_LEN, TARGET = 32, 2.5  # the loss of single bytes is 3.2, of pairs 2.5 nats
 RATES = 0.0007 * 2.0 ** np.arange(7)

@@ -10,9 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.configs import base
 from scalelab.model import count
+from scalelab.record import records
 
 BUDGETS = (4e9, 8e9, 1.6e10, 3.2e10, 6.4e10)  # FLOPs, 6ND
 SIZES = (4, 6, 8, 12, 16, 24, 32, 48)  # d_model

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from scalelab import records
 from scalelab.experiments.shared import find_runs
 from scalelab.experiments.studies.one_trunk import grid
 from scalelab.laws import FitError
 from scalelab.laws.use.isoflop import fit_isoflop, group_budgets
 from scalelab.laws.use.seed_noise import measure_noise
+from scalelab.record import records
 
 Losses = Mapping[grid.Cell, list[float]]
 LEVEL = 0.9

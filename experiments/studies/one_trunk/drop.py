@@ -11,10 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.experiments.shared import find_runs
 from scalelab.experiments.studies.one_trunk import grid
 from scalelab.experiments.studies.one_trunk.compare import mean_and_error
+from scalelab.record import records
 
 WIDTH, STEPS = 32, 700
 LRS = (0.002, 0.004, 0.008)

@@ -11,10 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.experiments import isoflop
 from scalelab.experiments.ladder_runs import size_and_tokens
 from scalelab.experiments.shared import find_runs
+from scalelab.record import records
 from scalelab.sweep.scaling import ladder, rules
 
 Cell = tuple[int, int]

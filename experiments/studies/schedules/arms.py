@@ -8,11 +8,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.api.curves import read_curve
 from scalelab.experiments import curves
 from scalelab.experiments.shared import find_runs
 from scalelab.laws.curves.curve import Curve, make_curve
+from scalelab.record import records
 from scalelab.sweep.answer.differences import mean_difference
 
 SHARES = (5, 10, 20, 40)  # per cent of the run that the decay takes

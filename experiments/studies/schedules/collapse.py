@@ -12,10 +12,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.experiments import isoflop
 from scalelab.experiments.ladder_runs import size_and_tokens
 from scalelab.experiments.shared import find_runs
+from scalelab.record import records
 from scalelab.sweep.scaling import ladder, rules
 
 TOKENS_PER_PARAMETER = {16: 24.6, 24: 29.3, 32: 33.6, 40: 37.6}  # the optima of the quickstart's law, exact FLOPs

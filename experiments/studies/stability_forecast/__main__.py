@@ -20,11 +20,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.cli.parser import print_status
 from scalelab.experiments.shared import markdown_table, train_trials
 from scalelab.experiments.studies import outcome
 from scalelab.experiments.studies.stability_forecast import figure, ladder
+from scalelab.record import records
 
 WIDTHS, QUICK_WIDTHS = (16, 32, 64, 96), (16, 32, 64)
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1, 2)  # settings were explored with seed 0 at two widths

@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.configs import tiny
+from scalelab.record import listing, records
 
 LRS = (1e-3, 4e-3, 1.6e-2, 6.4e-2, 0.256)
 D_HEAD = 16
@@ -61,7 +61,7 @@ def read_rows(folder: pathlib.Path, width: int, seeds: Sequence[int], arms: Sequ
         for lr in LRS:
             for seed in seeds:
                 place = folder / "runs" / run_name(arm, lr, seed)
-                run, lines = records.read_run(place), records.read_layers(place)
+                run, lines = listing.read_run(place), records.read_layers(place)
                 lines = [line for line in lines if line["step"] % LAYERS_EVERY == 0]
                 log_z = [line["logits/log_z"] for line in lines]
                 rows.append({

@@ -10,10 +10,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.configs import tiny
 from scalelab.laws.use.isoflop_minima import lowest_parabola
 from scalelab.optim.schedules import schedule_curves
+from scalelab.record import listing, records
 from scalelab.train.resume.weights import load_run_weights
 
 STEPS, QUICK_STEPS = 600, 400
@@ -77,7 +77,7 @@ def embedding_trials(steps: int, seeds: Sequence[int]) -> dict[str, ConfigDict]:
 
 def read_losses(folder: pathlib.Path, names: Sequence[str]) -> np.ndarray:
     """Final validation losses of these runs; inf where one diverged."""
-    rows = {row["name"]: row for row in records.read_runs(folder)}
+    rows = {row["name"]: row for row in listing.read_runs(folder)}
     return np.array([rows[name]["val_loss"] if rows[name]["status"] == "done" else math.inf for name in names])
 
 
@@ -123,7 +123,7 @@ def read_embeddings(folder: pathlib.Path, seeds: Sequence[int], trials: Mapping[
     sides = {}
     for side in ("on", "off"):
         places = [folder / f"embedding_{side}" / "runs" / f"{side}-seed{seed}" for seed in seeds]
-        lines, rows = [regular_lines(place) for place in places], [records.read_run(place) for place in places]
+        lines, rows = [regular_lines(place) for place in places], [listing.read_run(place) for place in places]
         sides[side] = {
             "steps": [line["step"] for line in lines[0]],
             "norms": np.mean([[line["embed/weight_norm"] for line in each] for each in lines], axis=0).tolist(),

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import lock, records
 from scalelab.cli.parser import print_status
 from scalelab.commands.ablate import text
 from scalelab.commands.ablate.options import parse_fixed
 from scalelab.errors import BadInput
+from scalelab.record import lock, records
 
 
 def run(options: Any, overrides: Mapping[str, str]) -> tuple[int, list[str], dict[str, Any]]:

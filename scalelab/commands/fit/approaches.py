@@ -22,7 +22,7 @@ from scalelab.laws.read.table import Table
 from scalelab.laws.use.envelope import Envelope, fit_envelope, training_curves
 from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
 from scalelab.laws.use.seed_noise import MeasuredNoise, measure_noise
-from scalelab.records import read_metrics
+from scalelab.record.records import read_metrics
 
 
 def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from scalelab.config import mixture_text
 from scalelab.config.checks.validate import parse_group_multipliers
 from scalelab.errors import BadInput
-from scalelab.identity import PASSIVE_GUARDS
+from scalelab.record.identity import PASSIVE_GUARDS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

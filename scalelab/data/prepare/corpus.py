@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab import lock
 from scalelab.data.prepare import merge, pool, prepared, specs, units
 from scalelab.data.prepare.index import finish_index, plan_index, summarise_index, write_sealed
 from scalelab.data.prepare.job import Progress, Stop, job_for_tokenizer, make_job
@@ -31,6 +30,7 @@ from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
+from scalelab.record import lock
 from scalelab.untrusted.paths import path_below
 
 ALONE_BYTES = 2**27  # one process joins less than this in the time it takes to start others

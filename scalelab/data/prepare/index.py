@@ -4,12 +4,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.data.prepare import merge, prepared, specs, units
 from scalelab.data.prepare.job import Progress
 from scalelab.data.prepare.request import Request
 from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.errors import BadInput
+from scalelab.record import records
 
 
 def plan_index(

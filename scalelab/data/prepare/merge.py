@@ -15,9 +15,11 @@ import numpy as np
 
 from scalelab import records
 from scalelab.data import shards
+from scalelab.data.batches import shards
 from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.errors import WorkFailed
-from scalelab.jsonfiles import TEXT, WHOLE
+from scalelab.record import records
+from scalelab.record.jsonfiles import TEXT, WHOLE
 from scalelab.untrusted.files import open_file
 
 _FILE_SCHEMA = {"file": TEXT, "bytes": WHOLE, "sha256": TEXT}

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.data.prepare import specs
 from scalelab.data.read.megatron import index_path
 from scalelab.data.tokenizers import hf_json, load
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
-from scalelab.jsonfiles import LIST, SCALAR, TEXT
+from scalelab.record import records
+from scalelab.record.jsonfiles import LIST, SCALAR, TEXT
 
 PLAN_SCHEMA: dict[str, Any] = {
     "sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR,

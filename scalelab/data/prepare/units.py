@@ -23,8 +23,8 @@ from scalelab.data.read.reading import Reading
 from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import WorkFailed
-from scalelab.jsonfiles import LIST, TEXT, WHOLE
-from scalelab.records import fsync, read_json
+from scalelab.record.jsonfiles import LIST, TEXT, WHOLE
+from scalelab.record.records import fsync, read_json
 
 SPLITS = ("train", "val")
 _SPLIT_SCHEMA = {

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import Layout, Static
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.diagnose.evidence import Evidence
 from scalelab.errors import BadInput
 from scalelab.precision.policy import POLICIES
 from scalelab.train.lineage.facts import config_from_facts
+from scalelab.record import records
 from scalelab.train.resume import handover
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.run.feed import DataShift

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from scalelab import records
 from scalelab.diagnose.replay import judge as judge_lib
 from scalelab.diagnose.replay import window as window_lib
 from scalelab.diagnose.replay.search import Culprits, find_culprits
 from scalelab.diagnose.replay.what_ifs import ORIGINAL, WhatIf
 from scalelab.diagnose.replay.window import Origin, Progress
 from scalelab.errors import BadInput
+from scalelab.record import records
 
 
 def replay_window(

@@ -15,12 +15,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.data.dataset import Dataset
 from scalelab.diagnose.replay.what_ifs import ORIGINAL, WhatIf
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.precision.policy import POLICIES
+from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage.extend import planned_config

@@ -176,7 +176,7 @@ def _resampled_exponents(
 
 
 def training_curves(runs: Iterable[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]]) -> dict[str, np.ndarray]:
-    """Columns run, C, N, D, loss for `fit_envelope` from (row of `records.read_run`, lines of `records.read_metrics`).
+    """Columns run, C, N, D, loss for `fit_envelope` from (row of `listing.read_run`, lines of `records.read_metrics`).
 
     Each evaluation is a checkpoint; its C is the run's own FLOPs per token times the tokens seen. BadInput without any.
     """

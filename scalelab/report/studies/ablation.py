@@ -9,9 +9,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import quote_path
-from scalelab.jsonfiles import FLAG, LIST, NUMBER, PAIR, TEXT, WHOLE
+from scalelab.record import listing, records
+from scalelab.record.jsonfiles import FLAG, LIST, NUMBER, PAIR, TEXT, WHOLE
 from scalelab.report import gather, html
 from scalelab.report.figures.style import format_scientific
 from scalelab.report.parts import ReportPage, logbook_section, origin_section, runs_table
@@ -49,8 +49,8 @@ def report_ablation(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """Write the page of an ablation; without summary.json it shows the runs and says what is missing."""
     folder = page.folder
     study = records.read_json(folder / STUDY_FILE, STUDY_SCHEMA)
-    folders = page.readable(records.run_folders(folder))
-    rows = [records.read_run(each) for each in folders]
+    folders = page.readable(listing.run_folders(folder))
+    rows = [listing.read_run(each) for each in folders]
     path = folder / "summary.json"
     summary = records.read_json(path, SUMMARY_SCHEMA) if os.path.lexists(path) else {}
     for result in summary.get("variants", []):

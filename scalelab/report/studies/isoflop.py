@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from scalelab import records
 from scalelab.errors import BadInput, quote_path
 from scalelab.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
+from scalelab.record import listing, records
+from scalelab.record.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lawplots, plots
 from scalelab.report.figures.style import LOSS_LABEL, format_scientific, format_short, value_colours
@@ -48,8 +49,8 @@ SUMMARY_SCHEMA = {
 def report_study(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """Write the page of a study; parts that the study does not have yet are listed on it."""
     folder, summary = page.folder, records.read_json(page.folder / "summary.json", SUMMARY_SCHEMA)
-    folders = page.readable(records.run_folders(folder))
-    rows = sorted(records.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
+    folders = page.readable(listing.run_folders(folder))
+    rows = sorted(listing.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
     first = _first_metric(summary, folders)
     page.colours["N"] = _size_colours(summary, rows)
     page.parts.append(html.render_card(*verdict.summary_lines(summary, first)))

@@ -12,9 +12,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from scalelab import records
 from scalelab.errors import quote_path
-from scalelab.jsonfiles import NUMBER, PAIR, SCALAR, TEXT, WHOLE
+from scalelab.record import listing, records
+from scalelab.record.jsonfiles import NUMBER, PAIR, SCALAR, TEXT, WHOLE
 from scalelab.report import gather, html
 from scalelab.report.figures.style import (
     ACCENT,
@@ -56,8 +56,8 @@ def report_tuning(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
     """Write the page of a tuning; without summary.json it shows the runs and says what is missing."""
     folder = page.folder
     study = records.read_json(folder / STUDY_FILE, STUDY_SCHEMA)
-    folders = page.readable(records.run_folders(folder))
-    rows = [records.read_run(each) for each in folders]
+    folders = page.readable(listing.run_folders(folder))
+    rows = [listing.read_run(each) for each in folders]
     path = folder / "summary.json"
     summary = records.read_json(path, SUMMARY_SCHEMA) if os.path.lexists(path) else {}
     if summary:

@@ -14,12 +14,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.jsonfiles import NUMBER, PAIR, TEXT, WHOLE
 from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
+from scalelab.record import records
+from scalelab.record.jsonfiles import NUMBER, PAIR, TEXT, WHOLE
 from scalelab.sweep.ablate import tuning
 from scalelab.sweep.ablate.sides import changed_values
 from scalelab.sweep.ablate.study import Ablation, Rung, final_runs, make_run, name_run

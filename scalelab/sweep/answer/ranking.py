@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.records import DAMAGED_STATUS
+from scalelab.record.records import DAMAGED_STATUS
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
 from scalelab.sweep.answer.differences import MeanDifference, mean_difference
 from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, group_rows, rankable

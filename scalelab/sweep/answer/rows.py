@@ -5,12 +5,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.identity import is_identity_key
 from scalelab.index import grids
 from scalelab.index.table import IndexedRun, read_indexed_runs
-from scalelab.records import DAMAGED_STATUS
+from scalelab.record import records
+from scalelab.record.identity import is_identity_key
+from scalelab.record.records import DAMAGED_STATUS
 from scalelab.sweep.answer.ranking import SweepAnswer, answer_sweep
 from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys
 from scalelab.sweep.status import ENDED_STATUSES, read_planned_row, read_started_runs

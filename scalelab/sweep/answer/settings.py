@@ -9,7 +9,7 @@ import numpy as np
 
 from scalelab.config.keys import default_values
 from scalelab.index.table import all_columns
-from scalelab.records import DAMAGED_STATUS, STOPPED_EARLY_STATUS
+from scalelab.record.records import DAMAGED_STATUS, STOPPED_EARLY_STATUS
 
 SEED_KEY = "train.seed"
 LOST_STATUSES = ("diverged", "failed", DAMAGED_STATUS, STOPPED_EARLY_STATUS)  # these seeds will not have a loss

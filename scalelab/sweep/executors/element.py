@@ -7,8 +7,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records, user_code
+from scalelab import user_code
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.record import records
 from scalelab.signals import stop_on_signals
 from scalelab.sweep.executors import jobs, queue
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE

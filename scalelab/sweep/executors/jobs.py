@@ -17,9 +17,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git, records, user_code
+from scalelab import git, user_code
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.jsonfiles import LIST, NUMBER, SCALAR, TEXT, WHOLE
+from scalelab.record import records
+from scalelab.record.jsonfiles import LIST, NUMBER, SCALAR, TEXT, WHOLE
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, log_to, log_warning
 from scalelab.untrusted.paths import path_below
 from scalelab.untrusted.text import printable

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from scalelab import git, lock, records, user_code
+from scalelab import git, user_code
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.record import lock, records
 from scalelab.sweep.executors import element, jobs, queue, sweep_jobs
 from scalelab.sweep.executors.deaths import MOST_RESTARTS
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials

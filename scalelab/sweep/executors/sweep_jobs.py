@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import WorkFailed, quote_path
-from scalelab.jsonfiles import NUMBER, WHOLE
+from scalelab.record import records
+from scalelab.record.jsonfiles import NUMBER, WHOLE
 from scalelab.sweep.executors import element, jobs, queue
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 from scalelab.untrusted.files import append_text, read_end

@@ -13,6 +13,8 @@ from ml_collections import ConfigDict
 
 from scalelab import records, user_code
 from scalelab.errors import BadInput
+from scalelab import user_code
+from scalelab.record import records
 from scalelab.untrusted.files import open_to_append
 
 POLL_S = 0.2

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from scalelab import records
 from scalelab.errors import BadInput, quote_path
-from scalelab.jsonfiles import NUMBER, NUMBERS, SCALAR, TEXT, WHOLE
 from scalelab.laws.use.settings.law import SettingLaw, fit_setting_law
+from scalelab.record import listing, records
+from scalelab.record.jsonfiles import NUMBER, NUMBERS, SCALAR, TEXT, WHOLE
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
 
 FITTED_PREFIX = "fitted:"  # before a folder of LR checks or the JSON of a fit
@@ -109,7 +109,7 @@ def rule_of_checks(folder: pathlib.Path) -> dict[str, Any]:
     """
     runs = [
         (records.flatten_keys(records.read_json(run / "config.json")), records.read_sound_record(run))
-        for run in records.run_folders(folder)
+        for run in listing.run_folders(folder)
     ]
     if not runs:
         raise BadInput(f"{_option(folder)}: no runs in that folder; `scalelab sweep` makes some (configs/lr_checks.py)")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.errors import WorkFailed
+from scalelab.record import records
 from scalelab.sweep import forks
 from scalelab.sweep.tune import stability, stages, verdict
 from scalelab.sweep.tune.optimum import Located, Tried, locate_best

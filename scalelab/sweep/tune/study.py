@@ -9,8 +9,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep.tune.space import Space
 from scalelab.sweep.tune.stages import Tuning
 

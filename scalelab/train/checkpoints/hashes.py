@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import read_json, retry_transient, write_json
+from scalelab.record.jsonfiles import read_json, retry_transient, write_json
 from scalelab.untrusted.files import open_file
 
 SHARES_NAME = "hashes"

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.jsonfiles import retry_transient
+from scalelab.record.jsonfiles import retry_transient
 from scalelab.untrusted.files import open_file
 
 

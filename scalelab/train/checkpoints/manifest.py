@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import fsync, retry_transient
-from scalelab.records import read_record
+from scalelab.record.jsonfiles import fsync, retry_transient
+from scalelab.record.records import read_record
 from scalelab.train.checkpoints.hashes import hash_files, split_files
 from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import read_bytes, replace_file

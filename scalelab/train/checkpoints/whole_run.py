@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from scalelab import records, set_by
+from scalelab import set_by
 from scalelab.errors import BadInput
-from scalelab.jsonfiles import numbered_lines
+from scalelab.record import listing, records
+from scalelab.record.jsonfiles import numbered_lines
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.untrusted.files import read_bytes
@@ -41,7 +42,7 @@ def verify_run(folder: pathlib.Path) -> dict[str, list[str]]:
 
     BadInput if the folder is not a run's.
     """
-    (folder,) = records.run_folders(folder)
+    (folder,) = listing.run_folders(folder)
     saved = _read_saved(folder)
     config = _try(lambda: records.read_json(folder / "config.json", records.CONFIG_SCHEMA))
     record = _try(lambda: records.read_record(folder))
@@ -56,7 +57,7 @@ def verify_run(folder: pathlib.Path) -> dict[str, list[str]]:
     files["events.jsonl"] = _find_log_problems(folder, "events.jsonl", records.EVENT_SCHEMA, saved)
     if isinstance(config, dict) and isinstance(record, dict):
         sound = _try(lambda: records.check_against_folder(folder, config, record))
-        if not record and (saved.facts or records.last_metrics(folder)):
+        if not record and (saved.facts or listing.last_metrics(folder)):
             sound = f"{folder / 'record.json'} is missing, and the run has taken steps"
         files["record.json"] += [sound] if isinstance(sound, str) else find_false_record(config, record, saved)
         files["config.json"] += find_false_config(config, record, saved)

@@ -8,11 +8,11 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config.keys import fixed_groups, fixed_keys
 from scalelab.errors import BadInput, nearest_hint, quote_path
-from scalelab.identity import is_identity_key, is_passive_guard
 from scalelab.model import transformer
+from scalelab.record import records
+from scalelab.record.identity import is_identity_key, is_passive_guard
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.lineage import extend, facts

@@ -15,9 +15,9 @@ import jax
 from jax._src.xla_bridge import backends_are_initialized  # no public function asks without starting them
 from ml_collections import ConfigDict
 
-from scalelab import records
 from scalelab.errors import WorkFailed
 from scalelab.hardware.chips import expects_accelerator
+from scalelab.record import records
 
 AUTOTUNE_FILE = "autotuned.textproto"
 GPU = "gpu"

@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 
 from scalelab import user_code
 from scalelab.config.keys import key_records
-from scalelab.identity import CODE_PREFIX
 from scalelab.optim import schedules
+from scalelab.record.identity import CODE_PREFIX
 
 OwnCode = dict[str, dict[str, Any]]  # by key: `function`, `files` {name: SHA-256}, of a schedule `curve` {step: LR}
 SCHEDULE_KEY = "schedule.name"

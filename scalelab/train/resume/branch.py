@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records, set_by, user_code
+from scalelab import set_by, user_code
 from scalelab.config import mixture_text, schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, quote_path
-from scalelab.identity import is_identity_key
 from scalelab.parallel import rules
+from scalelab.record import records
+from scalelab.record.identity import is_identity_key
 from scalelab.train.checkpoints import manifest
 from scalelab.train.lineage import extend
 from scalelab.train.lineage.facts import checkpoint_facts, config_from_facts, diff_facts

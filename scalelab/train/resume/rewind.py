@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalelab import records
 from scalelab.errors import BadInput, quote_path
 from scalelab.parallel.processes import broadcast_from_first, gather_to_host, is_first_process
+from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
 from scalelab.train.lineage.spec import TrainSpec

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.parallel import rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
+from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep

@@ -15,13 +15,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import Layout, ModelShape
 from scalelab.data.tokenizers.load import TOKENIZER_FILES, load_tokenizer_file
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
+from scalelab.record import records
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.checkpoints.manifest import find_saved_steps
 from scalelab.train.lineage.facts import config_from_facts, package_versions

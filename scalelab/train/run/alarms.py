@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab import records
 from scalelab.parallel.processes import gather_to_host, is_first_process
+from scalelab.record import records
 from scalelab.train.run.run import Run
 from scalelab.train.step import guard, incident
 from scalelab.train.step.guard import RECENT, SIGNALS

@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.parallel.processes import broadcast_from_first
+from scalelab.record import records
 from scalelab.train.run.run import Run
 
 Judge = Callable[[pathlib.Path], str]  # a run's folder -> why it ends now; "" to go on

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab import records
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import gather_numbers, make_agreed_flag
 from scalelab.parallel.pulse import Pulse
+from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call

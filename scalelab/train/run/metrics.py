@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scalelab import lock, records
 from scalelab.errors import BadInput
+from scalelab.record import lock, records
 from scalelab.train.run.sinks import (
     MetricSink,
     SinkReport,

@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git, records, set_by
+from scalelab import git, set_by
 from scalelab.config import optimizer_defaults, schedule_steps, stretches
 from scalelab.config.checks import interplay
 from scalelab.data.dataset import Dataset
@@ -27,6 +27,8 @@ from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
 from scalelab.train import formats_found, ledger
+from scalelab.record import records
+from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
 from scalelab.train.lineage import compatibility, determinism
 from scalelab.train.lineage.facts import checkpoint_facts, package_versions

@@ -15,8 +15,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun, split_names
 from scalelab.untrusted.files import read_bytes, replace_file
 

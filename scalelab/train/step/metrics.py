@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.record import listing
 from scalelab.train.step.guard import GUARD
 from scalelab.train.step.layers import LAYERS
 
@@ -50,7 +50,7 @@ def describe_unloggable(name: str, value: Any) -> str:
         return f"is {dtype}: a metric is one real number"
     if not NAME.fullmatch(name):
         return "is not a name: letters, digits, _ and -, or group/name"
-    if name.partition("/")[0] in WRITTEN_BY_LOOP or name in records.ROW_COLUMNS:
+    if name.partition("/")[0] in WRITTEN_BY_LOOP or name in listing.ROW_COLUMNS:
         return f"has the name of a value that every run has: use mine/{name}"
     return ""
 

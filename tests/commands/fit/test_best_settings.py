@@ -10,11 +10,12 @@ import pytest
 
 import scalelab
 from scalelab import config as config_lib
-from scalelab import laws, records
+from scalelab import laws
 from scalelab.__main__ import main
 from scalelab.config import override
 from scalelab.configs import quickstart
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep.scaling import rules
 from tests.laws.sweeps import best_batch, best_lr, step_law_sweep
 

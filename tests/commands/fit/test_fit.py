@@ -12,13 +12,15 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from scalelab import config, records
+from scalelab import config
 from scalelab.__main__ import main
 from scalelab.commands.fit import text
 from scalelab.laws.fits.study import fit_study
 from scalelab.laws.law.chinchilla_optimum import loss_at, optimal_allocation
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.trust.profile import ParamProfile
+from scalelab.laws.use.chinchilla_optimum import loss_at, optimal_allocation
+from scalelab.record import listing, records
 from tests.laws.examples import QUICKSTART_LIKE, published, study
 from tests.tables import table_path
 
@@ -59,7 +61,7 @@ def answer(capsys, *argv):
 
 
 def test_a_study_folder_gives_the_numbers_of_its_summary(capsys, study_folder):
-    block = fit_study(records.read_runs(study_folder)).to_json()
+    block = fit_study(listing.read_runs(study_folder)).to_json()
     records.write_json(study_folder / "summary.json", {"fit": block})
     result = answer(capsys, study_folder)
     summary = records.read_json(study_folder / "summary.json")["fit"]
@@ -250,7 +252,7 @@ def test_sources_add_up_and_subsets_divide(capsys, table, study_folder):
     both = answer(capsys, study_folder, table, "--columns=N=params,C=flops,loss=nll", "--bootstrap=0")
     assert both["n_rows"] == 40 and both["n_convention"] == "total; column 'params'"
     large = answer(capsys, study_folder, "--where=C > 2e11", "--where=val_loss < 5 or N > 0", "--bootstrap=0")
-    rows = records.read_runs(study_folder)
+    rows = listing.read_runs(study_folder)
     assert large["n_rows"] == 15  # three budgets of four
     assert large["left_out_by_where"] == sum(not row["C"] > 2e11 for row in rows)
 

@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 
 from scalelab import config as configs
-from scalelab import records
 from scalelab.configs import base
+from scalelab.record import records
 
 LAW = {"E": 1.1, "A": 60.0, "B": 300.0, "alpha": 0.5, "beta": 0.5}
 GAP, NOISE, OFF = 0.03, 0.05, 0.008  # ln validation - training loss; of a batch; of a run about its law

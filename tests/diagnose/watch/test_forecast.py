@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from scalelab import records
 from scalelab.diagnose.watch import annealed, danger, family, forecast, rivals, worth
 from scalelab.diagnose.watch.curve import read_curve
 from scalelab.errors import BadInput
+from scalelab.record import listing
 from tests.diagnose.watch import families
 
 
@@ -17,7 +17,7 @@ from tests.diagnose.watch import families
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("family")
     families.write_family(folder)
-    return [read_curve(place, ahead=False) for place in records.run_folders(folder)]
+    return [read_curve(place, ahead=False) for place in listing.run_folders(folder)]
 
 
 @pytest.fixture(scope="module")

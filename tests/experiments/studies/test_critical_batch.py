@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from scalelab import records
 from scalelab.errors import WorkFailed
 from scalelab.experiments.shared import RESULTS
 from scalelab.experiments.studies import outcome
 from scalelab.experiments.studies.critical_batch import __main__ as study
 from scalelab.experiments.studies.critical_batch import figure, page, quadratic, transformer
+from scalelab.record import records
 
 
 def test_gradients_have_the_noise_scale_of_the_closed_form():

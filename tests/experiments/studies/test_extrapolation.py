@@ -5,8 +5,8 @@ import sysconfig
 
 import pytest
 
-from scalelab import records
 from scalelab.experiments.studies import extrapolation
+from scalelab.record import records
 
 
 def test_equal_files_count_once_in_the_order_of_their_paths(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from scalelab import records
 from scalelab.experiments.shared import find_runs, train_packs
 from scalelab.experiments.studies.one_trunk import __main__ as study
 from scalelab.experiments.studies.one_trunk import compare, drop, figure, grid
+from scalelab.record import records
 
 BUDGETS, TOKENS = grid.list_cells(study.WIDTHS)
 CELLS = sorted({*BUDGETS, *TOKENS})

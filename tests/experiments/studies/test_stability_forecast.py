@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.experiments.shared import train_trials
 from scalelab.experiments.studies.stability_forecast import __main__ as study
 from scalelab.experiments.studies.stability_forecast import figure, ladder
+from scalelab.record import records
 
 
 def test_lr_sensitivity_caps_each_loss_at_the_start_and_subtracts_the_best():

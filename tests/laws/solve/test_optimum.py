@@ -166,7 +166,7 @@ def test_a_published_start_is_one_more_start():
 
 @pytest.mark.slow
 def test_gemstones_four_terms_are_as_low_as_their_brute_force():
-    """Width and depth beside N and D: 4.05 million starts gave 2.94971e-4 at best (laws.md), some 2.948e-4 is known."""
+    """Width and depth beside N and D: 4.05 million starts gave 2.94971e-4 at best, some 2.948e-4 is known."""
     rows = [json.loads(line) for line in table_path("gemstones/hot.jsonl").read_text().splitlines()]
     names = {"width": "width", "depth": "depth", "N": "params_active_precise", "D": "tokens"}
     columns = {name: np.array([row[key] for row in rows], float) for name, key in names.items()}

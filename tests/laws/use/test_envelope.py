@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.envelope import envelope_frontier, fit_envelope, hull_frontier, lower_hull, training_curves
+from scalelab.record import records
 from tests.tables import TABLES, table_path
 
 LAW = ChinchillaParams(1.7, 400.0, 1500.0, 0.34, 0.37)

@@ -7,13 +7,13 @@ import jax
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.cli.memory_check import check_memory_fits
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
 from scalelab.plan.memory import fits_here, remat
 from scalelab.plan.memory.memory import memory_on_backend
+from scalelab.record import records
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.lineage.spec import make_train_spec
 from tests.plan.small import static_of

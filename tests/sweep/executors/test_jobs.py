@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from scalelab.sweep.executors import element, jobs, sweep_jobs
 from scalelab.sweep.executors.queue import QueuedJob
 

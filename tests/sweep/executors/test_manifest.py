@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import override
 from scalelab.configs import tiny
+from scalelab.record import records
 from scalelab.sweep.executors import choice, manifest
 from scalelab.sweep.run import run_sweep
 from tests.sweep.test_pack import TINY

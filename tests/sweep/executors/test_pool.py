@@ -9,10 +9,10 @@ import socket
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.config import override
 from scalelab.configs import tiny
+from scalelab.record import records
 from scalelab.sweep import status
 from scalelab.sweep.executors import pool
 from scalelab.sweep.run import run_sweep

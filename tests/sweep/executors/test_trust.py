@@ -6,10 +6,11 @@ import shlex
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records, user_code
+from scalelab import user_code
 from scalelab.__main__ import main
 from scalelab.config import override
 from scalelab.configs import tiny
+from scalelab.record import records
 from scalelab.sweep.executors import element, jobs
 from tests.crash.trainer import SETTINGS
 

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import override
 from scalelab.configs import quickstart
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep import trials
 from scalelab.sweep.scaling import ladder, rules
 

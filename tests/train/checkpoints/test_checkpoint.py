@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab import jsonfiles
 from scalelab.errors import BadInput
+from scalelab.record import jsonfiles
 from scalelab.train.checkpoints import checkpoint, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, SaveFailed
 from scalelab.train.step.state import TrainState

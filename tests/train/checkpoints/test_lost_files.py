@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import listing, records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.single import train_single
@@ -78,11 +78,11 @@ def test_a_finished_run_whose_metrics_are_gone_ends_as_it_did(run, finished, sta
 def test_a_trial_deleted_from_a_sweep_is_scored_again_from_its_packs_checkpoint(tmp_path):
     trials = {name: config(train__seed=seed, sweep__pack="turn") for name, seed in (("a", 0), ("b", 1))}
     verdicts = run_sweep(tmp_path, trials)
-    before = {name: records.read_run(tmp_path / "runs" / name)["val_loss"] for name in trials}
+    before = {name: listing.read_run(tmp_path / "runs" / name)["val_loss"] for name in trials}
     shutil.rmtree(tmp_path / "runs" / "b")
     for _ in range(2):
         assert run_sweep(tmp_path, trials) == verdicts
-        after = {name: records.read_run(tmp_path / "runs" / name)["val_loss"] for name in trials}
+        after = {name: listing.read_run(tmp_path / "runs" / name)["val_loss"] for name in trials}
         assert after == pytest.approx(before, rel=1e-6)
 
 

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import SCHEDULES
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.lineage import compatibility, extend
 from scalelab.train.resume import branch

@@ -5,11 +5,12 @@ import shutil
 import numpy as np
 import pytest
 
-from scalelab import __version__, records
+from scalelab import __version__
 from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
+from scalelab.record import listing, records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
@@ -192,7 +193,7 @@ def test_a_folder_in_which_no_step_was_taken_is_taken_over_and_any_other_is_refu
     line = f"{tmp_path / 'untrained'} held another config, of which no step was taken: this one takes it over"
     assert {"note": line} in message
     assert [event["text"] for event in events(tmp_path / "untrained", "taken_over")] == [line]
-    record = records.read_run(tmp_path / "untrained")
+    record = listing.read_run(tmp_path / "untrained")
     assert (record["model.d_model"], record["status"]) == (16, "done")
 
 

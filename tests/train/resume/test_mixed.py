@@ -4,9 +4,10 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.laws.fits.study import select_rows
+from scalelab.laws.read.study import select_rows
+from scalelab.record import listing, records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
@@ -49,12 +50,12 @@ def test_another_lr_on_the_way_is_on_record_for_good_and_no_law_is_fitted_to_it(
     train_single(constant(optim__peak_lr=0.05), half)
     record = records.read_record(half)
     assert record["identity"] != before and record["mixed"]["1"]["step"] == 4
-    row = records.read_run(half)
+    row = listing.read_run(half)
     assert row["mixed"] == "optim.peak_lr 0.01 -> 0.05 at step 4" and row["optim.peak_lr"] == 0.05
     stored, left_out = select_rows([row], ["N", "D"], "val_loss")
     assert not stored and left_out[0]["reason"] == "mixed: optim.peak_lr 0.01 -> 0.05 at step 4"
     train_single(constant(train__steps=8), half)  # back to where it began: that is a second change
-    assert records.read_run(half)["mixed"].endswith("at step 4; optim.peak_lr 0.05 -> 0.01 at step 6")
+    assert listing.read_run(half)["mixed"].endswith("at step 4; optim.peak_lr 0.05 -> 0.01 at step 6")
     assert (
         manifest.read_manifest(half / "checkpoints" / "8")["facts"]["run"]["mixed"]
         == records.read_record(half)["mixed"]
@@ -70,11 +71,11 @@ def test_steps_that_were_thrown_away_mix_nothing(half):
     records.write_json(half / "record.json", record)  # as one killed under 0.05 before it saved left them
     train_single(constant(), half)
     assert "mixed" not in records.read_record(half) and "next_identity" not in records.read_record(half)
-    assert records.read_run(half)["optim.peak_lr"] == 0.01
+    assert listing.read_run(half)["optim.peak_lr"] == 0.01
 
 
 def records_identity(content):
-    from scalelab.identity import identity
+    from scalelab.record.identity import identity
 
     return identity(records.flatten_keys(content))
 

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
-from scalelab.identity import identity
+from scalelab.record import listing, records
+from scalelab.record.identity import identity
 from scalelab.train.checkpoints import manifest
 from tests.forks import forget_shapes
 from tests.train.checkpoints.test_manifest import forge
@@ -95,8 +95,8 @@ def test_an_edited_module_that_the_schedule_imports_is_refused_by_name_or_marks_
     assert "LR 0.01 at step 0" in error and "LR 0.0001 at step 0" in error
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert train(edited, run, "--config.train.steps=6", "--allow-change=code.schedule.name") == 0
-    assert "code.schedule.name factors.py" in records.read_run(run)["mixed"]
-    assert records.read_run(run)["mixed"].endswith("at step 4")
+    assert "code.schedule.name factors.py" in listing.read_run(run)["mixed"]
+    assert listing.read_run(run)["mixed"].endswith("at step 4")
     assert train(edited, run, "--config.train.steps=6") == 0  # done, under the code that it ended with
     capsys.readouterr()
     assert main(["runs", str(run), "--show=name,mixed"]) == 0 and "code.schedule.name" in capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_numbers_that_a_schedule_reads_elsewhere_change_its_curve(tmp_path, run,
 def test_another_peak_is_no_change_of_code_and_edited_metrics_are_noted(tmp_path, run):
     edited = project(tmp_path / "second", seen=METRICS + "# looked at again\n")
     assert train(edited, run, "--config.train.steps=6", "--config.optim.peak_lr=0.02") == 0
-    assert records.read_run(run)["mixed"] == "optim.peak_lr 0.01 -> 0.02 at step 4"
+    assert listing.read_run(run)["mixed"] == "optim.peak_lr 0.01 -> 0.02 at step 4"
     (changed,) = [event for event in records.read_events(run) if event["kind"] == "config_change"]
     assert "code.train.metrics: seen.py" in changed["text"] and changed["allowed"] == []
 

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from tests.train.runs import SMALL
 
 SHORT = ["--config.model.n_layers=1", "--config.train.steps_per_dispatch=2", "--config.checkpoint.every_steps=2"]

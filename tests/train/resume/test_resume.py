@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from tests.train.runs import command, finish, run_here, train, untimed, wait_for
 
 STEPS = ["--config.train.steps=120", "--config.eval.every_steps=40", "--config.train.steps_per_dispatch=5"]

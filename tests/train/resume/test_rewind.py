@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.commands import train
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.errors import BadInput
+from scalelab.record import listing, records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.lineage.spec import make_train_spec
@@ -104,7 +104,7 @@ def test_a_rewound_run_equals_the_run_without_the_bad_batches(bad_data, spared, 
         name: each * given_up for name, each in zip(ledger["flops"], (ledger["flops_per_token"][k] for k in (
             "6N", "chinchilla", "exact")), strict=True)}}  # fmt: skip
     assert (ledger["position"], ledger["sequences"]) == ((120 + BY) * 8, 120 * 8)  # passed-over batches are not read
-    assert record["rewinds"]["1"]["severity"] == 1 and records.read_run(folder)["rewinds"] == 1
+    assert record["rewinds"]["1"]["severity"] == 1 and listing.read_run(folder)["rewinds"] == 1
     assert all("rewinds" in manifest.read_manifest(folder / "checkpoints" / str(s))["facts"]["run"]
                for s in manifest.list_steps(folder / "checkpoints") if s > 60)  # fmt: skip
     again = train_single(config(), folder)  # nothing left to do, and nothing done twice
@@ -203,7 +203,7 @@ def check_pack(folder, loss):
     """The watched trial has gone back, once and alone, to this last loss; its neighbour's lines."""
     runs = folder / "runs"
     assert lines(runs / "watched")[-1]["step"] == 120
-    assert records.read_run(runs / "watched")["rewinds"] == 1 and records.read_run(runs / "calm")["rewinds"] == 0
+    assert listing.read_run(runs / "watched")["rewinds"] == 1 and listing.read_run(runs / "calm")["rewinds"] == 0
     assert records.read_record(runs / "watched")["val_loss"] == loss
     return lines(runs / "calm")
 

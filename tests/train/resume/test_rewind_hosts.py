@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.data.batches.batches import TrainBatches
+from scalelab.record import records
 from scalelab.train.resume import rewind
 from tests.train.resume.test_rewind import POINTS, SMALL, kill_at_call, plant_bad_data, without_bad_data
 from tests.train.runs import ROOT, ended, finish, free_port

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab import records
 from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.hf.write import write_model
 from scalelab.model import transformer
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.resume.weights import load_hf_weights, load_run_weights, write_weights

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.config import Guard, override
 from scalelab.configs import tiny
 from scalelab.data.batches.batches import TrainBatches
+from scalelab.record import listing, records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage.spec import make_train_spec
@@ -95,7 +95,7 @@ def test_every_alarm_is_an_event_and_the_record_and_the_table_have_the_score(who
         assert (value["streak"] > 0) == (event["action"] == "skip")
     assert not any("guard" in line for line in lines)
     assert "standard deviations above the window" in flags[0]["text"] and "skipped" in flags[0]["text"]
-    row = records.read_run(folder)
+    row = listing.read_run(folder)
     assert row["spike_score"] == pytest.approx(sum(e["to"] - e["from"] + 1 for e in flags) / 40)
     health = manifest.read_manifest(folder / "checkpoints" / "40")["health"]["run"]
     assert health.startswith("suspect")
@@ -162,7 +162,7 @@ def test_a_micro_batch_left_out_is_an_event_with_its_documents(tmp_path, monkeyp
     assert [row["row"] for row in event["documents"]] == [0, 2] and event["left_out"] == 1
     lines = records.read_metrics(tmp_path)
     assert all(np.isfinite(line["train_loss"]) and line["skipped"] == 0 for line in lines if "train_loss" in line)
-    assert result["status"] == "done" and records.read_run(tmp_path)["spike_score"] == pytest.approx(0.2)
+    assert result["status"] == "done" and listing.read_run(tmp_path)["spike_score"] == pytest.approx(0.2)
 
 
 @pytest.fixture(scope="module")

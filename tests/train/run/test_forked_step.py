@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
+from scalelab.record import listing, records
 from scalelab.train.step import step
 from scalelab.train.step.metrics import refuse_unloggable
 from tests.train.run.test_metrics import tensorboard
@@ -126,7 +126,7 @@ def test_a_family_is_one_panel_of_the_report(folder, name, capsys):
     words = texts_of(folder / name / "report.html", "metrics")
     assert [words.count(word) for word in ("mine", "spread", "top", "late")] == [1, 1, 1, 1]
     rows = list(csv.DictReader((folder / name / "figures" / "metrics.csv").read_text().splitlines()))
-    expected = [str(line["mine/spread"]) for run in records.run_folders(folder / name) for line in logged(run)]
+    expected = [str(line["mine/spread"]) for run in listing.run_folders(folder / name) for line in logged(run)]
     assert [row["mine/spread"] for row in rows if row["mine/spread"]] == expected
 
 

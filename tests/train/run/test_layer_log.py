@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import listing, records
 from scalelab.train.checkpoints import logs
 from tests.train.run.test_forked_step import texts_of
 from tests.train.runs import SMALL
@@ -101,7 +101,7 @@ def test_the_report_draws_maps_of_layer_and_step(run, capsys):
     for line in lines:
         assert line["update_ratio"] == [u / w for u, w in zip(line["update_norm"], line["weight_norm"], strict=True)]
         assert line["head/update_ratio"] == line["head/update_norm"] / line["head/weight_norm"]
-    row, last = records.read_run(run), lines[-1]
+    row, last = listing.read_run(run), lines[-1]
     assert (
         row["attention_entropy"] == min(last["attention_entropy"]) and row["token_loss/p99"] == last["token_loss/p99"]
     )

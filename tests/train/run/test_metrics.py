@@ -17,8 +17,9 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from docs import own
 from scalelab import config as config_lib
-from scalelab import records, user_code
+from scalelab import user_code
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep, tracker_warnings
 from scalelab.train.run.metrics import check_trackers, layer_scalars, open_sinks, write_metric_lines
 from scalelab.train.run.sinks import SinkReport, TrackedRun

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.configs import tiny
+from scalelab.record import records
 from scalelab.train.run.early_stop import find_stop
 from scalelab.train.single import train_single
 from tests.train.runs import untimed

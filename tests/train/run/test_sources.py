@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.train import single
+from scalelab.record import listing, records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.run.run import bits_per_byte
 from tests.data import corpora
@@ -95,7 +95,7 @@ def test_the_record_says_the_plan_and_the_tables_what_came(whole):
         assert (planned["tokens"], planned["epochs"]) == (last[f"tokens/{name}"], last[f"epochs/{name}"])
     columns = {key: value for key, value in last.items() if "/" in key}
     assert record["by_source"] == result["by_source"] == columns
-    row = records.read_run(folder)
+    row = listing.read_run(folder)
     assert {key: row[key] for key in columns} == columns
     (output,) = [e["text"] for e in records.read_events(folder) if e["text"].startswith("sources (")]
     assert "web" in output and "epochs of 800" in output

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.run import sinks
 from tests.train.runs import SMALL

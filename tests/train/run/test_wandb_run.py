@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from scalelab import records
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config, events
@@ -281,7 +281,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 ONLINE = """
 import pathlib, sys
-from scalelab import records
+from scalelab.record import records
 from scalelab.train.run.metrics import open_sinks, write_metric_lines
 from scalelab.train.run.sinks import SinkReport, TrackedRun
 folder, first, last = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.record import records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.single import train_single
 from scalelab.train.step.guard import GUARD

@@ -15,7 +15,7 @@ import pytest
 import scalelab
 from docs import own
 from scalelab import config as config_lib
-from scalelab import records, user_code
+from scalelab import user_code
 from scalelab.__main__ import main
 from scalelab.configs import tiny
 from scalelab.data.dataset import open_dataset
@@ -25,6 +25,7 @@ from scalelab.evaluate import sample, subject
 from scalelab.model import count, transformer
 from scalelab.model.declare import named_leaves
 from scalelab.plan.step.block_products import block_products
+from scalelab.record import listing, records
 from scalelab.testing import check_block, check_hooks, check_source
 from scalelab.train import formats_found
 from scalelab.train.lineage.spec import make_train_spec
@@ -82,7 +83,7 @@ def test_own_values_are_logged_in_a_pack_and_are_columns_of_runs(swept, capsys):
             assert 0 < line["moved/embed"] < 1 and -0.01 * np.log(256) <= line["loss_term"] < 0
         (scored,) = [line for line in lines if "val_loss" in line]
         assert 0 < scored["eval/accuracy"] < 1
-        row = records.read_run(run)
+        row = listing.read_run(run)
         assert row["eval/accuracy"] == scored["eval/accuracy"] and row["moved/embed"] == trained[-1]["moved/embed"]
         assert all(row[key] == name for key, name in OWN.items())
     one, two = (records.read_metrics(run)[0]["moved/embed"] for run in runs)
