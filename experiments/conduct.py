@@ -15,7 +15,7 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.experiments import ladder_runs, phases
 from scalelab.experiments.ladder_runs import LadderStudy
 from scalelab.laws import FitError, Fitted
-from scalelab.laws.read.study import fit_study
+from scalelab.laws.fits.study import fit_study
 from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.sweep.scaling import ladder
 
@@ -32,7 +32,7 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
     from scalelab.sweep import status
     from scalelab.sweep.executors import choice
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.run.single import load_run_dataset
+    from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
     with clock.timed("data"):

@@ -34,7 +34,7 @@ from scalelab.experiments.shared import (
 )
 from scalelab.laws.curves.curve import Curve
 from scalelab.laws.curves.fit import FittedCurves, fit_curves
-from scalelab.laws.curves.forms import CURVE_LAWS
+from scalelab.laws.law.curve_forms import CURVE_LAWS
 from scalelab.plan.sweep.sweep import PlannedStudy
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -25,10 +25,10 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import config_path, emit_json, folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import RESULTS, command_line, result_header, train_trials, write_result
-from scalelab.model.resize import resize_config
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure
 from scalelab.sweep.answer.best_lr import find_best_lr
+from scalelab.sweep.scaling.resize import resize_config
 
 ROOT = pathlib.Path(__file__).parent.parent
 GRID_FALL_OCTAVES = {"mup": 0.0, "standard": 0.8}  # octaves by which the grid is lower per doubling of the width

@@ -38,8 +38,8 @@ from scalelab.precision import exponent_histograms
 from scalelab.precision.policy import POLICIES
 from scalelab.report.figures.precisionplot import plot_exponents
 from scalelab.report.figures.style import write_pdf_and_csv
+from scalelab.train import single
 from scalelab.train.resume import start
-from scalelab.train.run import single
 from scalelab.train.step import program
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients

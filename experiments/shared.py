@@ -48,7 +48,7 @@ def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool
     from scalelab.signals import stop_on_signals
     from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.run.single import load_run_dataset
+    from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
     cache_compilations()

@@ -39,7 +39,7 @@ def __dir__() -> list[str]:
 class CallableRoom(types.ModuleType):
     """A package that can also be called: `scalelab.train(config, workdir)` calls `scalelab.api.train`.
 
-    `import scalelab.train.spec` binds `scalelab.train` to the package, as for any package, so a function in its place
+    `import scalelab.train.step` binds `scalelab.train` to the package, as for any package, so a function in its place
     would be lost. The signature is that of the function; pickled, the room is imported again.
     """
 

@@ -110,24 +110,32 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
 def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
     """Within it a BadInput leaves the folder's files of these patterns as they were: a mistake changes nothing.
 
-    Not once a run was begun in its `runs/`: then they tell what these are.
+    Folders that were there stay, empty ones too. Nothing is undone once a run was begun in `runs/`: then the files tell
+    what the runs are.
     """
     place = pathlib.Path(folder)
-    made, runs, before = list_missing(place), _list_begun(place), _read_files(place, patterns)
+    missing, runs, before = list_missing(place), _list_begun(place), _read_files(place, patterns)
+    folders = _list_folders(place, patterns)
     try:
         yield
     except BadInput:
         if _list_begun(place) == runs:
-            for run in place.glob("runs/*"):
-                remove_empty([run, run.parent])
             for path, content in _read_files(place, patterns).items():
                 if path not in before:
                     path.unlink(missing_ok=True)
-                    remove_empty([each for each in path.parents if place in each.parents])
                 elif content != before[path]:
                     replace_file(path, before[path])
-            remove_empty(made)
+            new = _list_folders(place, patterns) - folders
+            for each in sorted(new, reverse=True):  # what is in a folder comes before it
+                remove_empty([each])
+            remove_empty(missing)
         raise
+
+
+def _list_folders(folder: pathlib.Path, patterns: Sequence[str]) -> set[pathlib.Path]:
+    """The folders of runs and those that may hold files of these patterns, up to `folder`, itself left out."""
+    above = {str(each) for pattern in ("runs/*/record.json", *patterns) for each in pathlib.PurePath(pattern).parents}
+    return {path for pattern in above - {"."} for path in folder.glob(pattern) if path.is_dir()}
 
 
 def _list_begun(folder: pathlib.Path) -> set[pathlib.Path]:

@@ -8,7 +8,7 @@
 
 D and C are counted, never taken from the present config. The ledger of a run is in two places: `facts[NAME]["ledger"]`
 of the manifest of its last checkpoint (`steps`, `tokens`, `sequences`, `position`, `flops` by convention, …; see
-train/resume/ledger.py), and `step`, `tokens`, `flops` (exact convention) of the last line of metrics.jsonl.
+train/ledger.py), and `step`, `tokens`, `flops` (exact convention) of the last line of metrics.jsonl.
 record.json's `steps`, `tokens` and `flops` are the ledger's at its step; its `val_loss` is that of the last line of
 metrics.jsonl that has one.
 
@@ -481,7 +481,7 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
         "rewinds": len(record.get("rewinds", {})),
     }
     row |= record.get("by_source", {}) | {
-        key: value for key, value in flatten_keys(config).items() if key not in (set_by.NOTES_KEY, "log.stretches")
+        key: value for key, value in flatten_keys(config).items() if key not in set_by.FILLED_KEYS
     }
     measured = last_metrics(folder) | _last_layers(folder) | _last_step_scores(folder, record.get("steps"))
     return row | {key: value for key, value in measured.items() if key not in row}

@@ -108,14 +108,22 @@ def function_lengths(paths: Iterable[pathlib.Path]) -> list[int]:
     return [n.end_lineno - n.lineno + 1 for n in nodes if isinstance(n, ast.FunctionDef) and n.end_lineno]
 
 
-def room_graph(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """The imports between rooms (and ground-floor files) that a graph of files holds."""
-    arrows: dict[str, set[str]] = {}
-    for name, targets in graph.items():
-        rooms = [module.split(".")[1] for module in (name, *targets) if "." in module]
-        if "." in name:
-            arrows.setdefault(rooms[0], set()).update(set(rooms[1:]) - {rooms[0]})
+def room_graph(graph: Mapping[str, set[str]], package: str = "scalelab") -> dict[str, set[str]]:
+    """The imports between what stands in a package, rooms and files, that a graph of files holds."""
+    depth, arrows = len(package.split(".")), {}
+    for name in graph:
+        if name.startswith(f"{package}."):
+            room = name.split(".")[depth]
+            inside = {target.split(".")[depth] for target in graph[name] if target.startswith(f"{package}.")}
+            arrows.setdefault(room, set()).update(inside - {room})
     return arrows
+
+
+def circles_at_every_depth(graph: Mapping[str, set[str]]) -> dict[str, list[list[str]]]:
+    """{package: circles of the rooms and files in it}, of packages that have one."""
+    packages = {name.rsplit(".", depth)[0] for name in graph for depth in range(1, name.count(".") + 1)}
+    every = {package: circles(room_graph(graph, package)) for package in sorted(packages)}
+    return {package: inside for package, inside in every.items() if inside}
 
 
 def declared_order(root: pathlib.Path) -> dict[str, int]:
@@ -152,7 +160,7 @@ def measure(root: pathlib.Path) -> dict[str, Any]:
         "entries in a folder of scalelab, at most": max(len(entries(folder)) for folder in folders),
         "one-word public functions": round(one_word_share(code), 3),
         "circles of files": len(circles(graph)),
-        "circles of rooms": len(circles(arrows)),
+        "circles of rooms": sum(map(len, circles_at_every_depth(graph).values())),
         "arrows upward": len(upward),
         "lines over 120 columns": sum(len(line) > COLUMNS for line in lines),
         "lines a function: median, 95 %, most": spread(function_lengths(code)),

@@ -13,7 +13,8 @@ from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.report import gather, pages
 from scalelab.sweep import status
-from scalelab.train.resume import extend, start
+from scalelab.train.lineage import extend
+from scalelab.train.resume import start
 from tests.report import synthetic
 
 RECORD = ("status", "steps", "tokens", "val_loss", "bpb", "identity", "params", "flops", "flops_per_token", "data",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from scalelab.train.resume import facts
+from scalelab.train.lineage import facts
 
 ROOT = pathlib.Path(__file__).parents[1]
 HIDDEN = ("grain", "zstandard", "tensorboardX", "tensorflow_datasets", "importlib_resources")

@@ -11,7 +11,7 @@ from scalelab.config import config_value_origins, optimizer_defaults, override, 
 from scalelab.configs import base, tiny
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 
 FILE = """
 from scalelab.configs import base

@@ -173,6 +173,13 @@ def test_the_page_of_the_architecture_has_every_room_with_what_it_may_import():
     assert words == {name: MAY_IMPORT[name] for name in MAY_IMPORT if name not in folders}
 
 
+def test_no_circle_of_rooms_at_any_depth():
+    """Rooms inside a room stand above each other as well: `train.resume` may import `train.run`, or the other way."""
+    assert house.circles_at_every_depth(house.file_graph(SOURCES)) == {}
+    below = {"scalelab.a.b.x": {"scalelab.a.c.y"}, "scalelab.a.c.y": set(), "scalelab.a.c.z": {"scalelab.a.b.x"}}
+    assert house.circles_at_every_depth(below) == {"scalelab.a": [["b", "c"]]}
+
+
 def test_no_circle_of_files():
     # The root names the functions of `scalelab.api` for the type checker only.
     graph = house.file_graph(SOURCES) | {"scalelab": set()}

@@ -20,7 +20,7 @@ from scalelab.cli.parser import emit_json
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import write_result
-from scalelab.plan.machine.compile import compare_components, compile_step
+from scalelab.plan.compiled.compile import compare_components, compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.memory import step_memory
 

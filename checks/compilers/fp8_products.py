@@ -26,8 +26,8 @@ from scalelab.cli.parser import emit_json
 from scalelab.config import Static
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.model.count import count_parameters
-from scalelab.plan.machine import program
-from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.compiled import program
+from scalelab.plan.compiled.compile import compile_step
 from scalelab.plan.machine.machine import load_machine
 
 POLICIES = ("fp8_delayed", "fp8")

@@ -23,7 +23,7 @@ from scalelab.config.files import find_config_file
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.hardware.device_memory import usable_bytes
-from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.compiled.compile import compile_step
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import default_efficiency

@@ -31,8 +31,8 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import write_result
 from scalelab.model.count import count_parameters
-from scalelab.plan.machine import absent_devices, products, program, timeline
-from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.compiled import absent_devices, products, program, timeline
+from scalelab.plan.compiled.compile import compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
 
 COMPILERS = {"gpu": "jax-cuda12-pjrt", "tpu": "libtpu"}  # package of a platform's compiler

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.experiments.shared import markdown_table
-from scalelab.plan.machine import products
+from scalelab.plan.compiled import products
 
 
 def format_row(row: Mapping[str, Any]) -> str:
@@ -87,7 +87,7 @@ def format_page(rows: Sequence[Mapping[str, Any]]) -> str:
         "parallelism, 5.5 where blocks are recomputed. `Beside computation`: started and awaited apart, "
         "with computation scheduled between, however short. `Computes`, `sends` and `waits`: that schedule played "
         "through at the planner's rates, with one queue within nodes and one between them "
-        f"(`scalelab/plan/machine/timeline.py`): what is beside too little is waited for. "
+        f"(`scalelab/plan/compiled/timeline.py`): what is beside too little is waited for. "
         "`Kept`: what the forward's loop over layers stacks for the backward. `Triton`, `cuBLAS`, `others`: products a "
         f"step by what multiplies.\n\n{table}\n{describe_autotuning(rows)}\n"
         + "\n".join(format_row(row) for row in rows)

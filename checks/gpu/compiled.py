@@ -28,13 +28,13 @@ from scalelab.experiments import isoflop, ladder_runs
 from scalelab.experiments.shared import write_result
 from scalelab.hardware import chips
 from scalelab.model.attention.kernels import step_kernel
-from scalelab.plan.machine import absent_devices
-from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.compiled import absent_devices
+from scalelab.plan.compiled.compile import compile_step
+from scalelab.plan.compiled.products import read_products
 from scalelab.plan.machine.machine import Machine, load_machine
-from scalelab.plan.machine.products import read_products
 from scalelab.plan.memory.memory import step_memory
 from scalelab.sharding import trace_for_platform
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
 

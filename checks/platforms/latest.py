@@ -26,7 +26,7 @@ from scalelab.errors import WorkFailed
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.experiments.studies.fsdp.rows import LAYOUTS
 from scalelab.hardware.versions import installed_versions, pinned_versions
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUTPUT_LINES = 40  # of a part that failed, printed

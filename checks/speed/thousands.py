@@ -88,9 +88,11 @@ def _copy_files(template: Mapping[str, Any], name: str, changes: Mapping[str, An
         group, _, last = key.partition(".")
         config[group][last] = value
     record, longer = template["record.json"], changes["train.steps"] // STEPS
-    params, per_token = model_size.count_parameters(config), model_size.count_flops(config)
-    assert params and per_token  # of the sweep's small models both are known
+    params = model_size.count_parameters(config)
+    assert params  # of the sweep's small models it is known
     N, D = params["total"], record["tokens"] * longer
+    bigger = N / record["params"]["total"]
+    per_token = bigger * record["flops_per_token"]["exact"]
     off = 0.05 * math.log10(changes["optim.peak_lr"] / 1e-2) ** 2 + random.Random(name).gauss(0, 0.005)
     loss = LAW["E"] + LAW["A"] / N ** LAW["alpha"] + LAW["B"] / D ** LAW["beta"] + off
     moved = loss / record["val_loss"]
@@ -102,7 +104,8 @@ def _copy_files(template: Mapping[str, Any], name: str, changes: Mapping[str, An
         "flops": {("6ND" if name == "6N" else name): value * D for name, value in flops.items()},
     }  # fmt: skip
     faster = changes["optim.peak_lr"] / template["config.json"]["optim"]["peak_lr"]
-    moves = dict.fromkeys(("train_loss", "val_loss", "bpb"), moved) | {"step": longer, "tokens": longer, "lr": faster}
+    moves = dict.fromkeys(("train_loss", "val_loss", "bpb"), moved)
+    moves |= {"step": longer, "tokens": longer, "flops": longer * bigger, "lr": faster}
     metrics = [{key: v and v * moves.get(key, 1) for key, v in line.items()} for line in template["metrics.jsonl"]]
     return {
         "config.json": json.dumps(config, indent=1), "record.json": json.dumps(record, indent=1),

@@ -23,6 +23,7 @@ from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.experiments.shared import write_result
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.read import groups
@@ -30,7 +31,7 @@ from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import dependence, misfit, profile, uncertainty
-from scalelab.laws.use import chinchilla_optimum, decision
+from scalelab.laws.use import decision
 from scalelab.testing.law import COLUMN_RANGES
 
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9

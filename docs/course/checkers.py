@@ -14,7 +14,7 @@ import optax
 
 from scalelab import config as config_lib
 from scalelab.hardware import chips
-from scalelab.laws.use import chinchilla_optimum
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.model import count
 from scalelab.optim import adam, schedules

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from scalelab.hardware import chips
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law.forms import effective_data
-from scalelab.laws.use import chinchilla_optimum
 from scalelab.plan.budget.allocate import allocate_budget
 from scalelab.plan.budget.lawbook import REPETITION
 from scalelab.plan.published import claims, textbook

@@ -103,7 +103,7 @@ def plan(arguments: Sequence[str]) -> PlannedStudy:
 
 def _main(argv: Sequence[str]) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.train.run.single import load_run_dataset
+    from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
     options, base, names = _options(argv)

@@ -34,7 +34,10 @@ def _is_number(value: Any) -> bool:
 
 def whole(least: int) -> Kind:
     """A whole number from `least` on."""
-    fits = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least  # noqa: E731
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+
     return Kind(f"a whole number, at least {least}", fits)
 
 
@@ -87,9 +90,13 @@ FIT_OPTIONS = {
 
 
 def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function check its arguments first: BadInput for the first that is not of its kind."""
+    """A decorator for a function whose arguments must be of these kinds, by the names of its parameters."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        """Wrap `function` in a check of its arguments: BadInput, before it is called, for one that is not of its kind.
+
+        AssertionError if a parameter of `function` has no kind, except `self` and `options`.
+        """
         signature = inspect.signature(function)
         unchecked = set(signature.parameters) - {*kinds, "self", "options"}
         assert not unchecked, f"{function.__name__}: of which kind are {unchecked}?"

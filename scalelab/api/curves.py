@@ -90,7 +90,7 @@ def _every_lr(config: "ConfigDict") -> np.ndarray:
 
 def _run_curve(folder: pathlib.Path, loss: str) -> Curve:
     from scalelab import config as config_lib
-    from scalelab.train.resume.facts import config_from_facts
+    from scalelab.train.lineage.facts import config_from_facts
 
     lr = _every_lr(config_lib.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True))
     lines = records.read_metrics(folder)

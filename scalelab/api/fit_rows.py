@@ -10,9 +10,9 @@ import numpy as np
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index.grids import describe_left_out
 from scalelab.index.table import all_columns, read_grid
+from scalelab.laws.fits.study import N_COLUMNS
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import ALIASES
-from scalelab.laws.read.study import N_COLUMNS
 from scalelab.laws.read.table import Table, read_table
 from scalelab.laws.read.where import filter_rows
 

@@ -9,11 +9,11 @@ import numpy as np
 from scalelab.api.fit_rows import read_sources
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.identity import is_identity_key
+from scalelab.laws.fits.study import N_COLUMNS, select_rows
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import fitting_columns, known_fields, parse_columns
 from scalelab.laws.read.points import WIDEST_VALUE, merge_near
 from scalelab.laws.read.raw_grid import SETTINGS
-from scalelab.laws.read.study import N_COLUMNS, select_rows
 from scalelab.laws.use.settings.best import BestSettings, check_names, fit_best_settings
 from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys, varying_columns
 

@@ -34,8 +34,8 @@ from scalelab.errors import BadInput, nearest_hint
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from scalelab.laws.fitted import Fitted
-    from scalelab.laws.groups.group_fits import GroupFits
+    from scalelab.laws.fits.fitted import Fitted
+    from scalelab.laws.fits.groups.group_fits import GroupFits
     from scalelab.laws.use.settings.best import BestSettings
     from scalelab.plan.whole import Plan
     from scalelab.sweep.answer.ranking import SweepAnswer
@@ -124,9 +124,9 @@ def train(
     _prepare_device()
     from scalelab import git
     from scalelab.plan.memory.remat import settle_remat
-    from scalelab.train.per_layer.refusals import reserve_for_moments
-    from scalelab.train.resume.compatibility import refuse_foreign_files
-    from scalelab.train.run.single import train_single
+    from scalelab.train.lineage.compatibility import refuse_foreign_files
+    from scalelab.train.single import train_single
+    from scalelab.train.step.per_layer.refusals import reserve_for_moments
 
     refuse_foreign_files(folder)
     reserve_for_moments(resolved)
@@ -160,7 +160,7 @@ def sweep(
     _prepare_device()
     from scalelab import git
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.per_layer.refusals import reserve_for_moments
+    from scalelab.train.step.per_layer.refusals import reserve_for_moments
 
     packs = trials_lib.group_into_packs(trials)
     if len(packs) == 1:  # several are trained in processes of their own
@@ -230,11 +230,11 @@ def fit(
     comes back, and `options` are those of `laws.groups.fit_groups` (`exponents`, `shared`, `against`, …). BadInput as
     the command; FitError where no optimum can be certified.
     """
-    from scalelab.laws.fitting import fit as fit_columns
-    from scalelab.laws.groups.fit_groups import fit_groups
+    from scalelab.laws.fits.fitting import fit as fit_columns
+    from scalelab.laws.fits.groups.fit_groups import fit_groups
+    from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study
     from scalelab.laws.law.law import Law, law_of
     from scalelab.laws.law.names import load_law
-    from scalelab.laws.read.study import N_COLUMNS, fit_group_study, fit_study
 
     check_value("law", law, either(instance("a law's name, a Law", str, Law), FUNCTION))
     check_value("source", source, instance("paths, rows (dicts), or columns by name", str, os.PathLike, Iterable))

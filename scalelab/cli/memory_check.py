@@ -24,8 +24,8 @@ def settle_remat(config: Any, place: pathlib.Path, force: bool = False) -> Any:
     if config.model.remat != "auto":
         return config
     from scalelab.plan.memory import remat
-    from scalelab.train.per_layer.refusals import reserve_for_moments
-    from scalelab.train.resume import determinism
+    from scalelab.train.lineage import determinism
+    from scalelab.train.step.per_layer.refusals import reserve_for_moments
 
     determinism.set_deterministic_flags(config, place)  # before jax is asked for its devices
     reserve_for_moments(config)
@@ -37,8 +37,8 @@ def check_memory_fits(config: Any, place: pathlib.Path, trials: int = 1) -> None
 
     `place`: the folder where the run (or the pack of `trials`) stores its determinism settings.
     """
-    from scalelab.train.per_layer.refusals import reserve_for_moments
-    from scalelab.train.resume import determinism
+    from scalelab.train.lineage import determinism
+    from scalelab.train.step.per_layer.refusals import reserve_for_moments
 
     determinism.set_deterministic_flags(config, place)  # before jax is asked for its devices
     reserve_for_moments(config, trials)

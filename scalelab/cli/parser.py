@@ -155,17 +155,28 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, such as 20000 or 20k") from None
 
 
-def count_above_zero(text: str) -> float:
-    """argparse type for parameters, tokens or FLOPs: a number above zero, also as people write it: 7B, 1.4T."""
+def number_above_zero(text: str, parse: Callable[[str], float] = float, example: str = "") -> float:
+    """argparse type for a finite number above zero, as `parse` reads it. `example`: good values, for the error."""
     try:
-        value = parse_count(text)
+        value = parse(text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero, such as 7e9 or 7B")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero{example and f', such as {example}'}")
+    return value
+
+
+def bounded_above_zero(text: str, parse: Callable[[str], float] = float, example: str = "") -> float:
+    """argparse type: a `number_above_zero` that, like its inverse, is at most LARGEST_VALUE."""
+    value = number_above_zero(text, parse, example)
     if not 1 / LARGEST_VALUE <= value <= LARGEST_VALUE:
         raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST_VALUE:g} and {LARGEST_VALUE:g}")
     return value
+
+
+def count_above_zero(text: str) -> float:
+    """argparse type for parameters, tokens or FLOPs: a number above zero, also as people write it: 7B, 1.4T."""
+    return bounded_above_zero(text, parse_count, "7e9 or 7B")
 
 
 def emit_json(result: Any, destination: str | None) -> None:

@@ -15,7 +15,7 @@ from scalelab.sweep import status
 from scalelab.sweep.executors import choice
 from scalelab.sweep.live import LiveTrial
 from scalelab.sweep.run import run_sweep
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 from scalelab.train.step.program import cache_compilations
 
 Train = Callable[[Mapping[str, ConfigDict]], bool]

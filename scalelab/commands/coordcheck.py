@@ -76,7 +76,7 @@ def _whole(text: str) -> list[int]:
 
 def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]:
     """{axis: {size: config}} as asked for; by default DEFAULT_WIDTHS, or the smallest widths that the heads divide."""
-    from scalelab.model.resize import resize_config, width_unit
+    from scalelab.sweep.scaling.resize import resize_config, width_unit
 
     widths, depths = options.widths, options.depths
     if not widths and not depths:
@@ -92,7 +92,7 @@ def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]
 
 def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options: Any) -> dict[str, Any]:
     from scalelab.train import coordcheck
-    from scalelab.train.run.single import load_run_dataset
+    from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
     cache_compilations()

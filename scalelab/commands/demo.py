@@ -28,8 +28,8 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     from scalelab.laws import examples
-    from scalelab.laws.read.study import fit_study
-    from scalelab.laws.use.chinchilla_optimum import ChinchillaParams
+    from scalelab.laws.fits.study import fit_study
+    from scalelab.laws.law.chinchilla_optimum import ChinchillaParams
     from scalelab.report.figures import lawplots, style
 
     rows = examples.read_quickstart()

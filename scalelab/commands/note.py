@@ -13,7 +13,7 @@ import pathlib
 from scalelab import records
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
-from scalelab.untrusted.paths import describe_link
+from scalelab.untrusted.paths import refuse_link
 
 
 def main(argv: list[str]) -> int:
@@ -25,8 +25,7 @@ def main(argv: list[str]) -> int:
     folder = pathlib.Path(options.run)
     if not (folder / "config.json").exists():
         raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
-    if folder.is_symlink():  # perhaps another's, to somewhere else
-        raise BadInput(describe_link(folder))
+    refuse_link(folder)
     text = options.text.strip()
     if not text:
         raise BadInput('the note is empty: write `scalelab note RUN "what happened"`')

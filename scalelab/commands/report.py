@@ -21,7 +21,7 @@ from typing import Any
 
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status
 from scalelab.errors import BadInput, WorkFailed, quote_path
-from scalelab.untrusted.paths import describe_link
+from scalelab.untrusted.paths import refuse_link
 
 SAMPLED = ((0.0, 0), (0.8, 0), (0.8, 1))  # temperature and seed of each text on the page of a run
 COLUMN_IN = 3.25  # inches: one of two columns on paper
@@ -68,8 +68,8 @@ def _write(options: Any) -> dict[str, Any]:
     if len(options.folders) > 1:
         return write_sweeps(pathlib.Path(options.output or "sweeps.html"), options.folders)
     (folder,) = map(pathlib.Path, options.folders)
-    if folder.is_symlink() and (folder / "config.json").exists() and not options.output:  # a run, perhaps of others
-        raise BadInput(f"{describe_link(folder)}; --output=PAGE.html writes the page elsewhere")
+    if (folder / "config.json").exists() and not options.output:  # a run, whose page is written into it
+        refuse_link(folder, "--output=PAGE.html writes the page elsewhere")
     if options.style == "paper":
         return write_report(folder, paper=PaperStyle(options.width or COLUMN_IN, options.only))
     output = pathlib.Path(options.output) if options.output else None

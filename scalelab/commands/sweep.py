@@ -38,6 +38,7 @@ import contextlib
 import functools
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from scalelab import git
@@ -57,10 +58,14 @@ from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
 from scalelab.index import alive
 from scalelab.index.grids import describe_left_out
+from scalelab.index.waiting import wait_until_free
 from scalelab.stores import mirror
 from scalelab.stores.copies import copy_here, kept_up_to_date
 from scalelab.stores.urls import url_of
 from scalelab.sweep.executors import choice, sweep_jobs
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
+
+STORE_POLLS = 10  # a store is asked every 5 s whether another sweep has left it: each time costs four requests
 
 
 def main(argv: list[str]) -> int:
@@ -100,11 +105,25 @@ def main(argv: list[str]) -> int:
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
-        with mirror.attached(options.workdir, options.take_over, print_status):
+        with _attached(options) as is_held:
+            if not is_held:
+                return STOPPED_EXIT_CODE
             _run(options.config, overrides, options)
     elif url := url_of(options.workdir):
         options.workdir = copy_here(url, report=print_status)
     return _show(options)
+
+
+@contextlib.contextmanager
+def _attached(options: Any) -> Iterator[bool]:
+    """`mirror.attached`, once another sweep has left the store; yields whether it is: not if a signal came first."""
+    from scalelab.signals import stop_on_signals
+
+    with contextlib.ExitStack() as held:
+        with stop_on_signals() as stop:
+            attach = functools.partial(mirror.attached, options.workdir, options.take_over, print_status)
+            is_held = held.enter_context(wait_until_free(attach, stop, print_status, STORE_POLLS))
+        yield is_held
 
 
 def _show(options: Any) -> int:

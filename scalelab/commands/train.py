@@ -144,7 +144,7 @@ def _change(options: Any) -> Any:
         raise BadInput(f"--skip-batches={options.skip_batches!r} is not A..B, two numbers of batches; e.g. 900..1100")
     skip = (int(batches[1]), int(batches[2])) if options.skip_batches else None
 
-    from scalelab.train.run.single import ByHand
+    from scalelab.train.single import ByHand
 
     return ByHand(factor, skip, options.reset is not None)
 
@@ -163,8 +163,8 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
 
 def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.train.resume.compatibility import refuse_foreign_files
-    from scalelab.train.run.single import train_single
+    from scalelab.train.lineage.compatibility import refuse_foreign_files
+    from scalelab.train.single import train_single
     from scalelab.train.step.program import cache_compilations
 
     if first:

@@ -13,7 +13,6 @@ Exit code: 0 done, 2 bad input.
     scalelab watch runs/mine --once
 """
 
-import argparse
 import dataclasses
 import math
 import pathlib
@@ -22,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalelab import records
-from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
+from scalelab.cli.parser import Parser, add_trust_option, emit_json, number_above_zero, print_status, print_table
 from scalelab.errors import BadInput
 from scalelab.index import alive
 from scalelab.untrusted.paths import list_folders
@@ -39,10 +38,12 @@ def main(argv: list[str]) -> int:
     """Forecast, keep and print; exit codes in the module's docstring."""
     parser = Parser("watch", __doc__)
     parser.add_argument("folder", metavar="RUN|DIR", help="a run's folder, or one of runs")
-    parser.add_argument("--every", type=_positive, default=60.0, metavar="S", help="seconds between forecasts (60)")
+    parser.add_argument(
+        "--every", type=number_above_zero, default=60.0, metavar="S", help="seconds between forecasts (60)"
+    )
     parser.add_argument("--once", action="store_true", help="print one forecast and end")
     parser.add_argument("--law", metavar="FILE", help="the family's law: a published one, or what `scalelab fit` wrote")
-    parser.add_argument("--price", type=_positive, metavar="X", help="price of a device-hour, in any currency")
+    parser.add_argument("--price", type=number_above_zero, metavar="X", help="price of a device-hour, in any currency")
     parser.add_argument("--score", action="store_true", help="score the forecasts of a run that is done")
     add_trust_option(parser)
     options = parser.parse_args(argv)
@@ -57,16 +58,6 @@ def main(argv: list[str]) -> int:
             return 0
         time.sleep(options.every)
         folders = records.run_folders(options.folder)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
-    return value
 
 
 def _load_law(name: str | None) -> "Callable[[float, float], float] | None":

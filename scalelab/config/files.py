@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from scalelab import set_by, user_code
 from scalelab.config.keys import default_values, key_records
-from scalelab.config.stretches import STRETCHES_KEY
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.numbers.written import parse_whole
 from scalelab.untrusted.files import read_bytes
@@ -154,7 +153,7 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
 
     `by` says who sets them (`set_by`). Values of another config bring notes of their own, and keep them.
     """
-    for key in (set_by.NOTES_KEY, STRETCHES_KEY):
+    for key in set_by.FILLED_KEYS:
         if key in values and by == set_by.COMMAND_LINE:
             raise BadInput(f"{key} is filled in by scalelab and can't be set")
     config = config.copy_and_resolve_references()

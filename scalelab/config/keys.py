@@ -35,7 +35,7 @@ class Range:
     def refusal(self, value: float, default: float | None = None) -> str:
         """Why `value` is refused, and the nearest good value; "" if it lies in the range.
 
-        `default`: the key's, which is named where no number is nearest: below an excluded bound, and for what is none.
+        `default`: the key's. It is named where no number is nearest: below an excluded bound, and for nan.
         """
         if value in self:
             return ""

@@ -1,7 +1,7 @@
 """The ledger of a run: what was counted before each stretch of steps, so that a present config never rewrites the past.
 
 A stretch is the steps taken under one batch, length, mixture and model. A run that never changes these has one, which
-begins at zero, and `log.stretches` is "". Where a run goes on under other values (`train/resume/ledger.py`), the counts
+begins at zero, and `log.stretches` is "". Where a run goes on under other values (`train/ledger.py`), the counts
 of its checkpoint begin a new stretch, and all stretches go into `log.stretches` of its config. So whoever asks a config
 for tokens, batches or positions gets what was counted.
 
@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalelab.errors import BadInput
+from scalelab.set_by import STRETCHES_KEY
 from scalelab.untrusted.documents import parse_json
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-STRETCHES_KEY = "log.stretches"
 # Keys on which tokens, positions or the order of the data depend: a change of one begins a new stretch.
 LEDGER_KEYS = (
     "train.global_batch", "train.accumulate", "model.seq_len", "schedule.batch_start", "schedule.batch_warmup_tokens",
@@ -107,7 +107,7 @@ def parse_stretches(text: str) -> tuple[Stretch, ...]:
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise BadInput(
-            f"log.stretches={text[:40]!r} is not what scalelab wrote there: it is filled in where a run goes on; "
+            f"{STRETCHES_KEY}={text[:40]!r} is not what scalelab wrote there: it is filled in where a run goes on; "
             "nearest: ''"
         ) from None
     return tuple(entries)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.batches.shards import SHARD_FORMAT, Split, read_shard_folder, write_shard_folder
 from scalelab.data.prepare import prepared
+from scalelab.data.shards import SHARD_FORMAT, Split, read_shard_folder, write_shard_folder
 from scalelab.data.sources.sources import DataConfig, Source, open_source
 from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput

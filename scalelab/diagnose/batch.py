@@ -9,8 +9,8 @@ import optax
 
 from scalelab import records
 from scalelab.data.batches.origins import locate_window, make_excerpts
-from scalelab.data.batches.shards import Split
 from scalelab.data.dataset import Dataset
+from scalelab.data.shards import Split
 from scalelab.data.sources.sources import source_files
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.subject import Subject, load_subject
@@ -19,7 +19,7 @@ from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.precision.policy import POLICIES
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step.gradients import document_ends
 
 EXCERPT = 60  # characters of a sequence that are shown

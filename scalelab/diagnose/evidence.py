@@ -17,7 +17,7 @@ from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.jsonfiles import last_line
 from scalelab.optim import schedules
 from scalelab.train.checkpoints import logs, manifest
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 
 
 class Series(NamedTuple):

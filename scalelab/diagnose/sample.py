@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 
 from scalelab.data.batches.batches import TrainBatches, Windows
 from scalelab.data.dataset import Dataset
-from scalelab.train.run.single import load_run_dataset
 from scalelab.train.run.sources import make_train_batches
+from scalelab.train.single import load_run_dataset
 
 MOST_WINDOWS = 512  # windows sampled, evenly over the corpus
 ORDER_BATCHES = 64  # batches whose window numbers are looked at

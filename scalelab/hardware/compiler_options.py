@@ -6,7 +6,7 @@ up all of its blocks beside computation (`python -m checks.compilers.programs`).
 A GPU's compiler does most of it unasked within a node. Between nodes it awaits a layer's gradients at the end of that
 layer, and sends one thing at a time, so that two networks (NVLink, and what joins nodes) wait for each other. With
 these options gradients go on beside the next layer: a 70B on 32 x 8 H100 waits 1.4 s of a step where it waited 3.6, an
-8B on 8 x 8 .14 s where it waited .38, by estimate (`plan/machine/timeline.py`). In one node they gain nothing and cost
+8B on 8 x 8 .14 s where it waited .38, by estimate (`plan/compiled/timeline.py`). In one node they gain nothing and cost
 an 8B 1 %. Tried and left out: pipelined gathers part a recomputed forward from its backward; loops of two turns and an
 estimate of latencies from datasheets change nothing.
 """

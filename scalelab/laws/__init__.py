@@ -1,22 +1,23 @@
 """Scaling laws: forms, exact fits with a certificate, what the data identify, intervals, decisions.
 
-Read in this order: `fitting` (the entry point), `law`, `read`, `solve`, `trust`, `use`, `groups`, `published`. It never
-imports the trainer. The names below are imported on first use, so that what needs one small function loads no jax.
+Read in this order: `fits` (`fitting` is the entry point), `law`, `read`, `solve`, `trust`, `curves`, `use`, `design`,
+`next_runs` (the run that narrows an interval most), `published`. It never imports the trainer. The names below are
+imported on first use, so that what needs one small function loads no jax.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scalelab.laws.fitted import Fitted
-    from scalelab.laws.fitting import fit
+    from scalelab.laws.fits.fitted import Fitted
+    from scalelab.laws.fits.fitting import fit
     from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
     from scalelab.laws.solve.optimum import FitError
     from scalelab.laws.use.multiplier.estimate import multiplier
 
 _MODULES = {
-    "Fitted": "fitted",
-    "fit": "fitting",
+    "Fitted": "fits.fitted",
+    "fit": "fits.fitting",
     **dict.fromkeys(("Between", "Coefficient", "Exponent", "Law", "Real", "Scale", "law_of"), "law.law"),
     "FitError": "solve.optimum",
     "multiplier": "use.multiplier.estimate",

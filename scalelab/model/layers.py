@@ -15,8 +15,8 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
+from scalelab.model import measures
 from scalelab.model.declare import Declaration, declare_parameter
-from scalelab.model.observe import measures
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products, weight_product
 from scalelab.model.products.saved import keep_inputs, name_product, name_statistic
@@ -179,7 +179,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array | GatheredSequence, due: jax.Array | None = None) -> jax.Array:
-        """x_BSD -> [B, S, D]; with `due` (see `observe/measures.py`) also what is measured of the hidden units."""
+        """x_BSD -> [B, S, D]; with `due` (see `model/measures.py`) also what is measured of the hidden units."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
         inner, std = ("batch", "context", "mlp"), self.stds.std
         x_BSD = share_among_products(x_BSD, self.policy)

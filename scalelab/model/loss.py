@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from scalelab.model.observe.measures import NO_TOKEN, HeadMeasures, combine, sum_over_devices, when
+from scalelab.model.measures import NO_TOKEN, HeadMeasures, combine, sum_over_devices, when
 from scalelab.precision.products import matmul_gradients, mixed_matmul
 from scalelab.sharding import (
     TENSOR_AXIS,
@@ -44,7 +44,7 @@ ACCELERATOR_TOKENS = 1024
 class LossSums(NamedTuple):
     """Sums over positions that count. Only `objective`, which is nll + z_weight * z + term, is differentiated.
 
-    `measures` is () unless a training step measures its layers (`observe/measures.py`); `term` is the user's term of
+    `measures` is () unless a training step measures its layers (`model/measures.py`); `term` is the user's term of
     the loss (`train.loss`) times the tokens, () if there is none.
     """
 

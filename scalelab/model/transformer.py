@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.model import layers
+from scalelab.model import layers, measures
 from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.order import deal, redeal, restore
@@ -23,7 +23,6 @@ from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_fla
 from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_cross_entropy, softcap_logits
 from scalelab.model.loss import head_token_losses as token_losses_of
-from scalelab.model.observe import measures
 from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
 from scalelab.model.products.product import share_among_products
 from scalelab.model.products.saved import save_products
@@ -61,7 +60,7 @@ class Block(nn.Module):
     ) -> tuple[jax.Array, None]:
         """x_BSD -> (x_BSD, None); with `packed`, attention stays within documents.
 
-        With `due`, a traced boolean, the collection `measures` is written (`observe/measures.py`).
+        With `due`, a traced boolean, the collection `measures` is written (`model/measures.py`).
         """
         s, policy = self.shape, self.policy.of_model(self.shape.sums, self.shape.remat)
         policy = dataclasses.replace(policy, parts=count_parts(s, policy, *x_BSD.shape[:2]))

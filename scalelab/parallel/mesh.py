@@ -56,7 +56,7 @@ def make_mesh(layout: Layout) -> Mesh:
 
 
 def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
-    """The mesh of a resolved layout over these devices, which may be absent ones (`plan/machine/absent_devices.py`).
+    """The mesh of a resolved layout over these devices, which may be absent ones (`plan/compiled/absent_devices.py`).
 
     With several slices (of TPUs, or of GPUs joined by NVLink) the outermost axes use the network between them: stage,
     data, then fsdp. BadInput where these don't divide over the slices.

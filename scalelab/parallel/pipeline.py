@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 from scalelab.config import Layout, Static
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums
-from scalelab.model.observe.measures import HeadMeasures, Measures
+from scalelab.model.measures import HeadMeasures, Measures
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.parallel.stage import run_stage
 from scalelab.parallel.ticks import make_tick_table

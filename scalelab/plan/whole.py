@@ -11,10 +11,10 @@ from scalelab import config as config_lib
 from scalelab.config import Layout, schedule_steps
 from scalelab.hardware import device_memory
 from scalelab.parallel.mesh import MESH_AXES
-from scalelab.plan.advice import Advice, advise_changes
-from scalelab.plan.machine.compile import CompiledMemory, compile_step
+from scalelab.plan.compiled.compile import CompiledMemory, compile_step
 from scalelab.plan.machine.layout import apply_mesh
 from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.memory.advice import Advice, advise_changes
 from scalelab.plan.memory.host import HostMemory, host_memory
 from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.memory.remat import AUTO, choose_remat, with_remat
@@ -26,8 +26,8 @@ from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.flops import Flops, count_flops
 from scalelab.plan.step.savings import cost_of_traits
 from scalelab.plan.step.time import StepTime, step_time
-from scalelab.train.per_layer import refusals
 from scalelab.train.step.hooks import refuse_unsupported
+from scalelab.train.step.per_layer import refusals
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,6 +89,7 @@ class ReportPage:
             return self._path(self.place)
         gaps = "".join(html.render_paragraph(gap) for gap in self.missing)
         path = self._path(self.file)
+        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(
             path, html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
         )
@@ -96,10 +97,11 @@ class ReportPage:
 
 
 def check_page(path: pathlib.Path) -> pathlib.Path:
-    """The folder of a page that stands elsewhere than its runs, made if absent. BadInput if it is not a page's path."""
+    """The folder of a page that stands elsewhere than its runs, made when it is written. BadInput if none can be."""
     if path.is_dir() or path.suffix != ".html":
         raise BadInput(f"{path}: the page is a file that ends in .html")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if above := next((each for each in path.parents if each.exists() and not each.is_dir()), None):
+        raise BadInput(f"{path}: {above} is not a folder; nearest: {above.parent / path.name}")
     return path.parent
 
 

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of a stored config in closed form, without jax: what its record must say.
+"""Parameters of a stored config in closed form, without jax: what the record of an unedited package says.
 
 `scalelab.model.count` counts the declarations themselves; tests/soundness/test_size.py holds one to the other.
 """
@@ -31,19 +31,6 @@ def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
     }
 
 
-def count_flops(config: Mapping[str, Any]) -> float | None:
-    """Training FLOPs a token of all matrix products, as `exact` of `scalelab.model.count`.
-
-    None if it is not known; with a window or relative positions too, whose products depend on more than sizes.
-    """
-    model, counts = _complete_model(config), count_parameters(config)
-    if model is None or counts is None or model["window"] or model["position"] == "relative":
-        return None
-    head = model["d_model"] * model["vocab_size"]
-    attention = model["n_layers"] * model["seq_len"] * model["n_heads"] * model["d_head"]
-    return 6.0 * (counts["kaplan"] + head) + 12.0 * attention
-
-
 @functools.cache
 def _known_keys() -> dict[str, Any]:
     """Keys of a model with their defaults."""
@@ -58,7 +45,7 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if not stored.keys() <= known.keys():
         return None
     model = known | stored
-    sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len", "window")
+    sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len")
     if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
         return None
     return model

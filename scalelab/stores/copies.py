@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import LIST, read_json, write_json
+from scalelab.jsonfiles import LIST, describe_mismatch, write_json
 from scalelab.lock import LEASE_FILE
 from scalelab.stores import client
 from scalelab.stores.client import Place, StoreDown, StoreRefused
 from scalelab.stores.download import download, read_index
-from scalelab.stores.formats import STEP, Files, ObjectsLost
+from scalelab.stores.formats import MOST_INDEX_BYTES, STEP, Files, ObjectsLost
 from scalelab.stores.lease import is_owner_alive, read_head, refuse_headless
 from scalelab.stores.urls import local_folder
+from scalelab.untrusted.documents import parse_json
+from scalelab.untrusted.files import read_bytes
 from scalelab.untrusted.paths import check_name, path_below
 
 TRIES = 5  # a writer may replace what is being read
@@ -128,10 +130,9 @@ def _update(
 
 def _read_known(state: pathlib.Path) -> dict[str, Any]:
     """What was copied before, {} if that is unknown: then all is compared again."""
-    if not state.exists():
-        return {}
-    with contextlib.suppress(BadInput):
-        return read_json(state, KNOWN_SCHEMA)
+    with contextlib.suppress(BadInput, ValueError, FileNotFoundError):
+        known: dict[str, Any] = parse_json(read_bytes(state, 2 * MOST_INDEX_BYTES))
+        return {} if describe_mismatch(known, KNOWN_SCHEMA) else known
     return {}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from scalelab.errors import BadInput
 from scalelab.stores import client
 from scalelab.stores.client import Place
-from scalelab.stores.formats import STEP, Files, ObjectsLost, Parts, parse_index
+from scalelab.stores.formats import MOST_INDEX_BYTES, STEP, Files, ObjectsLost, Parts, parse_index
 from scalelab.untrusted.files import create_draft
 from scalelab.untrusted.paths import path_below
 
@@ -22,7 +22,7 @@ def read_index(place: Place, name: str | None) -> Files:
     if name is None:
         return {}
     try:
-        data = client.get(place, name)
+        data = client.get(place, name, MOST_INDEX_BYTES)
     except FileNotFoundError:
         raise ObjectsLost(f"{place.url}/{name} is missing: head.json names it, and it lists all files") from None
     return parse_index(data, name, f"{place.url}/{name}")

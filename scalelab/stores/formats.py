@@ -17,7 +17,8 @@ from scalelab.untrusted.paths import check_name
 from scalelab.untrusted.text import printable
 
 MOST_HEAD_BYTES = 2**16
-MOST_PARTS = 2**20  # of an index, files and parts together: 64 MB hold no more of ours
+MOST_INDEX_BYTES = 2**26  # that of 5,000 packs with three checkpoints each
+MOST_PARTS = 2**20  # of an index, files and parts together: it holds no more of ours
 MOST_OBJECT_BYTES = 2**50  # of one part; object stores take less
 HEAD_SCHEMA = {"format": WHOLE, "owner": (TEXT, None), "machine?": TEXT, "index": (TEXT, None), "put": TEXT}
 INDEX_SCHEMA = {"format": WHOLE, "files": {"*": LIST}}

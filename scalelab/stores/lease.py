@@ -14,7 +14,6 @@ import uuid
 from typing import Any
 
 from scalelab import lock
-from scalelab.errors import BadInput
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, Version
 from scalelab.stores.formats import MOST_HEAD_BYTES, ObjectsLost, parse_head
@@ -87,7 +86,7 @@ class Lease:
 def take_lease(place: Place, option: str = "--workdir", take_over: bool = False) -> tuple[Lease, str | None]:
     """Take the lease on `place`: (the lease, a warning if an owner didn't release it).
 
-    BadInput if another process holds it, or may hold it; `take_over` asserts that an owner on another host is gone.
+    FolderHeld if another process holds it, or may hold it; `take_over` asserts that an owner on another host is gone.
     """
     for _ in range(5):  # others may come and go meanwhile
         head = read_head(place)
@@ -100,7 +99,7 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
             here = content.get("machine") == machine_id()
             refusal, news = _judge(place, owner, here, _now(place) - written, take_over)
             if refusal:
-                raise BadInput(f"{place.url} {refusal.format(option=option)}")
+                raise lock.FolderHeld(f"{place.url} {refusal.format(option=option)}")
         lease = Lease(place, content["index"], version)
         try:
             lease.beat()
@@ -108,7 +107,7 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
             continue
         HELD.add(place.url)
         return lease, f"took over {place.url}: {owner} {news}" if news else None
-    raise BadInput(f"{place.url} is held by another process: stop it, or use another {option}")
+    raise lock.FolderHeld(f"{place.url} is held by another process: stop it, or use another {option}")
 
 
 def is_owner_alive(content: dict[str, Any], written: float) -> bool:

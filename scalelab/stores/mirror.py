@@ -22,7 +22,7 @@ from scalelab.jsonfiles import LIST, read_json, write_json
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, StoreDown, StoreRefused
 from scalelab.stores.download import download, read_index
-from scalelab.stores.formats import Files
+from scalelab.stores.formats import MOST_INDEX_BYTES, Files
 from scalelab.stores.lease import Lease, take_lease
 from scalelab.stores.upload import Uploader, object_names
 from scalelab.stores.urls import local_folder, url_of
@@ -161,6 +161,11 @@ class Mirror:
             self.left_out.add(path)
             self.report(f"{self.uploader.left_out[path]}; it is not uploaded")
         data = json.dumps({"format": 1, "files": files}, sort_keys=True).encode()
+        if len(data) > MOST_INDEX_BYTES:
+            raise WorkFailed(
+                f"{self.place.url}: the list of its files has {len(data):,} bytes, and no reader takes more than "
+                f"{MOST_INDEX_BYTES:,}: save fewer checkpoints (checkpoint.keep_last, keep_every), or split the sweep"
+            )
         name = f"index/{hashlib.sha256(data).hexdigest()[:32]}-{self.lease.nonce[:8]}"
         if files == self.files or name == self.lease.index:
             return

@@ -9,11 +9,12 @@ from ml_collections import ConfigDict
 
 from scalelab import git, records
 from scalelab.errors import BadInput
+from scalelab.index.waiting import wait_for_folder
 from scalelab.parallel.pulse import Pulse
-from scalelab.sweep.executors.waiting import wait_for_folder
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.per_layer.refusals import reserve_for_moments
-from scalelab.train.resume import branch, determinism
+from scalelab.train.lineage import determinism
+from scalelab.train.lineage.spec import make_train_spec
+from scalelab.train.resume import branch
 from scalelab.train.resume.catch_up import catch_up, decide_all
 from scalelab.train.resume.start import (
     find_last_checkpoint,
@@ -24,8 +25,8 @@ from scalelab.train.resume.start import (
 )
 from scalelab.train.run import early_stop, loop
 from scalelab.train.run.run import Run, open_run
-from scalelab.train.run.single import continued_config, load_run_dataset, refuse_lost_checkpoints
-from scalelab.train.spec import make_train_spec
+from scalelab.train.single import continued_config, load_run_dataset, refuse_lost_checkpoints
+from scalelab.train.step.per_layer.refusals import reserve_for_moments
 from scalelab.train.step.program import resolve_packing, spread_trials
 from scalelab.untrusted.paths import path_below
 

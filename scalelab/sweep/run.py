@@ -14,23 +14,23 @@ from scalelab import config as config_lib
 from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.index import grids
+from scalelab.index.waiting import describe_held_packs, wait_for_folder
 from scalelab.sweep import status
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
 from scalelab.sweep.executors import choice, deaths
 from scalelab.sweep.executors.jobs import JOB_FILE
-from scalelab.sweep.executors.waiting import describe_held_packs, wait_for_folder
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint, list_steps, read_manifest
-from scalelab.train.resume import compatibility, own_code
+from scalelab.train.lineage import compatibility, own_code
 from scalelab.train.resume.start import check_initial_weights
 from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.metrics import check_trackers
 from scalelab.train.run.run import has_ended
-from scalelab.train.run.single import load_run_dataset
 from scalelab.train.run.sinks import SINK_KEYS
+from scalelab.train.single import load_run_dataset
 from scalelab.untrusted.paths import path_below
 
 
@@ -55,7 +55,8 @@ def run_sweep(
     waits, and says so. A study that sweeps more than once passes its own executor as `workers`: it gets every pack, and
     stays alive. A `judge`, which can be pickled, is asked 20 times a trial whether it ends early. `is_grid`: only these
     trials count from now on, and sweep.json keeps the grid that was there before among the earlier ones. `allow`,
-    `take_over`, `code` and BadInput as for `train_single`.
+    `take_over`, `code` and BadInput as for `train_single`; also BadInput where workers refuse every pack before a run
+    is begun.
     """
     started = time.time()
     compatibility.check_allowed_keys(allow)
@@ -92,6 +93,8 @@ def run_sweep(
             for line in describe_held_packs(folder, unfinished) if choice.is_local() else ():
                 progress({"warning": line})
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
+            new_packs = [pack for pack in jobs if not (folder / "packs" / pack).exists()]
+            begun = _begun_trials(folder, trials)
             with (
                 contextlib.nullcontext(workers)
                 if workers
@@ -100,12 +103,19 @@ def run_sweep(
                 ) as workers_in_use
             ):
                 codes = workers_in_use.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
+            if choice.is_local() and len(codes) == len(jobs) and _begun_trials(folder, trials) == begun:
+                deaths.refuse_all(folder, codes, new_packs)
             for pack, exit_code in codes.items():
                 if exit_code not in (0, STOPPED_EXIT_CODE):
                     deaths.mark_failed(folder, pack, grouped[pack], exit_code)
             for text in tracker_warnings(folder, trials, started):
                 progress({"warning": text})
     return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
+
+
+def _begun_trials(folder: pathlib.Path, trials: Iterable[str]) -> set[str]:
+    """The trials whose folders hold something."""
+    return {name for name in trials if any((folder / "runs" / name).glob("*"))}
 
 
 def _check_here(configs: Iterable[ConfigDict], with_data: bool) -> None:

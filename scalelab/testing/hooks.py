@@ -20,8 +20,8 @@ from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.testing.optimizer import name_function
 from scalelab.testing.optimizer_checks import MESH_LAYOUT, SMALL_CONFIG
-from scalelab.train.spec import make_train_spec
-from scalelab.train.step import formats_found
+from scalelab.train import formats_found
+from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.hooks import EVAL_PREFIX, LOSS_TERM
 from scalelab.train.step.layers import LAYERS

@@ -21,9 +21,9 @@ from scalelab.data.batches.batches import train_batches
 from scalelab.data.dataset import Dataset
 from scalelab.errors import WorkFailed
 from scalelab.model.attention.attention import LOGITS_NAME
-from scalelab.model.observe.activations import BRANCH_MODULES, collect_activations
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.train.activations import BRANCH_MODULES, collect_activations
 from scalelab.train.step.program import sequential_program
 from scalelab.train.step.state import upcast
 

@@ -27,7 +27,7 @@ from scalelab import config as config_lib
 from scalelab.config import batch_ramp, mixture_text, schedule_steps, stretches
 from scalelab.config.stretches import Stretch
 from scalelab.model import count
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 
 NO_LEDGER = (
     "step {step} was saved by a version without a ledger: the tokens, position and FLOPs before it are those of the "
@@ -131,7 +131,7 @@ def plan_from_ledger(step: int, saved: Mapping[str, Any], config: ConfigDict) ->
     A warm-up or a decay that is given in tokens then ends or begins where the counted tokens say.
     """
     noted = continue_stretches(step, saved, config)
-    config = _noted(config, noted)
+    config = _with_stretches(config, noted)
     if len(noted) < 2:
         return config, False
     with config.unlocked(), config.ignore_type():
@@ -143,17 +143,17 @@ def plan_from_ledger(step: int, saved: Mapping[str, Any], config: ConfigDict) ->
 
 def count_from_zero(config: ConfigDict) -> ConfigDict:
     """`config` for a run that begins, whatever the run counted whose config it was."""
-    return _noted(config, ()) if config.log.stretches else config
+    return _with_stretches(config, ()) if config.log.stretches else config
 
 
-def _noted(config: ConfigDict, noted: Sequence[Stretch]) -> ConfigDict:
+def _with_stretches(config: ConfigDict, noted: Sequence[Stretch]) -> ConfigDict:
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.log.stretches = stretches.format_stretches(noted)
     return config
 
 
-def go_on(
+def continue_config(
     config: ConfigDict, step: int, saved: Mapping[str, Any], number: int, data: Mapping[str, Any],
     per_token: Mapping[str, float],
 ) -> tuple[ConfigDict, list[tuple[str, str]]]:  # fmt: skip
@@ -166,7 +166,7 @@ def go_on(
     words = [] if "ledger" in saved else [("note", NO_LEDGER.format(step=step))]
     if len(noted) > 1 and noted[-1].step == step:
         words.append(_describe_start(noted))
-    return _noted(config, noted), words
+    return _with_stretches(config, noted), words
 
 
 def _describe_start(noted: Sequence[Stretch]) -> tuple[str, str]:

@@ -44,9 +44,14 @@ def path_below(folder: str | os.PathLike[str], name: object, source: str = "") -
     path = pathlib.Path(folder)
     for part in plain.split("/"):
         path = path / part
-        if path.is_symlink():
-            raise BadInput(describe_link(path))
+        refuse_link(path)
     return path
+
+
+def refuse_link(path: pathlib.Path, hint: str = "") -> None:
+    """BadInput if `path` is a link, perhaps another's and to somewhere else; `hint`: a way on, for the error."""
+    if path.is_symlink():
+        raise BadInput(f"{describe_link(path)}{hint and f'; {hint}'}")
 
 
 def describe_link(path: str | os.PathLike[str]) -> str:

@@ -60,9 +60,12 @@ def _is_kind(value: Any, kind: str) -> bool:
 
 
 def _other_keys(content: Mapping[str, Any], schema: Schema, kind: Any) -> list[str]:
-    """Keys that the schema does not name, without those of a plainly right type: lines of metrics are all of these."""
+    """Keys that the schema does not name, without those of a plainly right type: lines of metrics are all of these.
+
+    A whole number is looked at again: its type does not tell whether it is within bounds.
+    """
     leaf, none = (kind[0], {type(None)}) if isinstance(kind, tuple) else (kind, set())
-    right = none | _SURE_TYPES[leaf] if isinstance(leaf, str) else set()
+    right = none | _SURE_TYPES[leaf] if isinstance(leaf, str) and leaf != WHOLE else none
     return [k for k, v in content.items() if type(v) not in right and k not in schema and f"{k}?" not in schema]
 
 

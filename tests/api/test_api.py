@@ -18,7 +18,7 @@ from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.evaluate import subject
 from scalelab.laws.examples import read_quickstart
-from scalelab.laws.read.study import fit_study
+from scalelab.laws.fits.study import fit_study
 from scalelab.model import transformer
 from scalelab.sweep.answer import wording
 from scalelab.train.resume.weights import load_run_weights
@@ -131,9 +131,9 @@ def test_a_fit_is_that_of_the_study(page):
 def test_rooms_of_the_same_names_stay_packages_and_functions():
     import scalelab.plan.whole
     import scalelab.sweep.run
-    import scalelab.train.spec
+    import scalelab.train.lineage.spec
 
-    assert scalelab.train.spec.TrainSpec and scalelab.plan.whole.Plan and scalelab.plan.plan
+    assert scalelab.train.lineage.spec.TrainSpec and scalelab.plan.whole.Plan and scalelab.plan.plan
     for name in ("plan", "sweep", "train"):
         room, function = getattr(scalelab, name), getattr(api, name)
         assert inspect.ismodule(room) and inspect.isfunction(function)
@@ -150,7 +150,7 @@ def test_types_are_those_of_the_functions(tmp_path):
     """mypy sees `scalelab.train` as the function, also after an import of the package."""
     file = tmp_path / "notebook.py"
     file.write_text(
-        "import scalelab\nimport scalelab.train.spec\n"
+        "import scalelab\nimport scalelab.train.lineage.spec\n"
         "reveal_type(scalelab.train('a', 'b'))\nscalelab.train('a', 'b', steps=3)\n"
     )
     from mypy import api as mypy

@@ -12,8 +12,8 @@ from scalelab.api import curves, ladder
 from scalelab.api.loaded import LoadedRun
 from scalelab.errors import BadInput
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
-from scalelab.laws.fitting import fit as fit_columns
-from scalelab.laws.groups.fit_groups import fit_groups
+from scalelab.laws.fits.fitting import fit as fit_columns
+from scalelab.laws.fits.groups.fit_groups import fit_groups
 from scalelab.laws.use.ladder import fit_ladder
 from scalelab.plan.whole import plan as plan_run
 from tests.report import synthetic

@@ -13,7 +13,7 @@ from checks.diagnosis.diagnose.score import judge_healthy, judge_plant, stop_aft
 from checks.shared import RESULTS
 from scalelab import records
 from scalelab.train.run.feed import Feed
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 from tests.train.resume.test_compatibility import config
 
 

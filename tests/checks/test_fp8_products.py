@@ -4,7 +4,7 @@ import pytest
 
 from checks.compilers import fp8_products
 from scalelab.errors import BadInput
-from scalelab.plan.machine import absent_devices
+from scalelab.plan.compiled import absent_devices
 from scalelab.plan.machine.machine import load_machine
 
 # Two layers' loop: a product in fp8 and one in bf16, a cast with its maximum, one alone, and a maximum alone.

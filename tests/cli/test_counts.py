@@ -22,24 +22,30 @@ def test_a_plan_of_7b_parameters_and_1t_tokens(capsys):
     assert answers[0] == answers[1] and "7000000000" in json.dumps(answers[0]).replace(".0", "")
     assert main(["plan", "--params=7X", "--tokens=1T"]) == 2
     assert "'7X' is not a number above zero, such as 7e9 or 7B" in capsys.readouterr().err
-    assert main(["plan", "--params=7B", "--tokens=1T", "--price=2k", "--config=tiny"]) == 2  # a price isn't a count
 
 
-REFUSED = {
-    "--fix=E=nan": "--fix 'E=nan' is not NAME=NUMBER, a finite one",
-    "--fix=E=1e308": "--fix 'E=1e308' is not NAME=NUMBER, a finite one",
-    "--target-flops=1e308": "'1e308' is not between",
-    "--target-flops=nan": "'nan' is not a number above zero",
+REFUSED = {  # numbers without k, M, B and T, except counts; those of plan, which multiplies them, have bounds
+    "plan --price=2k": "'2k' is not a number above zero",
+    "plan --gpu-hours=inf --mfu=0.4": "'inf' is not a number above zero",
+    "plan --gpu-hours=9 --mfu=1e61": "'1e61' is not between 1e-60 and 1e+60",
+    "plan --mtbf-hours=1e-61": "'1e-61' is not between 1e-60 and 1e+60",
+    "plan --params=1e-320 --tokens=1e9": "'1e-320' is not between 1e-60 and 1e+60",
+    "watch runs --every=0": "'0' is not a number above zero",
+    "watch runs --every=nan": "'nan' is not a number above zero",
+    "watch runs --price=none": "'none' is not a number above zero",
+    "watch runs --price=1e61": "'runs' holds no run",
+    "ablate --plan --noise=x": "'x' is not a number above zero",
+    "ablate --tokens-per-param=0": "'0' is not a number above zero",
 }
 
 
-@pytest.mark.parametrize("option", REFUSED)
-def test_ablate_refuses_numbers_that_give_no_answer(option, tmp_path, capsys):
-    path = tmp_path / "runs.csv"
-    path.write_text(TABLE)
-    assert main(["ablate", str(path), "--baseline=base", option]) == 2
-    error = capsys.readouterr().err
-    assert REFUSED[option] in error and len(error.strip().splitlines()) == 1
+@pytest.mark.parametrize("line", REFUSED)
+def test_numbers_above_zero_are_refused_alike_by_each_command(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    output = capsys.readouterr()
+    assert REFUSED[line] in output.err and "such as" not in output.err, output.err
+    assert output.out == "" and output.err.count("\n") == 1
 
 
 def test_ablate_takes_large_counts_and_names_the_cell_that_no_run_has(tmp_path, capsys):

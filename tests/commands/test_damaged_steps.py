@@ -7,7 +7,7 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
 

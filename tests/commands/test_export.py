@@ -8,10 +8,10 @@ import tokenizers
 from scalelab import config as config_lib
 from scalelab.__main__ import main
 from scalelab.data.tokenizers import ranks as ranktokens
+from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume.start import load_initial_weights
 from scalelab.train.resume.weights import Weights, load_run_weights, write_weights
-from scalelab.train.run.single import train_single
-from scalelab.train.spec import make_train_spec
+from scalelab.train.single import train_single
 from tests import forks
 from tests.evaluate import runs
 from tests.hf import examples

@@ -10,7 +10,7 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.diagnose.noise import measure
 from scalelab.diagnose.probes.subject import load_subject
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
 

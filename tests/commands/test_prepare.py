@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.train.run.single import train_single
+from scalelab.data.prepare.prepared import read_prepared
+from scalelab.data.tokenizers.load import load_tokenizer_file
+from scalelab.train.single import train_single
 from tests.data import corpora
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -24,7 +27,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = """
 import sys
 from scalelab.data.prepare import corpus, specs
-from scalelab.data.batches import shards
+from scalelab.data import shards
 from scalelab.__main__ import main
 corpus.ALONE_BYTES = 0
 specs.UNIT_BYTES = (20_000, 20_000)
@@ -248,3 +251,24 @@ def test_a_run_on_each_kind_of_source(tmp_path, source, tokenizer):
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert record["data"]["tokenizer"] == index["tokenizer"]["name"]
     assert list(record["data"]["parts"]) == ["mine"]
+
+
+def test_documents_of_one_repeated_letter_train_a_tokenizer_and_are_encoded_whole(tmp_path):
+    """Each is a word of megabytes, on which the library trained for hours, and no signal ended it."""
+    texts = ["a" * 4_000_000, "\n" * 4_000_000, *corpora.texts(40)]
+    source = corpora.write(tmp_path / "mine.jsonl", corpora.json_lines(texts))
+    line = [f"--source={source}", "--tokenizer=bpe:280", f"--out={tmp_path}/out", "--workers=1", "--json"]
+    answer = subprocess.run(
+        [sys.executable, "-m", "scalelab", "prepare", *line], capture_output=True, text=True, cwd=ROOT, timeout=240
+    )
+    assert answer.returncode == 0, answer.stderr
+    path = tmp_path / "out" / "tokenizer.json"
+    assert json.loads(path.read_bytes())["pre_tokenizer"]["type"] == "ByteLevel"  # which cuts no word
+    tokenizer, (_, parts) = load_tokenizer_file(path), read_prepared(tmp_path / "out")
+    assert tokenizer.vocab_size == 280 and tokenizer.encode(b"a" * 8).size == 1
+    (splits,) = parts.values()
+    tokens = np.concatenate([shard for split in splits.values() for shard in split.shards])
+    documents = {tokenizer.decode(ids) for ids in np.split(tokens, np.flatnonzero(tokens == tokenizer.separator))}
+    lengths = sorted(map(len, documents - {b""}))
+    assert lengths == sorted(len(text.encode()) for text in texts)
+    assert all(text.encode() in documents for text in texts[:2])

@@ -54,6 +54,10 @@ CASES = {
     **{f"sweep of packs: {k}": ["sweep", "--config=two_packs.py", *v] for k, v in ABSENT.items() if k != "devices"},
     "sweep: a sink that fails": ["sweep", "--config=one_pack.py", *TRAIN["a sink that fails"]],
     "sweep: a loss that fails": ["sweep", "--config=one_pack.py", *TRAIN["a loss that fails"]],
+    **{
+        f"sweep of packs: {k}": ["sweep", "--config=two_packs.py", "--config.sweep.workers=2", *TRAIN[k]]
+        for k in ("a sink that fails", "a loss that fails", "a schedule that fails")
+    },
     "sweep: a late value": ["sweep", "--config=late.py"],
     **{f"tune: {k}": [*TUNED, *v] for k, v in ABSENT.items() if k not in ("devices", "weights")},
     "tune: submitit": [*TUNED, "--executor=slurm"],
@@ -102,6 +106,20 @@ def test_a_refusal_leaves_nothing(case, place, capsys):
     assert main([command, "--workdir=new/deep", *SMALL, *arguments]) == 2, capsys.readouterr().err
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("scalelab: ") and not folder.parent.exists(), (line, [*tree(folder.parent)])
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["sweep: wandb", "sweep: a loss that fails", "sweep: a late value", "sweep of packs: wandb", "tune: wandb",
+     "ablate: submitit", "proxy: wandb"],
+)  # fmt: skip
+def test_a_refusal_leaves_empty_folders_that_were_there(case, place, tmp_path, capsys):
+    for name in ("runs/seed=0", "runs/n_layers=1", "runs/of a name of mine", "packs/mine"):
+        (tmp_path / "folder" / name).mkdir(parents=True)
+    before = tree(tmp_path / "folder")
+    command, *arguments = CASES[case]
+    assert main([command, f"--workdir={tmp_path / 'folder'}", *SMALL, *arguments]) == 2, capsys.readouterr().err
+    assert tree(tmp_path / "folder") == before, capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,18 @@ def test_an_option_that_does_nothing_is_refused(tmp_path, monkeypatch, capsys, a
     assert reason in (error := capsys.readouterr().err) and error.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
+def test_a_page_elsewhere_that_is_refused_makes_no_folder(tmp_path, capsys):
+    synthetic.write_run(tmp_path / "r", lines=6)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    for folders, page in ((["empty"], "new/page.html"), (["r", "empty"], "new/page.html"), (["r"], "file/page.html")):
+        assert main(["report", *(str(tmp_path / name) for name in folders), f"--output={tmp_path / page}"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "r"]
+    assert main(["report", str(tmp_path / "r"), f"--output={tmp_path / 'new' / 'page.html'}"]) == 0
+    assert (tmp_path / "new" / "page.html").exists()
+
+
 def test_texts_of_a_run_are_those_that_sample_draws(tmp_path, capsys):
     shutil.copytree(trained(), tmp_path / "run")
     assert main(["report", str(tmp_path / "run")]) == 0

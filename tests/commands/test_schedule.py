@@ -10,7 +10,7 @@ from scalelab import records
 from scalelab.__main__ import main
 from scalelab.optim import schedules
 from scalelab.report.figures import scheduleplot
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config
 
 CHANGES = {

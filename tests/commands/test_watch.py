@@ -77,8 +77,6 @@ def test_a_law_file_serves_a_run_without_siblings(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--law=kaplam"], "did you mean 'kaplan'"),
-        (["--every=0"], "not a number above zero"),
-        (["--price=none"], "not a number above zero"),
         (["--score"], "has no forecasts.jsonl"),
         (["--onec"], "--once"),
     ],

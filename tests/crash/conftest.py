@@ -50,7 +50,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def _write(path: str, counts: dict[str, int]) -> None:
-    from scalelab.train.resume.facts import package_versions
+    from scalelab.train.lineage.facts import package_versions
 
     facts = {"command": "make test-crash", "date": str(datetime.date.today()), "platform": sys.platform}
     with open(path, "w") as file:

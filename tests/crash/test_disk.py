@@ -14,7 +14,7 @@ import pytest
 
 from scalelab import records
 from scalelab.train.checkpoints import manifest
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.crash.trainer import (
     Cue,
     check_resumed,

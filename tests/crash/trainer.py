@@ -30,7 +30,7 @@ from tests.stores.servers import hurry
 from tests.train.runs import PATIENCE_S, untimed
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([*PRELOADED_MODULES, "scalelab.commands.train", "scalelab.train.run.single"])
+CONTEXT.set_forkserver_preload([*PRELOADED_MODULES, "scalelab.commands.train", "scalelab.train.single"])
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree")
 STEPS, EVERY = 8, 4
 SETTINGS = {

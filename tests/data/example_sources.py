@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from scalelab.data.batches.shards import Split
 from scalelab.data.dataset import Dataset, DatasetPart
+from scalelab.data.shards import Split
 
 
 def split(ids: np.ndarray) -> Split:

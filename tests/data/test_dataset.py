@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.data.batches import shards
+from scalelab.data import shards
 from scalelab.data.dataset import held_out_documents, open_dataset
 from scalelab.data.sources.language import entropy_rate, make_language
 from scalelab.data.sources.sources import DataConfig

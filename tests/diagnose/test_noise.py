@@ -11,7 +11,7 @@ from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.noise.estimate import estimate_noise_scale, ratio_interval
 from scalelab.diagnose.noise.measure import measure_noise
 from scalelab.diagnose.probes.subject import load_subject
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from tests.train.resume.test_compatibility import config
 

@@ -12,7 +12,7 @@ import numpy as np
 from scalelab.evaluate import subject
 from scalelab.model import transformer
 from scalelab.train.resume.weights import load_run_weights
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
 TEXT = ["def f(x):\n    return [x, (x)]\n", "for i in range(9):\n    print(i)\n", "while x:\n    x = g[x]\n"]

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from scalelab.laws.curves import forms
 from scalelab.laws.curves.curve import make_curve, schedule_columns
+from scalelab.laws.law import curve_forms as forms
 
 PEAK = 4e-3
 ANNEALING = {"E": 1.5, "A": 0.9, "alpha": 0.4, "C": 0.8, "memory": 60.0}

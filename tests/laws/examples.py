@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at, optimal_allocation
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at, optimal_allocation
 from tests.tables import table_path
 
 QUICKSTART_LIKE = ChinchillaParams(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5

@@ -7,7 +7,7 @@ import pytest
 
 from scalelab import laws
 from scalelab.errors import BadInput
-from scalelab.laws.fitting import fit_chinchilla
+from scalelab.laws.fits.fitting import fit_chinchilla
 from scalelab.laws.read.points import law_columns
 from tests.laws.examples import QUICKSTART_LIKE, study
 

@@ -15,7 +15,7 @@ from scalelab.model import transformer
 from scalelab.model.declare import named_leaves
 from scalelab.optim.registry import OPTIMIZERS
 from scalelab.train.resume.weights import load_run_weights
-from scalelab.train.run.single import load_run_dataset, train_single
+from scalelab.train.single import load_run_dataset, train_single
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, setting
 from tests.train.resume.test_compatibility import config
 

@@ -18,7 +18,7 @@ from scalelab.optim.chain import build_optimizer_chain, check_optimizer_options
 from scalelab.optim.optimizer import Optimizer, bytes_per_scalar
 from scalelab.sweep.trials import group_into_packs
 from scalelab.testing import check_optimizer
-from scalelab.train.resume.facts import config_from_facts, diff_facts
+from scalelab.train.lineage.facts import config_from_facts, diff_facts
 
 SOFT = {"optim.name": "docs.own:soft_signs", "optim.peak_lr": 1e-3}
 TINY = ["--config=configs/tiny.py", *(f"--config.{key}={value}" for key, value in SOFT.items())]

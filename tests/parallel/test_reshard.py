@@ -33,9 +33,9 @@ from scalelab.configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve, static
 from scalelab.train.resume import start
-from scalelab.train.spec import make_train_spec
+from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step import program
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.parallel.test_reshard import SAVED
 from tests.train.resume.test_compatibility import SMALL
 

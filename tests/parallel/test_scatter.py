@@ -33,7 +33,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scalelab.config import Layout
 from scalelab.model.products.product import weight_product
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.plan.machine import program
+from scalelab.plan.compiled import program
 from scalelab.precision.policy import POLICIES
 
 mesh = mesh_lib.make_mesh(Layout(fsdp=8))

@@ -11,9 +11,9 @@ from scalelab.config import Layout
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
-from scalelab.plan.advice import advise_changes
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import saved_activations
+from scalelab.plan.memory.advice import advise_changes
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s, step_time

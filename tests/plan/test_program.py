@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from scalelab.plan.machine import program
+from scalelab.plan.compiled import program
 
 # Scheduled text as XLA writes it, shortened: a loop of five rounds whose body gathers in bf16 beside a product and
 # sums in fp32; a gather on its own before it; a pair sent after it.
@@ -150,7 +150,7 @@ from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.plan.machine import aot, program
+from scalelab.plan.compiled import aot, program
 from scalelab.model.count import count_parameters
 from scalelab.train.step.step import many_steps
 

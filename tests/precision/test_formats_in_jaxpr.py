@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalelab.model.observe.activations import collect_activations
 from scalelab.precision import policy as policy_lib
 from scalelab.precision.formats_in_jaxpr import collect_formats
 from scalelab.precision.policy import POLICIES
+from scalelab.train.activations import collect_activations
+from scalelab.train.formats_found import step_formats
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
-from scalelab.train.step.formats_found import step_formats
 from scalelab.train.step.program import hparam_shapes
 from tests.train.step.test_step import setting
 

@@ -14,7 +14,7 @@ from scalelab.configs import tiny
 from scalelab.precision import loss_scale
 from scalelab.precision.loss_scale import LossScale
 from scalelab.train.resume import start as lineage
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS
 from tests.train.resume.test_compatibility import SMALL

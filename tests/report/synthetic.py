@@ -8,8 +8,8 @@ import random
 from scalelab import config as configs
 from scalelab import records
 from scalelab.configs import base
-from scalelab.laws.read.study import fit_study
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, optimal_allocation
+from scalelab.laws.fits.study import fit_study
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop
 
 LAW = {"E": 1.12, "A": 39.0, "B": 410.0, "alpha": 0.45, "beta": 0.47}

@@ -14,7 +14,7 @@ from scalelab import records
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.sweep.tune import study
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.report import synthetic
 from tests.train.resume.test_compatibility import config
 
@@ -158,6 +158,36 @@ def test_a_sweep_and_a_tuning_take_no_false_loss(tmp_path, capsys):
     assert "val_loss is 0.5, and the last evaluated line of metrics.jsonl says" in err and "0.5000" not in out
     with pytest.raises(BadInput, match=r"val_loss is 0\.5, and"):
         study.read_loss(tmp_path / "runs" / "b")
+
+
+def counted_by_a_fork(folder, groups, more_flops=0.0):
+    """Write the run's files as a fork writes them that has these parameters more and these FLOPs a token more."""
+    record, more = records.read_record(folder), sum(groups.values())
+    params = {name: count + more for name, count in record["params"].items()}
+    by_group = record["params_by_group"]
+    by_group |= {name: by_group.get(name, 0) + count for name, count in groups.items()}
+    added = {"6N": 6 * more, "chinchilla": 6 * more + more_flops, "exact": 6 * more + more_flops}
+    per_token = {name: value + added[name] for name, value in record["flops_per_token"].items()}
+    flops = {("6ND" if name == "6N" else name): value * record["tokens"] for name, value in per_token.items()}
+    counts = {"params": params, "params_by_group": by_group, "flops_per_token": per_token, "flops": flops}
+    records.write_json(folder / "record.json", record | counts)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    changed = [line | ({"flops": line["tokens"] * per_token["exact"]} if "flops" in line else {}) for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+
+
+# A group of its own, a third matrix in the MLP, a smaller norm, and other products with the same parameters.
+@pytest.mark.parametrize(
+    ("groups", "more_flops"), [({"gate": 4096}, 0), ({"mlp": 8192}, 0), ({"norms": -16}, 0), ({}, 5e4)], ids=str
+)
+def test_a_run_of_edited_code_is_damaged_only_where_its_numbers_contradict_each_other(run, capsys, groups, more_flops):
+    counted_by_a_fork(run, groups, more_flops)
+    assert not is_listed_as_damaged(run, capsys)
+    whole = (run / "record.json").read_text()
+    for key in ("params.total", "params_by_group.mlp", "flops_per_token.6N", "flops_per_token.exact", "flops.exact"):
+        change(run / "record.json", key, less)
+        assert is_listed_as_damaged(run, capsys), key
+        (run / "record.json").write_text(whole)
 
 
 # Runs that nobody edited.

@@ -2,12 +2,15 @@
 
 import datetime
 import json
+import signal
 import time
+import types
 
 import pytest
 
 from scalelab import lock, records
 from scalelab.__main__ import main
+from scalelab.index import waiting
 from scalelab.stores import client, lease, mirror
 from scalelab.stores.urls import local_folder
 from tests.crash.trainer import overrides
@@ -120,6 +123,34 @@ def test_a_sweep_in_a_store_is_read_and_resumed_from_another_machine(server, url
     assert run(capsys, "checkpoint", "verify", url)[0] == 0
     assert run(capsys, *sweep, f"--workdir={url}")[0] == 0
     assert {path.name for path in (local_folder(url) / "runs").iterdir()} == losses[url].keys()
+
+
+@S3
+def test_a_second_sweep_in_a_store_waits_for_the_first_until_it_has_left_or_a_signal_comes(
+    server, url, monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "grid.py").write_text(
+        "from scalelab.configs import tiny\nget_config = tiny.get_config\n"
+        "def sweep(h): return h.sweep('train.seed', [0])\n"
+    )
+    sweep = ["sweep", f"--config={tmp_path / 'grid.py'}", f"--workdir={url}", *TINY[1:]]
+    first, _ = lease.take_lease(client.open_place(url))
+    sleeps = []
+
+    def wait(seconds):
+        sleeps.append(seconds)
+        if len(sleeps) == 15:
+            signal.raise_signal(signal.SIGTERM)
+        if len(sleeps) == 35:
+            first.release()
+
+    monkeypatch.setattr(waiting, "time", types.SimpleNamespace(sleep=wait))
+    code, _, lines = run(capsys, *sweep)
+    (line,) = [line for line in lines if "waits until it is free" in line]
+    assert code == 75 and line.startswith(f"{url} is held by host") and "its last sign of life was" in line
+    assert len(sleeps) == 15 and not local_folder(url).exists()
+    code, _, lines = run(capsys, *sweep)
+    assert code == 0 and len(sleeps) == 35 and lines[-1] == "1 trials: 1 done"
 
 
 @S3

@@ -19,7 +19,7 @@ from tests.stores.test_commands import TINY
 from tests.stores.test_mirror import save_step
 from tests.train.runs import ROOT
 
-pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.parametrize("server", ["s3"], indirect=True)]
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.parametrize("server", ["s3", "gs"], indirect=True)]
 TEXT = b"written by a stranger"
 SHA = hashlib.sha256(TEXT).hexdigest()
 PART = ["files/x", len(TEXT), SHA]
@@ -168,6 +168,22 @@ HEADS = [
 ]  # fmt: skip
 
 
+def test_an_index_as_large_as_a_large_sweep_s_is_read(server, url, canaries, capsys):
+    content = json.dumps({"format": 1, "files": {"config.json": [PART]}}).encode()
+    put_index(url, None, content + b" " * 2**25)
+    assert "config.json is not JSON" in outcomes(url, capsys, ["runs"])[0][1]
+    put_index(url, None, content + b" " * 2**26)
+    assert "at most 67,108,864 are read" in outcomes(url, capsys, ["runs"])[0][1]
+
+
+def test_an_index_that_no_reader_takes_is_not_published(server, url, canaries, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "MOST_INDEX_BYTES", 1000)
+        ((code, line),) = outcomes(url, capsys, ["train"])
+    assert code == 1 and f"{url}: the list of its files has" in line and "checkpoint.keep_last" in line
+    assert main(["train", *TINY, f"--workdir={url}"]) == 0  # uploads what waited
+
+
 def test_a_head_of_another_shape_is_refused(server, url, canaries, capsys):
     for changes in HEADS:
         put_head(url, **changes)
@@ -215,7 +231,10 @@ def test_a_run_that_is_not_sound_leaves_the_others_of_its_folder(server, url, ca
     assert len(printed.err.splitlines()) == 3 and all(line.isprintable() for line in printed.err.splitlines())
     put_raw(server, f"{url.partition('://')[2]}/%1b%5b2J/head.json")
     ((code, line),) = outcomes(url, capsys, ["runs"])
-    assert code == 2 and line.endswith("has control characters or `..` in its name; name a run in it")
+    if server.scheme == "gs":  # whose listing here has U+FFFD in place of the escape: it is not a run
+        assert code == 0 and line.isprintable()
+    else:
+        assert code == 2 and line.endswith("has control characters or `..` in its name; name a run in it")
 
 
 def test_links_and_pipes_in_a_run_are_not_uploaded(server, url, canaries, machine, capsys):

@@ -11,7 +11,7 @@ from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.resume.test_compatibility import config as small
 from tests.train.runs import command, finish, untimed

@@ -11,7 +11,7 @@ from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.sweep import status
 from scalelab.sweep.run import run_sweep
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.runs import command, ended, finish, untimed
 
 TINY = {

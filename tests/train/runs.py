@@ -12,6 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
@@ -92,6 +96,24 @@ def untimed(folder: pathlib.Path) -> list[dict]:
     """Metric lines without what depends on the clock."""
     lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
+
+
+@contextlib.contextmanager
+def record_rows() -> Iterator[list[np.ndarray]]:
+    """The rows [n, length + 1] of each step that runs in this process take within it, in order."""
+    from scalelab.train.run.feed import Feed
+
+    steps: list[np.ndarray] = []
+    take = Feed.take
+
+    def take_and_record(feed: Feed, step: int, n: int) -> Any:
+        batches: Any = take(feed, step, n)
+        steps.extend(batches[0][:n])
+        return batches
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Feed, "take", take_and_record)
+        yield steps
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from scalelab.configs import base
 from scalelab.data.batches.batches import train_batches
 from scalelab.errors import BadInput
 from scalelab.model import layers, transformer
-from scalelab.model.observe.activations import collect_activations
-from scalelab.model.resize import resize_config
+from scalelab.sweep.scaling.resize import resize_config
 from scalelab.train import coordcheck
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.activations import collect_activations
+from scalelab.train.single import load_run_dataset
 from scalelab.train.step.program import sequential_program
 from tests.model.shapes import distance, random_params, shape, tokens
 

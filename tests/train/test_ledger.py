@@ -19,12 +19,11 @@ from scalelab.errors import BadInput
 from scalelab.optim import schedules
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.run import sources
-from scalelab.train.run.feed import Feed
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 from tests.train.checkpoints.test_manifest import forge
-from tests.train.runs import command, finish, run_here, stopped_at, untimed
+from tests.train.runs import command, finish, record_rows, run_here, stopped_at, untimed
 
 LENGTH = 16
 KEYS = {
@@ -33,7 +32,6 @@ KEYS = {
     "schedule.name": "constant", "schedule.warmup_steps": 2, "train.steps_per_dispatch": 4, "data.source": "synthetic",
     "data.n_tokens": 20000,
 }  # fmt: skip
-TAKE = Feed.take
 
 
 def flags(**changes):
@@ -43,18 +41,10 @@ def flags(**changes):
 
 def train(folder, *allow, code=0, **changes):
     """`scalelab train` in `folder`; returns the rows [n, LENGTH + 1] of each step that it took, in order."""
-    taken: list[np.ndarray] = []
-
-    def take(self, step, n):
-        batches = TAKE(self, step, n)
-        taken.extend(batches[0][:n])
-        return batches
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Feed, "take", take)
+    with record_rows() as steps:
         allowed = [f"--allow-change={key}" for key in allow]
         run_here("--config=configs/tiny.py", f"--workdir={folder}", *flags(**changes), *allowed, "--json", code=code)
-    return [rows[rows[:, 0] >= 0] for rows in taken]
+    return [rows[rows[:, 0] >= 0] for rows in steps]
 
 
 def counted(folder, step):

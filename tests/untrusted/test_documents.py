@@ -103,6 +103,18 @@ def test_a_whole_record_with_half_a_letter_or_a_long_number_is_damaged_by_it(tmp
         assert why in capsys.readouterr().err
 
 
+def test_a_count_under_a_name_of_its_own_is_within_the_bounds_of_arrays(tmp_path, capsys):
+    for run in "ab":
+        synthetic.write_run(tmp_path / run, lines=6)
+    path = tmp_path / "b" / "record.json"
+    record = records.read_json(path)
+    for count, code in ((2**63 - 1, 0), (2**63, 1), (-(2**63), 1)):
+        records.write_json(path, record | {"params": record["params"] | {"of_a_fork": count}})
+        assert main(["runs", str(tmp_path)]) == code
+        err = capsys.readouterr().err
+        assert (f"params.of_a_fork is {count}, beyond the {2**63 - 1} that arrays hold" in err) == bool(code)
+
+
 def test_a_log_without_ends_of_lines_is_not_read_into_memory(tmp_path, capsys):
     synthetic.write_run(tmp_path / "b", lines=6)
     with (tmp_path / "b" / "metrics.jsonl").open("r+b") as file:

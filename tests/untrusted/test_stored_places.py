@@ -20,13 +20,19 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("command", [["note", "alias", "text"], ["report", "alias"]])
-def test_nothing_is_written_into_a_run_that_is_a_link(run, tmp_path, monkeypatch, capsys, command):
+LINK = "scalelab: alias is a link: what a folder holds is read and written in place only"
+
+
+@pytest.mark.parametrize(
+    ("command", "way_on"),
+    [(["note", "alias", "text"], ""), (["report", "alias"], "; --output=PAGE.html writes the page elsewhere")],
+)
+def test_nothing_is_written_into_a_run_that_is_a_link(run, tmp_path, monkeypatch, capsys, command, way_on):
     monkeypatch.chdir(tmp_path)
     os.symlink("run", "alias")
     before = tree(run)
     assert main(command) == 2
-    assert capsys.readouterr().err.startswith("scalelab: alias is a link") and tree(run) == before
+    assert capsys.readouterr().err == f"{LINK}{way_on}\n" and tree(run) == before
 
 
 def test_scores_of_a_run_that_is_a_link_are_printed_only(run, tmp_path, monkeypatch, capsys):

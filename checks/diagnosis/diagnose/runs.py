@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 
 # Lines at every step: 300 of them, as a run of 3,000 steps has at the default interval.
 SMALL = {

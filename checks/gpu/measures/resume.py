@@ -11,7 +11,7 @@ from typing import Any
 from checks.gpu.question import Context, Question
 from checks.gpu.settings import Settings
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import determinism
+from scalelab.train.lineage import determinism
 
 MOST_WAIT_S = 120.0  # for a first checkpoint
 

@@ -13,8 +13,8 @@ from checks.gpu.question import Context, Question
 from checks.gpu.settings import Settings, build_config
 from scalelab import config as config_lib
 from scalelab.model import loss
+from scalelab.plan.compiled.products import ProgramFacts, read_products
 from scalelab.plan.machine.machine import Machine, load_machine
-from scalelab.plan.machine.products import ProgramFacts, read_products
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.published.mfu import flops_utilisation
 from scalelab.plan.step.time import step_time

@@ -30,7 +30,7 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 
 REQUIREMENTS = pathlib.Path(__file__).resolve().parents[3] / "requirements-oracles.txt"
 COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")

@@ -39,7 +39,7 @@ from scalelab.experiments.studies.fsdp.rows import (
     model_variants,
     temporary_bytes,
 )
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "sums in bf16", "bubble", "by formula")
 COLUMNS += ("KiB a device", "by formula", "KiB moved a step")

@@ -43,7 +43,7 @@ TIGHT_OPTIONS = {
 FIRST_FIT_CODE = """
 import time
 import numpy as np
-from scalelab.laws.fitting import fit_chinchilla
+from scalelab.laws.fits.fitting import fit_chinchilla
 N = np.repeat(np.geomspace(1e7, 1e10, 16), 15)
 D = np.tile(np.geomspace(1e8, 1e12, 15), 16)
 fit_chinchilla(N, D, 1.8 + 480 / N**0.35 + 2000 / D**0.37)

@@ -18,7 +18,7 @@ from scalelab import records
 from scalelab.data.batches.batches import train_batches
 from scalelab.experiments import timing
 from scalelab.sweep.pack import train_pack
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 from scalelab.train.step.program import sequential_program
 
 # Rates at which training forgets a rounding error; from 1e-2 on, it grows to the second digit of the loss in 200 steps.

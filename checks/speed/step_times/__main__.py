@@ -25,7 +25,7 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.plan.step.time import step_time
-from scalelab.train.resume.facts import package_versions
+from scalelab.train.lineage.facts import package_versions
 
 CHIP_COLUMNS = (
     "chip",

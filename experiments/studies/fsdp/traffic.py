@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.plan.machine import program
+from scalelab.plan.compiled import program
 
 GROUP_PATTERN = r"\{\{.*?\}\}|\[[\d,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?|mesh\[.*?\{.*?\}"
 MEMBERS_PATTERN = re.compile(rf"(replica_groups|source_target_pairs)=({GROUP_PATTERN})")

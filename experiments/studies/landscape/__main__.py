@@ -29,7 +29,7 @@ from scalelab.experiments.shared import markdown_table, train_trials
 from scalelab.experiments.studies import outcome
 from scalelab.experiments.studies.landscape import paths
 from scalelab.report.figures.style import ACCENT, INK, MUTED, add_axes_legend, make_figure, styled
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 
 STEPS, QUICK_STEPS = 800, 320
 SEEDS, QUICK_SEEDS = 3, 2

@@ -14,7 +14,7 @@ from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.data.batches.batches import train_batches
 from scalelab.diagnose.probes.sharpness import largest_eigenvalue
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.curvature import hessian_product
 from scalelab.train.step.gradients import compute_gradients

@@ -12,6 +12,7 @@ from scalelab.cli.parser import (
     add_trust_option,
     count_above_zero,
     folder_path,
+    number_above_zero,
 )
 from scalelab.errors import BadInput
 
@@ -56,7 +57,13 @@ def _study(add: Any) -> None:
         metavar="D,D,…",
         help="d_model of each rung (default: by tokens a parameter)",
     )
-    add("--tokens-per-param", type=positive, default=20.0, metavar="X", help="where --sizes is not given (default: 20)")
+    add(
+        "--tokens-per-param",
+        type=number_above_zero,
+        default=20.0,
+        metavar="X",
+        help="where --sizes is not given (default: 20)",
+    )
     add("--seeds", type=int, default=3, metavar="K", help="pairs of runs at each rung (default: 3)")
     add("--workdir", type=folder_path, metavar="DIR", help="the study's folder; again to resume")
     add(
@@ -73,23 +80,12 @@ def _more(add: Any) -> None:
     add("--plan", action="store_true", help="print runs, FLOPs, hours and the smallest effect shown; train nothing")
     add(
         "--noise",
-        type=positive,
+        type=number_above_zero,
         metavar="X",
         help="--plan: relative scatter of a run's loss over seeds (default: 0.005)",
     )
     add("--correlation", type=float, metavar="R", help="--plan: of both sides' losses of one seed (default: 0)")
     add("--status", action="store_true", help="print the table of runs and do nothing else")
-
-
-def positive(text: str) -> float:
-    """argparse type: a number above zero."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
-    return value
 
 
 def numbers(text: str) -> list[float]:

@@ -10,14 +10,15 @@ from scalelab.api.fit_rows import numeric_columns, read_sources
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
 from scalelab.errors import BadInput
-from scalelab.laws.fitted import INTERVAL_LEVEL
+from scalelab.laws.design import design
+from scalelab.laws.fits.fitted import INTERVAL_LEVEL
+from scalelab.laws.fits.study import N_COLUMNS, Row, select_rows
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read import units
 from scalelab.laws.read.columns import known_fields, parse_columns
+from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.groups import SEED_NAMES
-from scalelab.laws.read.study import N_COLUMNS, Row, select_rows
 from scalelab.laws.read.table import Table
-from scalelab.laws.trust import design
 from scalelab.laws.use.envelope import Envelope, fit_envelope, training_curves
 from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
 from scalelab.laws.use.seed_noise import MeasuredNoise, measure_noise
@@ -49,7 +50,7 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     }  # fmt: skip
 
 
-def _findings(options: Any, rows: Sequence[Row], size: str) -> list[design.Finding]:
+def _findings(options: Any, rows: Sequence[Row], size: str) -> list[Finding]:
     """Questions about units, and weaknesses of an IsoFLOP grid (approach 2 only)."""
     N, D, C, loss = (np.array([row[name] for row in rows], float) for name in (size, "D", "C", "val_loss"))
     questions = units.question_values({"N": N, "D": D}, loss, "loss", C)

@@ -6,7 +6,7 @@ from typing import Any
 from scalelab.api.settings import read_best_settings
 from scalelab.commands.fit import settings_text, text
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.fitted import INTERVAL_LEVEL
+from scalelab.laws.fits.fitted import INTERVAL_LEVEL
 from scalelab.laws.use.settings import best as best_lib
 from scalelab.laws.use.settings.best import BestSettings
 

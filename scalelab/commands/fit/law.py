@@ -7,12 +7,12 @@ from scalelab.api.fit_rows import numeric_columns, read_sources
 from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import text, trust_text
 from scalelab.errors import BadInput
-from scalelab.laws.fitted import INTERVAL_LEVEL, Fitted
+from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
+from scalelab.laws.fits.study import fit_study
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.read import units
 from scalelab.laws.read.columns import known_fields, parse_columns
-from scalelab.laws.read.study import fit_study
 from scalelab.laws.read.table import Table
 from scalelab.laws.trust.uncertainty import predict_run
 

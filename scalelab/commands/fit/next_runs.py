@@ -8,10 +8,10 @@ import numpy as np
 from scalelab.api.fit_rows import numeric_columns, read_sources
 from scalelab.cli.parser import align_columns
 from scalelab.errors import BadInput
-from scalelab.laws.fitted import Fitted
+from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.next_runs import NextRuns, ProposedRun, propose_runs
 from scalelab.laws.read.columns import known_fields, parse_columns, split_conversion
 from scalelab.laws.read.readers import column_names
-from scalelab.laws.use.next_runs import NextRuns, ProposedRun, propose_runs
 from scalelab.sweep.forks import candidate_columns, write_forks
 from scalelab.sweep.trials import load_trials
 

@@ -29,7 +29,7 @@ IDLE_OPTIONS = {
     3: ("method", "seed_noise"),
 }
 IDLE_WITH_BY = ("holdout", "tournament", "next_runs", "figures")
-CURVES = "curves"  # the folder of the laws of curves
+CURVES = "curve_forms"  # the file of the laws of curves
 CURVE_OPTIONS = ("predict_run", "schedule_of")
 USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",
     "figures", "json")  # fmt: skip
@@ -40,12 +40,12 @@ USED_BY_ACCURACY = (*ACCURACY_OPTIONS, "accuracy", "sources", "columns", "n_conv
 
 def known_laws() -> str:
     """List names and equations of the built-in laws."""
-    return "\n".join(f"  {name:<17}{line}" for folder in ("law", CURVES) for name, line in law_docs(folder).items())
+    return "\n".join(f"  {name:<17}{line}" for file in ("forms", CURVES) for name, line in law_docs(file).items())
 
 
-def law_docs(folder: str) -> dict[str, str]:
-    """{name: equation} of the laws in a folder's forms.py, read from the source: importing it would import jax."""
-    path = pathlib.Path(__file__).parents[2] / "laws" / folder / "forms.py"
+def law_docs(file: str) -> dict[str, str]:
+    """{name: equation} of the laws in a file of `laws/law`, read from the source: importing it would import jax."""
+    path = pathlib.Path(__file__).parents[2] / "laws" / "law" / f"{file}.py"
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     laws = [node for node in functions if node.args.kwonlyargs and not node.name.startswith("_")]
     return {node.name: (ast.get_docstring(node) or "").splitlines()[0] for node in laws}

@@ -8,10 +8,10 @@ from typing import Any
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import trust_text
 from scalelab.errors import BadInput
-from scalelab.laws.fitted import Fitted
+from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.table import Table
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.profile import ParamProfile
 from scalelab.laws.trust.uncertainty import Prediction
 from scalelab.laws.use.decision import Decision

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.cli.parser import align_columns
-from scalelab.laws.fitted import Fitted
+from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.trust.form import FormTest
 from scalelab.laws.trust.holdout import Holdout
 from scalelab.laws.trust.tournament import TournamentEntry

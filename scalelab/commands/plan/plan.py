@@ -26,15 +26,14 @@ Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement f
 
 import argparse
 import dataclasses
-import math
 import sys
 from typing import Any
 
 from scalelab import config as config_lib
 from scalelab.cli.parser import (
-    LARGEST_VALUE,
     Parser,
     add_trust_option,
+    bounded_above_zero,
     config_path,
     count_above_zero,
     emit_json,
@@ -102,7 +101,7 @@ def _parser() -> Parser:
     add("--hardware", metavar="NAME", help=f"{', '.join(KNOWN_MACHINES)}, cpu, or FILE.json of your own")
     add("--devices", type=_count, metavar="N", help="number of devices (default: the size of the mesh)")
     add("--mesh", metavar="AXIS=N,…", help="values of the config's `parallel` group to use instead")
-    add("--price", type=_positive, metavar="X", help="price of a device-hour, in any currency")
+    add("--price", type=bounded_above_zero, metavar="X", help="price of a device-hour, in any currency")
     add("--compile", action="store_true", help="also compile the real step for the machine")
     add("--calibrate", metavar="RUNS", help="a folder of measured runs")
     add("--measure", action="store_true", help="run the step on this machine's devices")
@@ -120,36 +119,47 @@ def _parser() -> Parser:
         help="tokens of each served sequence (default: model.seq_len)",
     )
     add("--critical-batch", type=count_above_zero, metavar="TOKENS", help="a critical batch size that you measured")
-    add("--mtbf-hours", type=_positive, metavar="H", help="hours between failures of the job (default: Llama 3's rate)")
-    add("--restart-minutes", type=_positive, metavar="M", help="minutes from a failure to the next step (default: 10)")
-    add("--write-gb-per-s", type=_positive, metavar="X", help="storage bandwidth of all nodes (default: 1 per node)")
+    add(
+        "--mtbf-hours",
+        type=bounded_above_zero,
+        metavar="H",
+        help="hours between failures of the job (default: Llama 3's rate)",
+    )
+    add(
+        "--restart-minutes",
+        type=bounded_above_zero,
+        metavar="M",
+        help="minutes from a failure to the next step (default: 10)",
+    )
+    add(
+        "--write-gb-per-s",
+        type=bounded_above_zero,
+        metavar="X",
+        help="storage bandwidth of all nodes (default: 1 per node)",
+    )
     add("--flops", type=count_above_zero, metavar="C", help="training FLOPs to spend")
     add("--tokens", type=count_above_zero, metavar="D", help="tokens to train on")
     add("--params", type=count_above_zero, metavar="N", help="parameters")
-    add("--target-loss", type=_positive, metavar="L", help="nats per token to reach")
-    add("--gpu-hours", type=_positive, metavar="H", help="device-hours to spend, with --hardware and --mfu")
-    add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches, with --gpu-hours; e.g. 0.4")
+    add("--target-loss", type=bounded_above_zero, metavar="L", help="nats per token to reach")
+    add("--gpu-hours", type=bounded_above_zero, metavar="H", help="device-hours to spend, with --hardware and --mfu")
+    add(
+        "--mfu",
+        type=bounded_above_zero,
+        metavar="X",
+        help="share of the peak that the run reaches, with --gpu-hours; e.g. 0.4",
+    )
     add("--law", metavar="NAME", help="a published law or a fit's JSON (default: besiroglu)")
     add("--serve-tokens", type=count_above_zero, metavar="T", help="tokens of inference over the model's life")
     add("--unique-tokens", type=count_above_zero, metavar="U", help="tokens available; beyond them data are repeated")
     add("--sweep", metavar="FILE", help="a study of experiments/ or a config with sweep(h)")
     add(
-        "--noise", type=_positive, metavar="X", help="relative scatter of a run's loss (default: the study's, or 0.005)"
+        "--noise",
+        type=bounded_above_zero,
+        metavar="X",
+        help="relative scatter of a run's loss (default: the study's, or 0.005)",
     )
     add_trust_option(parser)
     return parser
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
-    if not 1 / LARGEST_VALUE <= value <= LARGEST_VALUE:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST_VALUE:g} and {LARGEST_VALUE:g}")
-    return value
 
 
 def _count(text: str) -> int:

@@ -159,7 +159,7 @@ def _value(value: Any) -> str:
 
 def _compiled(plan: Any) -> list[str]:
     """Format the memory by formula, exact and compiled, side by side."""
-    from scalelab.plan.machine.compile import compare_components
+    from scalelab.plan.compiled.compile import compare_components
 
     compiled, (name, size) = plan.compiled, memory_unit(plan.memory.total)
     head = f"compiled for {compiled.platform} in {compiled.seconds:.1f} s"

@@ -17,8 +17,8 @@ import numpy as np
 
 from scalelab.config import batch_ramp as ramp_lib
 from scalelab.data.batches.mixture import WindowSource, WindowStream, make_window_sources, mixture_stages
-from scalelab.data.batches.shards import Split
 from scalelab.data.dataset import Dataset, DatasetPart
+from scalelab.data.shards import Split
 from scalelab.errors import BadInput
 
 RowIndex = slice | np.ndarray  # rows of a batch: a range or indices

@@ -6,7 +6,7 @@ import os
 import pathlib
 from typing import Any
 
-from scalelab.data.batches.shards import HASHED_ON_OPEN_BYTES, Split, check_shard_entries, check_shard_files, map_split
+from scalelab.data.shards import HASHED_ON_OPEN_BYTES, Split, check_shard_entries, check_shard_files, map_split
 from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.load import load_indexed_tokenizer
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer

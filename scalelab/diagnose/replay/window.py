@@ -23,12 +23,12 @@ from scalelab.optim.registry import find_optimizer
 from scalelab.precision.policy import POLICIES
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.lineage.extend import planned_config
+from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume import handover
-from scalelab.train.resume.extend import planned_config
 from scalelab.train.run.feed import DataShift
-from scalelab.train.run.single import load_run_dataset
 from scalelab.train.run.sources import make_train_batches
-from scalelab.train.spec import make_train_spec
+from scalelab.train.single import load_run_dataset
 from scalelab.train.step import program
 from scalelab.train.step.guard import GuardState
 from scalelab.train.step.state import TrainState, cast_for_storage, state_from_params, upcast

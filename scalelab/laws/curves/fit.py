@@ -12,9 +12,10 @@ import numpy as np
 from scipy import special
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.curves import forms, spread
+from scalelab.laws.curves import spread
 from scalelab.laws.curves.curve import Columns, Curve, even_steps, schedule_columns, stack_columns, thin_curve
 from scalelab.laws.curves.problem import build_curve_problem
+from scalelab.laws.law import curve_forms as forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import load_objective
 from scalelab.laws.solve import optimum

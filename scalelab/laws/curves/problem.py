@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.laws.curves import forms
+from scalelab.laws.law import curve_forms as forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.solve.problem import Columns, Derivatives, Moved, Problem, coordinate_bounds

@@ -2,8 +2,8 @@
 
 from scalelab import user_code
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.curves.forms import CURVE_LAWS
 from scalelab.laws.law import forms
+from scalelab.laws.law.curve_forms import CURVE_LAWS
 from scalelab.laws.law.law import Law, law_of
 
 LAWS: dict[str, Law] = {

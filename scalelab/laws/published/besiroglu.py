@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws.law import forms
+from scalelab.laws.law import chinchilla_optimum, forms
 from scalelab.laws.law.law import law_of
 from scalelab.laws.law.objective import huber_log, load_objective
 from scalelab.laws.published import tables
@@ -25,7 +25,6 @@ from scalelab.laws.solve import likelihood, optimum, refit
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.use import chinchilla_optimum
 
 SOURCE = "arXiv 2404.10102; notebook of epoch-research/analyzing-chinchilla"
 MLE_PARAMS = {"A": "482.00572", "B": "2085.4342", "E": "1.81686", "alpha": "0.34781303", "beta": "0.36585412"}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.published import besiroglu, tables
 from scalelab.laws.published.verdict import (
     ComparisonRow,
@@ -20,7 +21,6 @@ from scalelab.laws.published.verdict import (
     rounding_tolerance,
 )
 from scalelab.laws.solve import optimum
-from scalelab.laws.use import chinchilla_optimum
 from scalelab.laws.use.isoflop import fit_isoflop
 
 SOURCE = "arXiv 2203.15556; coefficients with all digits from its LaTeX source (Besiroglu et al. 2024)"

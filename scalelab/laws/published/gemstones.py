@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws.law import forms
+from scalelab.laws.law import chinchilla_optimum, forms
 from scalelab.laws.law.law import law_of
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.published import tables
@@ -18,7 +18,6 @@ from scalelab.laws.published.verdict import PaperReport, judge_minimum, make_com
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.use import chinchilla_optimum
 
 SOURCE = "arXiv 2502.06857; stored fits of mcleish7/gemstone-scaling-laws"
 VOCABULARY = 50304  # rows of the embedding; "non_embedding" leaves out its width x VOCABULARY parameters

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.published import besiroglu, porian, tables
 from scalelab.laws.published.verdict import ComparisonRow, PaperReport, judge_consistency, make_comparison_row
-from scalelab.laws.use import chinchilla_optimum, decision
+from scalelab.laws.use import decision
 
 SOURCE = "arXiv 2001.08361, eqs. 1.1 to 1.8 and appendix A; arXiv 2406.12907 for the conventions"
 CONSTANTS = {  # L(N) = (N_c/N)^alpha_N and so on; PF-days of compute, tokens of data and batch

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalelab.laws.fitted import Fitted
-from scalelab.laws.fitting import fit
+from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.fits.fitting import fit
 from scalelab.laws.published import tables
 from scalelab.laws.published.verdict import ComparisonRow, PaperReport, judge_forecast, make_comparison_row
 from scalelab.laws.trust.uncertainty import predict_run

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.problem import Columns
-from scalelab.laws.trust.design import Finding
 
 SMALLEST = 1e3  # a model of fewer parameters, or a run of fewer tokens, is no language model
 LOGS = (2.0, 60.0)  # logarithms of N and D, natural or decimal, lie here

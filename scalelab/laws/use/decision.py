@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.law import forms
+from scalelab.laws.law import chinchilla_optimum, forms
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust.uncertainty import Bootstrap, central_interval, predict_run
-from scalelab.laws.use import chinchilla_optimum
 
 SIZES = 400  # grid points of log N for laws without a closed form
 CLOSER = np.linspace(-1.5, 1.5, 100)  # a finer grid about the lowest of these, in their steps

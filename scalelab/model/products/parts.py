@@ -4,7 +4,7 @@ A block's first products wait for the whole sequence, and what follows its last 
 parts, one is multiplied while the next is on its way (Wang et al. 2023, "Overlap communication with dependent
 computation via decomposition", do so inside the compiler). Only forward: in parts a backward would write the weights'
 gradients once a part, and gathering its gradients in parts costs more in copies than it hides (an 8B compiled for 64
-H100, by `plan/machine/timeline.py`: 2 % of the step).
+H100, by `plan/compiled/timeline.py`: 2 % of the step).
 
 Shapes: B batch, S sequence, W devices that split it, P parts, T = S / (W P) positions; trailing axes are free.
 """

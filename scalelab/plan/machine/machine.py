@@ -5,6 +5,7 @@ Prices are not listed: the user states them. `source` says where a network is ou
 
 import dataclasses
 import functools
+import math
 import pathlib
 from typing import Any
 
@@ -165,10 +166,13 @@ def _read_machine_file(path: pathlib.Path) -> Machine:
 
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16", "float8")
+COUNTS = ("links", "devices_per_node")
 
 
 def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
-    """Raise BadInput for values that are not positive numbers, and for precisions that no policy multiplies in."""
+    """Raise BadInput for values that are not finite positive numbers, or counts that are not whole; and for precisions
+    that no policy multiplies in.
+    """
     flops = fields["flops"]
     if not isinstance(flops, dict) or not flops:
         raise BadInput(f'--hardware={path}: flops={flops!r} is not FLOP/s by precision, e.g. {{"bfloat16": 1e15}}')
@@ -182,3 +186,7 @@ def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise BadInput(f"--hardware={path}: {key}={value!r} is not a number above 0")
+        if not math.isfinite(value):
+            raise BadInput(f"--hardware={path}: {key}={value!r} is not finite")
+        if key in COUNTS and value != int(value):
+            raise BadInput(f"--hardware={path}: {key}={value!r} is not a whole number; nearest: {max(1, round(value))}")

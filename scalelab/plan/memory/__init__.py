@@ -1,5 +1,6 @@
 """What a device holds during a step.
 
 Read in this order: `memory` (component by component), `saved_activations` (residuals of the real vjp), `megatron`
-(closed forms of the papers), `single_gpu` (the largest micro-batch), `fits_here` (asked before a run compiles).
+(closed forms of the papers), `single_gpu` (the largest micro-batch), `advice` (what would fit), `fits_here` (asked
+before a run compiles).
 """

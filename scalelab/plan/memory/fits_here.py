@@ -13,7 +13,7 @@ from scalelab.plan.memory import megatron, saved_activations
 from scalelab.plan.memory.memory import Memory, memory_on_backend
 
 if TYPE_CHECKING:
-    from scalelab.plan.advice import Advice
+    from scalelab.plan.memory.advice import Advice
 
 GIB = 2**30
 SMALL = 0.05  # of a device's memory: what is clearly below isn't looked at, for its cost at every start (0.3 s of CPU)
@@ -38,10 +38,10 @@ def memory_if_too_large(static: Static, trials: int = 1) -> Memory | None:
 
 def suggest_fitting_change(static: Static) -> "Advice | None":
     """The fastest change of one run that fits the present devices; None if there is none or their chip is not known."""
-    from scalelab.plan.advice import (
+    from scalelab.plan.machine.machine import load_machine
+    from scalelab.plan.memory.advice import (
         advise_changes,  # with half the planner behind it, which a run that fits needn't wait for
     )
-    from scalelab.plan.machine.machine import load_machine
 
     static, capacity = on_present_devices(static)
     kind = jax.local_devices()[0].device_kind

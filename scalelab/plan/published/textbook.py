@@ -10,6 +10,7 @@ import optax
 
 from scalelab import config as config_lib
 from scalelab.hardware import chips
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.published.verdict import (
     ComparisonRow,
     Interval,
@@ -18,7 +19,6 @@ from scalelab.laws.published.verdict import (
     make_comparison_row,
     rounding_tolerance,
 )
-from scalelab.laws.use import chinchilla_optimum
 from scalelab.optim import adam, schedules, table
 from scalelab.optim.clip import clip_global_norm
 from scalelab.plan.budget.allocate import allocate_budget

@@ -8,12 +8,14 @@ import numpy as np
 from scipy.stats import norm, t
 
 from scalelab.errors import BadInput
+from scalelab.laws import next_runs
+from scalelab.laws.design import design
 from scalelab.laws.law.objective import HOFFMANN_DELTA, huber_log
 from scalelab.laws.read.points import law_columns
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
-from scalelab.laws.trust import design, information
-from scalelab.laws.use import decision, next_runs
+from scalelab.laws.trust import information
+from scalelab.laws.use import decision
 from scalelab.plan.budget.book import LawBook
 
 LEVEL = 0.9

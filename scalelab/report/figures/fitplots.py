@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.laws.fitted import Fitted
+from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.trust.information import sizes_and_tokens
 from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.laws.use.decision import optimal_size

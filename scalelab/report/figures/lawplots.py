@@ -15,7 +15,7 @@ from matplotlib.colors import ListedColormap, TwoSlopeNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at, optimal_allocation
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at, optimal_allocation
 from scalelab.report.figures.style import (
     ACCENT,
     INK,

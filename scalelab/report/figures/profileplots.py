@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.laws.fitted import Fitted
+from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.trust.profile import ParamProfile
 from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.report.figures.lawplots import STAR_MARK

@@ -16,8 +16,8 @@ import numpy as np
 from scalelab import records
 from scalelab.errors import BadInput, quote_path
 from scalelab.jsonfiles import LIST, NUMBER, TEXT
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lawplots, plots

@@ -117,7 +117,7 @@ def _train_among(
 ) -> int:  # fmt: skip
     """Train the pack as one of several processes, one trial after the other: each is a run over all their devices."""
     from scalelab.parallel import processes, pulse
-    from scalelab.train.run.single import train_single
+    from scalelab.train.single import train_single
 
     beat = beat or pulse.Pulse()
 

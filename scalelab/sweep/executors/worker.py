@@ -12,10 +12,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import records, user_code
+from scalelab.errors import BadInput
 from scalelab.untrusted.files import open_to_append
 
 POLL_S = 0.2
 STOPPED_EXIT_CODE = 75
+REFUSED_EXIT_CODE = 2  # BadInput, which is the log's last line
 SPENT_FILE = "spent.jsonl"
 COMPILE_EVENTS = "/jax/core/compile/"  # prefix of jax's duration events of tracing, lowering and compiling
 
@@ -33,8 +35,8 @@ def run_worker(
 
     A pack arrives as (name, {trial: config}, `user_code.export_permissions()`, `git.code_state()`). Anything else that
     arrives while it trains, a closed pipe included, means stop, as a signal does: the pack is saved and the exit code
-    is 75. An exception ends the worker, and with it all that the pack changed in this process. Output goes to the
-    pack's log.
+    is 75. An exception ends the worker, and with it all that the pack changed in this process: with code 2 if it is
+    BadInput. Output goes to the pack's log.
     """
     os.environ.update(environment)  # the accelerator that jax will find
     if hasattr(os, "sched_setaffinity"):
@@ -53,17 +55,21 @@ def run_worker(
             log_to(place)
             clock.start()
             trials = {name: ConfigDict(config) for name, config in configs.items()}
-            verdicts = train_pack(
-                folder,
-                pack,
-                trials,
-                log_warning,
-                stop=lambda: signalled() or pipe.poll(),
-                allow=allow,
-                take_over=take_over,
-                code=code,
-                judge=judge,
-            )
+            try:
+                verdicts = train_pack(
+                    folder,
+                    pack,
+                    trials,
+                    log_warning,
+                    stop=lambda: signalled() or pipe.poll(),
+                    allow=allow,
+                    take_over=take_over,
+                    code=code,
+                    judge=judge,
+                )
+            except BadInput as refusal:
+                log_warning({"warning": refusal})
+                sys.exit(REFUSED_EXIT_CODE)
             records.append_json_lines(place / SPENT_FILE, [clock.read()])
             if "stopped" in verdicts.values():
                 sys.exit(STOPPED_EXIT_CODE)

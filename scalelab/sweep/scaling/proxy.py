@@ -14,9 +14,9 @@ from scalelab import config as config_lib
 from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
-from scalelab.model.resize import resize_config, width_unit
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
 from scalelab.sweep.scaling.ladder import check_fixed_schedule, flops_per_step
+from scalelab.sweep.scaling.resize import resize_config, width_unit
 
 LEAST_STEPS = 100  # a shorter run is mostly warm-up: the twin takes smaller batches instead
 LR_OCTAVES = range(-3, 4)  # around the recipe's own learning rate

@@ -19,11 +19,12 @@ from scalelab.errors import BadInput, quote_path
 from scalelab.identity import is_identity_key
 from scalelab.parallel import rules
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import extend, handover, start
-from scalelab.train.resume.facts import checkpoint_facts, config_from_facts, diff_facts
+from scalelab.train.lineage import extend
+from scalelab.train.lineage.facts import checkpoint_facts, config_from_facts, diff_facts
+from scalelab.train.lineage.spec import TrainSpec
+from scalelab.train.resume import handover, start
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import Run
-from scalelab.train.spec import TrainSpec
 from scalelab.train.step import program, state
 
 TRUNK_SCHEDULES = ("constant", "wsd")

@@ -19,7 +19,7 @@ from scalelab.parallel import mesh
 from scalelab.parallel.processes import compile_together
 from scalelab.precision.policy import POLICIES
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep, describe_leaves
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step import program, state
 from scalelab.train.step.state import TrainState
 

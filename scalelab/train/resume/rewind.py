@@ -21,11 +21,11 @@ from scalelab.errors import BadInput, quote_path
 from scalelab.parallel.processes import broadcast_from_first, gather_to_host, is_first_process
 from scalelab.train import ledger
 from scalelab.train.checkpoints import manifest
+from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.resume import handover
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.run import Run
-from scalelab.train.spec import TrainSpec
 from scalelab.train.step import guard
 from scalelab.train.step.state import TrainState
 

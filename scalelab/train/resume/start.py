@@ -19,12 +19,13 @@ from scalelab.train import ledger
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.manifest import HEALTHY, find_saved_steps, list_checkpoint_places, list_strays
-from scalelab.train.resume import compatibility, determinism, handover, mixed
-from scalelab.train.resume.facts import describe_version_changes, diff_facts
+from scalelab.train.lineage import compatibility, determinism, mixed
+from scalelab.train.lineage.facts import describe_version_changes, diff_facts
+from scalelab.train.lineage.spec import TrainSpec
+from scalelab.train.resume import handover
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.loop import Progress, StartStates
 from scalelab.train.run.run import Run
-from scalelab.train.spec import TrainSpec
 from scalelab.train.step import guard, program, state
 
 HF_PREFIX = "hf:"  # before a folder in the format of Hugging Face's transformers
@@ -142,7 +143,7 @@ def count_on(run: Run, step: int, saved: dict[str, Any], resumed: state.TrainSta
     """Let the run's ledger go on from the facts `saved` at `step`; what changes there is said."""
     number = DataShift.of(resumed.guard).number(step)
     known = run.facts["data"], run.record["flops_per_token"]
-    config, words = ledger.go_on(run.config, step, saved, number, *known)
+    config, words = ledger.continue_config(run.config, step, saved, number, *known)
     if config.log.stretches != run.config.log.stretches:
         static = dataclasses.replace(config_lib.static(config), layout=run.spec.static.layout)
         run.spec = dataclasses.replace(run.spec, config=config, static=static)

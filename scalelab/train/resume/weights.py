@@ -24,7 +24,7 @@ from scalelab.hf import read
 from scalelab.model import count
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.checkpoints.manifest import find_saved_steps
-from scalelab.train.resume.facts import config_from_facts, package_versions
+from scalelab.train.lineage.facts import config_from_facts, package_versions
 from scalelab.train.resume.handover import load_ema_params, load_evaluation_params
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.run.run import IMPORTED_STATUS

@@ -1,5 +1,5 @@
-"""One run from a config to a verdict.
+"""One run, from its folder to its verdict; `train.single` is the door.
 
-Read in this order: `single` (the door), `run` (its folder and record), `loop` (dispatch, evaluate, save), `feed` and
+Read in this order: `run` (its folder and record), `loop` (dispatch, evaluate, save), `feed` and
 `sources` (what is read), `metrics` (the lines that are written).
 """

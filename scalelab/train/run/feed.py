@@ -8,8 +8,8 @@ import numpy as np
 
 from scalelab.data.batches.batches import NO_WINDOW, val_batches
 from scalelab.data.batches.origins import locate_window, make_excerpts
-from scalelab.data.batches.shards import check_still_there
 from scalelab.data.dataset import Dataset
+from scalelab.data.shards import check_still_there
 from scalelab.parallel.processes import gather_to_host
 from scalelab.train.run import sources
 from scalelab.train.run.run import Run, bits_per_byte

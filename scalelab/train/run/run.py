@@ -26,15 +26,14 @@ from scalelab.optim.chain import check_optimizer_options
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
-from scalelab.train import ledger
+from scalelab.train import formats_found, ledger
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import compatibility, determinism
-from scalelab.train.resume.facts import checkpoint_facts, package_versions
+from scalelab.train.lineage import compatibility, determinism
+from scalelab.train.lineage.facts import checkpoint_facts, package_versions
+from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.run import sources
 from scalelab.train.run.metrics import check_trackers, clip_share, open_sinks, write_metric_lines
 from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun, bind_tracker
-from scalelab.train.spec import TrainSpec
-from scalelab.train.step import formats_found
 from scalelab.train.step.state import host_bytes
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
@@ -47,7 +46,7 @@ SKIPS_IN_A_ROW = 20  # so many non-finite batches in a row are a divergence
 class Run:
     """An open run. `status`: running, done, diverged or stopped; `val_loss`: the last one, in nats a token.
 
-    `facts` are stored in its checkpoints (see `resume/facts.py`).
+    `facts` are stored in its checkpoints (see `lineage/facts.py`).
     """
 
     name: str

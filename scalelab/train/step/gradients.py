@@ -13,11 +13,10 @@ import optax
 from jax.sharding import reshard
 
 from scalelab.config import Static
-from scalelab.model import transformer
+from scalelab.model import measures, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums, add_sums
-from scalelab.model.observe import measures
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import gathered, pipeline, rules

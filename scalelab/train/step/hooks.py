@@ -20,7 +20,7 @@ from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import softcap_logits
-from scalelab.model.observe.measures import when
+from scalelab.model.measures import when
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.precision.policy import POLICIES

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
-from scalelab.model.observe.measures import Measures, underflow_format, when
+from scalelab.model.measures import Measures, underflow_format, when
 from scalelab.optim.chain import second_moments
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline

@@ -12,7 +12,7 @@ from jax.sharding import auto_axes
 
 from scalelab.config import Static
 from scalelab.model.loss import LossSums
-from scalelab.model.observe.measures import when
+from scalelab.model.measures import when
 from scalelab.optim import schedules
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.optim.clip import clip_ratio
@@ -21,12 +21,12 @@ from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.precision import delayed, loss_scale, rounding
 from scalelab.precision.policy import POLICIES, Policy
-from scalelab.train.per_layer.backward import Kept, measure_gradient
-from scalelab.train.per_layer.update import update_layers
 from scalelab.train.step import curvature, ema, guard, hooks, incident, layers
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import document_ends, leave_out_bad, loss_sums, reshard_as, scaled_gradients
 from scalelab.train.step.metrics import refuse_unloggable
+from scalelab.train.step.per_layer.backward import Kept, measure_gradient
+from scalelab.train.step.per_layer.update import update_layers
 from scalelab.train.step.state import TrainState, cast_for_storage, upcast
 
 STEP_METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
@@ -63,7 +63,7 @@ def train_step(
     sums, grads, amax, left_out = _loss_and_gradients(static, state, params, tokens, h, due)
     grad_norm = grads.norm if isinstance(grads, Kept) else optax.tree.norm(grads)
     loss = sums.nll / jnp.maximum(sums.tokens, 1.0)
-    loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
+    loss = checkpoint_name(loss, "loss")  # the names are for train/formats_found.py
     planned = {**h, **schedules.scheduled_values(static, state.step, h)}
     now = guard.adjust_rates(state.guard, state.step, planned)
     extra = _curvature(static, params, tokens, state.step, h)

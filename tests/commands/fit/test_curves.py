@@ -12,8 +12,8 @@ from scalelab import records
 from scalelab.__main__ import main
 from scalelab.api import curves as curves_lib
 from scalelab.api.curves import read_curve
-from scalelab.laws.curves import forms
 from scalelab.laws.curves.curve import make_curve, schedule_columns
+from scalelab.laws.law import curve_forms as forms
 from scalelab.optim import schedules
 from tests.laws.curves_examples import ANNEALING, measure_curve
 

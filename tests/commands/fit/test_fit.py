@@ -15,10 +15,10 @@ from pyarrow import parquet
 from scalelab import config, records
 from scalelab.__main__ import main
 from scalelab.commands.fit import text
+from scalelab.laws.fits.study import fit_study
+from scalelab.laws.law.chinchilla_optimum import loss_at, optimal_allocation
 from scalelab.laws.law.names import LAWS
-from scalelab.laws.read.study import fit_study
 from scalelab.laws.trust.profile import ParamProfile
-from scalelab.laws.use.chinchilla_optimum import loss_at, optimal_allocation
 from tests.laws.examples import QUICKSTART_LIKE, published, study
 from tests.tables import table_path
 

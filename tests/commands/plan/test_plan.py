@@ -79,6 +79,22 @@ def test_a_budget_and_a_run_beside_the_best_one(capsys):
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("hbm_bytes", "Infinity", "hbm_bytes=inf is not finite"),
+        ("host_bytes", "1e400", "host_bytes=inf is not finite"),
+        ("devices_per_node", "1.6", "devices_per_node=1.6 is not a whole number; nearest: 2"),
+        ("links", "NaN", "links=nan is not a number above 0"),
+    ],
+)
+def test_a_number_of_a_machine_file_that_no_machine_has_is_one_line(tmp_path, capsys, key, value, reason):
+    path = tmp_path / "machine.json"
+    path.write_text(f'{{"base": "h100", "{key}": {value}}}')
+    assert main(["plan", TINY, f"--hardware={path}"]) == 2
+    assert reason in (error := capsys.readouterr().err) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         ([], "nothing to plan"),

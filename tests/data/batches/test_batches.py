@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from scalelab.data.batches import shards
+from scalelab.data import shards
 from scalelab.data.batches.batches import train_batches, val_batches
 from scalelab.data.batches.order import permute_positions, window_numbers
 from scalelab.data.dataset import open_dataset

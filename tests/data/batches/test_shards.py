@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from scalelab.data.batches import shards
+from scalelab.data import shards
 from scalelab.data.dataset import open_dataset
 from scalelab.errors import BadInput
 

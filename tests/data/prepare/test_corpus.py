@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from scalelab.data.batches import shards
+from scalelab.data import shards
 from scalelab.data.batches.batches import train_batches
 from scalelab.data.dataset import open_dataset as open_data
 from scalelab.data.prepare import corpus, specs, units

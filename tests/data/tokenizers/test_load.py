@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.data.sources.sources import DataConfig
@@ -36,6 +38,31 @@ def test_training_is_deterministic_and_fills_the_vocabulary(trained, tmp_path):
     assert hf_json.train_bpe(reversed(TEXTS), 280) == trained  # counts of words decide, not where they stand
     tokenizer = hf_json.load_hf_json(trained, tmp_path / "tokenizer.json")
     assert tokenizer.vocab_size == 280 and tokenizer.separator == 0 and tokenizer.dtype == np.dtype("<u2")
+
+
+def library_bpe(texts, vocab_size):
+    """The tokenizer.json that the library trains by GPT-2's split alone."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<|endoftext|>"]
+    inner.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=letters, show_progress=False
+    ))  # fmt: skip
+    return inner.to_str(pretty=False).encode()
+
+
+def test_words_up_to_the_bound_are_trained_on_whole_and_longer_ones_in_pieces_and_encoded_whole(tmp_path):
+    longest = hf_json.MOST_WORD_BYTES
+    texts = [*TEXTS, "a" * longest, "\n" * longest, "é" * (longest // 2)]  # é has two bytes
+    assert hf_json.train_bpe(texts, 300) == library_bpe(texts, 300)
+    longer = "ab" * longest
+    trained = hf_json.train_bpe([longer + "cd"], 280)
+    assert trained == library_bpe(["ab" * (longest // 2) + " "] * 2 + ["cd"], 280)
+    exact = tokenizers.Tokenizer.from_str(trained.decode()).encode(longer)
+    tokenizer = hf_json.load_hf_json(trained, tmp_path / "tokenizer.json")
+    assert tokenizer.encode(longer.encode()).tolist() == exact.ids
+    assert tokenizer.decode(exact.ids) == longer.encode()
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "", "a <|endoftext|> b", "\u0000 \x7f é 🙂", "  spaces  \n\n"])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.curves import forms
 from scalelab.laws.curves.curve import even_steps, make_curve, schedule_columns, stack_columns, thin_curve
 from scalelab.laws.curves.fit import fit_curves
 from scalelab.laws.curves.problem import build_curve_problem
+from scalelab.laws.law import curve_forms as forms
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import load_objective
 from scalelab.laws.solve.optimum import minimise_objective

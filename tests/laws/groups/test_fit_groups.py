@@ -6,13 +6,13 @@ from scipy.optimize import brentq, least_squares
 
 from scalelab import api
 from scalelab.errors import BadInput
-from scalelab.laws.fitting import fit
-from scalelab.laws.groups import joint_fit
-from scalelab.laws.groups.difference import compare_params, compute_factor
-from scalelab.laws.groups.fit_groups import fit_groups
-from scalelab.laws.groups.joint_law import choose_shared, join_law
-from scalelab.laws.groups.joint_problem import build_joint_problem
-from scalelab.laws.groups.pooling import draw_pooled, pool, restricted_likelihood
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.fits.groups import joint_fit
+from scalelab.laws.fits.groups.difference import compare_params, compute_factor
+from scalelab.laws.fits.groups.fit_groups import fit_groups
+from scalelab.laws.fits.groups.joint_law import choose_shared, join_law
+from scalelab.laws.fits.groups.joint_problem import build_joint_problem
+from scalelab.laws.fits.groups.pooling import draw_pooled, pool, restricted_likelihood
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import load_objective
 from scalelab.laws.trust.dependence import estimate_dependence

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalelab.laws.fitting import fit
+from scalelab.laws.fits.fitting import fit
 from scalelab.laws.law import forms
 from scalelab.laws.law.names import LAWS
 from tests.laws.examples import published

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fitting import fit_chinchilla
-from scalelab.laws.read.study import fit_study, select_rows
+from scalelab.laws.fits.fitting import fit_chinchilla
+from scalelab.laws.fits.study import fit_study, select_rows
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.trust.uncertainty import bootstrap_fit
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, posed, study
 
 N, D, LOSS = study(QUICKSTART_LIKE, 0.005)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from scalelab.laws.fitting import fit_chinchilla
+from scalelab.laws.fits.fitting import fit_chinchilla
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve import newton
 from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.solve.pose import pose_problem
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, posed, published, study
 from tests.tables import table_path
 

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fitting import fit
+from scalelab.laws.design import design, grids
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.fits.study import fit_study
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.law.law import Coefficient, Exponent, law_of
 from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.read.points import law_columns
-from scalelab.laws.read.study import fit_study
-from scalelab.laws.trust import design, grids, identifiable
-from scalelab.laws.use import chinchilla_optimum, isoflop
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
+from scalelab.laws.trust import identifiable
+from scalelab.laws.use import isoflop
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, posed, study
 from tests.tables import table_path
 

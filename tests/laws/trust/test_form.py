@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalelab.laws.fitting import fit
+from scalelab.laws.fits.fitting import fit
 from scalelab.laws.law.law import Coefficient, law_of
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import Objective

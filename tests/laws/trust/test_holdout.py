@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fitting import fit
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.trust.holdout import Holdout, hold_out
 from scalelab.laws.trust.information import run_sizes
 from scalelab.laws.trust.tournament import run_tournament
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, study
 from tests.tables import table_path
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from scalelab.laws.fitting import fit
+from scalelab.laws.fits.fitting import fit
 from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.law.law import Coefficient, law_of
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import Objective, huber_log, load_objective
 from scalelab.laws.solve.optimum import minimise_objective
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.trust import profile
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, published, study
 from tests.tables import table_path
 

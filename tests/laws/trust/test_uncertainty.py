@@ -11,12 +11,12 @@ from scipy.optimize import minimize
 from scipy.stats import bootstrap as scipy_bootstrap
 
 from scalelab.errors import BadInput
-from scalelab.laws.fitting import fit
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
 from scalelab.laws.solve import newton, refit
 from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.trust import uncertainty
 from scalelab.laws.trust.uncertainty import bootstrap_fit, central_interval, param_intervals, predict_run
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
 from scalelab.laws.use.decision import decide_allocation
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, hoffmann_points, posed, published, study
 

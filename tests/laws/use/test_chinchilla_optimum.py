@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
 from tests.laws.examples import published
 
 LAWS = st.builds(

@@ -5,12 +5,13 @@ import pytest
 from scipy.optimize import brentq, minimize_scalar
 
 from scalelab.errors import BadInput
-from scalelab.laws.fitting import fit
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.use import chinchilla_optimum, decision
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
+from scalelab.laws.use import decision
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 CHINCHILLA = LAWS["chinchilla"]

@@ -11,8 +11,8 @@ from scipy.spatial import ConvexHull
 
 from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
 from scalelab.laws.use.envelope import envelope_frontier, fit_envelope, hull_frontier, lower_hull, training_curves
 from tests.tables import TABLES, table_path
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, allocation_exponents, optimal_allocation
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, allocation_exponents, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop, group_budgets, profile_budget
 from scalelab.laws.use.isoflop_minima import akima, parabola
 from scalelab.laws.use.seed_noise import SeedNoise, measure_noise

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fitting import fit
+from scalelab.laws import next_runs
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.law import chinchilla_optimum
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import load_objective
 from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.trust import information
-from scalelab.laws.use import chinchilla_optimum, next_runs
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 NOISE = 0.004

@@ -10,7 +10,7 @@ from checks.speed.step_times.rows import build_static
 from scalelab.config import Layout
 from scalelab.hardware.chips import compute_capability
 from scalelab.model import count
-from scalelab.plan.machine.absent_devices import GPUS
+from scalelab.plan.compiled.absent_devices import GPUS
 from scalelab.plan.machine.machine import KNOWN_MACHINES, load_machine
 from scalelab.plan.step import efficiency, links
 from scalelab.plan.step.efficiency import Range

@@ -12,8 +12,8 @@ from scalelab import config as config_lib
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.model.attention.kernels import choose_kernel
-from scalelab.plan.machine import absent_devices
-from scalelab.plan.machine.compile import compare_components, compile_step
+from scalelab.plan.compiled import absent_devices
+from scalelab.plan.compiled.compile import compare_components, compile_step
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.memory import step_memory
 from scalelab.sharding import trace_for_platform

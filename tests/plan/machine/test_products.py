@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from scalelab.plan.machine import absent_devices, products, program, timeline
-from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.compiled import absent_devices, products, program, timeline
+from scalelab.plan.compiled.compile import compile_step
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import saved_activations
 from tests.plan.machine.test_compile import static

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scalelab.plan.machine import timeline
-from scalelab.plan.machine.program import list_groups
+from scalelab.plan.compiled import timeline
+from scalelab.plan.compiled.program import list_groups
 
 # 16 FLOPs, 8 bytes of memory, 4 bytes sent within a node of two devices and 1 a device between nodes, each a second.
 RATES = timeline.Rates(

@@ -11,7 +11,7 @@ import pytest
 
 from checks.compilers import compiled
 from scalelab.config import Layout
-from scalelab.plan.machine.compile import ARGUMENTS
+from scalelab.plan.compiled.compile import ARGUMENTS
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.memory import step_memory
 from tests.plan.small import static_of

@@ -58,7 +58,7 @@ def test_force_starts_it(monkeypatch, tmp_path):
         "scalelab.commands.train.check_memory_fits", lambda *_: pytest.fail("asked in spite of --force")
     )
     monkeypatch.setattr(
-        "scalelab.train.run.single.train_single", lambda config, *rest: started.append(config) or {"status": "stopped"}
+        "scalelab.train.single.train_single", lambda config, *rest: started.append(config) or {"status": "stopped"}
     )
     monkeypatch.setattr("scalelab.commands.train._report", lambda *_: None)
     argv = ["train", "--config=configs/recipes/safe_7b.py", f"--workdir={tmp_path}", "--force"]

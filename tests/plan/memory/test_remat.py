@@ -15,7 +15,7 @@ from scalelab.hardware import chips
 from scalelab.plan.memory import fits_here, remat
 from scalelab.plan.memory.memory import memory_on_backend
 from scalelab.sweep.trials import group_into_packs
-from scalelab.train.spec import make_train_spec
+from scalelab.train.lineage.spec import make_train_spec
 from tests.plan.small import static_of
 from tests.plan.tiny import tiny
 

@@ -7,8 +7,8 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.config import Layout
-from scalelab.plan.advice import advise_changes
 from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.memory.advice import advise_changes
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.operations import attention_kind, keys_per_query, step_operations
 from scalelab.plan.step.savings import cost_of_traits

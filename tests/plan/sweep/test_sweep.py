@@ -9,13 +9,13 @@ import pytest
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.experiments import isoflop, ladder_runs
-from scalelab.laws.fitting import fit
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
+from scalelab.laws.law.chinchilla_optimum import optimal_allocation as best_split
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
-from scalelab.laws.use.chinchilla_optimum import optimal_allocation as best_split
 from scalelab.plan.budget.book import LawBook, constant_params
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.sweep.forecast import forecast_intervals

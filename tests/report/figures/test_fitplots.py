@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.laws import fit
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, optimal_allocation
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.report.figures import fitplots, profileplots
 from tests.laws.examples import QUICKSTART_LIKE, study

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from scalelab.laws.use.chinchilla_optimum import ChinchillaParams
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams
 from scalelab.report import gather, svg
 from scalelab.report.figures import lawplots, plots, style, sweepplots
 from tests.report import synthetic

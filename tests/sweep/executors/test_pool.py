@@ -17,7 +17,7 @@ from scalelab.sweep import status
 from scalelab.sweep.executors import pool
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.runs import command, finish, untimed, wait_for
 

@@ -10,7 +10,7 @@ from scalelab import records
 from scalelab.__main__ import main
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.checkpoints.test_manifest import forge
 from tests.train.resume.test_compatibility import config, events
 

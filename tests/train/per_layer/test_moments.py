@@ -11,14 +11,14 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import CHIPS, host_bytes_per_s
-from scalelab.plan.machine import absent_devices
-from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.compiled import absent_devices
+from scalelab.plan.compiled.compile import compile_step
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.time import moments_s
-from scalelab.train.per_layer.refusals import refuse_missing_memory, refuse_unsupported
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from scalelab.train.step import program
+from scalelab.train.step.per_layer.refusals import refuse_missing_memory, refuse_unsupported
 from scalelab.train.step.state import host_bytes, move_moments
 from tests.plan.tiny import tiny
 from tests.train.per_layer.test_per_layer import both, two_ways

@@ -14,9 +14,10 @@ from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import SCHEDULES
 from scalelab.sweep.run import run_sweep
-from scalelab.train.resume import branch, compatibility, extend
+from scalelab.train.lineage import compatibility, extend
+from scalelab.train.resume import branch
 from scalelab.train.resume.branch import plan_branch
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config, events
 from tests.train.runs import command, finish, untimed, wait_for
 

@@ -14,9 +14,9 @@ from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
-from scalelab.train.resume.facts import diff_facts
-from scalelab.train.run.single import train_single
-from scalelab.train.spec import make_train_spec
+from scalelab.train.lineage.facts import diff_facts
+from scalelab.train.lineage.spec import make_train_spec
+from scalelab.train.single import train_single
 from tests.train.checkpoints.test_manifest import forge
 
 SMALL = {

@@ -10,8 +10,8 @@ import pytest
 
 from scalelab import records
 from scalelab.errors import WorkFailed
-from scalelab.train.resume import determinism
-from scalelab.train.run.single import train_single
+from scalelab.train.lineage import determinism
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config
 from tests.train.runs import ROOT
 
@@ -78,7 +78,7 @@ def test_too_late_is_an_error_that_says_what_to_do_and_never_a_silent_fallback(g
 LATE = """
 import sys
 from scalelab import __main__
-from scalelab.train.resume import determinism
+from scalelab.train.lineage import determinism
 determinism.expects_accelerator = lambda: True
 determinism.deterministic_xla_flags = lambda folder: ["--xla_force_host_platform_device_count=3"]
 code = __main__.main(sys.argv[1:])

@@ -6,12 +6,12 @@ import pytest
 
 from scalelab import records
 from scalelab.errors import BadInput
-from scalelab.laws.read.study import select_rows
+from scalelab.laws.fits.study import select_rows
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.resume import mixed
-from scalelab.train.run.single import train_single
+from scalelab.train.lineage import mixed
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config, contents
 
 CONSTANT = {"schedule__name": "constant", "train__steps": 6, "checkpoint__keep_last": 9}

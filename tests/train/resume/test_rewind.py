@@ -18,10 +18,10 @@ from scalelab.data.batches.batches import TrainBatches
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
+from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume import rewind
 from scalelab.train.run.feed import Feed
-from scalelab.train.run.single import ByHand, train_single
-from scalelab.train.spec import make_train_spec
+from scalelab.train.single import ByHand, train_single
 from scalelab.train.step import incident
 from scalelab.train.step.state import TrainState
 from tests.train.runs import ROOT

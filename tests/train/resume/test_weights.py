@@ -17,7 +17,7 @@ from scalelab.model import transformer
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.resume.weights import load_hf_weights, load_run_weights, write_weights
-from scalelab.train.run.single import load_run_dataset, train_single
+from scalelab.train.single import load_run_dataset, train_single
 from tests.hf.oracle.make import HERE
 from tests.train.resume.test_compatibility import config, events
 

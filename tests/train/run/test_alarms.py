@@ -14,12 +14,12 @@ from scalelab.configs import tiny
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.run import alarms
 from scalelab.train.run.alarms import Alarms, Call
 from scalelab.train.run.run import open_run
-from scalelab.train.run.single import load_run_dataset, train_single
 from scalelab.train.run.sources import make_train_batches
-from scalelab.train.spec import make_train_spec
+from scalelab.train.single import load_run_dataset, train_single
 from scalelab.train.step import guard, incident
 from scalelab.train.step.guard import RECENT
 from tests.train.step.test_guard import N, decided, healthy_series

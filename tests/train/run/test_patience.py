@@ -8,7 +8,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.configs import tiny
 from scalelab.train.run.early_stop import find_stop
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.runs import untimed
 
 VALUES = {

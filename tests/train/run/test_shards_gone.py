@@ -3,7 +3,7 @@
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from scalelab import records
 from scalelab.sweep.run import run_sweep
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config, events
 from tests.train.run.test_metrics import go_back, logged, logged_layers
 from tests.train.runs import ROOT
@@ -133,7 +133,7 @@ def test_the_user_is_told_once_how_to_upload_and_wandb_lists_these_folders(sweep
 KILLED = """
 import os, pathlib, sys
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 save = Checkpoints.save
 def save_and_die(self, step, *rest):

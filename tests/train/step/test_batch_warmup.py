@@ -14,7 +14,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from scalelab.train.step.guard import GUARD
 from tests.train.resume.test_branch import branched
 from tests.train.resume.test_compatibility import SMALL, config
@@ -151,7 +151,7 @@ def test_the_trials_of_a_pack_share_the_ramp(tmp_path, whole):
 MESH = """
 import pathlib, sys
 from tests.train.step.test_batch_warmup import MESHES, RAMP, config
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 for name, layout in MESHES.items():
     train_single(config(**RAMP | MESH_RAMP | layout), pathlib.Path(sys.argv[1]) / name)
 """.replace(

@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.model.declare import named_leaves
 from scalelab.sweep.run import run_sweep
 from scalelab.train.resume.weights import Weights, load_run_weights, write_weights
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from scalelab.train.step import state as state_lib
 from tests.train.resume.test_compatibility import config
 from tests.train.runs import ROOT

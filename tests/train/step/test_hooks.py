@@ -26,9 +26,9 @@ from scalelab.model import count, transformer
 from scalelab.model.declare import named_leaves
 from scalelab.plan.step.block_products import block_products
 from scalelab.testing import check_block, check_hooks, check_source
+from scalelab.train import formats_found
+from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume.weights import Weights
-from scalelab.train.spec import make_train_spec
-from scalelab.train.step import formats_found
 from scalelab.train.step.gradients import compute_gradients
 from tests.train.runs import ROOT, SMALL
 from tests.train.step.test_step import H, batches, relative, setting

@@ -13,7 +13,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.configs import base
-from scalelab.plan.machine import aot
+from scalelab.plan.compiled import aot
 from scalelab.sharding import trace_for_platform
 from scalelab.train.step.step import many_steps
 

@@ -9,7 +9,7 @@ import pytest
 from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from scalelab.train.step.step import evaluation_loss
 from tests.train.resume.test_compatibility import config
 from tests.train.runs import untimed

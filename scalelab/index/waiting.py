@@ -1,0 +1,61 @@
+"""Waiting for a folder that another process holds: a trial whose lock is held is running, and not lost."""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from scalelab import lock
+from scalelab.index import alive
+
+WAIT_POLL_S = 0.5
+
+
+def wait_for_folder(
+    folder: lock.Folder,
+    take_over: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    report: Callable[[str], None] = lambda text: None,
+) -> contextlib.AbstractContextManager[bool]:
+    """Hold a folder once its owner has left it, as `wait_until_free` does. BadInput as of `lock.hold_folder`."""
+    return wait_until_free(lambda: lock.hold_folder(folder, take_over=take_over), stop, report)
+
+
+@contextlib.contextmanager
+def wait_until_free(
+    hold: Callable[[], contextlib.AbstractContextManager[str | None]],
+    stop: Callable[[], bool] = lambda: False,
+    report: Callable[[str], None] = lambda text: None,
+    polls: int = 1,
+) -> Iterator[bool]:
+    """Enter `hold()` once it is not refused as held. Yields whether it was entered: not if `stop` turned true first.
+
+    `report` gets a line on who is waited for, and the warning that `hold` yields. It is tried again after so many
+    `polls` of `stop`. BadInput as of `hold`, for an owner of whom nobody can tell whether it lives.
+    """
+    with contextlib.ExitStack() as held:
+        is_held, has_reported = False, False
+        while not is_held:
+            try:
+                warning, is_held = held.enter_context(hold()), True
+            except lock.FolderHeld as refusal:
+                if stop():
+                    break
+                if not has_reported:
+                    report(f"{refusal}; this command waits until it is free")
+                has_reported, warning = True, None
+                for _ in range(polls):
+                    if not stop():
+                        time.sleep(WAIT_POLL_S)
+            if warning:
+                report(warning)
+        yield is_held
+
+
+def describe_held_packs(folder: pathlib.Path, packs: Iterable[str]) -> list[str]:
+    """A line for each pack of a sweep that a living process trains, or saves: a worker waits for it."""
+    return [
+        f"pack {pack} is held by a process of an earlier sweep, which saves it and ends: its worker waits for that"
+        for pack in packs
+        if alive.is_held(folder / "packs" / pack)
+    ]

@@ -1,0 +1,211 @@
+"""Fits one law to several groups of rows, and compares the groups: the entry point of this room.
+
+Legend: R draws, P points, G groups, J parameters of the joint law.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.fits.fitted import INTERVAL_LEVEL
+from scalelab.laws.fits.fitting import flops_column
+from scalelab.laws.fits.groups import difference, joint_fit, pooled_fit, support
+from scalelab.laws.fits.groups.difference import ComputeFactor
+from scalelab.laws.fits.groups.group_fits import GroupFits
+from scalelab.laws.fits.groups.group_rows import GroupRows, check_rows, number_groups, run_labels
+from scalelab.laws.fits.groups.joint_fit import Draws
+from scalelab.laws.fits.groups.joint_law import choose_shared
+from scalelab.laws.fits.groups.joint_problem import JointProblem, build_joint_problem
+from scalelab.laws.fits.groups.pooling import FEWEST_GROUPS
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law import objective as objective_lib
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.law.law import Law
+from scalelab.laws.law.names import load_law
+from scalelab.laws.read import units
+from scalelab.laws.read.groups import Groups
+from scalelab.laws.read.points import law_columns
+from scalelab.laws.solve.optimum import Certificate, FitError, Optimum
+from scalelab.laws.trust import form
+from scalelab.laws.trust.dependence import Dependence, estimate_dependence
+from scalelab.laws.trust.uncertainty import Progress, check_resample_count
+
+EXPONENTS = ("shared", "separate", "pooled")
+MOST_DRAWS = 200  # for a factor of compute by a law without a closed form
+
+
+def fit_groups(
+    table: Mapping[str, ArrayLike], labels: Sequence[Any], law: str | Law = "chinchilla", *, by: str = "group",
+    exponents: str = "shared", shared: Sequence[str] = (), against: str | None = None, order: Sequence[Any] = (),
+    objective: str = "huber_log", delta: float | None = None, bootstrap: int = 1000, seed: int = 0,
+    cluster: str | Groups = "auto", target_flops: Sequence[float] = (), level: float = INTERVAL_LEVEL,
+    k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float] | None = None, progress: Progress | None = None,
+) -> GroupFits:  # fmt: skip
+    """Fit `law` to a table of columns [P] whose rows belong to groups `labels` [P], and compare each with `against`.
+
+    `exponents`: "shared" by all groups (coefficients are each group's own), "separate", or "pooled": separate ones,
+    each shrunk towards the mean as far as its error asks for. `shared` names further parameters of all groups.
+    `against`: the group of reference, by default the first of `order` (by default, of the labels). Groups are compared
+    at `target_flops`, by default at the largest budget that each of them reached. Other arguments as in `fit.fit`.
+    BadInput for groups that can't be fitted or compared, FitError if an optimum is not certain.
+    """
+    start = time.process_time()
+    if not 0 < level < 1:
+        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
+    if exponents not in EXPONENTS:
+        raise BadInput(
+            f"--exponents={exponents}: unknown{nearest_hint(exponents, EXPONENTS)}; one of {', '.join(EXPONENTS)}"
+        )
+    if objective == "mle":
+        raise BadInput("--objective=mle has a scale of its own for one table: groups need huber_log or mse_log")
+    law = law_lib.hold_params(load_law(law) if isinstance(law, str) else law, **(fixed or {}))
+    columns, target = law_columns(table, law)
+    if bootstrap:
+        check_resample_count(bootstrap, len(target))
+    groups = number_groups(labels, order, by, against)
+    if exponents == "pooled" and len(groups.names) < FEWEST_GROUPS:
+        raise BadInput(
+            f"--exponents=pooled: {len(groups.names)} groups say nothing about the spread between groups; "
+            f"at least {FEWEST_GROUPS}, or --exponents=shared or separate"
+        )
+    chosen = objective_lib.load_objective(objective, delta)
+    names = choose_shared(law, "shared" if exponents == "shared" else "separate", shared)
+    joint = build_joint_problem(law, columns, target, chosen, groups.number, names)
+    flops = flops_column(table, columns)
+    findings = (
+        *units.question_values(columns, target, law.target, flops),
+        *check_rows(joint, groups, flops, alone=exponents != "shared" and not names),
+    )
+    best, certificates = _fit(joint, groups)
+    dependence = _find_dependence(joint, best, table, labels, groups, by, cluster)
+    residuals = joint.problem.residuals(best.params)
+    draws = (
+        joint_fit.refit_tables(joint, best.x, residuals, bootstrap, seed, dependence, progress) if bootstrap else None
+    )
+    test, untested = _test_exponents(joint, best, groups, dependence, seed)
+    fits = _collect(joint, best, draws, groups, bootstrap, exponents)
+    if exponents == "pooled":
+        fits |= pooled_fit.pool_exponents(joint, best, draws, groups.names, seed, level)
+    measured = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
+    result = GroupFits(
+        by=by, names=groups.names, counts=groups.counts, reference=groups.names[0], exponents=exponents, joint=joint,
+        best=best, certificates=certificates, level=level, seed=seed, k=float(k or measured or FLOPS_PER_PARAM_TOKEN),
+        n_convention=n_convention, dependence=dependence,
+        form=None if best.value == 0 else form.judge_form(joint.problem, best, dependence, seed),
+        test=test, untested=untested, design=findings, **fits,
+    )  # fmt: skip
+    compute = _compare_compute(result, flops, target_flops, held or {})
+    return dataclasses.replace(result, compute=compute, seconds=time.process_time() - start)
+
+
+def _fit(joint: JointProblem, groups: GroupRows) -> tuple[Optimum, dict[str, Certificate]]:
+    """(the joint optimum, its certificate under "" or one of each group where nothing is shared)."""
+    if joint.shared:
+        best = joint_fit.fit_joint(joint)
+        return best, {"": best.certificate}
+    each = joint_fit.fit_each(joint)
+    x = joint_fit.combine(joint, each)
+    params = {name: float(value) for name, value in joint.problem.to_params(x).items()}
+    least = min((one.certificate for one in each), key=lambda certificate: certificate.agree / certificate.starts)
+    best = Optimum(params, float(sum(one.value for one in each)), least, x)
+    return best, {name: one.certificate for name, one in zip(groups.names, each, strict=True)}
+
+
+def _find_dependence(
+    joint: JointProblem, best: Optimum, table: Mapping[str, ArrayLike], labels: Sequence[Any], groups: GroupRows,
+    by: str, cluster: str | Groups,
+) -> Dependence | None:  # fmt: skip
+    """What rows of one run share, inside each group of rows; None if every row stands alone."""
+    runs = run_labels(table, labels, joint.law, groups, by, cluster)
+    return estimate_dependence(joint.problem, best, np.asarray(runs.labels), runs.column) if runs else None
+
+
+def _test_exponents(
+    joint: JointProblem, best: Optimum, groups: GroupRows, dependence: Dependence | None, seed: int
+) -> tuple[support.SeparateTest | None, str]:
+    """(the test of separate exponents against shared ones, why there is none)."""
+    law, problem = joint.law, joint.problem
+    columns = {name: problem.columns[name] for name in law.columns}
+    offsets = [name for name in joint.shared if law.params[name].how == "linear"]
+    arguments = law, columns, problem.target, problem.objective, groups.number
+    try:
+        narrow = build_joint_problem(*arguments, choose_shared(law, "shared", offsets))
+        wide = build_joint_problem(*arguments, choose_shared(law, "separate", offsets))
+        check_rows(wide, groups, None, alone=not wide.shared)
+        if wide.shared == joint.shared:
+            wider = best
+        elif wide.shared:
+            start = {name: support.shared_value(best, name) for name in wide.problem.law.params}
+            wider = joint_fit.fit_joint(wide, wide.problem.from_params(start)[None])
+        else:
+            wider, _ = _fit(wide, groups)
+        narrower = best if narrow.shared == joint.shared else joint_fit.fit_joint(narrow)
+        return support.check_separate(narrow, narrower, wide, wider, dependence, seed), ""
+    except (BadInput, FitError) as refusal:
+        return None, str(refusal)
+
+
+def _collect(
+    joint: JointProblem, best: Optimum, draws: Draws | None, groups: GroupRows, requested: int, exponents: str
+) -> dict[str, Any]:
+    """Parameters and draws by group."""
+    spread = joint.problem.to_params(draws.x) if draws else {}
+    return {
+        "params": {name: joint.params_of(best.params, g) for g, name in enumerate(groups.names)},
+        "draws": {name: joint.params_of(spread, g) for g, name in enumerate(groups.names)} if draws else {},
+        "requested": requested,
+        "failed": draws.failed if draws else {},
+    }
+
+
+def _compare_compute(
+    fits: GroupFits, flops: np.ndarray | None, target_flops: Sequence[float], held: Mapping[str, float]
+) -> dict[float, dict[str, ComputeFactor]]:
+    """Each group's best loss at each budget, and the factor of compute that it needs for the reference's."""
+    law, problem = fits.law, fits.joint.problem
+    try:
+        difference.check_compute(law, held)
+    except BadInput:
+        if target_flops:
+            raise
+        return {}
+    if bad := [C for C in target_flops if not 0 < C < float("inf")]:
+        raise BadInput(f"--target-flops={bad[0]:g}: a budget is a positive number of FLOPs")
+    if not target_flops:
+        cost = flops if flops is not None else problem.columns.get("C")
+        cost = fits.k * problem.columns["N"] * problem.columns["D"] if cost is None else cost
+        masks = [part.mask > 0 for part in fits.joint.parts]
+        target_flops = [float(min(cost[mask].max() for mask in masks))]
+    return {C: {name: _factor_of(fits, name, C, held) for name in fits.names} for C in target_flops}
+
+
+def _factor_of(fits: GroupFits, name: str, C: float, held: Mapping[str, float]) -> ComputeFactor:
+    law, k = fits.law, fits.k
+    point, other = fits.params[name], fits.params[fits.reference]
+    loss = float(difference.best_loss(law, _arrays(point), C, k, held)[0])
+    factor = 1.0 if name == fits.reference else float(
+        difference.compute_factor(law, _arrays(point), _arrays(other), C, k, held)[0]
+    )  # fmt: skip
+    if not fits.draws:
+        nothing = np.empty(0)
+        return ComputeFactor(C, *(difference.make_interval(value, nothing, fits.level) for value in (loss, factor)))
+    every = fits.used <= MOST_DRAWS or law.name == "chinchilla" or law.columns == ("C",)
+    some = np.arange(fits.used) if every else np.linspace(0, fits.used - 1, MOST_DRAWS).astype(int)
+    draws, others = ({n: v[some] for n, v in fits.draws[each].items()} for each in (name, fits.reference))
+    losses = difference.best_loss(law, draws, C, k, held)
+    factors = difference.compute_factor(law, draws, others, C, k, held) if name != fits.reference else np.ones(1)
+    return ComputeFactor(
+        C,
+        difference.make_interval(loss, losses, fits.level, fits.corrected),
+        difference.make_interval(factor, factors, fits.level, fits.corrected),
+    )
+
+
+def _arrays(params: Mapping[str, float]) -> dict[str, np.ndarray]:
+    return {name: np.array([value]) for name, value in params.items()}

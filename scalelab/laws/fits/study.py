@@ -1,0 +1,137 @@
+"""From a table of runs to a fit: which runs count, the law, its intervals, and the JSON block that others read.
+
+The one way for studies, the report and `scalelab fit`: equal rows give equal numbers, bit for bit, in any order.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.design import design
+from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.fits.fitting import fit
+from scalelab.laws.fits.groups.fit_groups import fit_groups
+from scalelab.laws.fits.groups.group_fits import GroupFits
+from scalelab.laws.law.law import Law
+from scalelab.laws.law.names import load_law
+from scalelab.laws.read.groups import choose_groups
+from scalelab.laws.read.raw_grid import refuse_raw_grid
+
+Row = Mapping[str, Any]
+N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan", "chinchilla": "N_chinchilla"}
+
+
+def fit_study(
+    rows: Sequence[Row], law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
+    cluster: str = "auto", **options: Any,
+) -> Fitted:  # fmt: skip
+    """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
+
+    A row has `val_loss` (nats per token), N in the convention's column (`N_COLUMNS`), the law's other columns and,
+    where known, `name`, `status`, `role` and `mixed` (what changed during the run). Rows of role "fit" are fitted if
+    there are any, else all rows. Rows that are not done, are mixed, have no finite loss, or are among the
+    `drop_top_loss` worst are never fitted. Rows with equal values in column `cluster` share a part of their error
+    (`groups.choose_groups`). BadInput where too few are left.
+    """
+    law = load_law(law) if isinstance(law, str) else law
+    table, selected, excluded = study_table(rows, law, n_convention, drop_top_loss)
+    every = {key: [row.get(key) for row in selected] for key in selected[0]} | table
+    refuse_raw_grid(every, law)
+    groups = choose_groups(every, law, cluster)
+    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
+    findings = (*fitted.design, *design.exclusion_findings(excluded))
+    return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+
+
+def fit_group_study(
+    rows: Sequence[Row], by: str, law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
+    cluster: str = "auto", **options: Any,
+) -> GroupFits:  # fmt: skip
+    """Fit a law to the groups of rows that have equal values in column `by`; `options` are those of `fit_groups`.
+
+    Rows count as in `fit_study`. BadInput for a column that no row has.
+    """
+    law = load_law(law) if isinstance(law, str) else law
+    known = dict.fromkeys(key for row in rows for key in row)
+    if by not in known:
+        raise BadInput(f"--by={by}: no such column{nearest_hint(by, known)}")
+    table, selected, excluded = study_table(rows, law, n_convention, drop_top_loss)
+    every: dict[str, Any] = {key: [row.get(key) for row in selected] for key in selected[0]}
+    for group in dict.fromkeys(every[by]):
+        rows_of = np.flatnonzero([label == group for label in every[by]])
+        refuse_raw_grid({key: [values[row] for row in rows_of] for key, values in (every | table).items()}, law)
+    order = [label for label in dict.fromkeys(row.get(by) for row in rows) if label is not None]
+    fits = fit_groups(
+        every | table, [row.get(by) for row in selected], law, by=by, order=order, cluster=cluster,
+        n_convention=n_convention, **options,
+    )  # fmt: skip
+    findings = (*fits.design, *design.exclusion_findings(excluded))
+    return dataclasses.replace(fits, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+
+
+def study_table(
+    rows: Sequence[Row], law: Law, n_convention: str, drop_top_loss: int
+) -> tuple[dict[str, np.ndarray], list[Row], list[dict[str, str]]]:
+    """(columns [P] of the rows that count, these rows, {"name", "reason"} of the others). BadInput if none counts."""
+    if n_convention not in N_COLUMNS:
+        raise BadInput(f"--n-convention={n_convention}: unknown convention{nearest_hint(n_convention, N_COLUMNS)}")
+    names = {"N": N_COLUMNS[n_convention], "loss": "val_loss"}
+    needed = [names.get(column, column) for column in (*law.columns, law.target)]
+    absent = {"C", "M"} - {key for row in rows for key in row}  # these follow from N and D
+    needed = [column for column in needed if column not in absent]
+    selected, excluded = select_rows(rows, needed, names.get(law.target, law.target), drop_top_loss)
+    if not selected:
+        raise BadInput(
+            f"none of {len(rows)} runs can be fitted: {design.describe_exclusions(excluded) or 'there are none'}"
+        )
+    table = {column: np.array([float(row[column]) for row in selected]) for column in needed}
+    for field, column in names.items():
+        if column in table:
+            table[field] = table[column]
+    if all(row.get("C") for row in selected):
+        table["C"] = np.array([float(row["C"]) for row in selected])
+    return table, selected, excluded
+
+
+def select_rows(
+    rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0
+) -> tuple[list[Row], list[dict[str, str]]]:
+    """Select the rows to fit: (rows in an order set by their values only, {"name", "reason"} of the excluded)."""
+    if drop_top_loss < 0:
+        raise BadInput(f"drop_top_loss = {drop_top_loss}: a number of runs, 0 or more")
+    only_fit = any(row.get("role") == "fit" for row in rows)
+    selected, excluded = [], []
+    for index, row in enumerate(rows):
+        reason = _exclusion_reason(row, needed, only_fit)
+        if reason:
+            excluded.append({"name": str(row.get("name", f"row {index + 1}")), "reason": reason})
+        else:
+            selected.append(row)
+    selected.sort(key=lambda row: (row[target], *[row[column] for column in needed]))
+    n_selected = len(selected) - min(drop_top_loss, len(selected))
+    for row in selected[n_selected:]:
+        excluded.append({"name": str(row.get("name", "?")), "reason": f"one of the {drop_top_loss} largest losses"})
+    return selected[:n_selected], excluded
+
+
+def _exclusion_reason(row: Row, needed: Sequence[str], only_fit: bool) -> str:
+    """The reason why a row is not fitted; "" if it is fitted."""
+    if only_fit and row.get("role") != "fit":
+        return f"role {row.get('role') or 'none'}"
+    if row.get("status", "done") != "done":
+        return str(row["status"])
+    if row.get("mixed"):
+        return f"mixed: {row['mixed']}"
+    if row.get("rewinds"):
+        return f"rewound {row['rewinds']} times by the guard, so it skipped batches"
+    for key in needed:
+        value = row.get(key)
+        if value is None:
+            return f"no {key}"
+        if not (math.isfinite(value) and value > 0):
+            return f"{key} is {value:g}"
+    return ""

@@ -1,0 +1,211 @@
+"""One run from a config to a verdict: what `scalelab train` and every study call."""
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from scalelab import git, lock, records, user_code
+from scalelab.data.dataset import Dataset, open_dataset
+from scalelab.data.sources.sources import DataConfig
+from scalelab.errors import BadInput
+from scalelab.hardware import device_memory
+from scalelab.parallel.processes import broadcast_from_first
+from scalelab.parallel.pulse import Pulse
+from scalelab.train import ledger
+from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.lineage import compatibility, determinism, extend
+from scalelab.train.lineage.spec import make_train_spec
+from scalelab.train.resume import branch, rewind
+from scalelab.train.resume import start as lineage
+from scalelab.train.run import loop
+from scalelab.train.run.run import Run, has_ended, open_run
+from scalelab.train.step.per_layer.refusals import reserve_for_moments
+
+
+class ByHand(NamedTuple):
+    """What `scalelab train` changes where a run goes on. `skip`: the first and the last batch left out."""
+
+    lr_factor: float = 1.0
+    skip: tuple[int, int] | None = None
+    reset: bool = False
+
+    def text(self) -> str:
+        """The change in words."""
+        parts = [f"lr_factor={self.lr_factor:g}"] if self.lr_factor != 1 else []
+        parts += [f"skip_batches={self.skip[0]}..{self.skip[1]}"] if self.skip else []
+        return ", ".join([*parts, *(["reset=moments"] if self.reset else [])])
+
+
+def load_run_dataset(config: ConfigDict) -> Dataset:
+    """The dataset of a config, prepared if it is not yet. BadInput if another process reads other tokens.
+
+    Nothing is written to a `data.cache_dir` that only a stored file names.
+    """
+    known = {field.name: config.data[field.name] for field in fields(DataConfig) if field.name in config.data}
+    is_users = user_code.is_trusted_folder(config.data.cache_dir)
+    data = open_dataset(DataConfig(**known, vocab_size=config.model.vocab_size, cache_is_users=is_users))
+    if data.fingerprint != broadcast_from_first(lambda: data.fingerprint):
+        raise BadInput(
+            f"data.source={config.data.source!r} gives other tokens here than in process 0: use the same files"
+        )
+    return data
+
+
+def train_single(
+    config: ConfigDict,
+    folder: pathlib.Path,
+    progress: loop.Progress = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+    allow: Collection[str] = (),
+    take_over: bool = False,
+    pulse: Pulse | None = None,
+    code: Mapping[str, git.RepoState] | None = None,
+    change: ByHand | None = None,
+) -> dict[str, Any]:
+    """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
+
+    `change` is made where the run goes on, and recorded. `pulse` gets the progress; `code` is the `git.code_state` of
+    the config's file (None: of the current folder).
+    BadInput if another process holds the folder (see `lock.hold_folder` for `take_over`), or if it belongs to another
+    config and `allow` doesn't name the keys that differ. WorkFailed if its last checkpoint is damaged, or a save fails.
+    """
+    compatibility.check_allowed_keys(allow)
+    records.refuse_links(folder)
+    device_memory.reserve_gpu_memory()
+    determinism.set_deterministic_flags(config, folder)
+    reserve_for_moments(config)
+    data = load_run_dataset(config)
+    with contextlib.ExitStack() as held:
+        if warning := broadcast_from_first(lambda: held.enter_context(lock.hold_folder(folder, take_over=take_over))):
+            progress({"warning": warning})
+        config, warnings = continued_config(folder, config, allow)
+        run, start, params = _open(config, data, folder, allow, code, warnings, progress)
+        start = _change_by_hand(run, start, change, progress)
+        outcome = _train_to_end(run, data, start, params, allow, progress, stop, pulse)
+    return {
+        "name": run.name,
+        "status": run.status,
+        "final_step": outcome.final_step,
+        "resumed_from": outcome.resumed_from,
+        "val_loss": run.val_loss,
+        "bpb": run.record.get("bpb"),
+        "by_source": run.by_source,
+        "tokens_per_s": outcome.tokens_per_s,
+        "params_digest": outcome.digests[0],
+        "folder": str(folder),
+    }
+
+
+def _open(
+    config: ConfigDict,
+    data: Dataset,
+    folder: pathlib.Path,
+    allow: Collection[str],
+    code: Mapping[str, git.RepoState] | None,
+    warnings: Sequence[str],
+    progress: loop.Progress,
+) -> tuple[Run, loop.StartStates | None, list[Any] | None]:
+    """Open the run; with it the states that it goes on from, and for a new one the weights that it was given."""
+    # What a new run starts from is loaded before it takes over the folder.
+    new = not lineage.find_last_checkpoint(folder)
+    spec = make_train_spec(config, data.hparams)
+    if new:
+        broadcast_from_first(lambda: refuse_lost_checkpoints(folder, config))
+    trunk = branch.load_trunk(spec, data) if new else None
+    weights = lineage.load_initial_weights(spec) if new and not trunk else None
+    run = open_run(folder.name, folder, spec, data, allow, git=code or git.code_state())
+    for fact in [*run.words, *({"warning": word} for word in warnings)]:
+        progress(fact)
+    for word in warnings:
+        run.event("warning", None, word)
+    start = _resume(run, allow, progress)
+    loop.report_resume(run.name, start, config, progress)
+    start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
+    return run, start, [lineage.start_from_weights(run, weights)] if weights else None
+
+
+def refuse_lost_checkpoints(folder: pathlib.Path, config: ConfigDict) -> None:
+    """BadInput for a run that was saved, is to go on, and has no checkpoint any more (`check_steps_saved`)."""
+    if not has_ended(records.read_record(folder), config):
+        compatibility.check_steps_saved(folder)
+
+
+def _train_to_end(
+    run: Run,
+    data: Dataset,
+    start: loop.StartStates | None,
+    params: list[Any] | None,
+    allow: Collection[str],
+    progress: loop.Progress,
+    stop: Callable[[], bool],
+    pulse: Pulse | None,
+) -> loop.TrainOutcome:
+    """Train until the run ends or stops, and again from an earlier step as often as its guard decides so."""
+    c, rewinds = run.config.checkpoint, run.config.guard.policy == "rewind"
+    if run.status != "running" and start is None:
+        progress({"note": f"{run.name}: its checkpoints are gone; this is what its record says"})
+        return loop.TrainOutcome(run.record["steps"], None, 0.0, [None], False, [])
+    known, logs, warn = {"run": run.facts}, records.saved_log_paths(run.folder), lineage.make_warner([run], progress)
+    keep = (c.keep_last, c.keep_every, known, logs, warn, rewinds)
+    while True:
+        with Checkpoints(run.folder / "checkpoints", *keep) as checkpoints:
+            outcome = loop.train_runs([run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse)
+        call = outcome.calls[0]
+        if call is None or not rewind.decide_rewind(run, call, checkpoints.folder, "run"):
+            return outcome
+        start, params = _resume(run, allow, progress), None
+        progress({"warning": f"{run.name}: {call.why} at step {call.step}; back at step {start and start[0]}"})
+
+
+def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> tuple[ConfigDict, list[str]]:
+    """The config that the run in `folder` continues with, and warnings: more steps don't change its warm-up.
+
+    BadInput if its past had another LR than the new `train.steps` gives, and `allow` doesn't name the key.
+    """
+    last = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder))
+    if last is None:
+        return (config if config.train.branch_from else ledger.count_from_zero(config)), []
+    step, facts = last
+    config, counted = ledger.plan_from_ledger(step, facts, config)
+    warning = "" if counted and config.schedule.warmup_tokens is not None else extend.keep_warmup(facts, config)
+    broadcast_from_first(lambda: compatibility.check_schedule_past(folder, step, facts, config, allow))
+    return config, [f"{folder}: {warning}"] if warning else []
+
+
+def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> loop.StartStates | None:
+    """The states at the run's last checkpoint or its pack's, whichever is further; None: there is none."""
+    rewind.drop_abandoned_steps(run.folder)
+    last = lineage.find_last_checkpoint(run.folder)
+    if last is None:
+        return None
+    checkpoints, name = last
+    start = lineage.restore_runs({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)
+    if start and (decision := rewind.pending_decision(run)):
+        start = start[0], [rewind.follow_decision(run, decision, start[1][0])]
+    return start
+
+
+def _change_by_hand(
+    run: Run, start: loop.StartStates | None, asked: ByHand | None, progress: loop.Progress
+) -> loop.StartStates | None:
+    """`start`, changed as asked; a change that the run has made already is not made again. BadInput without a start."""
+    if asked is None:
+        return start
+    if start is None:
+        raise BadInput(f"{run.folder} has no checkpoint: only a run that goes on can be changed by hand")
+    step, (state,) = start
+    entries = run.facts.get("changes_by_hand", {})
+    for entry in entries.values():
+        if entry["change"] == asked.text():
+            progress({"note": f"{run.name}: {asked.text()} was made at step {entry['step']}; it is not made again"})
+            return start
+    jumps = (rewind.jump_over(state, *asked.skip),) if asked.skip else ()
+    state = rewind.apply_change(state, run.spec, rewind.Change(asked.lr_factor, 1.0, jumps, asked.reset))
+    entry = {"step": step, "change": asked.text()}
+    run.facts["changes_by_hand"] = run.record["changes_by_hand"] = entries | {str(len(entries) + 1): entry}
+    run.event("config_change", step, f"by hand: {asked.text()}")
+    return step, [state]

@@ -1,0 +1,89 @@
+"""The second backward of a step: each layer is updated as soon as its gradient is known, and the gradient is gone.
+
+A block's weights are read by its own forward and backward alone, and by these before they are changed, so every
+gradient is that of the weights before the step.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.ad_checkpoint import checkpoint_name
+
+from scalelab.config import Static
+from scalelab.optim import parts
+from scalelab.optim.parts import sum_squares
+from scalelab.optim.schedules import Hparams
+from scalelab.precision import rounding
+from scalelab.precision.policy import POLICIES
+from scalelab.precision.products import product_precision
+from scalelab.train.step.per_layer import backward
+from scalelab.train.step.per_layer.backward import Kept, keep_layout, read_layer, read_rest
+from scalelab.train.step.state import upcast
+
+
+class Updated(NamedTuple):
+    """Parameters and optimizer state as stored; sums of squares of the moves and of the moved parameters."""
+
+    params: Any
+    opt_state: Any
+    move_squares: jax.Array
+    param_squares: jax.Array
+
+
+def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, params: Any, opt_state: Any) -> Updated:
+    """Update parameters and optimizer state (as stored) by the optimizer's chain, part by part, from the head down.
+
+    `step`: its number, by which weights are rounded where the policy asks for it.
+    """
+    factor = jnp.minimum(1.0, now["clip_norm"] / kept.norm)
+    pieces = backward.make_pieces(static, kept.tokens, kept.z_weight, kept.counted, kept.ends)
+    key = rounding.step_key(now["seed"], step)
+    block_chain = parts.part_chain(parts.one_layer(static), now, now["lr"], ("blocks",), factor)
+
+    def update_rest(state: Updated, grads: Any, last: bool) -> Updated:
+        chain = parts.part_chain(static, now, now["lr"], tuple(grads), factor)
+        old = read_rest(static, state.params, tuple(grads))
+        return _move(static, chain, key, grads, old, state, None, last)
+
+    def update_layer(turn: jax.Array, carry: tuple[jax.Array, Updated]) -> tuple[jax.Array, Updated]:
+        layer, (dy_BSD, state) = static.model.n_layers - 1 - turn, carry
+        old = read_layer(static, state.params, layer)
+        grads, dx_BSD = backward.layer_gradient(pieces, old, keep_layout(kept.inputs_LBSD[layer]), layer, dy_BSD)
+        return dx_BSD, _move(static, block_chain, key, {"blocks": grads}, {"blocks": old}, state, layer)
+
+    with product_precision(POLICIES[static.precision]):
+        zero = jnp.zeros(())
+        state = Updated(params, opt_state, zero, zero)
+        _, grads, dx_BSD = backward.leave_gradient(static, pieces, params, kept.last_BSD)
+        tied = {name: grads.pop(name) for name in backward.entering(params) if name in grads}
+        state = update_rest(state, grads, last=False)
+        dx_BSD, state = jax.lax.fori_loop(0, static.model.n_layers, update_layer, (dx_BSD, state))
+        return update_rest(state, backward.enter_gradient(static, pieces, params, dx_BSD, tied), last=True)
+
+
+def _move(
+    static: Static, chain: optax.GradientTransformationExtraArgs, key: jax.Array, grads: Any, old: Any, state: Updated,
+    layer: Any, last: bool = False,
+) -> Updated:  # fmt: skip
+    """`state` with the parameters `old` (fp32) moved by their part's chain; those of `layer`, if they are stacked."""
+    opt_state = state.opt_state
+    part = parts.read_part(opt_state, jax.eval_shape(chain.init, old), layer)
+    part = upcast(part, POLICIES[static.precision].moments)
+    moves, part = chain.update(checkpoint_name(grads, "gradients"), part, old)
+    new = optax.apply_updates(old, moves)
+    stored = rounding.round_tree(new, key, layer) if POLICIES[static.precision].rounding == "stochastic" else new
+    return Updated(
+        state.params | {name: _write(state.params[name], stored[name], layer) for name in stored},
+        parts.write_part(opt_state, part, layer, last),
+        state.move_squares + sum_squares(moves),
+        state.param_squares + sum_squares(new),
+    )
+
+
+def _write(stored: Any, new: Any, layer: Any) -> Any:
+    """The stored arrays with the new values in their formats; `layer`: in which of the stacked ones, None: whole."""
+    if layer is None:
+        return jax.tree.map(lambda w, x: x.astype(w.dtype), stored, new)
+    return jax.tree.map(lambda w, x: jax.lax.dynamic_update_slice_in_dim(w, x.astype(w.dtype), layer, 0), stored, new)
