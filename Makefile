@@ -55,11 +55,11 @@ test: .venv/dev  ## what CI runs, about 20 minutes on 2 cores: lint, types, all 
 test-slow: .venv/dev  ## the slow tests: more kills, packs and meshes
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
 
-test-crash: .venv/dev  ## a quarter of an hour: kill runs at every moment; writes experiments/results/crash.*
-	SCALELAB_CRASH_RESULT=experiments/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'
+test-crash: .venv/dev  ## a quarter of an hour: kill runs at every moment; writes checks/results/crash.*
+	SCALELAB_CRASH_RESULT=checks/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'
 
-test-stores: .venv/dev  ## a quarter of an hour: runs on object stores with faults, the crash suite on s3://; writes experiments/results/stores.*
-	.venv/bin/python -m experiments.stores
+test-stores: .venv/dev  ## a quarter of an hour: runs on object stores with faults, the crash suite on s3://; writes checks/results/stores.*
+	.venv/bin/python -m checks.hostile.stores
 
 test-slurm: .venv/dev  ## a quarter of an hour: sweeps on a Slurm of one node, which it starts and ends; skipped where Slurm is not installed
 	.venv/bin/python -m pytest -m slurm tests/slurm -rs --durations=0
@@ -67,56 +67,56 @@ test-slurm: .venv/dev  ## a quarter of an hour: sweeps on a Slurm of one node, w
 test-manifest: .venv/dev .venv-manifest/made  ## a minute: manifests against the schemas that SkyPilot and JobSet publish, in .venv-manifest
 	.venv/bin/python -m pytest tests/sweep/executors/test_manifest.py
 
-test-parallel: .venv/base  ## a quarter of an hour: every layout of a mesh against one device; writes experiments/results/
-	.venv/bin/python -m experiments.parallelism
+test-parallel: .venv/base  ## a quarter of an hour: every layout of a mesh against one device; writes checks/results/
+	.venv/bin/python -m checks.numerics.parallelism
 
 confirm: .venv/base  ## a quarter of an hour: the quickstart on fresh seeds and splits; writes experiments/results/
-	.venv/bin/python -m experiments.confirm --workdir=runs/confirm
+	.venv/bin/python -m checks.statistics.confirm --workdir=runs/confirm
 
-coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth, in 200 simulated studies of each design; writes experiments/results/
-	.venv/bin/python -m experiments.coverage
-	.venv/bin/python -m experiments.multiplier
+coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth, in 200 simulated studies of each design; writes checks/results/
+	.venv/bin/python -m checks.statistics.coverage
+	.venv/bin/python -m checks.statistics.multiplier
 
-tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes experiments/results/
-	.venv/bin/python -m experiments.tuning --workdir=runs/tuning
+tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes checks/results/
+	.venv/bin/python -m checks.statistics.tuning --workdir=runs/tuning
 
 curves: .venv/base  ## three minutes: laws of curves fitted on three schedules predict the whole curves of three others; writes experiments/results/
 	.venv/bin/python -m experiments.curves --workdir=runs/curves
 
-test-diagnose: .venv/dev  ## twenty minutes of CPU: 69 planted faults and 30 healthy runs through scalelab diagnose; writes experiments/results/
-	.venv/bin/python -m experiments.diagnose
+test-diagnose: .venv/dev  ## twenty minutes of CPU: 69 planted faults and 30 healthy runs through scalelab diagnose; writes checks/results/
+	.venv/bin/python -m checks.diagnosis.diagnose
 
-test-faults: .venv/dev  ## half an hour: each case of the fault table, from kills to forged files; again: what is missing; writes experiments/results/
-	.venv/bin/python -m experiments.faults --jobs=2
+test-faults: .venv/dev  ## half an hour: each case of the fault table, from kills to forged files; again: what is missing; writes checks/results/
+	.venv/bin/python -m checks.hostile.faults --jobs=2
 
-test-strangers: .venv/dev  ## half an hour: hostile folders, buckets, tables and files x every command that reads one, beside canaries; again: what is missing; writes experiments/results/
-	.venv/bin/python -m experiments.strangers --jobs=2
+test-strangers: .venv/dev  ## half an hour: hostile folders, buckets, tables and files x every command that reads one, beside canaries; again: what is missing; writes checks/results/
+	.venv/bin/python -m checks.hostile.strangers --jobs=2
 
-test-machines: .venv/dev  ## make test under three BLAS kernels and instruction sets: what is left of each tolerance? again: what is missing; writes experiments/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
-	.venv/bin/python -m experiments.machines $(MACHINES)
+test-machines: .venv/dev  ## make test under three BLAS kernels and instruction sets: what is left of each tolerance? again: what is missing; writes checks/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
+	.venv/bin/python -m checks.platforms.machines $(MACHINES)
 
 # The newest versions of some packages want Python 3.12: one of these, else the python3 that there is.
 newest_python = $(shell for each in python3.12 python3.13 python3 $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python); do \
 	$$each -c 'import sys; sys.exit(not (3, 12) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$each && break; done)
 
 test-latest: python = $(or $(PYTHON),$(newest_python),python3)
-test-latest:  ## ten minutes: the newest jax and companions that pyproject.toml allows, in .venv-latest: trainings, every layout, refusals; writes experiments/results/latest.*
+test-latest:  ## ten minutes: the newest jax and companions that pyproject.toml allows, in .venv-latest: trainings, every layout, refusals; writes checks/results/latest.*
 	@echo "installing the newest versions that pyproject.toml allows into .venv-latest ($(python))"
 	@$(call make_venv,.venv-latest)
 	@$(call install,.venv-latest,-e . pytest pytest-xdist hypothesis)
-	.venv-latest/bin/python -m experiments.latest
+	.venv-latest/bin/python -m checks.platforms.latest
 
 test-wandb: .venv-wandb/made  ## half a minute: one W&B run a trial, packed, killed, resumed, without a key, by the real library offline, in .venv-wandb
 	.venv-wandb/bin/python -m pytest tests/train/run/test_wandb_run.py
 
-test-oracles: .venv-oracles/made  ## every optimizer against other implementations, in .venv-oracles with torch (CPU); writes experiments/results/oracles.*
-	.venv-oracles/bin/python -m experiments.oracles
+test-oracles: .venv-oracles/made  ## every optimizer against other implementations, in .venv-oracles with torch (CPU); writes checks/results/oracles.*
+	.venv-oracles/bin/python -m checks.numerics.oracles
 
 # With PYTHON=… that has jax, nothing is installed: what it lacks comes from the wheels in .wheels (`make wheels`).
 gpu_python := $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),.venv/bin/python)
 wheels = $(subst $() ,:,$(strip $(wildcard .wheels/*.whl)))
-gpu: $(if $(filter .venv/%,$(gpu_python)),.venv/dev)  ## what to measure first on one GPU; again: what is missing; writes experiments/results/  [GPU_SECONDS=540] [PYTHON=python3: that jax, no installation] [GPU=--only=…]
-	PYTHONPATH="$(wheels)$${PYTHONPATH:+:$$PYTHONPATH}" $(gpu_python) -m experiments.gpu --seconds=$(or $(GPU_SECONDS),540) $(GPU)
+gpu: $(if $(filter .venv/%,$(gpu_python)),.venv/dev)  ## what to measure first on one GPU; again: what is missing; writes checks/results/  [GPU_SECONDS=540] [PYTHON=python3: that jax, no installation] [GPU=--only=…]
+	PYTHONPATH="$(wheels)$${PYTHONPATH:+:$$PYTHONPATH}" $(gpu_python) -m checks.gpu --seconds=$(or $(GPU_SECONDS),540) $(GPU)
 
 wheels:  ## for machines without a network whose own Python has jax: what it lacks, in .wheels (80 kB)
 	$(python) -m pip download -q --no-deps --only-binary=:all: -d .wheels ml-collections==$(shell sed -n 's/^ml-collections==\([0-9.]*\).*/\1/p' requirements.txt)
@@ -127,7 +127,7 @@ docs: .venv/base  ## the documentation as a site that needs no network: site/ind
 	.venv/bin/python -m docs.site
 
 bench: .venv/base  ## measure the table of speed ratios on this machine
-	.venv/bin/python -m experiments.benchmarks
+	.venv/bin/python -m checks.speed.benchmarks
 
 clean:  ## remove environments and caches, but not runs/
 	rm -rf .venv .venv-latest .venv-manifest .venv-oracles .venv-wandb site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

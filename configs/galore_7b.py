@@ -5,7 +5,7 @@
 The paper claims pre-training of 7 G parameters on an RTX 4090. The authors' scripts/single_gpu/llama_7b.sh says
 22.72 G, with 256 tokens a sequence (their default) and nothing recomputed. Here a sequence has 2,048 tokens, every
 block is computed twice more, and weights are rounded stochastically, not to nearest. Sizes are those of their
-configs/llama_7b.json, the optimizer's values those of that script. experiments/results/memory.md has its memory as
+configs/llama_7b.json, the optimizer's values those of that script. checks/results/memory.md has its memory as
 planned and as compiled. Not run by us.
 """
 

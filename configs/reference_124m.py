@@ -1,7 +1,7 @@
 """The reference run: GPT-2 small's shape on the source text of the packages that scalelab needs, byte by byte.
 
     scalelab train --config=configs/reference_124m.py --workdir=runs/reference
-    python -m experiments.gpu --only=reference-run,reference-grid
+    python -m checks.gpu --only=reference-run,reference-grid
 
 Its text needs no network: Python files that are installed wherever scalelab runs. They differ with their versions, so
 two runs are comparable where their records have the same data fingerprint.

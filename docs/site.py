@@ -21,6 +21,7 @@ PAGES = (
     "docs/course/*.md",
     "scalelab/laws/*.md",
     "experiments/results/*.md",
+    "checks/results/*.md",
 )
 ORDER = ("README", "docs/tutorial", "docs/howto", "docs/faq", "docs/glossary", "docs/python", "docs/index")
 LINK = re.compile(r"\]\(([^)#:]+)[)#]")

@@ -29,9 +29,9 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.configs import tiny
 from scalelab.data.batches.batches import train_batches
-from scalelab.experiments.benchmarks.timing import time_interleaved
 from scalelab.experiments.precision_page import format_page
 from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
+from scalelab.experiments.timing import time_interleaved
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.precision import exponent_histograms
 from scalelab.precision.policy import POLICIES

@@ -48,7 +48,7 @@ COMMANDS = {
     "isoflop": "train small models, fit a law, predict a larger run, train it, score the prediction",
     "ablate": "decide whether a change holds at scale: both sides tuned alike, a verdict with an interval",
     "tune": "find good values for a config: rounds of trials, fresh seeds, a config that trains the best",
-    "study": "run any study of scalelab: optimizers, muP transfer, precision, coverage, …",
+    "study": "run any study of scalelab: optimizers, muP transfer, precision, grokking, …",
     "reproduce": "compute published scaling laws again from their authors' own tables",
     "report": "write one HTML page of a run, a sweep or a study",
     "completion": "print a script that completes commands, options and config keys in your shell",

@@ -4,7 +4,7 @@ Files and entries a folder, one-word public functions, circles of files, imports
 lengths of functions, words of the README, and how often `config` crosses from room to room on its way through `scalelab
 train`. Any checkout can be measured, older ones too. The committed table is written by
 
-    python -m tests.house --before=OLD_CHECKOUT --out=experiments/results/house
+    python -m tests.house --before=OLD_CHECKOUT --out=checks/results/house
 """
 
 import argparse
@@ -21,13 +21,13 @@ from tests import config_walk
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROOMS_ASIDE = ("commands", "optim", "recipes")  # one file a member: their length is that of a list
-CODE = ("scalelab", "configs", "experiments")
+CODE = ("scalelab", "configs", "experiments", "checks")
 COLUMNS = 120
 PAGE = """# The house in numbers
 
-Written by `python -m tests.house --before=OLD_CHECKOUT --out=experiments/results/house`: `scalelab`, `configs` and
-`experiments`, with `tests` where the row says so. Rooms that are lists by design (`commands`, `optim`) are left out of
-the two rows of entries.
+Written by `python -m tests.house --before=OLD_CHECKOUT --out=checks/results/house`: `scalelab`, `configs`,
+`experiments` and `checks`, with `tests` where the row says so. Rooms that are lists by design (`commands`, `optim`) are
+left out of the two rows of entries.
 """
 
 

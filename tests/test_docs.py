@@ -75,7 +75,7 @@ def test_the_readme_is_short():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_and_make_targets_that_a_page_names_exist(page):
     text = page.read_text()
-    named = re.findall(r"`((?:scalelab|configs|experiments|tests|docs|\.github|\.ci)/[\w./*-]*)`", text)
+    named = re.findall(r"`((?:scalelab|configs|experiments|checks|tests|docs|\.github|\.ci)/[\w./*-]*)`", text)
     assert [name for name in named if not [*ROOT.glob(name.rstrip("/"))]] == []
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)) <= targets
@@ -115,7 +115,7 @@ def commands(page):
     """
     text = re.sub(r"^```diff.*?^    scalelab[^\n]*$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     text = text.replace("\\\n", " ")
-    for line in re.findall(r"^    +((?:scalelab |python -m experiments\.).*)$", text, re.MULTILINE):
+    for line in re.findall(r"^    +((?:scalelab |python -m (?:experiments|checks)\.).*)$", text, re.MULTILINE):
         yield shlex.split(line.replace("…", ""), comments=True)
 
 

@@ -244,7 +244,7 @@ def test_ctrl_c_and_a_failure_end_in_one_line(capsys):
 STUDIES = {name: study_module(path) for name, path in list_studies().items()}
 
 
-@pytest.mark.parametrize("name", sorted({*STUDIES} - {"oracles"}))  # which needs torch
+@pytest.mark.parametrize("name", sorted(STUDIES))
 def test_a_study_takes_mistakes_as_commands_do(name, capsys):
     folder = list_studies()[name].name == "__main__.py"
     study = importlib.import_module(STUDIES[name] + (".__main__" if folder else ""))

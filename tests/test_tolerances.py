@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from scalelab.experiments import machine_runs
-from scalelab.experiments.machines import is_rounding, main, measured_rooms, parse_runs, room_used, summarize_folders
+from checks.platforms import machine_runs
+from checks.platforms.machines import is_rounding, main, measured_rooms, parse_runs, room_used, summarize_folders
 
 SEEN = """
 import math
@@ -175,6 +175,6 @@ def test_other_tests_than_before_are_begun_anew(tree):
 
 
 def test_an_argument_is_of_a_test_that_exists():
-    for name in json.loads((machine_runs.ROOT / "experiments" / "tolerances.json").read_text()):
+    for name in json.loads((machine_runs.ROOT / machine_runs.ARGUMENTS).read_text()):
         file, _, function = name.partition("::")
         assert f"\ndef {function}(" in (machine_runs.ROOT / file).read_text(), name

@@ -5,7 +5,7 @@
 Each process appends a line a test to FOLDER/PID.jsonl, as soon as the test has ended: {"test", "ended" (time),
 "outcome", "seconds", "floats" (whether it compared any floating-point numbers, equality included), "comparisons"}. A
 comparison is {"line" (file:number), "kind", "printed", "used" = seen / allowed, "allowed", "size" (of the expected
-value)}, the largest share of its line. Tests that FOLDER/skip.json lists are not run. `experiments.machines` reads it.
+value)}, the largest share of its line. Tests that FOLDER/skip.json lists are not run. checks/platforms reads it.
 
 Seen are numpy.testing's assert_allclose and assert_array_less, numpy.allclose, math.isclose, pytest.approx, and asserts
 of the form number < number. Where the assert gives its bound some slack, as in `a <= b * (1 + 1e-9)`, the tolerance is

@@ -11,7 +11,7 @@ GAP = re.compile(r"^(\s*\S.*?\s{2,})\S")  # the first column of a row, with the 
 def split_example(doc: str) -> tuple[str, str]:
     """(the text, the example): the last paragraph that is an indented command, for the end of the help; or ""."""
     paragraphs = doc.strip("\n").split("\n\n")
-    places = [i for i, paragraph in enumerate(paragraphs) if paragraph.startswith("    scalelab ")]
+    places = [i for i, paragraph in enumerate(paragraphs) if paragraph.startswith(("    scalelab ", "    python -m "))]
     example = paragraphs.pop(places[-1]) if places else ""
     return "\n\n".join(paragraphs), example
 

@@ -4,6 +4,7 @@ scalelab study NAME [options]   run one; `scalelab study NAME --help` lists its 
 A study trains or computes many things to answer one question, e.g. `isoflop` (the quickstart) or `mup_transfer`. This
 is `python -m scalelab.experiments.NAME`, from any folder; `scalelab isoflop` is `scalelab study isoflop`. Studies of
 one phenomenon of training come first, with their CPU seconds and their finding on the machine that their result names.
+What verifies scalelab itself is in `checks/` of a checkout (`python -m checks.NAME`).
 
 Exit code: that of the study; 2 bad input.
 

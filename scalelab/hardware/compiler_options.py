@@ -1,7 +1,7 @@
 """What XLA is told: of a step on several devices, so that what it sends goes on beside computation; of a first state.
 
 On TPUs its own choice is to wait for every collective. With these options an 8B under FSDP on 8 v5p gathers and adds
-up all of its blocks beside computation (`python -m experiments.programs`).
+up all of its blocks beside computation (`python -m checks.compilers.programs`).
 
 A GPU's compiler does most of it unasked within a node. Between nodes it awaits a layer's gradients at the end of that
 layer, and sends one thing at a time, so that two networks (NVLink, and what joins nodes) wait for each other. With

@@ -172,7 +172,7 @@ def layers_at_once(shape: ModelShape) -> int:
     """Number of blocks unrolled per turn of the scan: all of them on CPU while they are few, one elsewhere.
 
     The arithmetic is the same. XLA:CPU passes over the stacked parameters once per turn of a loop, which costs a fifth
-    of a step (experiments/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
+    of a step (checks/speed/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
     """
     return shape.n_layers if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
 

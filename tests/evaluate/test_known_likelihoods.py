@@ -11,7 +11,7 @@ import pytest
 
 from scalelab.data.sources.language import transition_matrix
 from scalelab.evaluate import choices, tasks
-from scalelab.experiments import tasks as made
+from scalelab.experiments.tasks import make as made
 from scalelab.model.transformer import parameter_declarations
 from tests.evaluate.runs import loaded
 

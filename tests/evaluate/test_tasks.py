@@ -6,7 +6,7 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.evaluate import tasks
-from scalelab.experiments import tasks as made
+from scalelab.experiments.tasks import make as made
 
 GOOD = {"context": "a = (", "choices": [")", "]"], "answer": 0}
 

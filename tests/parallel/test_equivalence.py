@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scalelab.experiments.parallelism import rows as parallelism
+from scalelab.experiments.studies.fsdp import rows as parallelism
 
 # Three axes at once; `make test-slow` takes more schedules, `make test-parallel` all 25 layouts, and two models each.
 PARTS = [
@@ -20,7 +20,7 @@ PARTS = [
 @pytest.mark.parametrize("names", PARTS)
 def test_loss_gradients_and_bytes_of_each_layout(names, tmp_path):
     path = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "experiments.parallelism", "--quick", f"--only={names}", f"--json={path}"]
+    command = [sys.executable, "-m", "checks.numerics.parallelism", "--quick", f"--only={names}", f"--json={path}"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert path.exists(), done.stderr[-2000:]
     result = json.loads(path.read_text())

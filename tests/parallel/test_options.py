@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scalelab.experiments.parallelism.rows import LAYOUTS, MODEL_OPTIONS
+from scalelab.experiments.studies.fsdp.rows import LAYOUTS, MODEL_OPTIONS
 
 # Every option under tensor and fsdp, most under the others; half a minute each.
 MOST = "norms after,window,no positions,short sequences,distances"
@@ -23,7 +23,7 @@ CASES = [
 @pytest.mark.parametrize(("layout", "options"), CASES)
 def test_options_have_the_loss_and_the_gradients_of_one_device(layout, options, tmp_path):
     path = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "experiments.parallelism", f"--only={layout}", f"--options={options}"]
+    command = [sys.executable, "-m", "checks.numerics.parallelism", f"--only={layout}", f"--options={options}"]
     done = subprocess.run([*command, f"--json={path}"], capture_output=True, text=True)
     assert path.exists(), done.stderr[-2000:]
     rows = json.loads(path.read_text())["rows"]

@@ -18,7 +18,7 @@ sharding.target_platform = lambda: "tpu"
 GRADIENTS = (
     AS_ON_A_TPU
     + """
-from scalelab.experiments.parallelism import rows
+from scalelab.experiments.studies.fsdp import rows
 for name in sys.argv[2].split(","):
     variant = {"model.tied_head": False, "train.accumulate": 2}
     row = rows.compare_layout(name, rows.LAYOUTS[name], variant, sys.argv[1], costly=False)
@@ -72,7 +72,7 @@ FEW, MORE = "fsdp+tensor+sequence", "fsdp,hsdp,fsdp+tensor,context+fsdp+tensor+s
     ],
 )
 def test_loss_and_gradients_are_those_of_one_device(precision, layouts, most):
-    """Within the tolerances of experiments/parallelism."""
+    """Within the tolerances of checks/numerics/parallelism."""
     for loss, gradients in lines(GRADIENTS, precision, layouts):
         assert loss <= most[0] and gradients <= most[1]
 

@@ -16,7 +16,7 @@ PROGRAM = """
 import functools, json, sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from scalelab.experiments.parallelism.rows import loss_and_gradients, worst_leaf
+from scalelab.experiments.studies.fsdp.rows import loss_and_gradients, worst_leaf
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel.pipeline import reorder_layers
 from scalelab.sharding import BATCH_AXES

@@ -31,7 +31,7 @@ PROGRAM = """
 import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from scalelab.experiments.parallelism.rows import worst_leaf
+from scalelab.experiments.studies.fsdp.rows import worst_leaf
 from scalelab.sharding import BATCH_AXES
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.policy import POLICIES

@@ -41,14 +41,14 @@ def server(request, running, monkeypatch, record_property):
         monkeypatch.setattr(module, name, value)
     yield front
     front.heal()
-    record_property("requests", front.faults.requests)  # for experiments/stores.py
+    record_property("requests", front.faults.requests)  # for checks/hostile/stores.py
     record_property("struck", front.faults.struck)
     lease.HELD.clear()
 
 
 @pytest.fixture
 def note_line(record_property):
-    """Note a line that a user reads, for experiments/stores.py; this machine's folders are left out."""
+    """Note a line that a user reads, for checks/hostile/stores.py; this machine's folders are left out."""
     return lambda line: record_property("line", re.sub(r"/\S*/stores/", "~/.cache/scalelab/stores/", line))
 
 

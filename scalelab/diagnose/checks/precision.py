@@ -10,7 +10,7 @@ HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative: a smaller cha
 SCALE_FALL = 2.0**10  # first loss scale / lowest
 SKIPPED = 0.05  # share of steps skipped: loss scaling by itself skips 1 of 2,000 (Micikevicius et al. 2018)
 ZEROS = 0.2  # share of gradients that are zero after the cast (stability.md 4)
-LOST = 0.05  # share of a gradient lost to the cast; fp16 with a loss scale: see experiments/diagnose, 0.003
+LOST = 0.05  # share of a gradient lost to the cast; fp16 with a loss scale: see checks/diagnosis/diagnose, 0.003
 
 
 def check_state_formats(evidence: Evidence) -> Findings:

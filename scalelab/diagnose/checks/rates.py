@@ -6,7 +6,7 @@ from scalelab.diagnose.evidence import Evidence, Series, update_ratio
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
 from scalelab.errors import BadInput, quote_path
 
-# Update norm over parameter norm. 0.1: stability.md 2.7. Healthy runs of experiments/diagnose stay below 0.03.
+# Update norm over parameter norm. 0.1: stability.md 2.7. Healthy runs of checks/diagnosis/diagnose stay below 0.03.
 HIGH_RATIO = 0.1
 HIGH_LINES = 8  # lines above it (stability.md 2.7); fewer at the start of a run are a missing warm-up
 CALM_RATIO = 0.05

@@ -9,8 +9,8 @@ from scalelab.parallel.ticks import predicted_bubble
 
 LEAST_STEPS = 50  # of a process: in fewer the first steps decide
 LEAST_S = 5.0  # seconds of training: shares of less are those of starting up
-# Shares of the time after compilation. Healthy runs of experiments/diagnose: data 0.15, save 0.25, eval 0.1, dispatch
-# 0.1 at most, though their steps take 5 ms each.
+# Shares of the time after compilation. Healthy runs of checks/diagnosis/diagnose: data 0.15, save 0.25, eval 0.1,
+# dispatch 0.1 at most, though their steps take 5 ms each.
 SHARES = {"data": 0.5, "save": 0.5, "eval": 0.5, "dispatch": 0.4}
 PARTS = (*SHARES, "device")
 LONG_DISPATCH_S = 0.2  # a dispatch that takes as long traces or compiles; sending one takes 1 to 10 ms

@@ -1,7 +1,7 @@
 """The chance that a run diverges before its end, from the signals that announce it.
 
 Its log odds are a sum: an intercept, and a weight for each sign that is seen. The weights are those of a logistic
-regression on the 88 choosing runs of `experiments.danger`; `experiments/results/danger.md` scores them on 88 others.
+regression on the 88 choosing runs of `checks.diagnosis.danger`; `checks/results/danger.md` scores them on 88 others.
 The signs' thresholds are those of the guard (OLMo-core's and PaLM's among them).
 """
 

@@ -20,7 +20,7 @@ WINDOW = (
 )
 LAST_SHARE = 0.1  # of a run: the part whose mean is its final training loss
 # Siblings lie on a law fitted to them, a new run off it: what widens the interval to 90 % of left-out runs of the
-# quickstart on seed 0 (experiments/watch.py).
+# quickstart on seed 0 (checks/diagnosis/watch.py).
 INFLATION = 1.15
 # Standard deviation of ln loss for each factor of e in size or length beyond all siblings. In a grid that is run from
 # small to large, whose poor trials were stopped, forecasts of larger runs were off by 0.05 to 0.09 a factor on seed 0.

@@ -24,7 +24,7 @@ from scalelab.laws.use.decision import Decision
 
 INTERVAL_LEVEL = 0.9
 CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
-# BCa: in simulated studies its 90 % cover 87 to 95 %, plain percentiles 93 to 97 % (experiments/results/coverage.md).
+# BCa: in simulated studies its 90 % cover 87 to 95 %, plain percentiles 93 to 97 % (checks/results/coverage.md).
 INTERVAL_METHOD = (
     "BCa of refits to resampled runs (a, b: percentiles); for one new run, percentiles times the residuals of "
     "left-out runs"

@@ -3,7 +3,7 @@
 The larger rows are left out again and again, the law is fitted to the smaller ones, and its errors on the larger ones
 are divided by how far beyond the fitted rows they lie. The worst of these rates, times the distance of a new run, is
 added to the new run's interval, as independent errors add. The rule was chosen among thirty by how many larger runs the
-intervals hold on 28 public tables (experiments/results/holdouts.md). Legend: P points.
+intervals hold on 28 public tables (checks/results/holdouts.md). Legend: P points.
 """
 
 import dataclasses

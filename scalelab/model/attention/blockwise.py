@@ -26,7 +26,7 @@ from scalelab.model.attention.relative import (
 from scalelab.precision.products import fp32_einsum
 from scalelab.sharding import target_platform, vary_like
 
-CPU_BLOCK = 128  # queries and keys at once; fastest of 128 to 1024 for 512 to 4k tokens (experiments/attention.py)
+CPU_BLOCK = 128  # queries and keys at once; fastest of 128 to 1024 for 512 to 4k tokens (checks/speed/attention.py)
 DEFAULT_BLOCK = 512  # elsewhere: not measured
 ENTROPY_STRIDE = 8  # of all queries the entropy would cost a fifth of a small model's step
 MIN_EXPONENT = -104.0  # exp of less is zero in fp32

@@ -37,7 +37,7 @@ from scalelab.sharding import (
     vary_like,
 )
 
-# Tokens from which blockwise is faster than plain (1.7 times there) and takes less memory (experiments/attention.py).
+# Tokens from which blockwise is faster than plain (1.7 times there) and takes less memory (checks/speed/attention.py).
 CPU_LONG_SEQUENCE = 512
 LONG_SEQUENCE = 2048  # elsewhere, chosen for memory only: speed was not measured
 CHUNKED = "plain in chunks of queries"  # what `plain` is where a CPU's program chooses it
@@ -66,7 +66,7 @@ def choose_kernel(shape: ModelShape, compute: jnp.dtype, masked: bool = False, t
 
     `cudnn`: NVIDIA's flash attention, 16-bit only. `splash`: Pallas' for TPUs. `blockwise`: ours, anywhere, memory
     linear in the sequence. `xla` (jax's) and `plain` (ours) hold all logits at once; on CPU jax's layout costs a tenth
-    of the whole step (experiments/benchmarks). `masked`: documents are; before Hopper cudnn then holds a mask of
+    of the whole step (checks/speed/benchmarks). `masked`: documents are; before Hopper cudnn then holds a mask of
     S x S. Where devices share a sequence the kernel computes the parts of a ring.
     """
     target = target or traced_target()

@@ -213,7 +213,7 @@ def _dot(
     if has_explicit_mesh():  # in fp32: where the contraction is split, the devices' parts are added after it
         return _dot_general(a, b, tuple(range(*of_a)), tuple(range(*of_b)), form, out)
     # As one product of two matrices: with more axes, XLA:CPU contracts two of them on a strided copy for the weight's
-    # gradient, and a whole step takes 1.5 times as long (experiments/benchmarks).
+    # gradient, and a whole step takes 1.5 times as long (checks/speed/benchmarks).
     y = _matmul(a.reshape(-1, math.prod(a.shape[of_a[0] :])), b.reshape(math.prod(b.shape[: of_b[1]]), -1), form)
     return y.reshape(*a.shape[: of_a[0]], *b.shape[of_b[1] :])
 

@@ -3,7 +3,7 @@
 Between steps it holds parameters, optimizer state and averages; the optimizer counts itself, by `eval_shape` of its
 real state. At the height of a backward it also holds gradients and what the forward saved. `logits` and `temporary` are
 estimates, the rest is exact in the program's own terms; XLA may share or drop some of it. How far the total is off the
-peaks of steps compiled for TPUs and H100s stands in experiments/results/compiled.md.
+peaks of steps compiled for TPUs and H100s stands in checks/results/compiled.md.
 """
 
 import dataclasses
@@ -220,11 +220,11 @@ def _logits_bytes(static: Static, backend: str) -> int:
 def _temporary_bytes(static: Static, backend: str) -> int:
     """An estimate of what comes and goes beside the rest: at the height of a block's backward, or of the head.
 
-    After what compilers were seen to do (experiments/compiled.py). A block's backward holds what the block keeps once
-    more, and one weight at a time: as it is multiplied, and its gradient before that is scattered. What the forward
-    left outside the blocks is gone or not yet computed by then. The head holds itself gathered, in fp32 and as it is
-    multiplied. In a pipeline a chunk's inputs are taken out of their slot, and the gradients of its blocks are stacked
-    before they are added to the others. Logits were never seen beside the largest of these. Weights that ZeRO 1
+    After what compilers were seen to do (checks/compilers/compiled.py). A block's backward holds what the block keeps
+    once more, and one weight at a time: as it is multiplied, and its gradient before that is scattered. What the
+    forward left outside the blocks is gone or not yet computed by then. The head holds itself gathered, in fp32 and as
+    it is multiplied. In a pipeline a chunk's inputs are taken out of their slot, and the gradients of its blocks are
+    stacked before they are added to the others. Logits were never seen beside the largest of these. Weights that ZeRO 1
     and 2 gathered for the step are counted as `copies`.
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]

@@ -34,7 +34,7 @@ class Efficiency:
 
 
 # Of the datasheet's FLOP/s and bandwidths. On GPUs `matmul` is what makes the median error of Narayanan et al. 2021,
-# table 1, and Korthikanti et al. 2022, table 5, vanish (experiments/step_times, A100); every other published time on
+# table 1, and Korthikanti et al. 2022, table 5, vanish (checks/speed/step_times, A100); every other published time on
 # one is held out from it. Its low end lets MT-NLG 530B in (126 TFLOP/s an A100, Smith et al. 2022).
 BEST = "at best 80 to 85 % of a GPU's peak, 95 % of a TPU's (Scaling Book, part 1)"
 ON_GPU = (
@@ -42,7 +42,7 @@ ON_GPU = (
     "on "
     f"A100; {BEST}"
 )
-ON_TPU = f"matmul: by chip, from published step times of MaxText (python -m experiments.step_times --data=DIR); {BEST}"
+ON_TPU = f"matmul: by chip, from published step times of MaxText (python -m checks.speed.step_times --data=DIR); {BEST}"
 SOURCES = (
     "attention: FlashAttention-2 reaches 50 to 73 % of an A100's peak forward and less backward (Dao 2023), "
     "FlashAttention-3 up to 75 % of an H100's (Shah et al. 2024)",
@@ -61,7 +61,7 @@ TPU_EFFICIENCY = Efficiency(
     Range(0.45, 0.6, 0.95), ATTENTION, HBM, Range(0.75, 0.9, 0.98), Range(0.6, 0.85, 1.0), (ON_TPU, *SOURCES)
 )
 # A TPU's expected share in large products, from published step times of MaxText; solved again from one to three rows a
-# chip (experiments.step_times --data): .73, .83, .89, .60, .74. A TPU that isn't here has the GPUs' share.
+# chip (checks.speed.step_times --data): .73, .83, .89, .60, .74. A TPU that isn't here has the GPUs' share.
 MATMUL_BY_CHIP = {"TPU v4": 0.72, "TPU v5e": 0.83, "TPU v5p": 0.89, "TPU v6e": 0.60, "TPU v7": 0.72}
 LOWER_END_MARGIN = 0.15  # how far below it a TPU's programs fall, as a GPU's do
 UNKNOWN_RANGE = Range(0.3, 0.6, 0.9)

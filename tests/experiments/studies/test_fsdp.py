@@ -7,8 +7,8 @@ import sys
 import jax
 import pytest
 
-from scalelab.experiments.parallelism import rows
-from scalelab.experiments.studies import fsdp
+from scalelab.experiments.studies.fsdp import __main__ as fsdp
+from scalelab.experiments.studies.fsdp import rows
 from scalelab.parallel import rules
 from tests.train.runs import ROOT
 

@@ -20,7 +20,7 @@ from scalelab.laws.published.verdict import (
 from tests.laws.examples import published
 from tests.tables import TABLES, table_path
 
-COMMITTED = pathlib.Path(__file__).parents[3] / "experiments" / "results" / "reproduce.json"
+COMMITTED = pathlib.Path(__file__).parents[3] / "checks" / "results" / "reproduce.json"
 
 
 def reproduced(paper: str) -> PaperReport:

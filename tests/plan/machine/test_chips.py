@@ -5,9 +5,9 @@ import dataclasses
 
 import pytest
 
+from checks.speed.step_times import tables
+from checks.speed.step_times.rows import build_static
 from scalelab.config import Layout
-from scalelab.experiments.step_times import tables
-from scalelab.experiments.step_times.rows import build_static
 from scalelab.hardware.chips import compute_capability
 from scalelab.model import count
 from scalelab.plan.compiled.absent_devices import GPUS

@@ -1,6 +1,6 @@
 """The whole plan against XLA's own: the real step compiled ahead of time for TPUs and GPUs that aren't here.
 
-Compiled by experiments/compiled.py (jax 0.10.2; libtpu 0.0.42 at its least effort; the CUDA 12 plugin without
+Compiled by checks/compilers/compiled.py (jax 0.10.2; libtpu 0.0.42 at its least effort; the CUDA 12 plugin without
 autotuning, which on 2026-11-26 took blockwise attention in place of cudnn). Where the extras are there,
 `tests/plan/machine/test_compile.py` compiles anew.
 """
@@ -9,8 +9,8 @@ import json
 
 import pytest
 
+from checks.compilers import compiled
 from scalelab.config import Layout
-from scalelab.experiments import compiled
 from scalelab.plan.compiled.compile import ARGUMENTS
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory.memory import step_memory

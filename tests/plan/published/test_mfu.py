@@ -2,7 +2,7 @@
 
 import pytest
 
-from scalelab.experiments.step_times.rows import build_static
+from checks.speed.step_times.rows import build_static
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import megatron

@@ -8,8 +8,8 @@ import dataclasses
 
 import pytest
 
+from checks.speed.step_times.rows import build_static
 from scalelab.config import Layout
-from scalelab.experiments.step_times.rows import build_static
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.published import roofline

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from checks.speed.step_times.rows import build_static
 from scalelab.__main__ import main
 from scalelab.config import Layout
-from scalelab.experiments.step_times.rows import build_static
 from scalelab.model import count, transformer
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import saved_activations

@@ -10,12 +10,12 @@ import statistics
 import numpy as np
 import pytest
 
+from checks.speed.step_times import rows as published
+from checks.speed.step_times.rows import build_static
 from scalelab import config as config_lib
 from scalelab.config import Layout, batch_ramp
 from scalelab.errors import BadInput
-from scalelab.experiments.parallelism import rows as parallelism
-from scalelab.experiments.step_times import rows as published
-from scalelab.experiments.step_times.rows import build_static
+from scalelab.experiments.studies.fsdp import rows as parallelism
 from scalelab.model import count
 from scalelab.parallel.ticks import count_ticks
 from scalelab.plan.machine.machine import load_machine
@@ -30,7 +30,7 @@ from scalelab.plan.step.time import idle_share, peak_of_unit, step_time
 from scalelab.plan.step.traffic import step_transfers
 
 ROWS = published.CALIBRATED_ROWS | published.HELD_OUT_ROWS
-COMPILED = pathlib.Path(__file__).parents[3] / "experiments/results/parallelism.json"
+COMPILED = pathlib.Path(__file__).parents[3] / "checks/results/parallelism.json"
 
 
 def small(**changes):
@@ -128,7 +128,7 @@ def compiled_rows():
 
 @pytest.mark.parametrize("axis", ["context", "tensor", "data", "stage", "fsdp"])
 def test_bytes_moved_are_those_of_the_compiled_step(axis):
-    """experiments/results/parallelism.json: what XLA's text of the real step moves, eight CPU devices, fp32, 23
+    """checks/results/parallelism.json: what XLA's text of the real step moves, eight CPU devices, fp32, 23
     layouts.
 
     XLA:CPU says all-reduce where theory has reduce-scatter, of the same array; with branches its text counts both.

@@ -103,7 +103,7 @@ def test_the_other_studies_that_train_tell_their_runs():
     assert (
         len(runs) == 2 * (9 + 6 + 3 * (2 + 3)) and len(trials.group_into_packs(runs)) == 2
     )  # scan, tuning, three points on seeds
-    five = load_planned_study(ROOT / "experiments" / "confirm.py", ["--quick"]).runs
+    five = load_planned_study(ROOT / "checks/statistics/confirm.py", ["--quick"]).runs
     assert len(five) == 5 * (26 + 4 + 1) and len({config.data.split_seed for config in five.values()}) == 3
 
 

@@ -41,7 +41,7 @@ def test_the_best_is_found_within_its_interval():
         costs.append(loss_at(located.point) / 3 - 1)
         left += any("high edge" in note for note in arm.notes)
     shares = np.mean(held, axis=0)
-    assert shares.min() >= 0.9, shares  # nominal 90 %, and 91 to 98 % in experiments/results/tuning.md
+    assert shares.min() >= 0.9, shares  # nominal 90 %, and 91 to 98 % in checks/results/tuning.md
     assert np.mean(costs) < 5e-4 and left == 60  # a sixth of one run's noise; the range ended below the best
 
 

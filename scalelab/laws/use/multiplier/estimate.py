@@ -19,7 +19,7 @@ from scalelab.laws.use.multiplier.sides import Pair, read_pairs
 DRAWS = 2000
 LEAST_SLOPE_SHARE = 0.95  # of draws in which the baseline's loss must fall with compute
 # s.d. of the bend of log m over log C, over its slope. A multiplier that falls to 1 as c C^-k bends by k; exponents of
-# losses are 0.05 to 0.3. Chosen by the coverage of simulated studies (experiments/results/multiplier.md).
+# losses are 0.05 to 0.3. Chosen by the coverage of simulated studies (checks/results/multiplier.md).
 BEND = 0.15
 OTHER_E = (0.8, 0.9, 1.1)  # factors on a given E, to show what giving it does
 FIXABLE = ("E", "alpha")

@@ -1,0 +1,1 @@
+"""Whether `scalelab diagnose` names planted faults, and `scalelab watch` forecasts what then happens."""

@@ -1,0 +1,1 @@
+"""Optimizers and layouts of devices against other implementations, and against one device."""

@@ -1,0 +1,1 @@
+"""The tests under other processors, and the newest versions of the packages."""

@@ -1,0 +1,1 @@
+"""Speed and memory, measured here or beside published times."""

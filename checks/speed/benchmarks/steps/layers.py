@@ -1,0 +1,68 @@
+"""Cost of log.layers_every: ten steps in one dispatch, of which one or all measure their layers, over ten that don't.
+
+    python -m checks.speed.benchmarks.steps.layers [tiny|256] [ROUNDS]
+
+Prints one JSON line a model. All variants take turns in each round; ratios are of CPU seconds of this process, which
+other work hardly changes. `tenth` is the cost of layers_every=10; a tenth of what `each` adds is steadier.
+"""
+
+import dataclasses
+import functools
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checks.speed.benchmarks.steps import bare, ours
+from scalelab import config as config_lib
+from scalelab.configs import tiny
+from scalelab.train.step import state
+from scalelab.train.step.step import many_steps
+
+STEPS = 10
+EVERY = {"off": 0, "tenth": 10, "each": 1}  # variant -> log.layers_every
+
+
+def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
+    """{variant: (median, lowest, highest) of its CPU seconds over those of `off`}, and CPU seconds a step when off."""
+    size = (STEPS, config.train.global_batch, config.model.seq_len + 1)
+    batches = jnp.asarray(np.random.default_rng(0).integers(0, config.model.vocab_size, size), jnp.int32)
+    static, h = config_lib.static(config), {key: jnp.float32(x) for key, x in config_lib.hparams(config).items()}
+    run = jax.jit(many_steps, static_argnums=0, donate_argnums=1)
+    statics = {name: dataclasses.replace(static, layers=every > 0) for name, every in EVERY.items()}
+    states = {name: jax.jit(functools.partial(state.init_state, static))(h) for name in EVERY}
+    seconds: dict[str, list[float]] = {name: [] for name in EVERY}
+    for i in range(-2, rounds):
+        for name in list(EVERY) if i % 2 else reversed(EVERY):
+            begun = time.process_time()
+            more = {"layers_every": jnp.float32(EVERY[name] or STEPS), "layers_after_alarm": jnp.float32(0)}
+            states[name], log = run(statics[name], states[name], batches, jnp.int32(STEPS), h | more)
+            jax.block_until_ready((states[name], log))
+            if i >= 0:  # the first two rounds compile and warm up
+                seconds[name].append(time.process_time() - begun)
+    result: dict[str, Any] = {"cpu_s_a_step": statistics.median(seconds["off"]) / STEPS}
+    for name in ("tenth", "each"):
+        ratios = [a / b for a, b in zip(seconds[name], seconds["off"], strict=True)]
+        result[name] = [round(x, 4) for x in (statistics.median(ratios), min(ratios), max(ratios))]
+    return result
+
+
+def main() -> None:
+    """Print a line for configs/tiny.py, and one for the step of width 256 that the other benchmarks use."""
+    models = {
+        "tiny": lambda: config_lib.resolve(tiny.get_config()),
+        "256": lambda: ours.config_for_shape(bare.STEP_256),
+    }
+    names = [name for name in sys.argv[1:] if name in models] or list(models)
+    rounds = next((int(word) for word in sys.argv[1:] if word.isdigit() and word not in models), 30)
+    for name in names:
+        print(json.dumps({"model": name, "rounds": rounds} | measure_cost(models[name](), rounds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

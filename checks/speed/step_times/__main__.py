@@ -1,0 +1,148 @@
+"""python -m checks.speed.step_times [--data=DIR] [--json[=PATH]]
+
+Compare published times of a training step with the planner's for equal config, mesh and machine, and with the traits of
+the system that ran it (scalelab/plan/step/systems.py). The GPUs' expected share in products was set on the A100 rows of
+Narayanan and Korthikanti, a TPU's on MaxText's rows of DIR; all other rows are held out. Ten seconds. --data adds the
+tables in DIR (llm_foundry.csv, others.csv), by chip, with the share that would fit each row and the error with the
+share of other systems alone; a minute and a half of CPU. Writes checks/results/step_times.*.
+
+    python -m checks.speed.step_times
+"""
+
+import datetime
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from checks.shared import RESULTS, command_line
+from checks.speed.step_times import tables
+from checks.speed.step_times.rows import CALIBRATED_ROWS, HELD_OUT_ROWS, MISSED_ROWS
+from scalelab.__main__ import guarded
+from scalelab.cli.parser import emit_json
+from scalelab.experiments.shared import markdown_table, write_result
+from scalelab.plan.step.time import step_time
+from scalelab.train.lineage.facts import package_versions
+
+CHIP_COLUMNS = (
+    "chip",
+    "rows",
+    "systems",
+    "median off",
+    "mean abs",
+    "in range",
+    "share that fits",
+    "off with others' share",
+)
+COLUMNS = ("run", "devices", "published s", "predicted s", "range s", "off by", "MFU", "rows")
+
+
+def main(argv: list[str]) -> int:
+    """Compare all rows; exit code 0 if every row that isn't known to be missed is in its range, else 1."""
+    return guarded("step_times", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
+    parser = command_line("speed.step_times", __doc__)
+    parser.add_argument("--data", metavar="DIR", type=pathlib.Path, help="a folder of tables of published step times")
+    options = parser.parse_args(argv)
+    more = tables.compare_rows(tables.read_tables(options.data)) if options.data else []
+    groups = {"calibrated": CALIBRATED_ROWS, "held out": HELD_OUT_ROWS, "missed": MISSED_ROWS}
+    rows = [compare_step_time(name, kind, make()) for kind, group in groups.items() for name, make in group.items()]
+    facts = {
+        "command": "python -m checks.speed.step_times",
+        "date": str(datetime.date.today()),
+        "versions": package_versions(),
+    }
+    result = facts | {"rows": rows, "error": {kind: summarize_errors(rows, kind) for kind in groups}}
+    result |= {"tables": more, "chips": tables.summarize_by_chip(more)} if more else {}
+    if options.json != "-":
+        print_table(COLUMNS, table_cells(rows))
+        if more:
+            print_table(CHIP_COLUMNS, chip_cells(result["chips"]))
+    write_step_times(result)
+    emit_json(result, options.json)
+    return 0 if all(r["in_range"] or r["kind"] == "missed" for r in rows) else 1
+
+
+def compare_step_time(name: str, kind: str, measured: Any) -> dict[str, Any]:
+    """One published time beside the planner's."""
+    predicted = step_time(measured.static, measured.machine, traits=measured.traits)
+    return {
+        "name": name, "kind": kind, "chip": measured.machine.chip.name, "devices": measured.static.layout.devices,
+        "published_s": measured.seconds, "predicted_s": predicted.total_s,
+        "low_s": predicted.low_s, "high_s": predicted.high_s,
+        "error": predicted.total_s / measured.seconds - 1,
+        "in_range": predicted.low_s <= measured.seconds <= predicted.high_s,
+        "mfu": predicted.mfu,
+    }  # fmt: skip
+
+
+def summarize_errors(rows: list[dict[str, Any]], kind: str) -> dict[str, float]:
+    """Errors of the expected times: median, mean of absolute values, largest."""
+    errors = [r["error"] for r in rows if r["kind"] == kind]
+    sizes = [abs(e) for e in errors]
+    return {"median": statistics.median(errors), "mean_absolute": statistics.mean(sizes), "largest": max(sizes)}
+
+
+def table_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The cells of the table for people."""
+    return [
+        (
+            r["name"], f"{r['devices']:,} {r['chip']}", f"{r['published_s']:.2f}", f"{r['predicted_s']:.2f}",
+            f"{r['low_s']:.2f} to {r['high_s']:.2f}", f"{r['error']:+.0%}", f"{r['mfu']:.1%}", r["kind"],
+        )
+        for r in rows
+    ]  # fmt: skip
+
+
+def chip_cells(chips: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The cells of the table by chip, for people."""
+
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{value:+.0%}"
+
+    return [
+        (
+            c["chip"], str(c["rows"]), ", ".join(c["systems"]), percent(c["median_error"]),
+            f"{c['mean_absolute_error']:.0%}",
+            str(c["in_range"]),
+            f"{c['share']:.2f} ({c['shares'][0]:.2f} to {c['shares'][1]:.2f})" if c["share"] else "",
+            percent(c["left_out_error"]),
+        )
+        for c in chips
+    ]  # fmt: skip
+
+
+def print_table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+    """Print a table to a terminal."""
+    table = Table(*columns)
+    for line in lines:
+        table.add_row(*line)
+    Console(width=150).print(table)
+
+
+def write_step_times(result: dict[str, Any]) -> None:
+    """Write results/step_times.json and .md."""
+    summary = ", ".join(
+        f"{kind}: median {e['median']:+.1%}, mean of absolute {e['mean_absolute']:.1%}, largest {e['largest']:.0%}"
+        for kind, e in result["error"].items()
+    )
+    lines = [f"`{result['command']}`, {result['date']}. Expected over published, less one. {summary}.", ""]
+    lines += markdown_table(COLUMNS, table_cells(result["rows"]))
+    if "chips" in result:
+        lines += [
+            "",
+            f"{len(result['tables'])} rows of other tables (--data), by chip and unit. Share: of the peak in large "
+            "products.",
+            "",
+        ]
+        lines += markdown_table(CHIP_COLUMNS, chip_cells(result["chips"]))
+    write_result(RESULTS, "step_times", result, "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Training split over devices: the study, and the comparison of any layout with one device (`rows.py`)."""

@@ -1,0 +1,278 @@
+"""The layouts that are compared, and their measurements: differences from one device, bytes held and moved, bubble.
+
+At fixed parameters the token-mean loss and every gradient are compared with those of one device. Each layout comes with
+two variants of the model that differ in everything (heads, head, remat, accumulation, positions), so that the list
+covers all pairs of levels.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from scalelab import config as config_lib
+from scalelab.config import Layout, Static, traced_keys
+from scalelab.configs import base
+from scalelab.experiments.studies.fsdp.traffic import collective_bytes
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.parallel import pipeline, rules, ticks
+from scalelab.sharding import BATCH_AXES, SPLIT_BY_TENSOR
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import compute_gradients, document_ends
+from scalelab.train.step.step import train_step
+
+LAYOUTS = {
+    "data": Layout(data=8),
+    "zero0": Layout(fsdp=8, zero=0),
+    "zero1": Layout(fsdp=8, zero=1),
+    "zero2": Layout(fsdp=8, zero=2),
+    "fsdp": Layout(fsdp=8),
+    "hsdp": Layout(data=2, fsdp=4),
+    "tensor": Layout(data=2, tensor=4),
+    "tensor+sequence": Layout(data=2, tensor=4, sequence=True),
+    "fsdp+tensor": Layout(fsdp=4, tensor=2),
+    "fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True, parts=4),
+    "hsdp+tensor+sequence": Layout(data=2, fsdp=2, tensor=2, sequence=True),
+    "zero1+tensor+sequence": Layout(fsdp=2, tensor=4, sequence=True, zero=1),
+    "context": Layout(context=8),
+    "context+fsdp": Layout(fsdp=2, context=4),
+    "context+fsdp+tensor+sequence": Layout(fsdp=2, context=2, tensor=2, sequence=True, parts=2),
+    "gpipe+data": Layout(stage=4, data=2, schedule="gpipe", microbatches=8),
+    "gpipe+fsdp": Layout(stage=2, fsdp=4, schedule="gpipe", microbatches=4),
+    "circular+data": Layout(stage=2, data=4, schedule="circular", microbatches=4, rounds=2),
+    "circular+hsdp": Layout(stage=2, data=2, fsdp=2, schedule="circular", microbatches=2, rounds=2),
+    "1f1b+data": Layout(stage=2, data=4, microbatches=8),
+    "1f1b+fsdp": Layout(stage=4, fsdp=2, microbatches=4),
+    "1f1b+zero1": Layout(stage=2, fsdp=4, microbatches=4, zero=1),
+    "1f1b+fsdp+tensor+sequence": Layout(stage=2, fsdp=2, tensor=2, sequence=True, microbatches=4),
+    "interleaved+data": Layout(stage=2, data=4, microbatches=4, rounds=2),
+    "interleaved+fsdp+tensor": Layout(stage=2, fsdp=2, tensor=2, microbatches=4, rounds=2),
+}
+MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
+    "family": ("llama", "gpt2"),
+    "model.n_kv_heads": (8, 4),
+    "model.tied_head": (False, True),
+    "model.remat": ("none", "full"),
+    "train.accumulate": (1, 2),
+    "data.documents": ("cross", "mask"),
+}
+# Models with options of blocks and attention that recipes use, compared with one device like the variants (--options).
+FOUR_LAYERS = {"model.n_layers": 4}
+MODEL_OPTIONS: dict[str, dict[str, Any]] = {
+    "parallel block": {"model.block": "parallel"},
+    "norms after": {"model.norm_place": "after", "model.qk_norm": True},
+    "window": {"model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
+    "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **FOUR_LAYERS},
+    "short sequences": {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 10**6},
+    "distances": {"family": "chinchilla", "data.documents": "mask"},
+    "distances in blocks": {"family": "chinchilla", "model.attention": "blockwise", "model.window": 9},
+    "scaled logits": {
+        "model.block": "parallel", "model.norm": "layernorm_nobias", "model.mlp": "relu", "model.tied_head": True,
+        "model.logit_scale": "rsqrt_width", "model.projection_std": 0.2, "model.depth_scaled_init": True,
+    },
+    "all": {
+        "model.qk_norm": True, "model.qk_norm_over": "projection", "model.qkv_bias": True, "model.norm_place": "after",
+        "model.window": 9, "model.global_every": 4, "model.nope_every": 3,
+        "model.n_kv_heads": 4, "data.documents": "mask", "schedule.seq_start": 12, "schedule.seq_warmup_tokens": 10**6,
+        "train.accumulate": 2, **FOUR_LAYERS,
+    },
+}  # fmt: skip
+BF16_TOLERANCE = 1e-2  # of gradients and losses of one device and of many; unit roundoff is 4e-3
+ZERO_SHARE = {"fp32": 1e-6, "bf16": 1e-4}  # of the largest gradient entry: below, a leaf is rounding
+SEPARATOR = 3  # the id that ends a document: every twentieth token
+SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 256  # as many tokens as bf16 needs for its rounding to average out
+
+
+def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two variants of the model for the layout of this index, which differ in every factor."""
+    levels = [index >> bit & 1 for bit in range(4)]
+    levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
+    first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
+    return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
+
+
+def build_static(
+    variant: dict[str, Any], layout: Layout, precision: str, batch: int = BATCH_SIZE
+) -> tuple[Static, dict[str, float]]:
+    """The static config and its hparams."""
+    tree, values = base.get_config(), {"family": "llama", **variant}
+    tree.model = getattr(base, values.pop("family"))(64, layout.stage * layout.rounds if layout.stage > 1 else 2, 8)
+    sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": batch}
+    placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
+    config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
+    rules.check_layout(config_lib.static(config), layout)
+    return config_lib.static(config), config_lib.hparams(config) | {"separator": SEPARATOR}
+
+
+def draw_tokens() -> np.ndarray:
+    """One batch, int32 [B, S + 1], with Zipf's frequencies; ignored targets are spread unevenly over its rows."""
+    frequencies = 1 / np.arange(1, VOCAB + 1)
+    tokens = (
+        np.random.default_rng(1)
+        .choice(VOCAB, (BATCH_SIZE, SEQ_LEN + 1), p=frequencies / frequencies.sum())
+        .astype(np.int32)
+    )
+    tokens[0, 5:9], tokens[3, 2:] = -1, -1
+    return tokens
+
+
+def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, float]) -> tuple[jax.Array, Any]:
+    """Token-mean loss with a z-loss, and its gradient, as at the first step."""
+    sums, grads = compute_gradients(
+        static, params, batch, jnp.float32(1e-3), ends=document_ends(static, h, jnp.int32(0))
+    )
+    return sums.objective / sums.tokens, grads
+
+
+@functools.cache
+def single_device_reference(static: Static, h: tuple[tuple[str, float], ...]) -> tuple[Any, float, Any]:
+    """(parameters, loss, gradients) on one device."""
+    h0 = {"seed": np.uint32(0), **dict.fromkeys(UNUSED_HPARAMS, 0.0)}
+    params = jax.jit(functools.partial(state_lib.init_state, static))(h0).params
+    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), dict(h))
+    return params, float(loss), jax.device_get(grads)
+
+
+UNUSED_HPARAMS = [
+    key.split(".")[1] for key in traced_keys() if key != "train.seed"
+]  # by the parameters that init draws
+
+
+def compare_layout(
+    name: str, layout: Layout, variant: dict[str, Any], precision: str, costly: bool = True
+) -> dict[str, Any]:
+    """One row of the table; for a `costly` row in fp32 bytes are counted too.
+
+    In bf16 devices also add up partial products in bf16: `sums_in_bf16` says what that loses. Where gradients differ by
+    more than BF16_TOLERANCE, `distance_from_fp32` says whether the layout's or one device's are the worse: each is
+    rounded by itself, so two that are as near to fp32 as bf16 allows may be twice as far from each other.
+    """
+    static, h = build_static(variant, layout, precision)
+    params, loss, grads = single_device_reference(_on_one_device(static), tuple(h.items()))
+    layout_loss, layout_grads = _gradients_of_layout(static, h, params)
+    difference = worst_leaf(grads, layout_grads, ZERO_SHARE[precision])
+    mesh, cost = mesh_lib.make_mesh(layout), {}
+    if precision == "fp32" and costly:
+        with jax.set_mesh(mesh):
+            cost = measure_costs(static, h, state_lib.state_specs(static), mesh)
+    elif precision == "bf16" and layout.tensor > 1 and layout.stage == 1:
+        cost = {"sums_in_bf16": error_of_sums(variant, layout)}
+    elif precision == "bf16" and difference > BF16_TOLERANCE:
+        cost = {"distance_from_fp32": error_of_sums(variant, layout)}
+    return {
+        "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.MESH_AXES},
+        **describe_pipeline(layout), "loss_rel_diff": abs(layout_loss / loss - 1),
+        "grad_rel_diff": difference, **cost,
+    }  # fmt: skip
+
+
+def error_of_sums(variant: dict[str, Any], layout: Layout) -> float:
+    """Distance of a layout's bf16 gradients from those in fp32, over that of one device, which adds up no parts."""
+    static, h = build_static(variant, layout, "bf16")
+    params, _, exact = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), (*h.items(),))
+    alone = single_device_reference(_on_one_device(static), tuple(h.items()))[2]
+    together = _gradients_of_layout(static, h, params)[1]
+    return worst_leaf(exact, together, ZERO_SHARE["bf16"]) / worst_leaf(exact, alone, ZERO_SHARE["bf16"])
+
+
+def _on_one_device(static: Static) -> Static:
+    model = dataclasses.replace(static.model, sequence_parallel=False, attention="plain", sums="compute", parts=0)
+    return dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
+
+
+def _gradients_of_layout(static: Static, h: dict[str, float], params: Any) -> tuple[float, Any]:
+    """(loss, gradients in the order of one device's) at `params` under a layout of several devices."""
+    layout, specs, mesh = static.layout, state_lib.state_specs(static), mesh_lib.make_mesh(static.layout)
+    with jax.set_mesh(mesh):
+        reordered = pipeline.reorder_layers(params, specs.params, layout)
+        placed = jax.device_put(reordered, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
+        batch = jax.device_put(draw_tokens(), NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
+        loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h)
+    return float(loss), pipeline.reorder_layers(jax.device_get(grads), specs.params, layout, back=True)
+
+
+def describe_pipeline(layout: Layout) -> dict[str, Any]:
+    """Schedule and bubble: the idle ticks of the schedule that is run, and the formula."""
+    if layout.stage == 1:
+        return {"schedule": None, "bubble_measured": None, "bubble_predicted": None}
+    done = ticks.make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds)
+    predicted = ticks.predicted_bubble(layout.stage, layout.microbatches, layout.rounds)
+    return {"schedule": layout.schedule, "bubble_measured": done.bubble, "bubble_predicted": predicted}
+
+
+def worst_leaf(expected: Any, actual: Any, zero: float) -> float:
+    """The largest difference of a gradient leaf, over its largest entry or 1e-3 of the largest of all.
+
+    A leaf below `zero` of the largest is zero in exact arithmetic (a key bias without RoPE). Both sides hold rounding
+    errors there, and the difference is taken over the largest entry of all.
+    """
+    leaves = list(zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True))
+    top = max(np.abs(a).max() for a, _ in leaves)
+
+    def over(leaf: np.ndarray) -> float:
+        return top if np.abs(leaf).max() < zero * top else max(np.abs(leaf).max(), 1e-3 * top)
+
+    return float(max(np.abs(a - b).max() / over(a) for a, b in leaves))
+
+
+def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[str, Any]:
+    """Bytes of a training step: held per device, by XLA and by formula, and moved along each axis."""
+    like = jax.tree.map(
+        lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
+        state_lib.state_shapes(static), specs,
+    )  # fmt: skip
+    batch = jax.ShapeDtypeStruct(
+        (BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
+    )
+    traced = {key: jnp.float32(value) for key, value in h.items()}
+    compiled = jax.jit(functools.partial(train_step, static)).lower(like, batch, traced).compile()
+    held = compiled.memory_analysis().argument_size_in_bytes
+    small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (
+        static.layout.data * static.layout.fsdp
+    )
+    memory = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like.guard))  # on every device
+    return {
+        "argument_bytes": held - small - memory,
+        "argument_bytes_formula": adam_state_bytes(static),
+        "collective_bytes": collective_bytes(compiled.as_text(), mesh),
+    }
+
+
+def adam_state_bytes(static: Static) -> float:
+    """Bytes per device of the fp32 Adam state: 4 for parameters and 8 for moments, split as the ZeRO stage says.
+
+    Without tensor parallelism: 12 bytes a parameter at ZeRO 0, 12/n at the others (Rajbhandari et al. 2020, fig. 1: K;
+    in a pipeline 4 + 8/n at ZeRO 1 and 2); leaves without an `embed` axis are not split.
+    """
+    layout = static.layout
+    split_at = 1 if layout.stage == 1 else 3
+
+    def share(declaration: Any, split: bool) -> float:
+        fsdp = layout.fsdp if split and "embed" in declaration.axes else 1
+        tensor = layout.tensor if set(declaration.axes) & set(SPLIT_BY_TENSOR) else 1
+        stage = layout.stage if "layers" in declaration.axes else 1
+        return declaration.size / (fsdp * tensor * stage)
+
+    leaves = jax.tree.leaves(rules.parameter_declarations(static.model))
+    return sum(4 * share(d, layout.zero >= split_at) + 8 * share(d, layout.zero >= 1) for d in leaves)
+
+
+def temporary_bytes(schedule: str, microbatches: int) -> int:
+    """Bytes of temporaries of loss and gradients with two stages and micro-batches of four sequences."""
+    layout = Layout(stage=2, data=4, schedule=schedule, microbatches=microbatches)
+    batch = 4 * microbatches
+    static, h = build_static({"family": "llama"}, layout, "fp32", batch)
+    mesh = mesh_lib.make_mesh(layout)
+    like = jax.tree.map(
+        lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
+        state_lib.state_shapes(static).params, state_lib.state_specs(static).params,
+    )  # fmt: skip
+    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
+    with jax.set_mesh(mesh):
+        batch_like = jax.ShapeDtypeStruct((batch, SEQ_LEN + 1), jnp.int32, sharding=rows)
+        compiled = jax.jit(functools.partial(loss_and_gradients, static)).lower(like, batch_like, h).compile()
+    return int(compiled.memory_analysis().temp_size_in_bytes)

@@ -1,0 +1,25 @@
+"""When a table of layouts passes: rounding in bf16 is judged by its distance from fp32."""
+
+import pytest
+
+from checks.numerics.parallelism.__main__ import is_within_tolerance
+
+
+@pytest.mark.parametrize(
+    ("row", "passes"),
+    [
+        ({"grad_rel_diff": 0.9e-2}, True),
+        ({"grad_rel_diff": 1.2e-2}, False),
+        ({"grad_rel_diff": 1.2e-2, "distance_from_fp32": 1.2}, True),
+        ({"grad_rel_diff": 1.2e-2, "distance_from_fp32": 1.6}, False),
+        ({"grad_rel_diff": 0.9e-2, "sums_in_bf16": 1.6}, False),
+        ({"grad_rel_diff": 0.9e-2, "loss_rel_diff": 1.1e-2}, False),
+    ],
+)
+def test_a_layout_in_bf16_is_near_one_device_or_as_near_to_fp32(row, passes):
+    exact = {"loss_rel_diff": 1e-7, "grad_rel_diff": 1e-6}
+    assert is_within_tolerance({"rows": [exact], "rows_bf16": [{"loss_rel_diff": 1e-6} | row]}) is passes
+
+
+def test_a_layout_in_fp32_that_is_not_one_devices_fails():
+    assert not is_within_tolerance({"rows": [{"loss_rel_diff": 1e-7, "grad_rel_diff": 4e-6}], "rows_bf16": []})
