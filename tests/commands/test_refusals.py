@@ -161,6 +161,18 @@ def test_prepare_leaves_no_plan_behind(place, capsys):
     shutil.rmtree(place / "empty")
 
 
+def test_prepare_goes_on_where_its_plan_names_very_many_files(place, capsys):
+    (place / "one.jsonl").write_text("".join(f'{{"text": "line {i}"}}\n' for i in range(100)))
+    prepare = ["prepare", "--source=one.jsonl", "--tokenizer=bytes", "--out=many"]
+    assert main(prepare) == 0
+    with (place / "many" / "plan.json").open("a") as file:
+        file.write(" " * 2**26)
+    assert main(prepare) == 0, capsys.readouterr().err
+    (place / "one.jsonl").write_text('{"text": "another line"}\n' * 50)
+    assert main(prepare) == 2 and "was begun before" in capsys.readouterr().err
+    shutil.rmtree(place / "many")
+
+
 def test_a_plan_that_is_refused_writes_no_json(place, capsys):
     for arguments in (["--hardware=nosuch"], ["--config.model.d_model=17"], ["--devices=0"]):
         assert main(["plan", "--config=tiny", *arguments, "--json=plan.json"]) == 2
