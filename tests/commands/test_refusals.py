@@ -126,6 +126,15 @@ def test_a_refusal_leaves_a_sweep_as_it_was(case, swept, place, capsys):
     assert capsys.readouterr().err.splitlines()[-1].startswith("scalelab: ") and tree(swept) == before
 
 
+@pytest.mark.parametrize("name", ["runs", "packs", "manifest", "slurm"])
+def test_a_sweep_leaves_a_file_that_has_the_name_of_its_folder(name, tmp_path, capsys):
+    (tmp_path / name).write_text("mine")
+    before = tree(tmp_path)
+    assert main(["sweep", "--config=one_pack.py", f"--workdir={tmp_path}", *SMALL]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"{tmp_path / name} is a file, where a sweep has a folder" in line and tree(tmp_path) == before
+
+
 def test_a_folder_with_other_files_is_not_a_run_s(place, monkeypatch, capsys):
     folder = place / "my project"
     folder.mkdir()
