@@ -11,6 +11,8 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.config.keys import default_values
+from scalelab import records
+from scalelab.config.keys import Key, default_values, key_records
 from scalelab.diagnose.sample import DataSample, sample_data
 from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.optim import schedules
@@ -122,17 +124,33 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
     """Gather what the run in `folder` has, without probes. BadInput if it is not a run, or its files are damaged."""
     if not (folder / "config.json").exists():
         raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
-    stored = records.flatten_keys(records.read_config(folder))
+    values, mistyped = _typed_values(records.flatten_keys(records.read_config(folder)))
     record, lines = records.read_record(folder), records.read_metrics(folder)
     data, no_data = _data(folder)
     manifests, damage = _manifests(folder)
-    lost, edited = _describe_lost_lines(folder, stored, record, lines)
+    lost, edited = _describe_lost_lines(folder, values, record, lines)
     return Evidence(
-        folder, default_values() | stored, record,
+        folder, values, record,
         [line for line in lines if "train_loss" in line], [line for line in lines if "val_loss" in line],
         records.read_layers(folder), records.read_events(folder), manifests, damage, data, no_data,
-        lost=lost, edited=edited,
+        lost=lost, edited=[*mistyped, *edited],
     )  # fmt: skip
+
+
+def _typed_values(stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(a config by `group.key`, keys without a value of their type at their defaults, a line for each of these)."""
+    keys = key_records()
+    mistyped = {key for key, record in keys.items() if not _fits(stored.get(key, record.default), record)}
+    lines = [f"config.json: {key} is {stored[key]!r}; taken as {keys[key].default!r}" for key in sorted(mistyped)]
+    return default_values() | {key: value for key, value in stored.items() if key not in mistyped}, lines
+
+
+def _fits(value: Any, record: Key) -> bool:
+    """Whether a value has the type of its key, or of an older version's key; null is one that is derived later."""
+    if value is None:
+        return record.default is None
+    types: dict[type, Any] = {bool: int, float: (int, float)}
+    return isinstance(value, types.get(record.kind, record.kind))
 
 
 def update_ratio(evidence: Evidence) -> Series:
@@ -157,7 +175,7 @@ def _describe_lost_lines(
     folder: pathlib.Path, values: Mapping[str, Any], record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
 ) -> tuple[list[str], list[str]]:
     """(lines that the newest checkpoint or the record knows of and that are gone, values that are others)."""
-    saved, lost, edited = manifest.find_saved_steps(folder), [], []  # type: Any, list[str], list[str]
+    saved, lost, edited = manifest.find_saved_steps(folder), list[str](), list[str]()
     for step in sorted(saved, reverse=True):
         place, _ = saved[step]
         try:
@@ -167,7 +185,7 @@ def _describe_lost_lines(
         for path, text in problems:
             if path.parent.resolve() != folder.resolve():
                 continue
-            if path.name == "metrics.jsonl" and _last_step(path) + int(values.get("log.every_steps", 1)) <= step:
+            if path.name == "metrics.jsonl" and _last_step(path) + values["log.every_steps"] <= step:
                 lost.append(text)
             elif path.exists():  # without layers.jsonl the checks that ask for it say so
                 edited.append(text)

@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.untrusted import documents
 from scalelab.untrusted.documents import parse_json
-from scalelab.untrusted.files import create_draft, open_file, open_to_append, read_bytes, replace_file
+from scalelab.untrusted.files import (
+    MOST_JSON_BYTES,
+    create_draft,
+    open_file,
+    open_to_append,
+    read_bytes,
+    replace_file,
+)
 from scalelab.untrusted.schemas import FLAG, LIST, NUMBER, NUMBERS, PAIR, SCALAR, TEXT, WHOLE, Schema, describe_mismatch
 
 # From the untrusted room, for those who declare and read files.
@@ -71,13 +78,15 @@ def write_json(path: Folder, content: Any) -> None:
     retry_transient(write)
 
 
-def read_json(path: Folder, schema: Schema | None = None, follow: bool = False) -> Any:
-    """Read the JSON in `path`; BadInput if it is absent, damaged, or does not match `schema`.
+def read_json(
+    path: Folder, schema: Schema | None = None, follow: bool = False, most_bytes: int = MOST_JSON_BYTES
+) -> Any:
+    """Read the JSON in `path`; BadInput if it is absent, damaged, too large, or does not match `schema`.
 
     `follow`: links are followed, as the user named this very path.
     """
     try:
-        content = parse_json(retry_transient(lambda: read_bytes(path, follow=follow)))
+        content = parse_json(retry_transient(lambda: read_bytes(path, most_bytes, follow)))
     except BadInput:  # a link, a pipe, a device
         raise
     except (FileNotFoundError, NotADirectoryError):

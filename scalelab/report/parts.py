@@ -41,6 +41,14 @@ class ReportPage:
     out: pathlib.Path | None = None  # the folder of page and figures, where that is not the one that is read
     paper: PaperStyle | None = None  # figures for a paper in place of a page
 
+    def __post_init__(self) -> None:
+        """BadInput where the page or its figures can't be written, before any is drawn."""
+        figures = self._path(self.place)
+        if not self.paper and (page := self._path(self.file)).is_dir():
+            raise BadInput(f"{page} is a folder, where the page is written: move it, or use --output=PAGE.html")
+        if figures.exists() and not figures.is_dir():
+            raise BadInput(f"{figures} is a file, where figures are written: move it, or use --output=PAGE.html")
+
     def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
         """The runs that can be read in full; the others are listed on the page with the reason."""
         reasons = {folder: listing.describe_damage(folder) for folder in folders}

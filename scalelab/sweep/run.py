@@ -62,8 +62,12 @@ def run_sweep(
     started = time.time()
     compatibility.check_allowed_keys(allow)
     code = code or git.code_state()
-    for name in [*(f"runs/{name}" for name in trials), "packs", "manifest", "slurm", "sweep.json"]:
+    for name in [*(f"runs/{name}" for name in trials), "sweep.json"]:
         path_below(folder, name)
+    for name in ("runs", "packs", "manifest", "slurm"):
+        path = path_below(folder, name)
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"{path} is a file, where a sweep has a folder: move it, or use another --workdir")
     written = grids.MANIFEST, f"packs/*/{JOB_FILE}"
     hold = wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text}))
     with hold as is_held, lock.undo_if_refused(folder, *written):

@@ -22,6 +22,7 @@ from scalelab.index import grids
 from scalelab.record import identity as identity_lib
 from scalelab.record import records
 from scalelab.sweep import grid
+from scalelab.untrusted.paths import list_folders
 
 MOST_TRIALS = 10_000  # more is surely a mistake: such a table is unreadable, and such a folder slow
 # A trial's folder: its values, after an index in earlier versions, before a part of its identity where names are equal.
@@ -114,17 +115,22 @@ def name_trials(
 
 
 def _read_stored_trials(folder: pathlib.Path) -> dict[str, StoredTrial]:
-    """{name: trial} of all runs of a sweep's folder, and of trials that it listed and did not start."""
+    """{name: trial} of all runs of a sweep's folder, and of trials that it listed and did not start.
+
+    Of a link, and of a damaged run, only the name is known, and what the sweep listed.
+    """
     defaults = config_lib.default_values()
     stored = {name: StoredTrial(values) for name, values in grids.read_listed_values(folder).items()}
-    places = (folder / "runs").iterdir() if (folder / "runs").is_dir() else ()
-    for place in sorted(path for path in places if path.is_dir()):
-        stored.setdefault(place.name, StoredTrial({}))
-        with contextlib.suppress(BadInput):  # of a damaged run only the name is known, and what the sweep listed
-            config, record = records.read_config_and_record(place)
+    folders, links = list_folders(folder / "runs")
+    for name in links:
+        stored.setdefault(name, StoredTrial({}))
+    for name in folders:
+        stored.setdefault(name, StoredTrial({}))
+        with contextlib.suppress(BadInput):
+            config, record = records.read_config_and_record(folder / "runs" / name)
             values = records.flatten_keys(config)
             known = {k: v for k, v in values.items() if k in defaults or k.startswith(config_lib.USER_OPTIM_PREFIX)}
-            stored[place.name] = StoredTrial(defaults | known, record.get("steps", 0), has_config=True)
+            stored[name] = StoredTrial(defaults | known, record.get("steps", 0), has_config=True)
     return stored
 
 

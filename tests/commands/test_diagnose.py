@@ -1,6 +1,7 @@
 """`scalelab diagnose`: exit codes, table, JSON, batches, two runs and the model itself, on real runs of four steps."""
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -183,3 +184,23 @@ def test_an_edited_value_is_never_healthy(run, capsys):
     assert main(["diagnose", str(run), "--json"]) == 1
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
     assert verdicts[-1]["cause"] == "edited_log" and "metrics.jsonl was" in verdicts[-1]["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("log.every_steps", None, "log.every_steps is None; taken as 10"),
+        ("log.every_steps", "x", "log.every_steps is 'x'; taken as 10"),
+        ("log.layers_every", None, "log.layers_every is null in the stored config (default: 0)"),
+        ("eval.metrics", None, "eval.metrics is None; taken as ''"),
+        ("eval.metrics", math.inf, "eval.metrics=inf is not text"),
+    ],
+)
+def test_a_config_edited_to_another_type_is_named(run, capsys, key, value, words):
+    group, name = key.split(".")
+    config = json.loads((run / "config.json").read_text())
+    config[group][name] = value
+    (run / "config.json").write_text(json.dumps(config))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:2]))
+    assert main(["diagnose", str(run)]) == 1 and words in capsys.readouterr().out

@@ -140,6 +140,15 @@ def test_a_refusal_leaves_a_sweep_as_it_was(case, swept, place, capsys):
     assert capsys.readouterr().err.splitlines()[-1].startswith("scalelab: ") and tree(swept) == before
 
 
+@pytest.mark.parametrize("name", ["runs", "packs", "manifest", "slurm"])
+def test_a_sweep_leaves_a_file_that_has_the_name_of_its_folder(name, tmp_path, capsys):
+    (tmp_path / name).write_text("mine")
+    before = tree(tmp_path)
+    assert main(["sweep", "--config=one_pack.py", f"--workdir={tmp_path}", *SMALL]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"{tmp_path / name} is a file, where a sweep has a folder" in line and tree(tmp_path) == before
+
+
 def test_a_folder_with_other_files_is_not_a_run_s(place, monkeypatch, capsys):
     folder = place / "my project"
     folder.mkdir()
@@ -173,6 +182,18 @@ def test_prepare_leaves_no_plan_behind(place, capsys):
             assert main(["prepare", *given, "--tokenizer=bytes", f"--out={out}"]) == 2
             assert tree(out) == before, capsys.readouterr().err
     shutil.rmtree(place / "empty")
+
+
+def test_prepare_goes_on_where_its_plan_names_very_many_files(place, capsys):
+    (place / "one.jsonl").write_text("".join(f'{{"text": "line {i}"}}\n' for i in range(100)))
+    prepare = ["prepare", "--source=one.jsonl", "--tokenizer=bytes", "--out=many"]
+    assert main(prepare) == 0
+    with (place / "many" / "plan.json").open("a") as file:
+        file.write(" " * 2**26)
+    assert main(prepare) == 0, capsys.readouterr().err
+    (place / "one.jsonl").write_text('{"text": "another line"}\n' * 50)
+    assert main(prepare) == 2 and "was begun before" in capsys.readouterr().err
+    shutil.rmtree(place / "many")
 
 
 def test_a_plan_that_is_refused_writes_no_json(place, capsys):

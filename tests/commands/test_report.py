@@ -112,6 +112,19 @@ def test_a_page_elsewhere_that_is_refused_makes_no_folder(tmp_path, capsys):
     assert (tmp_path / "new" / "page.html").exists()
 
 
+def test_what_stands_in_the_place_of_a_page_or_its_figures_is_named(tmp_path, capsys):
+    run = tmp_path / "r"
+    synthetic.write_run(run, lines=6)
+    (run / "figures").write_text("mine")
+    assert main(["report", str(run)]) == 2
+    assert f"{run / 'figures'} is a file, where figures are written" in capsys.readouterr().err
+    (run / "figures").unlink()
+    (run / "report.html").mkdir()
+    assert main(["report", str(run)]) == 2
+    assert f"{run / 'report.html'} is a folder, where the page is written" in capsys.readouterr().err
+    assert not (run / "figures").exists()
+
+
 def test_texts_of_a_run_are_those_that_sample_draws(tmp_path, capsys):
     shutil.copytree(trained(), tmp_path / "run")
     assert main(["report", str(tmp_path / "run")]) == 0

@@ -201,3 +201,12 @@ def test_equal_names_and_settings_that_decide_no_bit_are_told_apart(tmp_path):
     places = sweep(tmp_path / "t", {"log.every_steps": [4, 2, 1]})["trials"]
     assert [row["name"] for row in places] == ["every_steps=4", "every_steps=2", "every_steps=1"]
     assert trained(tmp_path / "t", before) == ["every_steps=4"]
+
+
+def test_a_run_elsewhere_that_a_link_names_is_no_trial_of_the_sweep(old, tmp_path):
+    folder = shutil.copytree(old, tmp_path / "sweep")
+    (folder / "runs" / "peak_lr=0.002").rename(tmp_path / "elsewhere")
+    (folder / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    before = times(folder)
+    sweep(folder, {LR: [1e-3, 2e-3]})
+    assert trained(folder, before) == ["peak_lr=0.002"] and (folder / "runs" / "link").is_symlink()

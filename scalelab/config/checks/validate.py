@@ -36,6 +36,9 @@ def check_choice(name: str, value: Any) -> None:
     record = key_records()[name]
     if value == record.default or value in record.choices or not (record.choices or record.user_code):
         return
+    if not isinstance(value, str):
+        known = f"; known: {', '.join(map(str, record.choices))}" if record.choices else ""
+        raise BadInput(f"{name}={value!r} is not text{known}")
     if record.several and "," in value:
         for part in value.split(","):
             check_choice(name, part.strip())

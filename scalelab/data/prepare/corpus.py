@@ -52,8 +52,8 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
     work = _units(request, parts, given)
     _refuse_empty_parts(parts, work)
     check_free_folder(out)
-    is_new = not (out / "plan.json").exists()
     with lock.hold_folder(out, "--out", request.take_over) as warning:
+        is_new = not (out / "plan.json").exists()
         enter_folder(out, plan)
         for note in filter(None, [warning, *(note for part in parts for note in specs.part_notes(part))]):
             progress({"note": note})

@@ -15,6 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.record.jsonfiles import LIST, SCALAR, TEXT
 
+MOST_PLAN_BYTES = 2**28  # of two million source files
 PLAN_SCHEMA: dict[str, Any] = {
     "sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR,
 }  # fmt: skip
@@ -106,7 +107,7 @@ def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given:
 
 def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
     """Raise BadInput where the folder was begun with other options, or its source files have changed since."""
-    before = records.read_json(out / "plan.json", PLAN_SCHEMA)
+    before = records.read_json(out / "plan.json", PLAN_SCHEMA, most_bytes=MOST_PLAN_BYTES)
     for key, value in plan.items():
         if before.get(key) == value:
             continue

@@ -12,7 +12,7 @@ import pathlib
 import re
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from scalelab.errors import BadInput
 from scalelab.untrusted.documents import parse_json
@@ -87,20 +87,18 @@ def _kind_of(path: pathlib.Path) -> str:
 
 def _open_text(path: pathlib.Path) -> TextIO:
     """The file's text, unpacked if it is .gz; BadInput for a binary file, and for one that unpacks to too much."""
+    file: BinaryIO = open_file(path, LARGEST_BYTES, follow=True)
     if path.suffix == ".gz":
-        with open_file(path, LARGEST_BYTES, follow=True) as file, gzip.GzipFile(fileobj=file) as packed:
+        with file, gzip.GzipFile(fileobj=file) as packed:
             content = packed.read(LARGEST_BYTES + 1)
         if len(content) > LARGEST_BYTES:
             raise BadInput(f"{str(path)!r} unpacks to more than 0.5 GiB: is it another file?")
-        start = content[:4096]
-    else:
-        with open_file(path, LARGEST_BYTES, follow=True) as file:
-            start = file.read(4096)
-    if b"\0" in start:
+        file = io.BytesIO(content)
+    if b"\0" in file.read(4096):
+        file.close()
         raise BadInput(f"{str(path)!r} is a binary file: it doesn't look like a {_kind_of(path)} table")
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(io.BytesIO(content), newline="", encoding="utf-8-sig")
-    return io.TextIOWrapper(open_file(path, LARGEST_BYTES, follow=True), newline="", encoding="utf-8-sig")
+    file.seek(0)
+    return io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
 
 
 def _read_csv(path: pathlib.Path) -> list[Line]:

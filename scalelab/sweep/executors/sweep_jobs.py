@@ -38,7 +38,7 @@ def settle(folder: pathlib.Path, pack: str, job: queue.QueuedJob | None) -> int 
     last = _last_line(folder, pack)
     ended = _is_end(last)
     if ended and (job is None or last["job"] == job.job):
-        code, why = int(last["code"]), last["why"]
+        code, why = int(last["code"]), last.get("why") or f"exit code {last['code']}"
     elif job is not None:
         return None
     elif last and queue.job_state(last["job"]) == "CANCELLED":
@@ -56,7 +56,7 @@ def _last_line(folder: pathlib.Path, pack: str) -> dict[str, Any]:
 
 
 def _is_end(line: Mapping[str, Any]) -> bool:
-    return line.get("code") is not None and not line["why"].endswith("; requeued")
+    return line.get("code") is not None and not line.get("why", "").endswith("; requeued")
 
 
 def was_lost(folder: pathlib.Path, pack: str) -> bool:

@@ -12,6 +12,7 @@ from scalelab import set_by
 from scalelab.config.checks.validate import check_choice
 from scalelab.config.keys import key_records
 from scalelab.data.dataset import Dataset
+from scalelab.errors import BadInput
 from scalelab.hardware.versions import installed_versions
 from scalelab.optim.registry import find_optimizer
 from scalelab.train.lineage.own_code import SCHEDULE_KEY, diff_own_code
@@ -65,11 +66,13 @@ def config_from_facts(facts: Mapping[str, Any]) -> ConfigDict:
     """The config in some `checkpoint_facts`, as this scalelab knows it: keys that are gone dropped, new ones at
     their defaults.
 
-    BadInput for a choice that this scalelab does not have.
+    BadInput for a choice that this scalelab does not have, and for null where a value is never derived.
     """
     known = config_lib.default_tree()
     values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.default_values()
     for key, record in key_records().items():
+        if values.get(key, "") is None and defaults[key] is not None:
+            raise BadInput(f"{key} is null in the stored config (default: {defaults[key]!r}); was it edited?")
         if key in values and not (record.user_code and ":" in str(values[key])):  # what runs it asks whether it may
             check_choice(key, values[key])
     return config_lib.override(

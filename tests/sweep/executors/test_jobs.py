@@ -50,6 +50,7 @@ RUNNING = QueuedJob("7_0", "RUNNING", "None", SUBMISSION)
     ([start(0), end(9, 75, "stopped by a signal; requeued")], RUNNING, None),
     ([start(0), end(9, 75, "stopped by a signal; cancelled")], None, 75),
     ([start(0), end(0, 2, "no such file")], None, 2),
+    ([start(0) | {"code": 3}], None, 3),  # edited: without a reason
     ([end(9, 0) | {"job": "6_0"}], RUNNING, None),  # the end of an earlier submission
     ([], RUNNING, None),
 ])  # fmt: skip
@@ -58,7 +59,8 @@ def test_an_end_counts_unless_a_job_goes_on(tmp_path, lines, job, code):
     log = tmp_path / "packs" / PACK / "log.txt"
     log.write_text("INFO: the library bids farewell\n")
     assert sweep_jobs.settle(tmp_path, PACK, job) == code
-    assert log.read_text().splitlines()[-1] == ("no such file" if code == 2 else "INFO: the library bids farewell")
+    last = {2: "no such file", 3: "exit code 3"}.get(code, "INFO: the library bids farewell")
+    assert log.read_text().splitlines()[-1] == last
 
 
 @pytest.mark.parametrize("lines, output, words", [
