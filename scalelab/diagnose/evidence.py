@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,10 +129,17 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
     lost, edited = _describe_lost_lines(folder, stored, record, lines)
     return Evidence(
         folder, default_values() | stored, record,
-        [line for line in lines if "train_loss" in line], [line for line in lines if "val_loss" in line],
-        records.read_layers(folder), records.read_events(folder), manifests, damage, data, no_data,
+        _one_a_step(line for line in lines if "train_loss" in line),
+        _one_a_step(line for line in lines if "val_loss" in line),
+        _one_a_step(records.read_layers(folder)), records.read_events(folder), manifests, damage, data, no_data,
         lost=lost, edited=edited,
     )  # fmt: skip
+
+
+def _one_a_step(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Lines in order of their steps, the last one of each: series of several metrics are held against each other."""
+    by_step = {line["step"]: line for line in lines}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def update_ratio(evidence: Evidence) -> Series:
