@@ -28,13 +28,13 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.experiments.strangers.cases.opened import first_cases
+from scalelab.experiments.strangers.cases.unopened import second_cases
 from scalelab.experiments.strangers.commands import REACHES, reaches
 from scalelab.experiments.strangers.edits import Case
 from scalelab.experiments.strangers.honest import make_honest, start_store
 from scalelab.experiments.strangers.judge import BYTES, KINDS, SECONDS
-from scalelab.experiments.strangers.opened import first_cases
 from scalelab.experiments.strangers.pairs import Pair, Slot, hash_code
-from scalelab.experiments.strangers.unopened import second_cases
 
 HALVES = {"first": first_cases, "second": second_cases}
 REAL = 200

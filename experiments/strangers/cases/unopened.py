@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from scalelab.experiments.strangers.cases.opened import RUN_FILES, SWEEP_FILES
+from scalelab.experiments.strangers.cases.unopened_files import second_files
 from scalelab.experiments.strangers.edits import (
     ESCAPES,
     PATHS,
@@ -26,8 +28,6 @@ from scalelab.experiments.strangers.edits import (
     text,
     write,
 )
-from scalelab.experiments.strangers.opened import RUN_FILES, SWEEP_FILES
-from scalelab.experiments.strangers.unopened_files import second_files
 
 
 def second_cases() -> list[Case]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.experiments.strangers.cases.unopened_inputs import pickle_of, second_inputs
 from scalelab.experiments.strangers.edits import (
     CODE,
     ESCAPES,
@@ -24,7 +25,6 @@ from scalelab.experiments.strangers.edits import (
     text,
     write,
 )
-from scalelab.experiments.strangers.unopened_inputs import pickle_of, second_inputs
 
 
 def second_files() -> list[Case]:
