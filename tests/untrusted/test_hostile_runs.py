@@ -246,10 +246,13 @@ def test_a_long_log_without_an_evaluation_is_read_once_and_from_behind(folder, c
     lines = [line for line in records.read_metrics(run) if "val_loss" not in line]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run / "metrics.jsonl").write_text(text * (2**22 // len(text)))
-    parsed = []
+    parsed: list[int] = []
     parse = jsonfiles.parse_json
     monkeypatch.setattr(jsonfiles, "parse_json", lambda data: parsed.append(len(data)) or parse(data))
     code, out, _ = call(capsys, "runs", str(folder), "--json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert code == 1 and "no evaluated line" in rows["b"]["damage"]
     assert sum(parsed) < 2**20  # of four MiB of lines without the key, none is parsed but the last
+    page = folder / "pages" / "page.html"
+    assert call(capsys, "compare", str(run), str(folder / "runs" / "a"), f"--html={page}")[0] == 2
+    assert not page.parent.exists()  # refused before figures are drawn
