@@ -10,9 +10,8 @@ import shutil
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.train.single import train_single
 from scalelab.record import records
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -24,14 +24,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
-from scalelab.record import jsonfiles
-from checks.shared import RESULTS, command_line, result_header
-from scalelab import jsonfiles
 from scalelab.experiments.shared import markdown_table, write_result
+from scalelab.record import jsonfiles
 
 TABLE = pathlib.Path(__file__).parent / "faults.toml"
 VERDICTS = ("survived", "wrong", "not tried")

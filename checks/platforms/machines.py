@@ -11,6 +11,7 @@ A comparison is one of rounding if its tolerance is below 1e-5 of the expected v
 below 1e-5), or below 2^-7, bf16's spacing, and the runs move what is seen; but not where the expected number is printed
 and the tolerance covers its last digit. It uses seen / allowed of its room, the largest of all runs. Everything else is
 a fact (a count, a published value, an order, a clock): it uses what the runs move it by, over what the run farthest
+from scalelab.experiments.shared import markdown_table, write_result
 from its bound leaves to that. More than a third of the room needs an argument in tolerances.json.
 
 Writes `checks/results/machines.json` and `.md`, or into --workdir. The first run takes as long as `make test`; later
@@ -27,16 +28,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from checks.platforms.machine_runs import Run, run_tests
+from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
-from scalelab.experiments.machine_runs import Run, run_tests
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.record import jsonfiles
-from checks.platforms.machine_runs import Run, run_tests
-from checks.shared import RESULTS, command_line, result_header
-from scalelab import jsonfiles
-from scalelab.experiments.shared import markdown_table, write_result
 
 DEFAULT_RUNS = "SkylakeX,Haswell:AVX2,Sandybridge:AVX"  # OpenBLAS takes Haswell's kernels for Zen, too
 CLOSE_SHARE = 1 / 3  # a room is listed if a larger share of it is used

@@ -25,14 +25,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
-from checks.shared import RESULTS, command_line, result_header
-from scalelab import records
 from scalelab.experiments.shared import markdown_table, write_result
-from scalelab.identity import identity
 from scalelab.index.store import INDEX_FILE, READ_FILES
 from scalelab.record import listing, records
 from scalelab.record.identity import identity

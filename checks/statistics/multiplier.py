@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from checks.shared import RESULTS, command_line, result_header
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path, print_status
 from scalelab.experiments.shared import markdown_table, write_result

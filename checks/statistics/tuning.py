@@ -24,9 +24,8 @@ from scalelab import __main__ as scalelab_command
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
-from scalelab.record import listing, records
 from scalelab.experiments.shared import markdown_table, write_result
+from scalelab.record import listing, records
 from scalelab.sweep import grid
 from scalelab.sweep.tune.optimum import locate_best
 from scalelab.sweep.tune.search import search

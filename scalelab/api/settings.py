@@ -8,7 +8,6 @@ import numpy as np
 
 from scalelab.api.fit_rows import read_sources
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.identity import is_identity_key
 from scalelab.laws.fits.study import N_COLUMNS, select_rows
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import fitting_columns, known_fields, parse_columns

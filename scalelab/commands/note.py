@@ -12,9 +12,8 @@ import pathlib
 
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
-from scalelab.untrusted.paths import refuse_link
 from scalelab.record import records
-from scalelab.untrusted.paths import describe_link
+from scalelab.untrusted.paths import refuse_link
 
 
 def main(argv: list[str]) -> int:

@@ -20,9 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalelab import records
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, number_above_zero, print_status, print_table
-from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
 from scalelab.errors import BadInput
 from scalelab.index import alive
 from scalelab.record import listing, records

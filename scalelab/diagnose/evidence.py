@@ -3,15 +3,13 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config.keys import default_values
-from scalelab import records
 from scalelab.config.keys import Key, default_values, key_records
 from scalelab.diagnose.sample import DataSample, sample_data
 from scalelab.errors import BadInput, WorkFailed, quote_path
@@ -131,8 +129,9 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
     lost, edited = _describe_lost_lines(folder, values, record, lines)
     return Evidence(
         folder, values, record,
-        [line for line in lines if "train_loss" in line], [line for line in lines if "val_loss" in line],
-        records.read_layers(folder), records.read_events(folder), manifests, damage, data, no_data,
+        _one_a_step(line for line in lines if "train_loss" in line),
+        _one_a_step(line for line in lines if "val_loss" in line),
+        _one_a_step(records.read_layers(folder)), records.read_events(folder), manifests, damage, data, no_data,
         lost=lost, edited=[*mistyped, *edited],
     )  # fmt: skip
 
@@ -151,6 +150,12 @@ def _fits(value: Any, record: Key) -> bool:
         return record.default is None
     types: dict[type, Any] = {bool: int, float: (int, float)}
     return isinstance(value, types.get(record.kind, record.kind))
+
+
+def _one_a_step(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Lines in order of their steps, the last one of each: series of several metrics are held against each other."""
+    by_step = {line["step"]: line for line in lines}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def update_ratio(evidence: Evidence) -> Series:

@@ -17,9 +17,8 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.evaluate import choices, losses
 from scalelab.evaluate.subject import EvaluatedModel, check_same_ids
 from scalelab.evaluate.tasks import Task, make_slug
-from scalelab.train.single import load_run_dataset
 from scalelab.record import lock, records
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 
 Progress = Callable[[str, int, int], None]
 EvaluationRow = dict[str, Any]

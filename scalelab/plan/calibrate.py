@@ -19,9 +19,8 @@ from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.time import FIELDS, step_time
-from scalelab.train.lineage.facts import config_from_facts
 from scalelab.record import listing, records
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 
 ENOUGH = 3  # programs from which their own spread says more than the chip's range
 COVERAGE = 0.9  # probability that the next program lies in the range, for residuals that are normal in log time

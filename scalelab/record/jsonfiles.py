@@ -37,6 +37,7 @@ TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE)  # errors of network file systems t
 RETRY_WAITS_S = (0.1, 0.5, 2.5)
 MOST_LINE_BYTES = 2**24  # of one line; one of layers.jsonl with 1,000 layers has 300 kB
 MOST_TAIL_BYTES = 2**26  # of a file's end, looked through for its last line of a kind
+MOST_BLOCK_BYTES = 2**20  # of it at a time
 
 
 def retry_transient(action: Callable[[], T]) -> T:
@@ -178,9 +179,10 @@ def read_json_lines(
     def read() -> tuple[list[dict], list[str]]:  # without the lines' bytes, which are as much again
         rows: list[dict] = []
         wrong: list[str] = []
+        keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # the texts of keys are shared: they were as much again too
         for number, text, row in _each_line(path, schema or {}, having):
             if row is not None:
-                rows.append(row)
+                rows.append(dict(zip(keys.setdefault(tuple(row), tuple(row)), row.values(), strict=True)))
             else:
                 wrong.append(_describe_damage(path, number, text))
         return rows, wrong
@@ -237,45 +239,68 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
     os.replace(new.name, target)
 
 
-def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
+def first_line(path: Folder, schema: Schema) -> dict | None:
+    """The first object of a JSON-lines file, or None. BadInput if it is damaged."""
+
+    def read() -> dict | None:
+        for number, text, row in _each_line(path, schema):
+            if row is None:
+                raise BadInput(_describe_damage(path, number, text))
+            return row
+        return None
+
+    return _retry_reading(path, read, None)
+
+
+def last_line(path: Folder, wanted: Callable[[dict], bool], having: str = "") -> dict | None:
     """The last whole object of a JSON-lines file for which `wanted` is true, or None; damaged lines are passed over.
 
-    Reads only as much of the file's end as needed, at most MOST_TAIL_BYTES.
+    Reads only as much of the file's end as needed, at most MOST_TAIL_BYTES. `having`: only lines with this key.
     """
-    size, at_start = 2**14, False
-    while not at_start and size <= MOST_TAIL_BYTES:
-        try:
-            lines, at_start = retry_transient(functools.partial(_lines_from_end, path, size))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise BadInput(f"{path} can't be read: {error.strerror}") from None
-        for text in lines:
+    mark = f'"{having}"'.encode() if having else b""
+
+    def scan() -> dict | None:
+        for text in filter(lambda text: mark in text, _lines_backwards(path)):
             with contextlib.suppress(ValueError):
                 row = parse_json(text)
                 if isinstance(row, dict) and wanted(row):
                     return row
-        size *= 4
-    return None
+        return None
+
+    return _retry_reading(path, scan, None)
+
+
+def _lines_backwards(path: Folder) -> Iterator[bytes]:
+    """The whole lines in the last MOST_TAIL_BYTES of a file, last first, read in blocks that grow."""
+    with open_file(path) as file:
+        place, rest, size = file.seek(0, os.SEEK_END), b"", 2**14
+        first = max(0, place - MOST_TAIL_BYTES)
+        while place > first:
+            start = max(first, place - size)
+            file.seek(start)
+            rest, *lines = (file.read(place - start) + rest).split(b"\n")
+            yield from reversed(lines)
+            place, size = start, min(4 * size, MOST_BLOCK_BYTES)
+        if not first:
+            yield rest
 
 
 def tail_lines(path: Folder, size: int = 2**15) -> list[dict]:
     """The whole objects in the last `size` bytes of a JSON-lines file, in order; damaged lines are passed over."""
     none: list[bytes] = []
     rows = []
-    for text in reversed(_retry_reading(path, lambda: _lines_from_end(path, size)[0], none)):
+    for text in _retry_reading(path, lambda: _lines_at_end(path, size), none):
         with contextlib.suppress(ValueError):
             rows.append(parse_json(text))
     return [row for row in rows if isinstance(row, dict)]
 
 
-def _lines_from_end(path: Folder, size: int) -> tuple[list[bytes], bool]:
-    """The whole lines in the last `size` bytes of a file, last first, and whether these are the whole file."""
+def _lines_at_end(path: Folder, size: int) -> list[bytes]:
+    """The whole lines in the last `size` bytes of a file."""
     with open_file(path) as file:
         start = max(0, file.seek(0, os.SEEK_END) - size)
         file.seek(start)
-        lines = file.read().split(b"\n")
-    return lines[1 if start else 0 :][::-1], start == 0
+        return file.read().split(b"\n")[1 if start else 0 :]
 
 
 def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:

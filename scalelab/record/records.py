@@ -33,6 +33,7 @@ from scalelab.record.jsonfiles import (
     WHOLE,
     Folder,
     append_json_lines,
+    first_line,
     fsync,
     keep_json_lines,
     numbered_lines,
@@ -96,6 +97,12 @@ def read_metrics(folder: Folder) -> list[dict]:
 def read_evaluated(folder: Folder) -> list[dict]:
     """Read the lines of metrics with a validation loss; the others, most of a long log, are not looked at."""
     return read_json_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS_SCHEMA, having="val_loss")
+
+
+def first_metrics_time(folder: Folder) -> float | None:
+    """The time of the first line of metrics; None without a line or a time. BadInput if that line is damaged."""
+    line = first_line(pathlib.Path(folder) / "metrics.jsonl", METRICS_SCHEMA) or {}
+    return line.get("time")
 
 
 def read_layers(folder: Folder) -> list[dict]:

@@ -120,14 +120,21 @@ def read_event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     """
     rows = []
     for folder in folders:
-        lines = records.read_metrics(folder) if len(folders) <= MOST_CURVES else None
-        for event in records.read_events(folder):
-            step = event["step"]
-            if step is None and lines is not None:
-                before = [line["step"] for line in lines if (line.get("time") or 0) <= event["time"]]
-                step = max(before, default=0)
+        events = records.read_events(folder)
+        times = [event["time"] for event in events if event["step"] is None]
+        steps = _last_steps(folder, times) if times and len(folders) <= MOST_CURVES else {}
+        for event in events:
+            step = steps.get(event["time"]) if event["step"] is None else event["step"]
             rows.append(event | {"run": folder.name, "step": step})
     return sorted(rows, key=lambda row: row["time"])
+
+
+def _last_steps(folder: pathlib.Path, times: Sequence[float]) -> dict[float, int]:
+    """{time: the last step logged until then}; most are before the first line, whose time is enough to know."""
+    start = records.first_metrics_time(folder)
+    lines = records.read_metrics(folder) if start is None or max(times) >= start else []
+    logged = [(line.get("time") or 0, line["step"]) for line in lines]
+    return {time: max((step for at, step in logged if at <= time), default=0) for time in times}
 
 
 def merge_events(rows: Sequence[dict]) -> list[dict]:

@@ -22,12 +22,13 @@ def write_comparison(path: pathlib.Path, comparison: Mapping[str, Any], lines: S
 
     comparison: as from `evaluate.compare`. Returns `path` and `figures`.
     """
+    sides = {name: [pathlib.Path(run) for run in runs] for name, runs in zip("AB", comparison["runs"], strict=True)}
+    table = _named_rows(sides)  # first: of a damaged run nothing is drawn
     page = _page(path, "comparison")
     page.parts.append(html.render_card(*(html.render_paragraph(line) for line in lines)))
     page.parts.append(html.render_section("What differs", _differences(comparison)))
-    sides = {name: [pathlib.Path(run) for run in runs] for name, runs in zip("AB", comparison["runs"], strict=True)}
     page.parts.append(html.render_section("Loss curves", *_curves(page, sides, "side")))
-    page.parts.append(html.render_section("Runs", runs_table(_named_rows(sides))))
+    page.parts.append(html.render_section("Runs", runs_table(table)))
     title = " and ".join(pathlib.Path(comparison[side]).name for side in "ab")
     subtitle = f"A = {comparison['a']}, B = {comparison['b']}"
     return _result(page, sum(map(len, sides.values())), f"Comparison: {title}", subtitle)

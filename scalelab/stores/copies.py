@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import LIST, describe_mismatch, write_json
-from scalelab.lock import LEASE_FILE
-from scalelab.record.jsonfiles import LIST, read_json, write_json
+from scalelab.record.jsonfiles import LIST, describe_mismatch, write_json
 from scalelab.record.lock import LEASE_FILE
 from scalelab.stores import client
 from scalelab.stores.client import Place, StoreDown, StoreRefused

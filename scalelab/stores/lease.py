@@ -13,8 +13,6 @@ import time
 import uuid
 from typing import Any
 
-from scalelab import lock
-from scalelab.errors import BadInput
 from scalelab.record import lock
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, Version

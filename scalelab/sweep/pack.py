@@ -12,7 +12,6 @@ from scalelab.errors import BadInput
 from scalelab.index.waiting import wait_for_folder
 from scalelab.parallel.pulse import Pulse
 from scalelab.record import records
-from scalelab.sweep.executors.waiting import wait_for_folder
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage import determinism
 from scalelab.train.lineage.spec import make_train_spec

@@ -15,7 +15,10 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
 
 def escape_text(text: str, passing: str = "") -> str:
     """`text` in full with everything that is neither printable nor in `passing` written as an escape."""
-    if text.isprintable():
+    others = text
+    for letter in passing:
+        others = others.replace(letter, "")
+    if others.isprintable():
         return text
     return "".join(
         c if c.isprintable() or c in passing else c.encode("unicode_escape", "surrogatepass").decode() for c in text

@@ -4,14 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalelab.experiments.diagnose import __main__ as study
-from scalelab.experiments.diagnose import forks
-from scalelab.experiments.diagnose.functions import FAULTS, FAULTY, corpus
-from scalelab.experiments.diagnose.healthy import HEALTHY
-from scalelab.experiments.diagnose.plants import PLANTS
-from scalelab.experiments.diagnose.score import judge_healthy, judge_plant, stop_after
-from scalelab.experiments.shared import RESULTS
-from scalelab.record import records
 from checks.diagnosis.diagnose import __main__ as study
 from checks.diagnosis.diagnose import forks
 from checks.diagnosis.diagnose.functions import FAULTS, FAULTY, corpus
@@ -19,7 +11,7 @@ from checks.diagnosis.diagnose.healthy import HEALTHY
 from checks.diagnosis.diagnose.plants import PLANTS
 from checks.diagnosis.diagnose.score import judge_healthy, judge_plant, stop_after
 from checks.shared import RESULTS
-from scalelab import records
+from scalelab.record import records
 from scalelab.train.run.feed import Feed
 from scalelab.train.single import load_run_dataset
 from tests.train.resume.test_compatibility import config

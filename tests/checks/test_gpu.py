@@ -16,12 +16,6 @@ from checks.gpu.measures import attention, commands, torch_models, utilisation
 from checks.gpu.question import OutOfTime, Question
 from checks.shared import RESULTS
 from scalelab import config as config_lib
-from scalelab.experiments.gpu import __main__ as gpu
-from scalelab.experiments.gpu import compiled, ledger, page, parts, session, settings
-from scalelab.experiments.gpu.measures import attention, commands, torch_models, utilisation
-from scalelab.experiments.gpu.question import OutOfTime, Question
-from scalelab.experiments.shared import RESULTS
-from scalelab import jsonfiles
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
 from scalelab.record import jsonfiles

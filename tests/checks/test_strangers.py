@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import signal
 
 import pytest
 
@@ -11,6 +12,7 @@ from checks.hostile.strangers.commands import REACHES, Reach, reaches
 from checks.hostile.strangers.edits import CODE, ESCAPED, KIND_FILES, Case
 from checks.hostile.strangers.judge import KINDS, find_escape
 from checks.hostile.strangers.pairs import Pair, Slot
+from checks.hostile.strangers.processes import run_real
 
 FAKE = f"""
 import os, pathlib, signal, sys, time
@@ -77,6 +79,34 @@ def test_each_planted_violation_is_seen_and_leaves_no_trace(slot):
         row = meet(slot, "good")
         assert row["wrong"] == {} and row["code"] == 2 and row["last"] == "one line ? 2 True", (what, row)
     assert not (slot.folder.parents[0] / ESCAPED).exists()
+
+
+WAITS = """
+import signal, sys, time
+
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+time.sleep(0.3)
+print("up", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("what", ["hears", "deaf"])
+def test_a_real_process_that_waits_is_stopped_once_it_is_up(slot, monkeypatch, what):
+    monkeypatch.setattr(judge, "SECONDS", 4.0)
+    (slot.folder / "waits.py").write_text(WAITS)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a study that a shell started with &
+    try:
+        outcome = run_real([what], slot.folder, slot.environment, 0.1, program=str(slot.folder / "waits.py"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.signalled and outcome.output.strip() == b"up"
+    wrong = judge.judge(outcome, [], False)
+    assert (outcome.code, list(wrong)) == ((0, []) if what == "hears" else (None, ["time"]))
 
 
 def test_what_is_printed_may_hold_no_raw_control(slot):

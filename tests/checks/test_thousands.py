@@ -1,10 +1,8 @@
 """The copies that thousands of runs are timed with are sound runs: damaged ones would be read in another time."""
 
 from checks.speed import thousands
-from scalelab import records
-from scalelab.train.single import train_single
 from scalelab.record import listing
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
 

@@ -5,9 +5,7 @@ import math
 
 import pytest
 
-from experiments import watch
 from checks.diagnosis import watch
-from scalelab import records
 from scalelab.diagnose.watch.curve import read_curve
 from scalelab.record import listing
 from tests.diagnose.watch import families

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 
 from checks.diagnosis.diagnose import forks
-from scalelab import records
 from scalelab.__main__ import main
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.probes.model import probe_mask, probe_targets
 from scalelab.diagnose.probes.probes import run_probes
 from scalelab.diagnose.probes.subject import load_subject
-from scalelab.train.single import train_single
 from scalelab.record import records
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 from tests.train.runs import command, ended, finish, train
 

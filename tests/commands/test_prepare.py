@@ -17,9 +17,8 @@ from scalelab import config as config_lib
 from scalelab.__main__ import main
 from scalelab.data.prepare.prepared import read_prepared
 from scalelab.data.tokenizers.load import load_tokenizer_file
-from scalelab.train.single import train_single
 from scalelab.record import records
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.data import corpora
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -4,9 +4,8 @@ import pytest
 
 from scalelab.diagnose.batch import describe_batch
 from scalelab.diagnose.evidence import gather_evidence
-from scalelab.train.single import train_single
 from scalelab.record import records
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.train.resume.test_compatibility import config
 
 

@@ -14,9 +14,8 @@ from scalelab.diagnose.replay import judge, search, what_ifs, window
 from scalelab.diagnose.replay.what_ifs import ORIGINAL, WhatIf
 from scalelab.diagnose.replay.window import find_origin, replay
 from scalelab.errors import BadInput
-from scalelab.train.single import train_single
 from scalelab.record import records
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from scalelab.train.step.guard import GuardState
 from tests.train.resume.test_compatibility import config
 

@@ -10,9 +10,8 @@ from scalelab.data.dataset import DatasetPart
 from scalelab.evaluate import losses, subject
 from scalelab.evaluate.losses import ALL_PARTS
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.train.single import load_run_dataset
 from scalelab.record import records
-from scalelab.train.run.single import load_run_dataset
+from scalelab.train.single import load_run_dataset
 from scalelab.train.step.gradients import loss_sums
 from tests.evaluate.runs import loaded, log_softmax, plain, settings, trained
 

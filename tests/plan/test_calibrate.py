@@ -9,9 +9,8 @@ from scalelab.hardware.chips import Chip
 from scalelab.plan.calibrate import calibrate_efficiency
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.step.time import step_time
-from scalelab.train.single import train_single
 from scalelab.record import records
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.plan.tiny import run_folder, static, tiny
 
 # Slow enough that an operation's launch, whose time has no range, counts for nothing.

@@ -8,7 +8,6 @@ from scalelab.__main__ import main
 from scalelab.diagnose.watch.stop import NAMES, StopJudge, check_rule
 from scalelab.errors import BadInput
 from scalelab.laws.fits.study import fit_study
-from scalelab.laws.read.study import fit_study
 from scalelab.record import listing, records
 from scalelab.report import pages
 from scalelab.sweep.run import run_sweep

@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.record import records
+from scalelab.record import jsonfiles, records
 from scalelab.report import serve
 from tests.report import synthetic
 
@@ -229,3 +229,30 @@ def test_edited_forecasts_are_one_line(folder, capsys):
         (run / "forecasts.jsonl").write_text(json.dumps(whole | change) + "\n")
         code, _, err = call(capsys, "watch", str(run), "--score")
         assert code == 2 and "is not a forecast" in err, (change, err)
+
+
+def test_a_log_whose_steps_are_doubled_is_diagnosed_by_the_last_line_of_each(folder, capsys):
+    run = folder / "runs" / "b"
+    first = call(capsys, "diagnose", str(run), "--json")
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        if (run / name).exists():
+            (run / name).write_text((run / name).read_text() * 2)
+    code, out, err = call(capsys, "diagnose", str(run), "--json")
+    assert (code, out, err) == first
+
+
+def test_a_long_log_without_an_evaluation_is_read_once_and_from_behind(folder, capsys, monkeypatch):
+    run = folder / "runs" / "b"
+    lines = [line for line in records.read_metrics(run) if "val_loss" not in line]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(text * (2**22 // len(text)))
+    parsed: list[int] = []
+    parse = jsonfiles.parse_json
+    monkeypatch.setattr(jsonfiles, "parse_json", lambda data: parsed.append(len(data)) or parse(data))
+    code, out, _ = call(capsys, "runs", str(folder), "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert code == 1 and "no evaluated line" in rows["b"]["damage"]
+    assert sum(parsed) < 2**20  # of four MiB of lines without the key, none is parsed but the last
+    page = folder / "pages" / "page.html"
+    assert call(capsys, "compare", str(run), str(folder / "runs" / "a"), f"--html={page}")[0] == 2
+    assert not page.parent.exists()  # refused before figures are drawn

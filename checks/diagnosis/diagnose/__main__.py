@@ -19,20 +19,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
-from scalelab.errors import BadInput, nearest_hint
-from scalelab.experiments.diagnose.healthy import HEALTHY
-from scalelab.experiments.diagnose.plants import PLANTS
-from scalelab.experiments.diagnose.score import judge_healthy, judge_plant
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
-from scalelab.record import jsonfiles
 from checks.diagnosis.diagnose.healthy import HEALTHY
 from checks.diagnosis.diagnose.plants import PLANTS
 from checks.diagnosis.diagnose.score import judge_healthy, judge_plant
 from checks.shared import RESULTS, command_line, result_header
-from scalelab import jsonfiles
+from scalelab.__main__ import guarded
+from scalelab.cli.parser import emit_json, folder_path
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
+from scalelab.record import jsonfiles
 
 FIRST_WANTED, PLANTS_WANTED, HEALTHY_WANTED = 36, 40, 20
 HEALTHY_SEEDS = 2

@@ -4,12 +4,9 @@ import functools
 import pathlib
 from typing import Any
 
-from scalelab.experiments.gpu.measures import commands
-from scalelab.experiments.gpu.question import Context, OutOfTime, Question
-from scalelab.record import records
 from checks.gpu.measures import commands
 from checks.gpu.question import Context, OutOfTime, Question
-from scalelab import records
+from scalelab.record import records
 
 CURVE_POINTS = 60  # of the curve of a row; metrics.jsonl has all
 

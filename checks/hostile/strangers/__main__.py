@@ -25,13 +25,13 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+from checks.hostile.strangers.cases.opened import first_cases
+from checks.hostile.strangers.cases.unopened import second_cases
 from checks.hostile.strangers.commands import REACHES, reaches
 from checks.hostile.strangers.edits import Case
 from checks.hostile.strangers.honest import make_honest, start_store
 from checks.hostile.strangers.judge import BYTES, KINDS, SECONDS
-from checks.hostile.strangers.opened import first_cases
 from checks.hostile.strangers.pairs import Pair, Slot, hash_code
-from checks.hostile.strangers.unopened import second_cases
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path

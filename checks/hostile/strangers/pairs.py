@@ -127,7 +127,7 @@ class Slot:
             self.warm = None
 
 
-def hash_code(own: str = "*.py") -> str:
+def hash_code(own: str = "**/*.py") -> str:
     """SHA-256 of scalelab, the configs and files of this study: what was made by other code is made again."""
     paths = [path for name in ("scalelab", "configs") for path in (ROOT / name).rglob("*.py")]
     sha = hashlib.sha256()

@@ -22,12 +22,17 @@ from scalelab.errors import WorkFailed
 
 POLL_S = 0.02
 PAGE_S = 3.0  # for the answer to a GET
+UP_S = 7.0  # a real process that waits by design and prints nothing for so long is stopped as it is
 IDLE_S = 1.0  # a command that ran for less of its ten seconds hangs
 START_S = 120.0  # for a start, on a machine that others load
 WALL_FACTOR = 6.0  # a command that waits for a core may take so many times the seconds that it has of its own
 FILE_BYTES = 2**28  # no file may become larger: a copy of /dev/zero must not fill the disk
 WARM_BYTES = 3 * 2**29  # a warm process that holds so much between two commands is replaced
 OUTPUT_BYTES = 2**24
+HEARS_CONTROL_C = """import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""  # what a shell starts with & ignores SIGINT, and so would all that is started from there
 PAGES = ("/", "/figures/loss.csv", "/figures/secret.csv", "/figures/training_loss.csv", "/figures/loss.pdf", "/%00",
          "/figures/../../canary/files/secret.csv", "/figures/..%2f..%2fcanary/files/secret.csv",
          "/runs/x/figures/loss.csv", "/../canary/files/secret.csv", "//etc/passwd", "/" + "a" * 5000)  # fmt: skip
@@ -125,16 +130,18 @@ def run_real(
     environment: Mapping[str, str],
     interrupt_s: float = 0.0,
     serves: bool = False,
+    program: str | None = None,
 ) -> Outcome:
-    """Run one command as a user would: a process of its own."""
-    command = [sys.executable, "-m", "scalelab", *line]
+    """Run one command as a user would: a process of its own. What waits by design is stopped once it is up."""
+    start = ["-m", "scalelab"] if program is None else [program]
+    command = [sys.executable, "-I", "-S", "-c", HEARS_CONTROL_C, *start, *line]
     with open(slot / "stdout", "wb") as out, open(slot / "stderr", "wb") as err:
         process = subprocess.Popen(
             command, cwd=slot / "work", env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             start_new_session=True,
         )  # fmt: skip
     limit(process.pid)
-    watch = Watch(process.pid, slot, interrupt_s, serves)
+    watch = Watch(process.pid, slot, interrupt_s, serves, speaks=True)
     while process.poll() is None and not watch.over():
         time.sleep(POLL_S)
     code = process.poll()
@@ -148,11 +155,12 @@ class Watch:
     """Looks after one command: its time without the waits for a core, its memory, ctrl-C, the pages it serves.
 
     Of a warm process, `fresh_bytes` is what it held when it was new: what it has come to hold since is not counted.
+    `speaks`: the command is up, and may be interrupted, when it has printed something; a warm one is up at once.
     """
 
     def __init__(
         self, pid: int, slot: pathlib.Path, interrupt_s: float, serves: bool, limit_s: float | None = None,
-        fresh_bytes: int = 0,
+        fresh_bytes: int = 0, speaks: bool = False,
     ):  # fmt: skip
         self.pid, self.slot, self.interrupt_s, self.serves = pid, slot, interrupt_s, serves
         self.limit_s = judge.SECONDS if limit_s is None else limit_s
@@ -160,7 +168,7 @@ class Watch:
         reset_peak(pid)
         self.began, self.most = time.monotonic(), 0
         self.ran, self.waited = ran_and_waited_s(pid)
-        self.idle = False
+        self.idle, self.up_at = False, None if speaks and not serves else 0.0
         self.seconds, self.killed, self.signalled, self.served = 0.0, "", False, b""
 
     def over(self) -> bool:
@@ -181,7 +189,9 @@ class Watch:
         port = re.search(rb"http://(?:127\.0\.0\.1|localhost):(\d+)", self._output()) if self.serves else None
         if port:
             self.served = b"".join(fetch(int(port[1]), path) for path in PAGES)
-        if port or self.seconds > self.interrupt_s:
+        if self.up_at is None and (self.seconds > UP_S or self._output().strip()):
+            self.up_at = self.seconds
+        if port or (self.up_at is not None and self.seconds > self.up_at + self.interrupt_s):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGINT)
             self.signalled = True

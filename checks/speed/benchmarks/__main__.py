@@ -24,14 +24,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from checks.shared import command_line
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.experiments.shared import command_line, describe_machine
-from scalelab.record import records
-from checks.shared import command_line
-from scalelab import records
 from scalelab.experiments.shared import describe_machine
+from scalelab.record import records
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results" / "benchmarks.json"
 PART_NAMES = ("step", "optimizers", "packing", "startup", "laws", "fits", "checkpoints", "compile", "data")

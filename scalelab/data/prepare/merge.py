@@ -13,9 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab import records
 from scalelab.data import shards
-from scalelab.data.batches import shards
 from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.errors import WorkFailed
 from scalelab.record import records

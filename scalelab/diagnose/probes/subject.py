@@ -13,8 +13,8 @@ from scalelab.data.batches.batches import TrainBatches
 from scalelab.diagnose.evidence import Evidence
 from scalelab.errors import BadInput
 from scalelab.precision.policy import POLICIES
-from scalelab.train.lineage.facts import config_from_facts
 from scalelab.record import records
+from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.resume import handover
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.run.feed import DataShift

@@ -11,9 +11,8 @@ import numpy as np
 from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
-from scalelab.train.lineage.facts import config_from_facts
 from scalelab.record import records
-from scalelab.train.resume.facts import config_from_facts
+from scalelab.train.lineage.facts import config_from_facts
 
 MOST_POINTS = 4096  # of the schedule: a longer run's is read at so many steps, evenly
 PLACES = np.linspace(0.02, 1.0, 50)  # shares of a run at which two schedules are compared

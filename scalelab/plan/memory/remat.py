@@ -13,9 +13,8 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.plan.memory import fits_here
 from scalelab.plan.memory.memory import Memory, memory_on_backend
-from scalelab.train.lineage.compatibility import is_untrained
 from scalelab.record import records
-from scalelab.train.resume.compatibility import is_untrained
+from scalelab.train.lineage.compatibility import is_untrained
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

@@ -51,18 +51,17 @@ def check_record(folder: pathlib.Path, config: Mapping[str, Any], record: Mappin
 
 def _read_ends(folder: pathlib.Path, schema: Schema) -> Logged:
     """Read the ends of the logs, from behind; of the metrics up to the last evaluation, often the last line of all."""
-    last: list[dict[str, Any]] = []
-
-    def note(row: dict[str, Any]) -> bool:
-        if describe_mismatch(row, schema):
-            return False
-        last.append(row)
-        return "val_loss" in row
-
-    evaluated = last_line(folder / METRICS_FILE, note) or {}
+    path = folder / METRICS_FILE
+    last = last_line(path, lambda row: not describe_mismatch(row, schema)) or {}
+    evaluated = last if "val_loss" in last else _last_evaluated(path, schema)
     verdict = last_line(folder / EVENTS_FILE, lambda row: row.get("kind") in ENDS.values()) or {}
     known = verdict.get("kind", "") if verdict or (folder / EVENTS_FILE).exists() else None
-    return Logged(last[0] if last else {}, evaluated, known)
+    return Logged(last, evaluated, known)
+
+
+def _last_evaluated(path: pathlib.Path, schema: Schema) -> Mapping[str, Any]:
+    fits = lambda row: "val_loss" in row and not describe_mismatch(row, schema)  # noqa: E731
+    return last_line(path, fits, having="val_loss") or {}
 
 
 def describe_false_size(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, quote_path
-from scalelab.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets

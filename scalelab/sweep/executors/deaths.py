@@ -5,10 +5,9 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 
-from scalelab import lock, records
 from scalelab.errors import BadInput
+from scalelab.record import lock, records
 from scalelab.sweep.executors.worker import REFUSED_EXIT_CODE
-from scalelab.record import records
 from scalelab.untrusted.files import read_end
 
 MOST_RESTARTS = 2  # of a pack whose worker was killed; after one more death it has failed

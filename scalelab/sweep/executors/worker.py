@@ -11,9 +11,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import records, user_code
-from scalelab.errors import BadInput
 from scalelab import user_code
+from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.untrusted.files import open_to_append
 

@@ -11,12 +11,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab.config import mixture_text
-from scalelab.identity import is_identity_key, is_passive_guard
+from scalelab.record.identity import is_identity_key, is_passive_guard
 from scalelab.train.lineage import extend
 from scalelab.train.lineage.facts import diff_facts, flatten_facts
-from scalelab.record.identity import is_identity_key, is_passive_guard
-from scalelab.train.resume import extend
-from scalelab.train.resume.facts import diff_facts, flatten_facts
 
 ChangeEntries = dict[
     str, dict[str, Any]

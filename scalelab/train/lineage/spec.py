@@ -12,10 +12,8 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
-from scalelab.train.lineage import own_code
 from scalelab.record.identity import identity
-from scalelab.train.per_layer import refusals
-from scalelab.train.resume import own_code
+from scalelab.train.lineage import own_code
 from scalelab.train.step import hooks
 from scalelab.train.step.per_layer import refusals
 

@@ -26,9 +26,8 @@ from scalelab.optim.chain import check_optimizer_options
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
-from scalelab.train import formats_found, ledger
 from scalelab.record import records
-from scalelab.train import ledger
+from scalelab.train import formats_found, ledger
 from scalelab.train.checkpoints import manifest
 from scalelab.train.lineage import compatibility, determinism
 from scalelab.train.lineage.facts import checkpoint_facts, package_versions

@@ -19,7 +19,6 @@ from scalelab.laws.fits.study import fit_study
 from scalelab.laws.law.chinchilla_optimum import loss_at, optimal_allocation
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.trust.profile import ParamProfile
-from scalelab.laws.use.chinchilla_optimum import loss_at, optimal_allocation
 from scalelab.record import listing, records
 from tests.laws.examples import QUICKSTART_LIKE, published, study
 from tests.tables import table_path

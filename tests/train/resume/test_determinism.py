@@ -9,11 +9,9 @@ import jax
 import pytest
 
 from scalelab.errors import WorkFailed
+from scalelab.record import records
 from scalelab.train.lineage import determinism
 from scalelab.train.single import train_single
-from scalelab.record import records
-from scalelab.train.resume import determinism
-from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config
 from tests.train.runs import ROOT
 

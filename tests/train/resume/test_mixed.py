@@ -6,7 +6,6 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.laws.fits.study import select_rows
-from scalelab.laws.read.study import select_rows
 from scalelab.record import listing, records
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest

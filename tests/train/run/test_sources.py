@@ -8,8 +8,8 @@ import pytest
 from scalelab import config as config_lib
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.train import single
 from scalelab.record import listing, records
+from scalelab.train import single
 from scalelab.train.checkpoints import manifest
 from scalelab.train.run.run import bits_per_byte
 from tests.data import corpora

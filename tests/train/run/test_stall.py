@@ -9,9 +9,8 @@ from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.parallel.pulse import Pulse
-from scalelab.train.single import train_single
 from scalelab.record import records
-from scalelab.train.run.single import train_single
+from scalelab.train.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.runs import PATIENCE_S
 

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from checks.hostile.strangers.cases.opened import RUN_FILES, SWEEP_FILES
+from checks.hostile.strangers.cases.unopened_files import second_files
 from checks.hostile.strangers.edits import (
     ESCAPES,
     PATHS,
@@ -26,8 +28,6 @@ from checks.hostile.strangers.edits import (
     text,
     write,
 )
-from checks.hostile.strangers.opened import RUN_FILES, SWEEP_FILES
-from checks.hostile.strangers.unopened_files import second_files
 
 
 def second_cases() -> list[Case]:

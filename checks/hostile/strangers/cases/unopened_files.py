@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from checks.hostile.strangers.cases.unopened_inputs import pickle_of, second_inputs
 from checks.hostile.strangers.edits import (
     CODE,
     ESCAPES,
@@ -24,7 +25,6 @@ from checks.hostile.strangers.edits import (
     text,
     write,
 )
-from checks.hostile.strangers.unopened_inputs import pickle_of, second_inputs
 
 
 def second_files() -> list[Case]:

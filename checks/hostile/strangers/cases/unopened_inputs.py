@@ -20,7 +20,6 @@ from checks.hostile.strangers.edits import (
     TYPES,
     Case,
     Site,
-    clear,
     edit,
     place,
     swap,
@@ -37,10 +36,10 @@ def second_inputs() -> list[Case]:
 def _sources() -> Iterator[Case]:
     """Documents to prepare: archives with ways out, bombs, lines without end."""
     for name, data in (("it.tar", _tar), ("it.tgz", functools.partial(_tar, mode="w:gz"))):
-        yield Case(f"source: members of {name} go up", "source", functools.partial(_make, data), file=name)
-    yield Case("source: members of it.zip go up", "source", functools.partial(_make, _zip), file="it.zip")
-    yield Case("source: it.zip is a bomb", "source", functools.partial(_make, _zip_bomb), file="it.zip")
-    yield Case("source: it.zip claims 4 GB", "source", functools.partial(_make, _zip_claims), file="it.zip")
+        yield Case(f"source: members of {name} go up", "source", text("", data), file=name)
+    yield Case("source: members of it.zip go up", "source", text("", _zip), file="it.zip")
+    yield Case("source: it.zip is a bomb", "source", text("", _zip_bomb), file="it.zip")
+    yield Case("source: it.zip claims 4 GB", "source", text("", _zip_claims), file="it.zip")
     bomb = functools.partial(_gzip_bomb, b"x" * 8)
     yield Case("source: it.jsonl.gz is a bomb of 2.5 GB", "source", text("", bomb), file="it.jsonl.gz")
     yield Case("source: it.txt.gz is a bomb of 2.5 GB", "source", text("", bomb), file="it.txt.gz")
@@ -57,17 +56,12 @@ def _sources() -> Iterator[Case]:
     for what in ("FIFO", "/dev/zero", "socket", "loop"):
         yield Case(f"source: it is a {what}", "source", swap("", what), file="it.txt")
     yield Case("source: a cell of 50 MB", "source", text("", lambda: "text\n" + "x" * 50_000_000), file="it.csv")
-    yield Case("source: an object array", "source", _object_array, file="it.bin")
+    yield Case("source: an object array", "source", text("", _object_array), file="it.bin")
 
 
 @functools.cache
 def _gzip_bomb(words: bytes) -> bytes:
     return gzip.compress(words * 2**23) * 40
-
-
-def _make(data: Any, site: Site) -> None:
-    clear(site.it)
-    site.it.write_bytes(data())
 
 
 def _tar(mode: str = "w") -> bytes:
@@ -113,15 +107,13 @@ def _zip_claims() -> bytes:
 
 
 def _pickle_file(site: Site) -> None:
-    clear(site.it)
-    site.it.write_bytes(pickle_of(site))
+    text("", pickle_of(site))(site)
 
 
-def _object_array(site: Site) -> None:
+def _object_array() -> bytes:
     data = io.BytesIO()
     np.save(data, np.array([{"a": 1}, None], dtype=object), allow_pickle=True)
-    clear(site.it)
-    site.it.write_bytes(data.getvalue())
+    return data.getvalue()
 
 
 def _tasks_and_machines() -> Iterator[Case]:
