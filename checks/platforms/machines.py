@@ -11,7 +11,6 @@ A comparison is one of rounding if its tolerance is below 1e-5 of the expected v
 below 1e-5), or below 2^-7, bf16's spacing, and the runs move what is seen; but not where the expected number is printed
 and the tolerance covers its last digit. It uses seen / allowed of its room, the largest of all runs. Everything else is
 a fact (a count, a published value, an order, a clock): it uses what the runs move it by, over what the run farthest
-from scalelab.experiments.shared import markdown_table, write_result
 from its bound leaves to that. More than a third of the room needs an argument in tolerances.json.
 
 Writes `checks/results/machines.json` and `.md`, or into --workdir. The first run takes as long as `make test`; later
@@ -33,6 +32,7 @@ from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
+from scalelab.experiments.shared import markdown_table, write_result
 from scalelab.record import jsonfiles
 
 DEFAULT_RUNS = "SkylakeX,Haswell:AVX2,Sandybridge:AVX"  # OpenBLAS takes Haswell's kernels for Zen, too

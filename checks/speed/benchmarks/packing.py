@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from checks.speed.benchmarks import timing
 from checks.speed.benchmarks.steps import bare, ours
 from scalelab import config as config_lib
 from scalelab.data.batches.batches import train_batches
+from scalelab.experiments import timing
 from scalelab.record import records
 from scalelab.sweep.pack import train_pack
 from scalelab.train.single import load_run_dataset
