@@ -1,8 +1,6 @@
-"""The layouts that are compared, and their measurements: differences from one device, bytes held and moved, bubble.
+"""A layout of devices compared with one device: differences, bytes held and moved, bubble.
 
-At fixed parameters the token-mean loss and every gradient are compared with those of one device. Each layout comes with
-two variants of the model that differ in everything (heads, head, remat, accumulation, positions), so that the list
-covers all pairs of levels.
+At fixed parameters the token-mean loss and every gradient are compared with those of one device.
 """
 
 import dataclasses
@@ -25,74 +23,10 @@ from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from scalelab.train.step.step import train_step
 
-LAYOUTS = {
-    "data": Layout(data=8),
-    "zero0": Layout(fsdp=8, zero=0),
-    "zero1": Layout(fsdp=8, zero=1),
-    "zero2": Layout(fsdp=8, zero=2),
-    "fsdp": Layout(fsdp=8),
-    "hsdp": Layout(data=2, fsdp=4),
-    "tensor": Layout(data=2, tensor=4),
-    "tensor+sequence": Layout(data=2, tensor=4, sequence=True),
-    "fsdp+tensor": Layout(fsdp=4, tensor=2),
-    "fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True, parts=4),
-    "hsdp+tensor+sequence": Layout(data=2, fsdp=2, tensor=2, sequence=True),
-    "zero1+tensor+sequence": Layout(fsdp=2, tensor=4, sequence=True, zero=1),
-    "context": Layout(context=8),
-    "context+fsdp": Layout(fsdp=2, context=4),
-    "context+fsdp+tensor+sequence": Layout(fsdp=2, context=2, tensor=2, sequence=True, parts=2),
-    "gpipe+data": Layout(stage=4, data=2, schedule="gpipe", microbatches=8),
-    "gpipe+fsdp": Layout(stage=2, fsdp=4, schedule="gpipe", microbatches=4),
-    "circular+data": Layout(stage=2, data=4, schedule="circular", microbatches=4, rounds=2),
-    "circular+hsdp": Layout(stage=2, data=2, fsdp=2, schedule="circular", microbatches=2, rounds=2),
-    "1f1b+data": Layout(stage=2, data=4, microbatches=8),
-    "1f1b+fsdp": Layout(stage=4, fsdp=2, microbatches=4),
-    "1f1b+zero1": Layout(stage=2, fsdp=4, microbatches=4, zero=1),
-    "1f1b+fsdp+tensor+sequence": Layout(stage=2, fsdp=2, tensor=2, sequence=True, microbatches=4),
-    "interleaved+data": Layout(stage=2, data=4, microbatches=4, rounds=2),
-    "interleaved+fsdp+tensor": Layout(stage=2, fsdp=2, tensor=2, microbatches=4, rounds=2),
-}
-MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
-    "family": ("llama", "gpt2"),
-    "model.n_kv_heads": (8, 4),
-    "model.tied_head": (False, True),
-    "model.remat": ("none", "full"),
-    "train.accumulate": (1, 2),
-    "data.documents": ("cross", "mask"),
-}
-# Models with options of blocks and attention that recipes use, compared with one device like the variants (--options).
-FOUR_LAYERS = {"model.n_layers": 4}
-MODEL_OPTIONS: dict[str, dict[str, Any]] = {
-    "parallel block": {"model.block": "parallel"},
-    "norms after": {"model.norm_place": "after", "model.qk_norm": True},
-    "window": {"model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
-    "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **FOUR_LAYERS},
-    "short sequences": {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 10**6},
-    "distances": {"family": "chinchilla", "data.documents": "mask"},
-    "distances in blocks": {"family": "chinchilla", "model.attention": "blockwise", "model.window": 9},
-    "scaled logits": {
-        "model.block": "parallel", "model.norm": "layernorm_nobias", "model.mlp": "relu", "model.tied_head": True,
-        "model.logit_scale": "rsqrt_width", "model.projection_std": 0.2, "model.depth_scaled_init": True,
-    },
-    "all": {
-        "model.qk_norm": True, "model.qk_norm_over": "projection", "model.qkv_bias": True, "model.norm_place": "after",
-        "model.window": 9, "model.global_every": 4, "model.nope_every": 3,
-        "model.n_kv_heads": 4, "data.documents": "mask", "schedule.seq_start": 12, "schedule.seq_warmup_tokens": 10**6,
-        "train.accumulate": 2, **FOUR_LAYERS,
-    },
-}  # fmt: skip
 BF16_TOLERANCE = 1e-2  # of gradients and losses of one device and of many; unit roundoff is 4e-3
 ZERO_SHARE = {"fp32": 1e-6, "bf16": 1e-4}  # of the largest gradient entry: below, a leaf is rounding
 SEPARATOR = 3  # the id that ends a document: every twentieth token
 SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 256  # as many tokens as bf16 needs for its rounding to average out
-
-
-def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two variants of the model for the layout of this index, which differ in every factor."""
-    levels = [index >> bit & 1 for bit in range(4)]
-    levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
-    first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
-    return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
 
 
 def build_static(
