@@ -7,6 +7,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from scalelab.config.choices import table_names
+
 
 def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
     """Parameters by convention, as `scalelab.model.count`, of the config of a run, {group: {key: value}}.
@@ -72,7 +74,7 @@ def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
     """Scalars of one block: `matrix`, `gain`, `bias`, and of relative positions a `position` matrix and `vector`s."""
     d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
     queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
-    products = 2 if model["mlp"] == "swiglu" else 1  # into the MLP's hidden units
+    products = 2 if model["mlp"] in table_names("model/layers.py:GATED") else 1  # into the MLP's hidden units
     relative, norm = model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
     query_key_gains = 0

@@ -25,7 +25,10 @@ from scalelab.__main__ import main
 answers = []
 for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
-        code = main(words)
+        try:
+            code = main(words)
+        except Exception as error:
+            code = repr(error)
     answers.append([words, code, err.getvalue()])
 print(json.dumps(answers))
 """

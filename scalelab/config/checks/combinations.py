@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from scalelab.config import mixture_text
 from scalelab.config.checks.validate import parse_group_multipliers
+from scalelab.config.choices import GUARD_POLICIES
 from scalelab.errors import BadInput
 from scalelab.identity import PASSIVE_GUARDS
 
@@ -112,7 +113,7 @@ def _check_guard(config: "ConfigDict") -> None:
             "guard.skip='micro_batch': with train.accumulate=1 the only micro-batch is the step; "
             "nearest: guard.skip=step"
         )
-    if guard.policy == "rewind" and every >= steps:
+    if GUARD_POLICIES[guard.policy].rewinds and every >= steps:
         raise BadInput(
             f"guard.policy='rewind' goes back to a checkpoint, and checkpoint.every_steps={every} saves none before "
             f"the last of {steps} steps; nearest: checkpoint.every_steps={max(1, steps // 10)}"

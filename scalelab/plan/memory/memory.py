@@ -109,7 +109,7 @@ def _state_bytes(static: Static) -> dict[str, int]:
     small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"] + by_part["guard"]
     moments = by_part["opt_state"] - state_lib.host_bytes(static)
     parts = {"parameters": by_part["params"], "optimizer": moments + small}
-    if POLICIES[static.precision].parameters != "float32" and static.updates == "whole":  # widened before they are used
+    if POLICIES[static.precision].parameters != "float32" and not static.updates_layers:  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
     if copies := gathered_bytes(static):
         parts["copies"] = copies
@@ -159,7 +159,7 @@ def gradient_bytes(static: Static) -> int:
 
     Layer by layer those of a block exist, or of what stands before or behind the blocks.
     """
-    if static.updates == "per_layer":
+    if static.updates_layers:
         return _largest_part_bytes(static.model.plain)
     if static.accumulate > 1:
         return 2 * _parameter_bytes(static, rules.gradient_specs)

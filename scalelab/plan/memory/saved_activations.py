@@ -256,7 +256,7 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
 
 def _ends(static: Static, like: Callable) -> DocumentEnds | None:
     number = like((), jnp.int32, PartitionSpec())
-    ends = DocumentEnds(number if static.documents == "mask" else None, number if static.seq_warmup else None)
+    ends = DocumentEnds(number if static.masks_documents else None, number if static.seq_warmup else None)
     return None if ends == DocumentEnds() else ends
 
 

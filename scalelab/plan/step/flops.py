@@ -53,7 +53,7 @@ def count_flops(static: Static) -> Flops:
     more = count.hardware_flops_per_token(shape, remat) - known["exact"]
     hidden = (attention - _attention_flops(shape, causal=True)) / 3 if remat != "none" else 0.0
     again |= {"causal": more - hidden, "exact": more}
-    if static.updates == "per_layer":
+    if static.updates_layers:
         again = {name: 2 * value + 2 / 3 * per_token[name] for name, value in again.items()}
         again |= {name: again[name] + 2 * shape.d_model * shape.vocab_size for name in ("causal", "exact")}
     return Flops(
