@@ -340,7 +340,7 @@ GUARD = {
 
 SWEEP = {
     "pack": setting("auto", "how trials of a pack share a process; turn: in sequence",
-        choices="train/step/program.py:PACKING_CHOOSERS+PACKINGS"),  # auto | turn vmap
+        choices="train/step/program.py:PACKING_CHOOSERS+PACKINGS"),  # auto | vmap turn
     "workers": setting(0, "most at once, for trials that can't share one; 0: half the cores", unit="processes",
         range=(0, 1024)),
 }  # fmt: skip

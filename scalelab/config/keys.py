@@ -9,6 +9,7 @@ Which keys are traced, which belong to a run's identity, which may change on res
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,12 @@ class Key:
     @property
     def choices(self) -> tuple[str, ...]:
         """The names in `tables`; () if any text is a value."""
-        return tuple(name for table in self.tables for name in table_names(table))
+        return tuple(name for tables in self.tables for name in table_names(tables))
+
+    def choices_in(self, table: str) -> tuple[str, ...]:
+        """The names in one of the tables, such as `GATED` of `model.mlp`."""
+        paths = [tables.partition(":")[0] for tables in self.tables if table in re.split("[:+]", tables)]
+        return tuple(name for path in paths for name in table_names(f"{path}:{table}"))
 
 
 def key(

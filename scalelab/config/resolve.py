@@ -11,7 +11,6 @@ from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
 from scalelab.config.checks.combinations import check_combinations
 from scalelab.config.checks.interplay import check_plans
 from scalelab.config.checks.validate import check_values
-from scalelab.config.choices import table_names
 from scalelab.config.files import check_tree, leaves, override, read_config_file
 from scalelab.config.keys import default_values, key_records, traced_keys
 from scalelab.errors import BadInput
@@ -79,7 +78,7 @@ def _derive_model_sizes(model: "ConfigDict") -> None:
         model.d_head = model.d_model // model.n_heads
     if model.d_ff is None:
         gated_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
-        model.d_ff = gated_width if model.mlp in table_names("model/layers.py:GATED") else 4 * model.d_model
+        model.d_ff = gated_width if model.mlp in key_records()["model.mlp"].choices_in("GATED") else 4 * model.d_model
 
 
 def config_value_origins(config: "ConfigDict") -> dict[str, str]:

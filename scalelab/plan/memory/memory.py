@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
+from scalelab.config.choices import pick
 from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
@@ -252,7 +253,8 @@ def _formula_bytes(static: Static) -> int:
     gpt = megatron.GptShape(
         shape.n_layers, shape.d_model, shape.n_heads, shape.vocab_size, math.ceil(shape.seq_len / layout.context)
     )
-    how = {"none": "none", "dots": "selective", "full": "full"}[shape.remat if layout.stage == 1 else "full"]
+    remat = shape.remat if layout.stage == 1 else "full"
+    how = pick({"none": "none", "dots": "selective", "full": "full"}, "model.remat", remat, "formula of memory")
     layer = megatron.layer_bytes(
         gpt, saved_activations.rows_per_device(static), layout.tensor, shape.sequence_parallel, how
     )

@@ -236,7 +236,7 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
     )
 
 
-PACKINGS = {"turn": sequential_program, "vmap": vmapped_program}
+PACKINGS = {"vmap": vmapped_program, "turn": sequential_program}
 # Values of sweep.pack that choose one for this backend: batched products are slower than plain ones on a CPU only.
 PACKING_CHOOSERS = {"auto": lambda: "turn" if jax.default_backend() == "cpu" else "vmap"}
 
