@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -33,9 +34,10 @@ class Policy:
     logits: str = "float32"
     loss: str = "float32"
     parameters: str = "float32"  # as stored between steps; the update itself is in fp32
-    rounding: str = "nearest"  # of parameters to that format: nearest | stochastic | kahan (precision/rounding.py)
+    rounding: Literal["nearest", "stochastic", "kahan"] = "nearest"  # of parameters to it (precision/rounding.py)
     moments: str = "float32"  # the optimizer's state, as stored between steps
-    scaling: str = ""  # of fp8 operands: current (amax of the tensor) | delayed (amax of earlier steps) | block
+    # Of fp8 operands: from the tensor's amax, from that of earlier steps, or from each block's.
+    scaling: Literal["", "current", "delayed", "block"] = ""
     scaled_loss: bool = False  # dynamic loss scaling
     recomputed: bool = False  # no format: the backward computes each block once more (model.remat)
     parts: int = 1  # no format: of the sequence, when `tensor` adds up partial products (model/products/parts.py)

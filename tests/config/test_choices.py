@@ -3,6 +3,7 @@
 "zzz" is added to every `choices=` of configs/base.py and set: one line, exit 2, nothing written.
 """
 
+import dataclasses
 import importlib
 import json
 import os
@@ -17,12 +18,13 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.config import choices, key_records
+from scalelab.config import choices, key_records, optimizer_defaults
 from scalelab.config.keys import Key
 from scalelab.configs import tiny
 from scalelab.data.dataset import open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
+from scalelab.hf.options import rope_constraints
 from scalelab.laws.read import study
 from scalelab.parallel import ticks
 from scalelab.precision.policy import FP32
@@ -107,6 +109,15 @@ def test_a_table_that_is_not_written_out_is_refused_by_its_name():
     for tables in ("model/layers.py:GATES", "model/layers.py:GATED+GATES", "optim/schedules.py:MAX_CYCLES"):
         with pytest.raises(BadInput, match=f"scalelab/{tables.partition(':')[0]} has no table [A-Z_]+ = "):
             choices.table_names(tables)
+
+
+def test_a_choice_that_another_table_lacks_is_refused_by_name():
+    with pytest.raises(BadInput, match=r"optim\.name='zzz' has no default values: add a row to OPTIM_DEFAULTS"):
+        optimizer_defaults.default_optim_values("zzz")
+    with pytest.raises(BadInput, match=r"model\.remat='zzz' has no count, which none, full have: add a row"):
+        choices.pick({"none": 0, "full": 1}, "model.remat", "zzz", "count")
+    shape = config_lib.static(config_lib.resolve(tiny.get_config())).model
+    assert rope_constraints(dataclasses.replace(shape, rope_scaling="zzz")) == {"rope_scaling": "none"}
 
 
 # What a config needs beside a value for it to have an effect.

@@ -4,14 +4,15 @@ from typing import TYPE_CHECKING
 
 from scalelab.config import mixture_text
 from scalelab.config.checks.validate import parse_group_multipliers
-from scalelab.config.choices import GUARD_POLICIES
+from scalelab.config.choices import GUARD_POLICIES, table_names
 from scalelab.errors import BadInput
 from scalelab.identity import PASSIVE_GUARDS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-DECAYING = ("wsd", "wsd_s", "power")  # schedules that end in a decay of decay_steps and decay_shape
+# Schedules that end in a decay of decay_steps and decay_shape; a constant one is a wsd without it.
+DECAYING = tuple(name for name in table_names("optim/schedules.py:DECAYING_SCHEDULES") if name != "constant")
 
 
 def check_combinations(config: "ConfigDict") -> None:
