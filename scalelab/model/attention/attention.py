@@ -151,8 +151,9 @@ class Attention(nn.Module):
         r_TD = vary_like(sinusoidal_encoding(distances, s.d_model), q_BSNH)
         by_head = (None, "heads", None)
         to_heads = Einsum((("embed", s.d_model),), queries, False, self.policy, by_head, role="position", name="r")
+        by_content = add_bias(q_BSNH, u_NH)
         relative = RelativeInputs(add_bias(q_BSNH, v_NH), to_heads(r_TD))
-        return Placed(add_bias(q_BSNH, u_NH), k_BSKH, attention_scale(s), relative)
+        return Placed(by_content, k_BSKH, attention_scale(s), relative)
 
 
 # How attention knows positions; `learned` ones are added to the embedding (`transformer.py`).
