@@ -77,8 +77,8 @@ def _derive_model_sizes(model: "ConfigDict") -> None:
             )
         model.d_head = model.d_model // model.n_heads
     if model.d_ff is None:
-        swiglu_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
-        model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
+        gated_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
+        model.d_ff = gated_width if model.mlp in key_records()["model.mlp"].choices_in("GATED") else 4 * model.d_model
 
 
 def config_value_origins(config: "ConfigDict") -> dict[str, str]:

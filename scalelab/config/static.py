@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab import user_code
 from scalelab.config import batch_ramp, mixture_text, stretches
+from scalelab.config.choices import DOCUMENTS, GUARD_POLICIES, MOMENTS, PARAMETRIZATIONS, SKIPS, SPIKES, UPDATES
 from scalelab.config.files import leaves
 from scalelab.config.keys import hparam_keys, traced_keys
 
@@ -72,12 +73,12 @@ class ModelShape:
     @property
     def width_ratio(self) -> float:
         """m_d: how many times as wide as the base; 1 where width changes nothing (standard)."""
-        return 1.0 if self.parametrization == "standard" else self.d_model / self.base_width
+        return self.d_model / self.base_width if PARAMETRIZATIONS[self.parametrization].width else 1.0
 
     @property
     def depth_ratio(self) -> float:
         """m_L: how many times as deep as the base; 1 where depth changes nothing (standard, mup)."""
-        return self.n_layers / self.base_layers if self.parametrization == "completep" else 1.0
+        return self.n_layers / self.base_layers if PARAMETRIZATIONS[self.parametrization].depth else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,14 +140,24 @@ class Guard:
     stages: tuple[int, ...] = ()
 
     @property
+    def watches(self) -> bool:
+        """Whether there is a guard."""
+        return GUARD_POLICIES[self.policy].watches
+
+    @property
     def acts(self) -> bool:
         """Whether an outlier's step is changed."""
-        return self.policy in ("skip", "rewind")
+        return GUARD_POLICIES[self.policy].acts
+
+    @property
+    def clips(self) -> bool:
+        """Whether an outlier's gradient is clipped."""
+        return self.acts and SPIKES[self.spike]
 
     @property
     def leaves_out(self) -> bool:
         """Whether a step may do without a micro-batch that is not finite."""
-        return self.acts and self.skip == "micro_batch"
+        return self.acts and SKIPS[self.skip]
 
 
 class PastStretch(NamedTuple):
@@ -189,6 +200,21 @@ class Static:
     moments: str = "device"  # from train.moments: the memory in which the optimizer's state lies
     sources: tuple[str, ...] = ()  # of users' functions: hashes, as two folders may have functions of one name
 
+    @property
+    def masks_documents(self) -> bool:
+        """Whether attention stops at the ends of documents."""
+        return DOCUMENTS[self.documents]
+
+    @property
+    def updates_layers(self) -> bool:
+        """Whether each layer is updated as its gradient arises."""
+        return UPDATES[self.updates]
+
+    @property
+    def moments_on_host(self) -> bool:
+        """Whether the optimizer's state lies in the host's memory."""
+        return MOMENTS[self.moments]
+
 
 def static(config: "ConfigDict") -> Static:
     """The compiled half of a resolved config."""
@@ -227,7 +253,7 @@ def _past(config: "ConfigDict") -> tuple[PastStretch, ...]:
 
 
 def _guard(config: "ConfigDict") -> Guard:
-    if config.guard.policy == "off":
+    if not GUARD_POLICIES[config.guard.policy].watches:
         return Guard()
     options = {field.name: config.guard[field.name] for field in dataclasses.fields(Guard) if field.name != "stages"}
     return Guard(**options, stages=tuple(stage.step for stage in mixture_text.parse_mixture(config.data.mixture)[1:]))

@@ -38,7 +38,7 @@ def build_optimizer_chain(
     if o.clip == "spam":
         directions = clip.clip_spikes(directions, functools.partial(_second_moment_tree, static, h, optimizer))
     return optax.chain(
-        clipped or clip.clip_gradients(o.clip, h["clip_norm"], declared),
+        clipped or clip.CLIPPERS[o.clip](h["clip_norm"], declared),
         *([decay] if optimizer.coupled else []),
         _with_scaled_eps(scales, directions),
         _scale_each(jax.tree.map(lambda s: s.lr, scales)),

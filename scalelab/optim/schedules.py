@@ -151,7 +151,15 @@ DECAYS: dict[str, DecayShape] = {
     "exponential": lambda left, final: final ** (1.0 - left),
     "inverse": lambda left, final: 1.0 / (left + (1.0 - left) / final),  # 1/LR rises evenly: Wen et al. 2024, section 4
 }
-DECAYING_SCHEDULES: dict[str, Callable[..., jax.Array]] = {"wsd": wsd, "wsd_s": wsd_s}  # take a decay shape
+# These take a decay shape, and `power` the tokens before a step.
+DECAYING_SCHEDULES: dict[str, Callable[[Static, jax.Array, Hparams, DecayShape], jax.Array]] = {
+    "constant": lambda static, step, h, shape: wsd(step, h, shape),  # without a decay
+    "wsd": lambda static, step, h, shape: wsd(step, h, shape),
+    "wsd_s": lambda static, step, h, shape: wsd_s(step, h, shape),
+    "power": lambda static, step, h, shape: power(
+        step, h, shape, functools.partial(traced_tokens_before, static), static.global_batch
+    ),
+}
 SCHEDULES: dict[str, Schedule] = {
     "linear": linear, "cosine": cosine, "cosine_restarts": cosine_restarts,
     "multi_step": multi_step, "inverse_sqrt": inverse_sqrt,
@@ -219,9 +227,7 @@ def make_schedule(static: Static) -> Schedule:
     """The run's LR as a function of (step, hparams)."""
     name, shape = static.schedule, DECAYS[static.decay_shape]
     if name in DECAYING_SCHEDULES:
-        return lambda step, h: DECAYING_SCHEDULES[name](step, h, shape)
-    if name == "power":
-        return lambda step, h: power(step, h, shape, lambda s: traced_tokens_before(static, s), static.global_batch)
+        return lambda step, h: DECAYING_SCHEDULES[name](static, step, h, shape)
     return _load_user_schedule(name) if ":" in name else SCHEDULES[name]
 
 

@@ -37,7 +37,7 @@ def probe_mask(subject: Subject) -> dict[str, float]:
 
     later_BS = tokens_BS.at[:, half:].set(other_BS[:, half:])
     values = {"future_leak": change(tokens_BS, later_BS, slice(0, half))}
-    if subject.static.documents == "mask":
+    if subject.static.masks_documents:
         two_BS = tokens_BS.at[:, half - 1].set(separator)
         earlier_BS = two_BS.at[:, : half - 1].set(other_BS[:, : half - 1])
         values |= {"document_leak": change(two_BS, earlier_BS, slice(half, None))}

@@ -105,7 +105,7 @@ def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tup
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     names = [key.split(".")[1] for key in hparam_keys()]
     names += [*static.optim.own, "log_every", *[*LAYERS_NUMBERS] * static.layers]
-    names += ["separator"] * (static.documents == "mask")
+    names += ["separator"] * (static.masks_documents)
     h = {name: jax.ShapeDtypeStruct((), kinds.get(name, jnp.float32)) for name in names}
     n = jax.ShapeDtypeStruct((), jnp.int32)
     if static.layout.devices > 1:
@@ -121,7 +121,7 @@ def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tup
     on_it = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone))
     batches = jax.ShapeDtypeStruct(size, jnp.int32)
     state, *others = on_it((state_lib.state_shapes(static), batches, n, h))
-    if static.moments != "device":  # an absent device lists no memories, but takes types of a mesh that is not one
+    if static.moments_on_host:  # an absent device lists no memories, but takes types of a mesh that is not one
         away = NamedSharding(AbstractMesh((1,), ("host",)), PartitionSpec(), memory_kind=static.moments)
         send = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=away) if x.ndim else x  # noqa: E731
         state = state._replace(opt_state=jax.tree.map(send, state.opt_state))

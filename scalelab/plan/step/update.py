@@ -26,7 +26,7 @@ def update_operations(static: Static) -> list[Operation]:
     parameters, alone = params_at_rest(static, 1), _update_key(static)
     total = count.count_parameters(static.model)["total"]
     moved = parameters * (2 * (4 + state_bytes(alone)) + 2 * 4)
-    unit = "bfloat16" if static.optim.newton_schulz == "bf16" else "float32"
+    unit = {None: "float32", "fp32": "float32", "bf16": "bfloat16"}[static.optim.newton_schulz]
     split = static.layout.fsdp if static.layout.zero >= 1 else 1
     products = product_flops(alone) * fullest_device_share(static).parameters / total / split
     return [

@@ -34,6 +34,8 @@ from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
 from scalelab.model.measures import Measures, underflow_format, when
+from scalelab.model.layers import has_zero_units
+from scalelab.model.observe.measures import Measures, underflow_format, when
 from scalelab.optim.chain import second_moments
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline
@@ -41,7 +43,6 @@ from scalelab.precision.policy import POLICIES
 from scalelab.train.step.guard import Counts, GuardState
 
 OFF = 1e-6  # times the root mean square; half an ulp of fp32 is 6e-8, and a sum has tens of terms
-ZERO_KINDS = ("relu", "relu2")  # the MLPs whose units can be exactly zero
 LAYERS = "layers"  # the one metric that is not a number: a dict of [L] and [] arrays, written to layers.jsonl
 DUE = "due"  # in that dict: whether the step was measured; not written
 WORST = 4  # sequences
@@ -152,7 +153,7 @@ def describe_layers(static: Static, measures: Measures, tokens: jax.Array, **nor
     if underflow_format(POLICIES[static.precision]):
         values["gradient_zeros"] = m.gradient_zeros / (m.positions * shape.d_model)
     rms_L = jnp.sqrt(m.mlp_squares / (m.positions * shape.d_ff))
-    off_L = jnp.zeros_like(rms_L) if shape.mlp in ZERO_KINDS else OFF * rms_L
+    off_L = jnp.zeros_like(rms_L) if has_zero_units(shape.mlp) else OFF * rms_L
     tokens = jnp.maximum(tokens, 1.0)
     return values | {
         "residual_rms": jnp.sqrt(m.residual_squares / (m.positions * shape.d_model)),

@@ -164,7 +164,7 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
         return mesh_program(static, hparams)
     init, advance, evaluated = _compiled_functions(static, None)
     traced = [traced_hparams(h) for h in hparams]
-    on_host = static.moments != "device"
+    on_host = static.moments_on_host
 
     return Program(
         init=lambda: [init(h) for h in traced],
@@ -191,7 +191,7 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
         raise BadInput(
             "sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'"
         )
-    if static.moments != "device":
+    if static.moments_on_host:
         raise BadInput(f"sweep.pack='vmap' with train.moments={static.moments!r}: use sweep.pack='turn'")
     devices = jax.local_devices()
     used, each = spread_trials(len(hparams), len(devices))
@@ -236,12 +236,14 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
     )
 
 
-PACKINGS = {"turn": sequential_program, "vmap": vmapped_program}
+PACKINGS = {"vmap": vmapped_program, "turn": sequential_program}
+# Values of sweep.pack that choose one for this backend: batched products are slower than plain ones on a CPU only.
+PACKING_CHOOSERS = {"auto": lambda: "turn" if jax.default_backend() == "cpu" else "vmap"}
 
 
 def resolve_packing(choice: str) -> str:
-    """`auto` resolved for this backend: batched products are slower than plain ones on a CPU, elsewhere faster."""
-    return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
+    """The name in PACKINGS; `auto` is resolved for this backend."""
+    return PACKING_CHOOSERS[choice]() if choice in PACKING_CHOOSERS else choice
 
 
 def restore_targets(static: Static, trials: int, mode: str) -> list[TrainState]:

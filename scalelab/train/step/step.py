@@ -59,7 +59,7 @@ def train_step(
     since they read every parameter once more (3 % of a step with a large vocabulary).
     """
     policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h, state.guard)
-    params = state.params if static.updates == "per_layer" else upcast(state.params, policy.parameters)
+    params = state.params if static.updates_layers else upcast(state.params, policy.parameters)
     sums, grads, amax, left_out = _loss_and_gradients(static, state, params, tokens, h, due)
     grad_norm = grads.norm if isinstance(grads, Kept) else optax.tree.norm(grads)
     loss = sums.nll / jnp.maximum(sums.tokens, 1.0)
@@ -106,7 +106,7 @@ def _loss_and_gradients(
 
     Under `train.updates=per_layer` there are no gradients yet, but what the second backward needs.
     """
-    if static.updates == "per_layer":
+    if static.updates_layers:
         ends = document_ends(static, h, state.step)
         return *measure_gradient(static, params, tokens, h["z_loss"], ends), (), None
     n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
