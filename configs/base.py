@@ -316,7 +316,7 @@ LOG = {
     "stretches": setting("", "what was counted before a changed batch, length or mixture; filled in by scalelab"),
     "remat": setting("", "model.remat=auto: why it became what it is; filled in by scalelab"),
     "role": setting("", 'what the run is to its study, for the fitter; "": nothing',
-        choices="laws/read/study.py:ROLES"),  # fit check holdout
+        choices="laws/fits/study.py:ROLES"),  # fit check holdout
 }  # fmt: skip
 
 # What watches every step, and what it may do; its memory is part of the checkpoints (scalelab/train/step/guard.py).

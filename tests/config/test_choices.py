@@ -25,10 +25,10 @@ from scalelab.data.dataset import open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.hf.options import rope_constraints
-from scalelab.laws.read import study
+from scalelab.laws.fits import study
 from scalelab.parallel import ticks
 from scalelab.precision.policy import FP32
-from scalelab.train.spec import make_train_spec
+from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step import program, state, step
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -184,7 +184,7 @@ def test_a_record_says_what_follows_from_its_kind():
     assert (setting(1, "m").traced, setting(1, "m").identity, setting(1, "m").resume) == (False, False, True)
     assert number(0, "m", resume=False).resume is False and key(0, "m", resume=True).resume is True
     assert (key(derived(float), "m").default, key(derived(float), "m").kind) == (None, float)
-    assert key("", "m", choices="laws/read/study.py:ROLES config/choices.py:SPIKES").choices == (
+    assert key("", "m", choices="laws/fits/study.py:ROLES config/choices.py:SPIKES").choices == (
         "fit", "check", "holdout", "skip", "clip",
     )  # fmt: skip
     with pytest.raises(BadInput, match="choices='fit check': 'fit' is not a table"):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.model import measures
 from scalelab.config.choices import PARAMETRIZATIONS
+from scalelab.model import measures
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.kernels import choose_kernel, compute_attention, program_kernel
 from scalelab.model.attention.logit_measures import measure_logits

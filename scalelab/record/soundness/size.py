@@ -7,14 +7,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-# Choices whose parameters are counted here; others, of a user or a later version, are not known.
-COUNTED = {
-    "position": ("rope", "learned", "relative", "none"),
-    "block": ("sequential", "parallel"),
-    "norm": ("rmsnorm", "layernorm", "layernorm_nobias"),
-    "qk_norm_over": ("head", "projection"),
-}
-
 
 def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
     """Parameters by convention, as `scalelab.model.count`, of the config of a run, {group: {key: value}}.
@@ -48,11 +40,11 @@ def _known_keys() -> dict[str, Any]:
 
 
 @functools.cache
-def _mlp_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Values of `mlp` with a gate, and without."""
+def _gated_mlps() -> tuple[str, ...]:
+    """Values of `mlp` with two products into the hidden units."""
     from scalelab.configs import base
 
-    return base.MODEL["mlp"].choices_in("GATED"), base.MODEL["mlp"].choices_in("UNGATED")
+    return base.MODEL["mlp"].choices_in("GATED")
 
 
 def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -62,10 +54,7 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     model = known | stored
     sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len")
-    counted = COUNTED | {"mlp": sum(_mlp_names(), ())}
-    if any(model[name] not in values for name, values in counted.items()):
-        return None
-    if any(type(model[name]) is not int for name in sizes):
+    if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
         return None
     return model
 
@@ -78,7 +67,7 @@ def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
     """Scalars of one block: `matrix`, `gain`, `bias`, and of relative positions a `position` matrix and `vector`s."""
     d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
     queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
-    products = 2 if model["mlp"] in _mlp_names()[0] else 1  # into the MLP's hidden units
+    products = 2 if model["mlp"] in _gated_mlps() else 1  # into the MLP's hidden units
     relative, norm = model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
     query_key_gains = 0

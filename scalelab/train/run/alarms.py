@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab import records
 from scalelab.config.choices import GUARD_POLICIES
 from scalelab.parallel.processes import gather_to_host, is_first_process
 from scalelab.record import records

@@ -33,9 +33,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
-from scalelab.model.measures import Measures, underflow_format, when
 from scalelab.model.layers import has_zero_units
-from scalelab.model.observe.measures import Measures, underflow_format, when
+from scalelab.model.measures import Measures, underflow_format, when
 from scalelab.optim.chain import second_moments
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline
