@@ -153,7 +153,7 @@ OPTIM = {
     "rest_beta1": number(derived(float), "beta1 of rest_lr's AdamW", unit="per step", range=(0, 0.999999)),
     "rest_beta2": number(derived(float), "beta2 of rest_lr's AdamW", unit="per step", range=(0, 0.999999)),
     "rest_eps": number(derived(float), "eps of rest_lr's AdamW", range=(1e-36, 1)),
-    "own": number({}, 'traced numbers of your own optimizer, which reads h["gamma"]: optim.own.gamma=0.025'),
+    "own": number({}, 'traced numbers of your own optimizer, which reads h.optim.own.gamma: optim.own.gamma=0.025'),
     "groups": key("", 'LR multipliers of embed, head, position, hidden, vector: "embed=0.1,head=0.5"; "": none'),
 }  # fmt: skip
 

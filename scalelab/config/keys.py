@@ -193,7 +193,7 @@ def default_values() -> MappingProxyType[str, Any]:
 def traced_keys() -> tuple[str, ...]:
     """Keys whose values are traced: trials that differ only in these share a compiled program.
 
-    Not among them are the numbers in `optim.own`, which depend on the config (`static.traced_names`).
+    Not among them are the numbers in `optim.own`, which depend on the config (`traced.traced_names`).
     """
     return tuple(name for name, record in key_records().items() if record.traced and record.kind is not dict)
 

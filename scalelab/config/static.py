@@ -1,4 +1,4 @@
-"""The two halves of a resolved config: `static` decides the compiled program, `hparams` are traced scalars."""
+"""The compiled half of a resolved config: `static` decides the program; `traced.hparams` are its scalars."""
 
 import dataclasses
 import functools
@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from scalelab import user_code
 from scalelab.config import batch_ramp, mixture_text, stretches
 from scalelab.config.choices import DOCUMENTS, GUARD_POLICIES, MOMENTS, PARAMETRIZATIONS, SKIPS, SPIKES, UPDATES
-from scalelab.config.files import leaves
-from scalelab.config.keys import hparam_keys, traced_keys
+from scalelab.config.keys import traced_keys
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
-
-
-LAYERS_NUMBERS = ("layers_every", "layers_after_alarm")  # of `log`: traced where layers are measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,19 +259,3 @@ def unset_numbers(config: "ConfigDict") -> tuple[str, ...]:
     """Numbers that the config of a user's own optimizer (`pkg.mod:fn`) leaves open; () for scalelab's optimizers."""
     keys = [key.removeprefix("optim.") for key in traced_keys() if key.startswith("optim.")]
     return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()
-
-
-def traced_names(o: Optim) -> list[str]:
-    """Names of the traced numbers that a program under the optimizer `o` gets, besides those of logging and data."""
-    return [key.split(".")[1] for key in traced_keys()] + list(o.own)
-
-
-def hparams(config: "ConfigDict") -> dict[str, float]:
-    """The traced half of a resolved config: scalars that change without recompiling."""
-    values = leaves(config)
-    traced = {key.split(".")[1]: values[key] for key in hparam_keys()}
-    # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
-    given = {key: 0.0 if value is None else value for key, value in traced.items()}
-    given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}
-    given |= {name: config.log[name] for name in LAYERS_NUMBERS} if config.log.layers_every else {}
-    return given | config.optim.own.to_dict() | {"log_every": config.log.every_steps}

@@ -48,8 +48,8 @@ class Dataset:
 
     @property
     def hparams(self) -> dict[str, float]:
-        """Numbers of the data that the training step needs, traced like a config's `hparams`."""
-        return {"separator": self.separator}
+        """Numbers of the data that the training step needs, traced like a config's: `h.dataset.separator`."""
+        return {"dataset.separator": self.separator}
 
 
 def open_dataset(config: DataConfig) -> Dataset:

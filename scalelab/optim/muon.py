@@ -74,7 +74,7 @@ def update_factor(declaration: Declaration, scale: str) -> float:
 def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     """m = b m + (1 - b) g, then NS(m), or with Nesterov NS(b m + (1 - b) g); no bias correction, unlike optax."""
     del lr
-    b = h["beta1"]
+    b = h.optim.beta1
 
     def average(m: jax.Array, g: jax.Array) -> jax.Array:
         return b * m + (1 - b) * g

@@ -22,7 +22,7 @@ def probe_mask(subject: Subject) -> dict[str, float]:
     """
     shape, tokens_BS = subject.static.model, jnp.maximum(subject.tokens[:4, :-1], 0).astype(jnp.int32)
     half = tokens_BS.shape[1] // 2
-    separator = int(subject.h["separator"])
+    separator = int(subject.h.dataset.separator)
     other_BS = (tokens_BS + 1) % shape.vocab_size
     ends = document_ends(subject.static, subject.h)
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from scalelab.config import Guard, Static
+from scalelab.config import Guard, Static, replace_hparams
 from scalelab.config.choices import DETECTORS, PARAMETRIZATIONS
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
@@ -132,7 +132,8 @@ def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:
         return now
     since = Counts(*memory.counts).rewarm_from
     warm = jnp.where(since >= 0, jnp.minimum(1.0, (step - since + 1) / REWARMUP_STEPS), 1.0)
-    return {**now, "lr": now["lr"] * (memory.lr_factor * warm), "clip_norm": now["clip_norm"] * memory.clip_factor}
+    lr, clip_norm = now.step.lr * (memory.lr_factor * warm), now.optim.clip_norm * memory.clip_factor
+    return replace_hparams(now, {"step.lr": lr, "optim.clip_norm": clip_norm})
 
 
 def decide(
@@ -147,9 +148,10 @@ def decide(
     """
     counts, marks = Counts(*memory.counts), Marks(*memory.marks)
     entered = jnp.where(restarted, 0, counts.entered)
-    values, thresholds, sigmas, outliers = _hold_to_window(rule, memory.window, entered, loss, grad_norm, h["sigmas"])
+    held = _hold_to_window(rule, memory.window, entered, loss, grad_norm, h.guard.sigmas)
+    values, thresholds, sigmas, outliers = held
     # OLMo-core counts the value at hand among those that it needs.
-    judged = finite & (entered >= h["minimum"] - DETECTORS[rule.detector].outliers_enter)
+    judged = finite & (entered >= h.guard.minimum - DETECTORS[rule.detector].outliers_enter)
     early = finite & (step < EARLY_STEPS) & (loss > marks.first_loss + EARLY_RISE)
     is_part = jnp.asarray(left_out[0]) > 0
     cases = (~finite & ~jnp.asarray(overflow), judged & outliers[0], judged & outliers[1], early, is_part)
@@ -191,12 +193,12 @@ def decide_step(
     if not rule.watches:
         return None, now
     overflow = is_overflow(static, state.precision, loss, grad_norm)
-    restarted = is_known_change(static, step, planned, planned["lr"])
+    restarted = is_known_change(static, step, planned, planned.step.lr)
     decision = decide(
         rule, state.guard, step, loss, grad_norm, finite, overflow, restarted, planned, left_out or (0, -1)
     )
     if rule.clips:
-        now = {**now, "clip_norm": jnp.minimum(now["clip_norm"], decision.clip)}
+        now = replace_hparams(now, {"optim.clip_norm": jnp.minimum(now.optim.clip_norm, decision.clip)})
     return decision, now
 
 

@@ -57,11 +57,11 @@ def is_due(static: Static, step: jax.Array, h: Hparams, memory: Any = ()) -> jax
     """
     if not static.layers:
         return None
-    due = (step + 1) % h["layers_every"].astype(jnp.int32) == 0
+    due = (step + 1) % h.log.layers_every.astype(jnp.int32) == 0
     if not isinstance(memory, GuardState):
         return due
     last_flag = Counts(*memory.counts).last_flag
-    return due | (last_flag >= 0) & (step - last_flag <= h["layers_after_alarm"].astype(jnp.int32))
+    return due | (last_flag >= 0) & (step - last_flag <= h.log.layers_after_alarm.astype(jnp.int32))
 
 
 def layer_norms(static: Static, tree: Any) -> Norms:

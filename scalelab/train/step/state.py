@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding, auto_axes
 
-from scalelab.config import Layout, Static, traced_names
+from scalelab.config import Layout, Static, group_hparams, traced_names
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves
 from scalelab.model.transformer import parameter_declarations
@@ -42,7 +42,7 @@ class TrainState(NamedTuple):
 def init_state(static: Static, h: Hparams) -> TrainState:
     """A fresh state; parameters are drawn from the stream `seed`."""
     return state_from_params(
-        static, h, transformer.init_params(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
+        static, h, transformer.init_params(static.model, jax.random.key(jnp.asarray(h.train.seed, jnp.uint32)))
     )
 
 
@@ -86,7 +86,7 @@ def state_shapes(static: Static) -> TrainState:
 
 @functools.cache
 def _shapes(static: Static) -> TrainState:
-    h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in traced_names(static.optim)}
+    h = group_hparams(dict.fromkeys(traced_names(static.optim), jax.ShapeDtypeStruct((), jnp.float32)))
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), parameter_declarations(static.model))
     return jax.eval_shape(functools.partial(state_from_params, static), h, params)
 
