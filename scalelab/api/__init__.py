@@ -1,4 +1,4 @@
-"""What a notebook calls: `scalelab.runs`, `metrics`, `load`, `fit`, `plan`, `train`, `sweep`, `answer`,
+"""What a notebook calls: `scalelab.api.runs`, `metrics`, `load`, `fit`, `plan`, `train`, `sweep`, `answer`,
 `best_settings`.
 
 Each goes through the same door as the command of its name, prints nothing, and raises BadInput or WorkFailed

@@ -1,4 +1,4 @@
-"""The best settings of any mix of run folders and tables, for `scalelab fit --best-of` and `scalelab.best_settings`."""
+"""The best settings of any mix of run folders and tables, for `fit --best-of` and `api.best_settings`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

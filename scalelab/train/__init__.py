@@ -2,9 +2,8 @@
 
 Read in this order: `spec` (what one run trains, made once), `step` (the pure step), `run` (the loop around it),
 `checkpoints` (what is saved), `resume` (going on from it), `coordcheck` (activations by width or depth).
-`scalelab.train(config, workdir)` calls `scalelab.api.train`.
 """
 
-import scalelab
+from scalelab.errors import refuse_calls
 
-scalelab.make_callable(__name__)
+refuse_calls(__name__)
