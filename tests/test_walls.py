@@ -57,8 +57,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"index", "laws", "precision", "sweep"},
     "plan": {"config", "hardware", "laws", "model", "optim", "parallel", "precision", "sweep", "train"},
     "diagnose": {"config", "data", "evaluate", "laws", "model", "optim", "parallel", "precision", "train"},
-    "api": {"config", "data", "evaluate", "hardware", "index", "laws", "optim", "plan", "sweep", "train"},
-    "cli": {"config", "hardware", "plan", "stores", "sweep", "train"},
+    "api": {
+        *("config", "data", "diagnose", "evaluate", "hardware", "index", "laws", "optim", "parallel", "plan"),
+        *("report", "stores", "sweep", "train"),
+    },
+    "cli": {"api", "config", "stores", "sweep"},
     "commands": {
         *("api", "cli", "config", "data", "diagnose", "evaluate", "hardware", "hf", "index", "laws", "model"),
         *("optim", "parallel", "plan", "report", "stores", "sweep", "train"),

@@ -10,7 +10,22 @@ Nothing heavy is imported before a function is called.
 """
 
 from scalelab.api.loaded import load
+from scalelab.api.sweeping import (
+    SweepStatus,
+    Swept,
+    answer,
+    cancel_sweep,
+    follow,
+    serve,
+    sweep,
+    sweep_status,
+    train_pack,
+)
 from scalelab.api.tables import Rows, metrics, runs
-from scalelab.api.work import answer, best_settings, fit, plan, sweep, train
+from scalelab.api.training import Trained, train
+from scalelab.api.work import best_settings, fit, plan
 
-__all__ = ["Rows", "answer", "best_settings", "fit", "load", "metrics", "plan", "runs", "sweep", "train"]
+__all__ = [
+    "Rows", "SweepStatus", "Swept", "Trained", "answer", "best_settings", "cancel_sweep", "fit", "follow", "load",
+    "metrics", "plan", "runs", "serve", "sweep", "sweep_status", "train", "train_pack",
+]  # fmt: skip

@@ -1,11 +1,10 @@
-"""Plan, train, sweep and fit from Python, through the doors that the commands use."""
+"""Plan and fit from Python, through the doors that the commands use."""
 
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalelab import set_by
 from scalelab.api.arguments import (
     ANYTHING,
     FIT_OPTIONS,
@@ -13,9 +12,9 @@ from scalelab.api.arguments import (
     FUNCTION,
     NAMES,
     OVERRIDES,
-    PATH,
     POSITIVE,
     SHARE,
+    STORED,
     TEXT,
     Kind,
     check_arguments,
@@ -28,20 +27,15 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.tables import Rows, Source, runs
+from scalelab.api.door import load_config
+from scalelab.api.tables import Source
 from scalelab.errors import BadInput, nearest_hint
 
 if TYPE_CHECKING:
-    from ml_collections import ConfigDict
-
     from scalelab.laws.fitted import Fitted
     from scalelab.laws.groups.group_fits import GroupFits
     from scalelab.laws.use.settings.best import BestSettings
     from scalelab.plan.whole import Plan
-    from scalelab.sweep.answer.ranking import SweepAnswer
-
-Progress = Callable[[dict[str, Any]], None]
-
 
 PLAN_OPTIONS = {
     "efficiency": ANYTHING, "price_per_hour": optional(POSITIVE), "critical_tokens": optional(POSITIVE),
@@ -49,38 +43,8 @@ PLAN_OPTIONS = {
     "serve": Kind("two whole numbers, sequences and tokens, such as (1, 0)", lambda pair: isinstance(pair, tuple | list)
         and len(pair) == 2 and whole(1).fits(pair[0]) and whole(0).fits(pair[1])),
 }  # fmt: skip
-TRAINING = {
-    "config": ANYTHING, "workdir": PATH, "overrides": OVERRIDES, "progress": FUNCTION, "stop": FUNCTION,
-    "allow_change": several(TEXT), "take_over": FLAG, "force": FLAG,
-}  # fmt: skip
 OVER = optional(mapping_of(Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
     "a dict of lists of columns such as {'lr': ['N']}"))  # fmt: skip
-GRID = optional(several(mapping_of(ANYTHING, "a list of dicts such as [{'optim.peak_lr': 1e-3}]")))
-
-
-def _silent(_: dict[str, Any]) -> None:
-    """Report nothing."""
-
-
-def _never() -> bool:
-    return False
-
-
-def _resolved(config: Any, overrides: Mapping[str, Any] | None) -> "ConfigDict":
-    """The resolved config of a file's path, or of a tree as `get_config()` returns it, with dotted keys changed."""
-    from ml_collections import ConfigDict
-
-    from scalelab import config as config_lib
-
-    tree = config if isinstance(config, ConfigDict) else config_lib.read_config_file(_config_path(config))
-    return config_lib.resolve(config_lib.override(tree, overrides or {}, set_by.PROGRAM))
-
-
-def _config_path(config: Any) -> pathlib.Path:
-    """The path of a config file, or of one that comes with scalelab under this name (`tiny`)."""
-    from scalelab.config.files import find_config_file
-
-    return pathlib.Path(find_config_file(str(_path(config, "config"))))
 
 
 def _path(value: Any, what: str) -> pathlib.Path:
@@ -106,110 +70,7 @@ def plan(
     options = check_options(options, plan_run, PLAN_OPTIONS)
     check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
     check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
-    return plan_run(_resolved(config, overrides), hardware, devices, mesh, **options)
-
-
-@check_arguments(**TRAINING)
-def train(
-    config: Any, workdir: Source, overrides: Mapping[str, Any] | None = None, *, progress: Progress = _silent,
-    stop: Callable[[], bool] = _never, allow_change: Collection[str] = (), take_over: bool = False, force: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """Train one run in `workdir` to its end, or resume it (`scalelab train`); returns what the command's --json prints.
-
-    `config`: a file's path, a name (`tiny`) or a tree; `overrides`: `{"train.steps": 20}`. `progress` gets a dict at
-    each dispatch and for each note; `stop` is asked after each dispatch, and True ends the run after saving.
-    `allow_change`, `take_over` and `force` are the command's options. BadInput, WorkFailed as the command.
-    """
-    resolved, folder = _resolved(config, overrides), _path(workdir, "workdir")
-    _prepare_device()
-    from scalelab import git
-    from scalelab.plan.memory.remat import settle_remat
-    from scalelab.train.per_layer.refusals import reserve_for_moments
-    from scalelab.train.resume.compatibility import refuse_foreign_files
-    from scalelab.train.run.single import train_single
-
-    refuse_foreign_files(folder)
-    reserve_for_moments(resolved)
-    resolved = settle_remat(resolved, folder, force)
-    _refuse_too_large([(resolved, 1)], force)
-    code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
-    return train_single(resolved, folder, progress, stop, allow_change, take_over, code=code)
-
-
-@check_arguments(**TRAINING, grid=GRID)
-def sweep(
-    config: Any, workdir: Source, overrides: Mapping[str, Any] | None = None, *,
-    grid: Sequence[Mapping[str, Any]] | None = None, progress: Progress = _silent, stop: Callable[[], bool] = _never,
-    allow_change: Collection[str] = (), take_over: bool = False, force: bool = False,
-) -> Rows:  # fmt: skip
-    """Train every trial of a grid, or resume it (`scalelab sweep`); returns the rows of its runs, in the grid's order.
-
-    The grid is the config file's `sweep(h)`, or `grid`: `[{"optim.peak_lr": 1e-3, "train.seed": 0}, …]`. Trials that
-    differ only in traced values share one program; a grid that has grown trains only what is new. The other arguments
-    are those of `train`.
-    """
-    from scalelab.sweep import trials as trials_lib
-
-    folder = _path(workdir, "workdir")
-    if grid is None and hasattr(config, "items"):
-        raise BadInput("a config tree has no sweep(h): pass grid=[{'optim.peak_lr': 1e-3}, …], or a file's path")
-    if grid is None:
-        trials = trials_lib.load_trials(_config_path(config), overrides or {}, folder)
-    else:
-        trials = trials_lib.resolve_trials(_resolved(config, overrides), grid, folder=folder)
-    _prepare_device()
-    from scalelab import git
-    from scalelab.sweep.run import run_sweep
-    from scalelab.train.per_layer.refusals import reserve_for_moments
-
-    packs = trials_lib.group_into_packs(trials)
-    if len(packs) == 1:  # several are trained in processes of their own
-        reserve_for_moments(next(iter(trials.values())), len(trials))
-    _refuse_too_large([(trials[names[0]], len(names)) for names in packs.values()], force)
-    code = git.code_state(None if hasattr(config, "items") else str(_config_path(config)))
-    run_sweep(folder, trials, progress, stop=stop, allow=allow_change, take_over=take_over, code=code, is_grid=True)
-    rows = {row["name"]: row for row in runs(folder)}
-    return Rows(rows[name] for name in trials if name in rows)
-
-
-@check_arguments(sources=several(PATH), by=several(TEXT))
-def answer(sources: Source | Sequence[Source], by: str | Sequence[str] = ()) -> "SweepAnswer":
-    """Which setting is best over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
-
-    `sources`: a sweep's folder, or several; `by`: the config keys that make a setting, by default all that differ in
-    the one folder. `scalelab.sweep.answer.wording.describe_answer` says it in words. BadInput as the command.
-    """
-    from scalelab.sweep.answer import rows
-
-    given: list[Source] = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    folders, keys = [_path(source, "sources") for source in given], [by] if isinstance(by, str) else list(by)
-    if not folders:
-        raise BadInput("sources=[] names no folder: give a sweep's folder, or several")
-    if not keys and len(folders) > 1:
-        raise BadInput("several folders: name the keys that make a setting, e.g. by='optim.peak_lr'")
-    return rows.answer_by(folders, keys) if keys else rows.answer_folder(folders[0])
-
-
-def _prepare_device() -> None:
-    from scalelab.hardware import device_memory
-    from scalelab.train.step.program import cache_compilations
-
-    device_memory.reserve_gpu_memory()
-    cache_compilations()
-
-
-def _refuse_too_large(packs: Sequence[tuple["ConfigDict", int]], force: bool) -> None:
-    """BadInput for the first (config, trials) whose step can't fit the devices, unless `force`."""
-    from scalelab import config as config_lib
-    from scalelab.hardware.chips import expects_accelerator
-    from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
-
-    if force or (len(packs) > 1 and expects_accelerator()):  # looking would take the devices from the pool
-        return
-    for config, trials in packs:
-        static = config_lib.static(config)
-        if memory := memory_if_too_large(static, trials):
-            raise BadInput(describe_excess(static, memory, trials))
+    return plan_run(load_config(config, overrides), hardware, devices, mesh, **options)
 
 
 @check_arguments(
@@ -265,7 +126,7 @@ def _check_columns(columns: Mapping[str, Any]) -> None:
 
 
 @check_arguments(
-    source=several(PATH), best_of=several(TEXT), per=several(TEXT), over=OVER, columns=NAMES, n=optional(TEXT),
+    source=several(STORED), best_of=several(TEXT), per=several(TEXT), over=OVER, columns=NAMES, n=optional(TEXT),
     where=several(TEXT), level=SHARE,
 )  # fmt: skip
 def best_settings(

@@ -99,14 +99,15 @@ def _tune(options: Any, overrides: dict[str, str]) -> tuple[int, list[str], dict
 
 def _train(tuning: Any, options: Any) -> tuple[int, list[str], dict[str, Any]]:
     from scalelab import lock, records
-    from scalelab.cli.study_runs import train_in_pool
+    from scalelab.api.door import train_in_pool
+    from scalelab.cli.terminal import Terminal, report
     from scalelab.report.pages import write_report
     from scalelab.sweep.tune import conduct, stages, study, wording
 
     folder = options.workdir
     with lock.undo_if_refused(folder, study.STUDY_FILE):
         study.open_study(tuning, folder)
-        with train_in_pool(folder, stages.change_base(tuning, {}), options.take_over) as train:
+        with train_in_pool(folder, stages.change_base(tuning, {}), options.take_over, Terminal(), report) as train:
             summary = conduct.conduct_tuning(tuning, folder, train, print_status)
     if summary is None:
         return 75, [f"stopped; the same command goes on where it was ({folder})"], {"stopped": True}

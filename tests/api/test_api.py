@@ -58,7 +58,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 def test_a_trained_run_is_what_its_folder_says(page, capsys, monkeypatch):
     folder, names = page
-    assert names["result"]["status"] == "done" and names["result"]["final_step"] == 20
+    assert names["result"].status == "done" and names["result"].final_step == 20
     row = records.read_run(folder / "runs" / "first")
     monkeypatch.chdir(folder)
     assert names["rows"] == [{**row, "folder": "runs/first"}]
@@ -100,10 +100,10 @@ def test_logits_of_masked_documents_are_those_that_the_losses_come_from(page):
 
 def test_a_sweep_has_a_row_for_each_point_of_its_grid(page):
     folder, names = page
-    points = [(row["optim.peak_lr"], row["train.seed"]) for row in names["trials"]]
+    points = [(row["optim.peak_lr"], row["train.seed"]) for row in names["trials"].rows]
     assert points == [(1e-3, 0), (1e-3, 1), (1e-2, 0), (1e-2, 1)]
     assert len(json.loads((folder / "runs" / "lr" / "sweep.json").read_text())["packs"]) == 1
-    assert {row["status"] for row in names["trials"]} == {"done"}
+    assert {row["status"] for row in names["trials"].rows} == {"done"}
 
 
 def test_the_answer_is_that_of_the_command(page, capsys, monkeypatch):
@@ -181,7 +181,7 @@ def test_types_are_those_of_the_functions(tmp_path):
     out, _, code = mypy.run(
         [str(file), "--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={tmp_path}"]
     )
-    assert code == 1 and 'Revealed type is "dict[str, Any]"' in out.replace("builtins.", "").replace("typing.", "")
+    assert code == 1 and 'Revealed type is "scalelab.api.training.Trained"' in out
     assert 'Unexpected keyword argument "steps"' in out
 
 

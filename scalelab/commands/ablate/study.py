@@ -67,7 +67,8 @@ def _plan(plan: Any, options: Any, target: float) -> tuple[int, list[str], dict[
 
 
 def _conduct(plan: Any, options: Any, target: float) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab.cli.study_runs import train_in_pool
+    from scalelab.api.door import train_in_pool
+    from scalelab.cli.terminal import Terminal, report
     from scalelab.report.pages import write_report
     from scalelab.sweep.ablate import conduct
 
@@ -75,7 +76,7 @@ def _conduct(plan: Any, options: Any, target: float) -> tuple[int, list[str], di
     with lock.undo_if_refused(folder, conduct.STUDY_FILE):
         conduct.open_study(plan, folder)
         first = next(iter(conduct.final_runs(plan, plan.rungs[:1], {}).values()))
-        with train_in_pool(folder, first, options.take_over) as train:
+        with train_in_pool(folder, first, options.take_over, Terminal(), report) as train:
             if not conduct.conduct_study(plan, folder, train, print_status, fixed):
                 return 75, [f"stopped; the same command goes on where it was ({folder})"], {"stopped": True}
     summary: dict[str, Any] = {"command": shlex.join(["scalelab", "ablate", *sys.argv[2:]])}
