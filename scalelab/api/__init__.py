@@ -9,7 +9,7 @@ rows of `fit` and `best_settings`; `arguments` says what each argument must be.
 Nothing heavy is imported before a function is called.
 """
 
-from scalelab.api.loaded import load
+from scalelab.api.loaded import load, trust
 from scalelab.api.sweeping import (
     SweepStatus,
     Swept,
@@ -27,5 +27,5 @@ from scalelab.api.work import best_settings, fit, plan
 
 __all__ = [
     "Rows", "SweepStatus", "Swept", "Trained", "answer", "best_settings", "cancel_sweep", "fit", "follow", "load",
-    "metrics", "plan", "runs", "serve", "sweep", "sweep_status", "train", "train_pack",
+    "metrics", "plan", "runs", "serve", "sweep", "sweep_status", "train", "train_pack", "trust",
 ]  # fmt: skip
