@@ -99,7 +99,7 @@ def _tune(options: Any, overrides: dict[str, str]) -> tuple[int, list[str], dict
 
 def _train(tuning: Any, options: Any) -> tuple[int, list[str], dict[str, Any]]:
     from scalelab import lock, records
-    from scalelab.api.door import train_in_pool
+    from scalelab.api.work.door import train_in_pool
     from scalelab.cli.terminal import Terminal, report
     from scalelab.report.pages import write_report
     from scalelab.sweep.tune import conduct, stages, study, wording

@@ -89,7 +89,7 @@ def test_logits_of_masked_documents_are_those_that_the_losses_come_from(page):
         config, subject.dataclasses.replace(run.model.static, documents="mask"), *run.model[2:]
     )
     tokens = np.array([[5, 0, 7, 8, 9, 0, 3]])
-    loaded = api.loaded.LoadedRun(masked)
+    loaded = api.reading.loaded.LoadedRun(masked)
     object.__setattr__(loaded, "tokenizer", type("Tokenizer", (), {"separator": 0}))
     logits = np.float64(loaded.logits(tokens[:, :-1]))
     nats = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
@@ -181,7 +181,7 @@ def test_types_are_those_of_the_functions(tmp_path):
     out, _, code = mypy.run(
         [str(file), "--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={tmp_path}"]
     )
-    assert code == 1 and 'Revealed type is "scalelab.api.training.Trained"' in out
+    assert code == 1 and 'Revealed type is "scalelab.api.work.training.Trained"' in out
     assert 'Unexpected keyword argument "steps"' in out
 
 

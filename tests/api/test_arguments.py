@@ -8,14 +8,13 @@ import pathlib
 import pytest
 
 from scalelab import api
-from scalelab.api import curves, ladder
-from scalelab.api.loaded import LoadedRun
+from scalelab.api.laws import curves, ladder
+from scalelab.api.reading.loaded import LoadedRun
 from scalelab.errors import BadInput
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
 from scalelab.laws.fitting import fit as fit_columns
 from scalelab.laws.groups.fit_groups import fit_groups
 from scalelab.laws.use.ladder import fit_ladder
-from scalelab.plan.whole import plan as plan_run
 from tests.report import synthetic
 
 WRONG = {
@@ -58,14 +57,18 @@ def functions(folder):
     """{name: (function, arguments that are right, names of all arguments)}; files and folders lie in `folder`."""
     run, work, config = str(folder / "run"), folder / "work", "tiny"
     options = {
-        "plan": parameters(plan_run)[4:], "fit": parameters(fit_columns)[2:], "fit_groups": parameters(fit_groups)[4:],
+        "fit": parameters(fit_columns)[2:], "fit_groups": parameters(fit_groups)[4:],
         "fit_curves": parameters(fit_read_curves)[2:], "fit_accuracy": parameters(fit_ladder)[1:],
     }  # fmt: skip
     passed_on = {"table", "labels", "n_convention", "by", "cluster", "progress", "k", "against", "order"}
     model = LoadedRun(None)
     known = {
         "runs": (api.runs, {"sources": run}), "metrics": (api.metrics, {"run": run}), "load": (api.load, {"run": run}),
-        "plan": (api.plan, {"config": config}), "train": (api.train, {"config": config, "workdir": work}),
+        "plan": (api.plan, {"config": config}), "calibrate": (api.calibrate, {"runs": run}),
+        "single_gpu": (api.single_gpu, {"config": config}), "measure": (api.measure, {"config": config, "plan": None}),
+        "plan_budget": (api.plan_budget, {"flops": 1e20, "tokens": 1e9}),
+        "plan_sweep": (api.plan_sweep, {"sweep": config}),
+        "train": (api.train, {"config": config, "workdir": work}),
         "sweep": (api.sweep, {"config": config, "workdir": work}),
         "sweep_status": (api.sweep_status, {"workdir": work}), "cancel_sweep": (api.cancel_sweep, {"workdir": work}),
         "train_pack": (api.train_pack, {"workdir": work, "pack": "seven"}), "answer": (api.answer, {"sources": run}),
@@ -105,8 +108,10 @@ def test_every_argument_of_every_function_refuses_what_it_can_not_be(tmp_path):
 
 def test_every_public_function_is_in_the_walk():
     public = {name for name in api.__all__ if inspect.isfunction(getattr(api, name))}
-    managers = {"follow", "serve"}  # entered in tests/stores/test_api.py
-    assert public - managers <= set(functions(pathlib.Path()))
+    others = {"follow", "serve", "trust"}  # the first two are entered in tests/stores/test_api.py
+    assert public - others <= set(functions(pathlib.Path()))
+    with pytest.raises(BadInput, match="'3' is not of the form"):
+        api.trust(3)
 
 
 def test_an_option_that_a_fit_does_not_have_names_the_nearest():

@@ -23,7 +23,7 @@ FUNCTIONS = {command: re.findall(r"`(\w+)`", names) for command, names in ROWS}
 # Commands whose functions are still to be made; the list only shrinks.
 MISSING = {
     "ablate", "checkpoint", "compare", "completion", "config", "coordcheck", "demo", "diagnose", "doctor", "eval",
-    "export", "fit", "import", "init", "isoflop", "noise", "note", "optim", "plan", "prepare", "proxy", "recipe",
+    "export", "fit", "import", "init", "isoflop", "noise", "note", "optim", "prepare", "proxy", "recipe",
     "replay", "report", "reproduce", "runs", "sample", "schedule", "study", "tune", "watch",
 }  # fmt: skip
 PRINTING = {
@@ -32,11 +32,17 @@ PRINTING = {
 }
 # {(command, option): the function that is called where the option is given}
 CHOOSES = {
+    ("plan", "calibrate"): "calibrate", ("plan", "measure"): "measure", ("plan", "single_gpu"): "single_gpu",
     ("sweep", "cancel"): "cancel_sweep", ("sweep", "follow"): "follow", ("sweep", "serve"): "serve",
     ("sweep", "status"): "sweep_status",
 }  # fmt: skip
 # {(command, option): the parameter}, where a program gives the same in another form, or under a clearer name
-CALLED = {}
+CALLED = {
+    ("plan", "price"): "price_per_hour", ("plan", "critical_batch"): "critical_tokens",
+    ("plan", "mtbf_hours"): "mtbf_s",
+    ("plan", "restart_minutes"): "restart_s", ("plan", "write_gb_per_s"): "write_bytes_per_s",
+    ("plan", "serve_batch"): "serve", ("plan", "serve_context"): "serve",
+}  # fmt: skip
 
 
 class Seen(Exception):

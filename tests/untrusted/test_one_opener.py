@@ -33,7 +33,7 @@ ALLOWED = {
     "scalelab/commands/init.py": {"read_text": PACKAGE, "write_text": WRITES},
     "scalelab/commands/runs.py": {"write_text": f"{NAMED} for the answer"},
     "scalelab/commands/study.py": {"read_text": PACKAGE},
-    "scalelab/api/together.py": {"open": "/dev/null"},
+    "scalelab/api/work/together.py": {"open": "/dev/null"},
     "scalelab/data/batches/shards.py": {"open": WRITES, "np.memmap": "after `path_below` and the file's size and hash"},
     "scalelab/data/prepare/job.py": {"write_bytes": WRITES, STORED: "the entry of a tokenizer of this process"},
     "scalelab/data/prepare/merge.py": {"open": WRITES},

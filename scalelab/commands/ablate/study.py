@@ -67,7 +67,7 @@ def _plan(plan: Any, options: Any, target: float) -> tuple[int, list[str], dict[
 
 
 def _conduct(plan: Any, options: Any, target: float) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab.api.door import train_in_pool
+    from scalelab.api.work.door import train_in_pool
     from scalelab.cli.terminal import Terminal, report
     from scalelab.report.pages import write_report
     from scalelab.sweep.ablate import conduct

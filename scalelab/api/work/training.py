@@ -20,7 +20,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.door import (
+from scalelab.api.work.door import (
     Config,
     Display,
     Overrides,
@@ -37,7 +37,7 @@ from scalelab.api.door import (
     settle_memory,
     silent,
 )
-from scalelab.api.together import work_together
+from scalelab.api.work.together import work_together
 from scalelab.config.files import list_not_reproduced
 from scalelab.errors import BadInput
 

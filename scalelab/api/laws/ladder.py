@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.api.arguments import FIT_OPTIONS, NAMES, STORED, check_arguments, check_options, several
-from scalelab.api.fit_rows import read_sources
+from scalelab.api.laws.fit_rows import read_sources
 from scalelab.laws.read.groups import choose_groups
 from scalelab.laws.read.study import study_table
 from scalelab.laws.use.ladder import TASK_LOSS, Ladder, LadderRuns, fit_ladder, gather_runs

@@ -76,7 +76,7 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
 @check_arguments(config=ANYTHING)
 def schedule_of(config: Any) -> Curve:
     """The schedule of a config file, a shipped config's name or a config tree, without losses."""
-    from scalelab.api.door import load_config
+    from scalelab.api.work.door import load_config
 
     resolved = load_config(config)
     return make_curve(str(config) if isinstance(config, str | os.PathLike) else "the config", _every_lr(resolved))

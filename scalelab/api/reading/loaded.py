@@ -17,7 +17,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.tables import Source
+from scalelab.api.reading.tables import Source
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:

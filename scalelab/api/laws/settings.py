@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.api.fit_rows import read_sources
+from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.identity import is_identity_key
 from scalelab.laws.law.law import Law

@@ -26,7 +26,8 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.door import (
+from scalelab.api.reading.tables import Rows, runs
+from scalelab.api.work.door import (
     Config,
     Display,
     Overrides,
@@ -44,7 +45,6 @@ from scalelab.api.door import (
     settle_memory,
     silent,
 )
-from scalelab.api.tables import Rows, runs
 from scalelab.errors import BadInput
 from scalelab.stores.urls import work_folder
 

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 from scalelab.api.arguments import (
     ANYTHING,
     FIT_OPTIONS,
-    FLAG,
     FUNCTION,
     NAMES,
-    OVERRIDES,
-    POSITIVE,
     SHARE,
     STORED,
     TEXT,
@@ -27,22 +24,15 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.door import load_config
-from scalelab.api.tables import Source
+from scalelab.api.reading.tables import Source
 from scalelab.errors import BadInput, nearest_hint
 
 if TYPE_CHECKING:
     from scalelab.laws.fitted import Fitted
     from scalelab.laws.groups.group_fits import GroupFits
     from scalelab.laws.use.settings.best import BestSettings
-    from scalelab.plan.whole import Plan
 
-PLAN_OPTIONS = {
-    "efficiency": ANYTHING, "price_per_hour": optional(POSITIVE), "critical_tokens": optional(POSITIVE),
-    "mtbf_s": optional(POSITIVE), "restart_s": POSITIVE, "write_bytes_per_s": optional(POSITIVE), "compile": FLAG,
-    "serve": Kind("two whole numbers, sequences and tokens, such as (1, 0)", lambda pair: isinstance(pair, tuple | list)
-        and len(pair) == 2 and whole(1).fits(pair[0]) and whole(0).fits(pair[1])),
-}  # fmt: skip
+
 OVER = optional(mapping_of(Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
     "a dict of lists of columns such as {'lr': ['N']}"))  # fmt: skip
 
@@ -51,26 +41,6 @@ def _path(value: Any, what: str) -> pathlib.Path:
     if not isinstance(value, str | os.PathLike):
         raise BadInput(f"{what}={str(value)[:60]!r} is a {type(value).__name__}: a path, or for a config its tree")
     return pathlib.Path(os.path.expanduser(value))
-
-
-@check_arguments(config=ANYTHING, hardware=ANYTHING, devices=optional(whole(1)), mesh=ANYTHING, overrides=OVERRIDES)
-def plan(
-    config: Any, hardware: Any = "cpu", devices: int | None = None, mesh: Any = None,
-    overrides: Mapping[str, Any] | None = None, **options: Any,
-) -> "Plan":  # fmt: skip
-    """Plan a run before it starts (`scalelab plan`): parameters, FLOPs, memory, time, cost.
-
-    `config`: a file's path or a tree; `hardware`: a name, a JSON file's path or a `Machine`; `options`: those of
-    `scalelab.plan.whole.plan`. Nothing is allocated.
-    """
-    from scalelab.config import Layout
-    from scalelab.plan.machine.machine import Machine
-    from scalelab.plan.whole import plan as plan_run
-
-    options = check_options(options, plan_run, PLAN_OPTIONS)
-    check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
-    check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
-    return plan_run(load_config(config, overrides), hardware, devices, mesh, **options)
 
 
 @check_arguments(
@@ -139,7 +109,7 @@ def best_settings(
     `source`: a folder of runs, a table's path, or several of these. The other arguments are the command's options;
     `over`: {setting: columns of its law}. BadInput as the command.
     """
-    from scalelab.api.settings import read_best_settings
+    from scalelab.api.laws.settings import read_best_settings
 
     sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
@@ -151,7 +121,7 @@ def best_settings(
 
 
 def _fit_rows(source: Any, law: Any, columns: Mapping[str, str] | None, n: str | None, where: list[str]) -> Any:
-    from scalelab.api.fit_rows import read_sources
+    from scalelab.api.laws.fit_rows import read_sources
     from scalelab.laws.read.where import filter_rows
 
     sources: list[Any] = [source] if isinstance(source, str | os.PathLike) else list(source)
