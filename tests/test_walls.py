@@ -58,8 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"config", "hardware", "laws", "model", "optim", "parallel", "precision", "sweep", "train"},
     "diagnose": {"config", "data", "evaluate", "laws", "model", "optim", "parallel", "precision", "train"},
     "api": {
-        *("config", "data", "diagnose", "evaluate", "hardware", "index", "laws", "optim", "parallel", "plan"),
-        *("report", "stores", "sweep", "train"),
+        *("config", "data", "diagnose", "evaluate", "hardware", "hf", "index", "laws", "model", "optim", "parallel"),
+        *("plan", "report", "stores", "sweep", "train"),
     },
     "cli": {"api", "config", "stores", "sweep"},
     "commands": {

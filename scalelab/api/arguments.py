@@ -20,6 +20,7 @@ from scalelab.stores.urls import is_url, plain_folder, work_folder
 P = ParamSpec("P")
 R = TypeVar("R")
 Path = str | os.PathLike[str]
+Facts = dict[str, Any]  # JSON, with the keys that the command's --json prints
 SHOWN = 60  # letters of a wrong value in a message
 
 
@@ -84,13 +85,17 @@ def _local_path(value: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return value
 
 
-def _stored_path(value: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The path, or the local copy of a folder in an object store."""
-    if not is_url(os.fspath(value)):
-        return value
-    from scalelab.stores.copies import copy_here
+def stored(checkpoints: bool = False, fresh: bool = False) -> Kind:
+    """A path, or the URL of a folder in an object store, of which a copy is read (`stores.copies.copy_here`)."""
 
-    return str(copy_here(os.fspath(value)))
+    def copy(value: Path) -> Path:
+        if not is_url(os.fspath(value)):
+            return value
+        from scalelab.stores.copies import copy_here
+
+        return str(copy_here(os.fspath(value), checkpoints, fresh))
+
+    return ANY_PATH._replace(read=copy)
 
 
 def _work_path(value: str | os.PathLike[str]) -> pathlib.Path:
@@ -105,7 +110,7 @@ ANYTHING = Kind("anything", lambda _: True)
 TEXT = instance("a text", str)
 ANY_PATH = instance("a path", str, os.PathLike)
 PATH = ANY_PATH._replace(read=_local_path)
-STORED = ANY_PATH._replace(read=_stored_path)  # read, of an object store a copy
+STORED = stored()  # read, of an object store a copy
 FOLDER = ANY_PATH._replace(read=_plain_path)  # written, only here
 WORKDIR = ANY_PATH._replace(read=_work_path)  # written, also in an object store
 FLAG = instance("True or False", bool)

@@ -22,22 +22,31 @@ ROWS = re.findall(r"^\| `([\w-]+)` +\| (.*?) +\|$", PAGE, re.MULTILINE)
 FUNCTIONS = {command: re.findall(r"`(\w+)`", names) for command, names in ROWS}
 # Commands whose functions are still to be made; the list only shrinks.
 MISSING = {
-    "ablate", "checkpoint", "compare", "completion", "config", "coordcheck", "demo", "diagnose", "doctor", "eval",
-    "export", "fit", "import", "init", "isoflop", "noise", "note", "optim", "prepare", "proxy", "recipe",
-    "replay", "report", "reproduce", "runs", "sample", "schedule", "study", "tune", "watch",
+    "ablate", "completion", "config", "coordcheck", "demo", "doctor", "fit", "init", "isoflop", "optim", "prepare",
+    "proxy", "recipe", "reproduce", "schedule", "study", "tune",
 }  # fmt: skip
 PRINTING = {
+    "csv": "rows are a list of dicts, which any library writes; `to_arrow`, `to_pandas`",
+    "parquet": "as csv",
+    "show": "which columns are printed",
+    "every": "a program calls `watch` when it likes",
+    "once": "as every",
     "json": "how the result is printed; a function returns it",
     "trust": "`api.trust` allows code by its name for all that follows, as the option does for all of a command",
 }
 # {(command, option): the function that is called where the option is given}
 CHOOSES = {
+    ("checkpoint", "action"): "list_checkpoints", ("compare", "html"): "write_comparison",
+    ("diagnose", "batch"): "show_batch",
+    ("export", "format"): "export_hf", ("import", "format"): "import_hf", ("replay", "plot"): "draw_replay",
+    ("runs", "by"): "answer", ("watch", "score"): "score_forecasts",
     ("plan", "calibrate"): "calibrate", ("plan", "measure"): "measure", ("plan", "single_gpu"): "single_gpu",
     ("sweep", "cancel"): "cancel_sweep", ("sweep", "follow"): "follow", ("sweep", "serve"): "serve",
     ("sweep", "status"): "sweep_status",
 }  # fmt: skip
 # {(command, option): the parameter}, where a program gives the same in another form, or under a clearer name
 CALLED = {
+    ("runs", "folders"): "sources",
     ("plan", "price"): "price_per_hour", ("plan", "critical_batch"): "critical_tokens",
     ("plan", "mtbf_hours"): "mtbf_s",
     ("plan", "restart_minutes"): "restart_s", ("plan", "write_gb_per_s"): "write_bytes_per_s",
