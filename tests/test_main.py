@@ -16,8 +16,8 @@ import pytest
 
 from scalelab import __version__
 from scalelab.__main__ import COMMANDS, guarded, main
+from scalelab.api.setup import list_studies, study_module
 from scalelab.cli.parser import emit_json
-from scalelab.commands.study import list_studies, study_module
 from tests.report import synthetic
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 # Links to the folders on top, with the rooms that may import them, inside functions.
-LINKS = {"configs": {"config", "identity", "index", "plan", "soundness", "sweep"}, "experiments": {"commands"}}
+LINKS = {"configs": {"config", "identity", "index", "plan", "soundness", "sweep"}, "experiments": {"api", "commands"}}
 MOST_ENTRIES = 12  # files and folders of a room, `__init__.py` aside; of the ground floor, files
 LISTS = ("commands", "optim")  # rooms of one file a member
 SOURCES = sorted((ROOT / "scalelab").rglob("*.py"))

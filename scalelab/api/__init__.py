@@ -7,6 +7,23 @@ trains), `reading` (runs as rows, models), `planning`, `laws`.
 Nothing heavy is imported before a function is called.
 """
 
+from scalelab.api.configs import (
+    ConfigShown,
+    OptimShown,
+    RecipeShown,
+    Scheduled,
+    Twin,
+    config_keys,
+    coordcheck,
+    draw_coordcheck,
+    draw_schedule,
+    list_recipes,
+    optim,
+    recipe,
+    schedule,
+    show_config,
+    shrink_recipe,
+)
 from scalelab.api.laws.fits import best_settings, fit
 from scalelab.api.planning import calibrate, measure, plan, plan_budget, plan_sweep, single_gpu
 from scalelab.api.reading.folders import (
@@ -37,6 +54,18 @@ from scalelab.api.reading.judging import (
 from scalelab.api.reading.loaded import load, trust
 from scalelab.api.reading.models import Evaluated, Exported, Imported, Sampled, evaluate, export_hf, import_hf, sample
 from scalelab.api.reading.tables import Rows, metrics, runs
+from scalelab.api.setup import Created, demo, doctor, download_tables, init, prepare, reproduce, studies, study_command
+from scalelab.api.work.studies import (
+    AblationPlan,
+    ProxyFound,
+    Studied,
+    ablate,
+    plan_ablation,
+    plan_tuning,
+    proxy,
+    study_status,
+    tune,
+)
 from scalelab.api.work.sweeping import (
     SweepStatus,
     Swept,
@@ -51,11 +80,15 @@ from scalelab.api.work.sweeping import (
 from scalelab.api.work.training import Trained, train
 
 __all__ = [
-    "Diagnosed", "Evaluated", "Exported", "Imported", "Noted", "ReadBatch", "Rows", "Sampled", "Scored",
-    "SweepStatus", "Swept", "Trained", "Verified", "Watched", "answer", "best_settings", "calibrate",
-    "cancel_sweep", "compare", "diagnose", "draw_replay", "evaluate", "export_hf", "fit", "follow", "import_hf",
-    "list_checkpoints", "load", "load_family_law", "measure", "metrics", "noise", "note", "plan", "plan_budget",
-    "plan_sweep", "replay", "report", "runs", "sample", "score_forecasts", "serve", "show_batch", "show_checkpoint",
-    "single_gpu", "sweep", "sweep_status", "train", "train_pack", "trust", "verify_checkpoints", "watch",
+    "AblationPlan", "ConfigShown", "Created", "Diagnosed", "Evaluated", "Exported", "Imported", "Noted",
+    "OptimShown", "ProxyFound", "ReadBatch", "RecipeShown", "Rows", "Sampled", "Scheduled", "Scored", "Studied",
+    "SweepStatus", "Swept", "Trained", "Twin", "Verified", "Watched", "ablate", "answer", "best_settings",
+    "calibrate", "cancel_sweep", "compare", "config_keys", "coordcheck", "demo", "diagnose", "doctor",
+    "download_tables", "draw_coordcheck", "draw_replay", "draw_schedule", "evaluate", "export_hf", "fit", "follow",
+    "import_hf", "init", "list_checkpoints", "list_recipes", "load", "load_family_law", "measure", "metrics",
+    "noise", "note", "optim", "plan", "plan_ablation", "plan_budget", "plan_sweep", "plan_tuning", "prepare",
+    "proxy", "recipe", "replay", "report", "reproduce", "runs", "sample", "schedule", "score_forecasts", "serve",
+    "show_batch", "show_checkpoint", "show_config", "shrink_recipe", "single_gpu", "studies", "study_command",
+    "study_status", "sweep", "sweep_status", "train", "train_pack", "trust", "tune", "verify_checkpoints", "watch",
     "write_comparison",
 ]  # fmt: skip

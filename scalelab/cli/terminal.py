@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.api.work.door import Shown, Stop, silent
+from scalelab.api.work.door import Shown, Stop, never, silent
 from scalelab.cli.parser import print_status
 from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.signals import stop_on_signals
@@ -20,8 +20,8 @@ GIB = 2**30
 class Terminal:
     """The `Display` of a command. Of displays inside each other the outermost takes the signals."""
 
-    def __init__(self) -> None:
-        self.stops: list[Stop] = []
+    def __init__(self, takes_signals: bool = True) -> None:
+        self.stops: list[Stop] = [] if takes_signals else [never]
 
     @contextlib.contextmanager
     def __call__(self, title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None) -> Iterator[Shown]:
