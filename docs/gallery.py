@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab import records
-from scalelab.commands.study import list_studies
+from scalelab.api.setup import list_studies
 from scalelab.experiments.shared import RESULTS, markdown_table
 from scalelab.experiments.studies.outcome import CHECK_COLUMNS, check_cells
 
