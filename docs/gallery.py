@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from scalelab.api.setup import list_studies
 from scalelab.commands.study import list_studies
 from scalelab.experiments.shared import RESULTS, markdown_table
 from scalelab.experiments.studies.outcome import CHECK_COLUMNS, check_cells

@@ -10,6 +10,7 @@ Loading this room needs neither numpy nor ml_collections, so that commands that 
 
 from scalelab.config.files import (
     USER_OPTIM_PREFIX,
+    CommandLine,
     default_tree,
     find_config_file,
     leaves,
@@ -46,6 +47,7 @@ load_module = load_config_module  # the name that config files written by `sweep
 __all__ = [
     "LAYERS_NUMBERS",
     "USER_OPTIM_PREFIX",
+    "CommandLine",
     "Guard",
     "Hparams",
     "Layout",

@@ -37,7 +37,7 @@ def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None
     """Split a resolved config. BadInput where its layout does not fit the devices here, or the user's functions it."""
     if config.model.remat == "auto":
         raise BadInput(
-            "model.remat='auto' is chosen for one run, by `scalelab train`, `scalelab.train` and `scalelab plan`; "
+            "model.remat='auto' is chosen for one run, by `scalelab train`, `scalelab.api.train` and `scalelab plan`; "
             "nearest: what `scalelab plan` chooses for this config"
         )
     static = config_lib.static(config)

@@ -96,8 +96,8 @@ def test_a_stored_run_runs_no_code_that_only_it_names(swept, monkeypatch):
     run = next((swept / "runs").iterdir())
     monkeypatch.setattr(user_code, "_trusted", set())
     with pytest.raises(BadInput, match=r"it is not run; if you trust it: --trust=docs\.own:gained"):
-        scalelab.load(run).logits([1, 2, 3])
-    loaded = scalelab.load(run, trust=[OWN["model.block"]])
+        scalelab.api.load(run).logits([1, 2, 3])
+    loaded = scalelab.api.load(run, trust=[OWN["model.block"]])
     assert loaded.logits([1, 2, 3]).shape == (3, 256)
 
 
