@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalelab import api
-from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
+from scalelab.cli.parser import Parser, add_trust_option, emit_json, number_above_zero, print_status, print_table
 from scalelab.index import alive
 
 if TYPE_CHECKING:
