@@ -23,7 +23,7 @@ ROWS = re.findall(r"^\| `([\w-]+)` +\| (.*?) +\|$", PAGE, re.MULTILINE)
 FUNCTIONS = {command: re.findall(r"`(\w+)`", names) for command, names in ROWS}
 # Commands whose functions are still to be made; the list only shrinks.
 MISSING = {
-    "ablate", "completion", "fit",
+    "completion",
 }  # fmt: skip
 PRINTING = {
     "check": "the exit code; a program looks at the verdict",
@@ -37,6 +37,7 @@ PRINTING = {
 }
 # {(command, option): the function that is called where the option is given}
 CHOOSES = {
+    ("fit", "figures"): "draw_fit", ("fit", "accuracy"): "fit_accuracy", ("fit", "tournament"): "tournament",
     ("ablate", "plan"): "plan_ablation", ("ablate", "status"): "study_status", ("tune", "dry_run"): "plan_tuning",
     ("tune", "status"): "study_status",
     ("coordcheck", "plot"): "draw_coordcheck", ("recipe", "shrink"): "shrink_recipe",

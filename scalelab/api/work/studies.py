@@ -53,10 +53,11 @@ TUNING = {name: whole(1) for name in ("trials", "rounds", "confirm", "seeds")} |
 
 
 class Studied(NamedTuple):
-    """The summary of a study, as its summary.json has it, and the path of its page."""
+    """The summary of a study, as its summary.json has it, and the path of its page. `baseline`: an ablation's."""
 
     summary: Facts
     page: str
+    baseline: str = ""
 
 
 @check_arguments(workdir=FOLDER)
@@ -221,7 +222,7 @@ def ablate(
     summary: Facts = {"command": command}
     summary |= conduct.score_study(study, folder, target, fixed, with_next=next)
     records.write_json(folder / "summary.json", summary)
-    return Studied(summary, str(write_report(folder)["path"]))
+    return Studied(summary, str(write_report(folder)["path"]), study.baseline.name)
 
 
 def _make_ablation(
@@ -268,7 +269,7 @@ class ProxyFound(NamedTuple):
 
 
 @check_arguments(
-    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, overrides=OVERRIDES, out=optional(FOLDER), seeds=whole(1),
+    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, overrides=OVERRIDES, out=optional(ANY_PATH), seeds=whole(1),
     lrs=several(POSITIVE), progress=FUNCTION, stop=FUNCTION, display=optional(FUNCTION),
 )  # fmt: skip
 def proxy(
