@@ -27,17 +27,13 @@ from scalelab.api.configs import (
     show_config,
     shrink_recipe,
 )
+from scalelab.api.laws.after import Proposed, draw_fit, predict, propose_runs, tournament
 from scalelab.api.laws.fits import (
-    Proposed,
     best_settings,
-    draw_fit,
     fit,
     fit_groups,
     load_law,
-    predict,
-    propose_runs,
     read_table,
-    tournament,
 )
 from scalelab.api.planning import calibrate, measure, plan, plan_budget, plan_sweep, single_gpu
 from scalelab.api.reading.folders import (
@@ -71,12 +67,10 @@ from scalelab.api.reading.tables import Rows, metrics, runs
 from scalelab.api.setup import Created, demo, doctor, download_tables, init, prepare, reproduce, studies, study_command
 from scalelab.api.work.studies import (
     AblationPlan,
-    ProxyFound,
     Studied,
     ablate,
     plan_ablation,
     plan_tuning,
-    proxy,
     study_status,
     tune,
 )
@@ -92,6 +86,7 @@ from scalelab.api.work.sweeping import (
     train_pack,
 )
 from scalelab.api.work.training import Trained, train
+from scalelab.api.work.twins import ProxyFound, proxy
 
 if TYPE_CHECKING:
     from scalelab.api.laws.approaches import ApproachFit, NoRows, fit_approach

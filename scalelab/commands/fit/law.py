@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from scalelab import api
-from scalelab.api.laws.fits import HOLDOUT_DIVISOR
+from scalelab.api.laws.after import HOLDOUT_DIVISOR
 from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import text, trust_text
 from scalelab.errors import BadInput

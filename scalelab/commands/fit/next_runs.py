@@ -3,7 +3,7 @@
 from typing import Any
 
 from scalelab import api
-from scalelab.api.laws.fits import GRID_OPTION
+from scalelab.api.laws.after import GRID_OPTION
 from scalelab.cli.parser import align_columns
 from scalelab.laws.fitted import Fitted
 from scalelab.laws.read.columns import known_fields, parse_columns
