@@ -10,10 +10,6 @@ from scalelab import api
 from scalelab.api.laws import curves, ladder
 from scalelab.api.reading.loaded import LoadedRun
 from scalelab.errors import BadInput
-from scalelab.laws.curves.fit import fit_curves as fit_read_curves
-from scalelab.laws.fits.fitting import fit as fit_columns
-from scalelab.laws.fits.groups.fit_groups import fit_groups
-from scalelab.laws.use.ladder import fit_ladder
 from tests.report import synthetic
 
 WRONG = {

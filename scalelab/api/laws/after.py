@@ -26,17 +26,17 @@ from scalelab.api.laws.fits import Counted, list_numbers
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:
-    from scalelab.laws.fitted import Fitted
+    from scalelab.laws.fits.fitted import Fitted
+    from scalelab.laws.next_runs import NextRuns, ProposedRun
     from scalelab.laws.trust.tournament import TournamentEntry
     from scalelab.laws.trust.uncertainty import Prediction
-    from scalelab.laws.use.next_runs import NextRuns, ProposedRun
 
 HOLDOUT_DIVISOR = 5  # a tournament holds out a fifth of the rows, where it is not told how many
 GRID_OPTION = "--grid-columns"
 
 
 def _check_fitted(fitted: object) -> None:
-    from scalelab.laws.fitted import Fitted
+    from scalelab.laws.fits.fitted import Fitted
 
     check_value("fitted", fitted, instance("a fit, as `scalelab.api.fit` returns it", Fitted))
 
@@ -104,7 +104,7 @@ def propose_runs(
     `grid`: a config with sweep(h), whose proposed runs are written to `configs_out`, or a table of candidates, with
     `grid_columns`; `determine`: N, loss or a parameter.
     """
-    from scalelab.laws.use.next_runs import propose_runs as propose
+    from scalelab.laws.next_runs import propose_runs as propose
     from scalelab.sweep.forks import candidate_columns, write_forks
     from scalelab.sweep.trials import load_trials
 
@@ -156,7 +156,7 @@ def draw_fit(result: object, figures: Path, target_values: Mapping[str, float] |
     from scalelab.api.laws.approaches import ApproachFit
     from scalelab.api.laws.curves import CurveStudy
     from scalelab.api.laws.settings import ReadSettings
-    from scalelab.laws.fitted import Fitted
+    from scalelab.laws.fits.fitted import Fitted
     from scalelab.laws.use.isoflop import IsoFlop
 
     folder = pathlib.Path(figures)

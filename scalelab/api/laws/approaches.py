@@ -22,17 +22,17 @@ from scalelab.api.arguments import (
 )
 from scalelab.api.laws.fit_rows import numeric_columns
 from scalelab.errors import BadInput
-from scalelab.laws.fitted import INTERVAL_LEVEL
+from scalelab.laws.design import design
+from scalelab.laws.fits.fitted import INTERVAL_LEVEL
+from scalelab.laws.fits.study import N_COLUMNS, Row, select_rows
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read import units
 from scalelab.laws.read.groups import SEED_NAMES
-from scalelab.laws.read.study import N_COLUMNS, Row, select_rows
 from scalelab.laws.read.table import Table
-from scalelab.laws.trust import design
 from scalelab.laws.use.envelope import Envelope, fit_envelope, training_curves
 from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
 from scalelab.laws.use.seed_noise import MeasuredNoise, measure_noise
-from scalelab.records import read_metrics
+from scalelab.record.records import read_metrics
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

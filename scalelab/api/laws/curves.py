@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelab.record import records
 from scalelab.api.arguments import (
     ANYTHING,
     NAMES,

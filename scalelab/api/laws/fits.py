@@ -31,8 +31,8 @@ from scalelab.errors import BadInput, nearest_hint
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from scalelab.laws.fitted import Fitted
-    from scalelab.laws.groups.group_fits import GroupFits
+    from scalelab.laws.fits.fitted import Fitted
+    from scalelab.laws.fits.groups.group_fits import GroupFits
     from scalelab.laws.law.law import Law
     from scalelab.laws.read.table import Table
     from scalelab.laws.use.settings.best import BestSettings
@@ -91,8 +91,8 @@ def fit(
     `Law`. The others are the command's options; `k`: FLOPs of a parameter and token, `identify`: find out what the data
     determine, `progress(what, done, of)`. BadInput as the command; FitError where no optimum can be certified.
     """
-    from scalelab.laws.fitting import fit as fit_columns
-    from scalelab.laws.read.study import fit_study
+    from scalelab.laws.fits.fitting import fit as fit_columns
+    from scalelab.laws.fits.study import fit_study
 
     known, options = load_law(law, hold), _Options(
         objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_numbers(target_flops),
@@ -124,7 +124,7 @@ def fit_groups(
     `exponents`: shared, separate or pooled; `shared`: further parameters of all groups; `against`: the group of
     reference. The others as for `fit`.
     """
-    from scalelab.laws.read.study import fit_group_study
+    from scalelab.laws.fits.study import fit_group_study
 
     known, options = load_law(law, hold), _Options(
         objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_numbers(target_flops),
@@ -173,7 +173,7 @@ def _read_rows(
     source: Rows, law: "Law", columns: Mapping[str, str] | None, n_convention: str | None, where: list[str]
 ) -> list[dict[str, Any]]:
     from scalelab.api.laws.fit_rows import read_sources
-    from scalelab.laws.read.study import N_COLUMNS
+    from scalelab.laws.fits.study import N_COLUMNS
     from scalelab.laws.read.table import Table
     from scalelab.laws.read.where import filter_rows
 

@@ -24,8 +24,8 @@ from scalelab.api.arguments import (
 )
 from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput
+from scalelab.laws.fits.study import study_table
 from scalelab.laws.read.groups import choose_groups
-from scalelab.laws.read.study import study_table
 from scalelab.laws.use.ladder import (
     TASK_LOSS,
     Ladder,

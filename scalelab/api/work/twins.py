@@ -58,7 +58,8 @@ def proxy(
     `flops`: what the sweep may cost; `out`: the file of the target (default: target.py in `workdir`); `lrs`: three
     learning rates of the twin or more.
     """
-    from scalelab import git, lock
+    from scalelab import git
+    from scalelab.record import lock
     from scalelab.sweep import status
     from scalelab.sweep.forks import write_forks
     from scalelab.sweep.run import run_sweep

@@ -7,18 +7,9 @@ from scalelab import api
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
 from scalelab.errors import BadInput
-from scalelab.laws.design import design
-from scalelab.laws.fits.fitted import INTERVAL_LEVEL
-from scalelab.laws.fits.study import N_COLUMNS, Row, select_rows
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.columns import known_fields, parse_columns
-from scalelab.laws.read.finding import Finding
-from scalelab.laws.read.groups import SEED_NAMES
 from scalelab.laws.read.table import Table
-from scalelab.laws.use.envelope import Envelope, fit_envelope, training_curves
-from scalelab.laws.use.isoflop import IsoFlop, fit_isoflop, group_budgets
-from scalelab.laws.use.seed_noise import MeasuredNoise, measure_noise
-from scalelab.record.records import read_metrics
 from scalelab.laws.use.envelope import Envelope
 from scalelab.laws.use.isoflop import IsoFlop
 from scalelab.laws.use.seed_noise import MeasuredNoise

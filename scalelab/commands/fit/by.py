@@ -11,12 +11,6 @@ from scalelab.commands.fit import text, trust_text
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL
 from scalelab.laws.fits.groups.group_fits import GroupFits
 from scalelab.laws.fits.groups.joint_law import is_offset
-from scalelab.laws.fits.study import fit_group_study
-from scalelab.laws.law import law as law_lib
-from scalelab.laws.law.names import load_law
-from scalelab.laws.fitted import INTERVAL_LEVEL
-from scalelab.laws.groups.group_fits import GroupFits
-from scalelab.laws.groups.joint_law import is_offset
 from scalelab.laws.read import units
 from scalelab.laws.read.columns import known_fields, parse_columns
 from scalelab.laws.read.table import Table

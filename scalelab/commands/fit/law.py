@@ -9,10 +9,6 @@ from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import text, trust_text
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
-from scalelab.laws.fits.study import fit_study
-from scalelab.laws.law import law as law_lib
-from scalelab.laws.law.names import LAWS, load_law
-from scalelab.laws.fitted import INTERVAL_LEVEL, Fitted
 from scalelab.laws.read import units
 from scalelab.laws.read.columns import known_fields, parse_columns
 from scalelab.laws.read.table import Table

@@ -5,9 +5,9 @@ from typing import Any
 from scalelab import api
 from scalelab.api.laws.after import GRID_OPTION
 from scalelab.cli.parser import align_columns
-from scalelab.laws.fitted import Fitted
+from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.next_runs import NextRuns
 from scalelab.laws.read.columns import known_fields, parse_columns
-from scalelab.laws.use.next_runs import NextRuns
 
 
 def propose_next_runs(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
