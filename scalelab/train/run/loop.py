@@ -25,7 +25,7 @@ from scalelab.train.run.early_stop import Judge
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.reader import MetricReader, Progress
 from scalelab.train.run.run import Run
-from scalelab.train.run.sinks import SinkReport
+from scalelab.train.run.trackers.sinks import SinkReport
 from scalelab.train.step import guard
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS, Program

@@ -33,7 +33,7 @@ from scalelab.train.lineage.facts import checkpoint_facts, package_versions
 from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.run import sources
 from scalelab.train.run.metrics import check_trackers, clip_share, open_sinks, write_metric_lines
-from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun, bind_tracker
+from scalelab.train.run.trackers.sinks import MetricSink, SinkReport, TrackedRun, bind_tracker
 from scalelab.train.step.state import host_bytes
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
