@@ -24,7 +24,8 @@ from scalelab.train.resume.start import (
     start_from_weights,
 )
 from scalelab.train.run import early_stop, loop
-from scalelab.train.run.run import Run, open_run
+from scalelab.train.run.opening.opening import open_run
+from scalelab.train.run.run import Run
 from scalelab.train.single import continued_config, load_run_dataset, refuse_lost_checkpoints
 from scalelab.train.step.per_layer.refusals import reserve_for_moments
 from scalelab.train.step.program import resolve_packing, spread_trials

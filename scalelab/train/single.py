@@ -22,7 +22,8 @@ from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume import branch, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
-from scalelab.train.run.run import Run, has_ended, open_run
+from scalelab.train.run.opening.opening import open_run
+from scalelab.train.run.run import Run, has_ended
 from scalelab.train.step.per_layer.refusals import reserve_for_moments
 
 

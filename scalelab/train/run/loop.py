@@ -98,7 +98,7 @@ def train_runs(
             return _finish(parts, start[0] if start else None, step, states, stopped, until)
         finally:
             for run in runs:
-                run.close_sinks()
+                run.files.close_sinks()
 
 
 class _Parts(NamedTuple):

@@ -59,7 +59,7 @@ class MetricReader:
         self.rates.append(rate)
         for run, metrics, alarms in zip(self.runs, values, self.alarms, strict=True):
             if metrics is not None and run.status == "running":
-                run.write(_train_lines(run, step, n, metrics, rate), _layer_lines(step, n, metrics))
+                run.files.write_lines(_train_lines(run, step, n, metrics, rate), _layer_lines(step, n, metrics))
                 alarms.read(step, n, metrics)
                 _note_skips(run, alarms, step, n, metrics)
         losses = [None if m is None else float(m["train_loss"][n - 1]) for m in values]
@@ -71,7 +71,7 @@ class MetricReader:
                 continue
             scored = self.feed.scored(run, step, losses)
             run.scored(scored)
-            run.write([_counted(run, step) | scored | {"time": time.time()}])
+            run.files.write_lines([_counted(run, step) | scored | {"time": time.time()}])
         self.progress({"step": step} | self._shown("val_loss", [run.val_loss for run in self.runs]))
 
     def _shown(self, name: str, losses: Sequence[float | None]) -> dict[str, Any]:
