@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from scalelab.parallel.pulse import Pulse
 from scalelab.train.run.alarms import Alarms
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
+from scalelab.train.run.session import Progress
 from scalelab.train.step.guard import GUARD, OUTLIERS
 from scalelab.train.step.layers import DUE, LAYERS
 from scalelab.train.step.metrics import as_number
@@ -19,7 +20,6 @@ from scalelab.train.step.step import STEP_METRICS
 
 # Values whose not being finite skips a step: name in the logbook -> metric.
 GUARDED_METRICS = {"loss": "train_loss", "gradient norm": "grad_norm", "LR": "lr"}
-Progress = Callable[[dict[str, Any]], None]
 
 
 class MetricReader:
