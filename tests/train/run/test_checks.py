@@ -22,6 +22,7 @@ def many(**_):
 # (the change that is refused, words of its line), in the order of refusals; the last is the folder's.
 FAULTS = [
     ({"schedule.name": "faults_of_user:below"}, "schedule.name='faults_of_user:below': its lr"),
+    ({"optim.name": "sgd", "optim.clip": "spam"}, "optim.clip='spam' clips to the second moment"),
     ({"train.metrics": "faults_of_user:many"}, "train.metrics='faults_of_user:many'"),
     ({"data.unique_tokens": 10**9}, "data.unique_tokens=1000000000: no source has as many tokens"),
     ({}, "holds imported weights, not a run"),

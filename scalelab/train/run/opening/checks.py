@@ -45,21 +45,16 @@ class Note(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
-def check_schedule(run: Candidate) -> Iterable[Note]:
-    """Refuse a schedule of the user's own that is not one."""
+def check_optimizer(run: Candidate) -> Iterable[Note]:
+    """Refuse a schedule of the user's own that is not one, and options that the optimizer can't have."""
     schedules.check_user_schedule(run.spec.config)
+    check_optimizer_options(run.spec.static)
     return ()
 
 
 def check_metrics(run: Candidate) -> Iterable[Note]:
     """Refuse metrics of the user's own that can't be traced or logged."""
     formats_found.check_user_metrics(run.spec.static, tuple(sorted(run.spec.hparams)))
-    return ()
-
-
-def check_optimizer(run: Candidate) -> Iterable[Note]:
-    """Refuse options that the optimizer can't have."""
-    check_optimizer_options(run.spec.static)
     return ()
 
 
@@ -94,20 +89,16 @@ def check_layout(run: Candidate) -> Iterable[Note]:
     return _notes("layout", warnings)
 
 
-def describe_attention(run: Candidate) -> Iterable[Note]:
-    """The kernel that model.attention=auto stands for here."""
-    model, static, backend = run.spec.config.model, run.spec.static, jax.default_backend()
-    if model.attention == "auto":
-        kernel = kernels.program_kernel(kernels.step_kernel(static), model.attention)
+def describe_model(run: Candidate) -> Iterable[Note]:
+    """The kernel that model.attention=auto stands for here, and the policy chosen for model.remat=auto."""
+    config, static, backend = run.spec.config, run.spec.static, jax.default_backend()
+    if config.model.attention == "auto":
+        kernel = kernels.program_kernel(kernels.step_kernel(static), config.model.attention)
         documents = kernels.documents_limit(static, backend)
-        where = f"{backend}, {model.seq_len:,} tokens"
+        where = f"{backend}, {config.model.seq_len:,} tokens"
         yield Note("chosen", f"attention: {kernel} ({where})" + f"; {documents}" * bool(documents))
-
-
-def describe_remat(run: Candidate) -> Iterable[Note]:
-    """The policy that was chosen for model.remat=auto."""
-    config = run.spec.config
-    return [Note("chosen", f"remat: {config.model.remat} ({config.log.remat})")] if config.log.remat else []
+    if config.log.remat:
+        yield Note("chosen", f"remat: {config.model.remat} ({config.log.remat})")
 
 
 def describe_parts(run: Candidate) -> Iterable[Note]:
@@ -117,16 +108,12 @@ def describe_parts(run: Candidate) -> Iterable[Note]:
         yield Note("chosen", f"sequences are gathered in {parts} parts, beside products (parallel.parts)")
 
 
-def check_compiler_options(run: Candidate) -> Iterable[Note]:
-    """Refuse flags in the environment against the compiler's options that a step on several devices needs."""
+def check_machine(run: Candidate) -> Iterable[Note]:
+    """Refuse flags against the compiler's options that a step on several devices needs; memory of the host in use."""
     if options := collective_options(jax.default_backend(), run.spec.static.layout.devices):
         refuse_other_values(options)
         text = f"XLA's options: {', '.join(f'{name}={value}' for name, value in options.items())}"
         yield Note("chosen", text, {"compiler_options": options})
-
-
-def describe_host_memory(run: Candidate) -> Iterable[Note]:
-    """The host's memory that moments in pinned memory take."""
     if pinned := host_bytes(run.spec.static) * run.trials:
         reserved = host_memory.reserved_facts(pinned)
         yield Note("chosen", host_memory.describe_reserved(reserved), {"host_memory": reserved})
@@ -144,18 +131,15 @@ def _notes(kind: str, texts: Iterable[str]) -> list[Note]:
 Check = Callable[[Candidate], Iterable[Note]]
 # In this order they refuse, and their notes stand in the logbook.
 CHECKS: tuple[Check, ...] = (
-    check_schedule,
+    check_optimizer,  # before the metrics, for which a step with that optimizer is traced
     check_metrics,
-    check_optimizer,
     describe_choices,
     check_sources,
     warn_of_values,
     check_layout,
-    describe_attention,
-    describe_remat,
+    describe_model,
     describe_parts,
-    check_compiler_options,
-    describe_host_memory,
+    check_machine,
     warn_of_precision,
 )
 
