@@ -20,7 +20,7 @@ from scalelab.train.resume.start import (
     Weights,
     find_last_checkpoint,
     load_initial_weights,
-    make_warner,
+    open_checkpoints,
     restore_runs,
     start_from_weights,
 )
@@ -113,15 +113,12 @@ def _open_trials(
 def _train_to_end(runs: dict[str, Run], folder: pathlib.Path, origin: _Origin, session: Session) -> None:
     """Train until all trials have ended or stop, with checkpoints in `folder`; trials that go back catch up alone."""
     each, progress = list(runs.values()), session.progress
-    config, c = each[0].config, each[0].config.checkpoint
-    facts = {name: run.facts for name, run in runs.items()}
-    logs = [path for run in each for path in records.saved_log_paths(run.folder)]
-    keep = c.keep_last, c.keep_every, facts, logs, make_warner(each, progress), config.guard.policy == "rewind"
     while True:
-        with Checkpoints(folder, *keep) as checkpoints:
+        with open_checkpoints(folder, runs, progress) as checkpoints:
             start = restore_runs(runs, checkpoints, session) or _resume_from_other_pack(each, session)
             start = start and catch_up(runs, checkpoints, start, session)
-            loop.report_resume(f"{len(runs)} trials" if len(runs) > 1 else each[0].name, start, config, progress)
+            who = f"{len(runs)} trials" if len(runs) > 1 else each[0].name
+            loop.report_resume(who, start, each[0].config, progress)
             params = None
             if not start and origin.trunks:
                 states = [branch.start_branch(*pair, progress) for pair in zip(each, origin.trunks, strict=True)]

@@ -17,7 +17,6 @@ from scalelab.model.transformer import Params
 from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
 from scalelab.train import ledger
-from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage import compatibility, determinism, extend
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume import branch, rewind
@@ -139,15 +138,14 @@ def _train_to_end(
     run: Run, start: loop.StartStates | None, params: list[Params] | None, session: Session
 ) -> loop.TrainOutcome:
     """Train until the run ends or stops, and again from an earlier step as often as its guard decides so."""
-    c, rewinds, progress = run.config.checkpoint, run.config.guard.policy == "rewind", session.progress
+    progress = session.progress
     if run.status != "running" and start is None:
         progress({"note": f"{run.name}: its checkpoints are gone; this is what its record says"})
         return loop.TrainOutcome(run.record["steps"], None, 0.0, [None], False, [])
-    known, logs, warn = {"run": run.facts}, records.saved_log_paths(run.folder), lineage.make_warner([run], progress)
-    keep = (c.keep_last, c.keep_every, known, logs, warn, rewinds)
+    runs = {"run": run}
     while True:
-        with Checkpoints(run.folder / "checkpoints", *keep) as checkpoints:
-            outcome = loop.train_runs({"run": run}, checkpoints, session, start, params)
+        with lineage.open_checkpoints(run.folder / "checkpoints", runs, progress) as checkpoints:
+            outcome = loop.train_runs(runs, checkpoints, session, start, params)
         call = outcome.calls[0]
         if call is None or not rewind.decide_rewind(run, call, checkpoints.folder, "run"):
             return outcome

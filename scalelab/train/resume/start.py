@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +40,15 @@ def find_last_checkpoint(folder: pathlib.Path) -> tuple[Checkpoints, str] | None
     steps = broadcast_from_first(lambda: [checkpoints.latest() for checkpoints, _ in candidates])
     best = max((step for step in steps if step is not None), default=None)
     return None if best is None else candidates[steps.index(best)]
+
+
+def open_checkpoints(folder: pathlib.Path, runs: Mapping[str, Run], progress: Progress) -> Checkpoints:
+    """The checkpoints of `runs`, whose names there are the keys; how many are kept is in the first one's config."""
+    each = list(runs.values())
+    c, rewinds = each[0].config.checkpoint, each[0].config.guard.policy == "rewind"
+    facts = {name: run.facts for name, run in runs.items()}
+    logs = [path for run in each for path in records.saved_log_paths(run.folder)]
+    return Checkpoints(folder, c.keep_last, c.keep_every, facts, logs, make_warner(each, progress), rewinds)
 
 
 def restore_runs(runs: dict[str, Run], checkpoints: Checkpoints, session: Session) -> StartStates | None:
