@@ -8,7 +8,6 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import git
-from scalelab.config.choices import GUARD_POLICIES
 from scalelab.errors import BadInput
 from scalelab.index.waiting import wait_for_folder
 from scalelab.parallel.pulse import Pulse

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from scalelab import git, user_code
-from scalelab.config.choices import GUARD_POLICIES
 from scalelab.data.dataset import Dataset, open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput

@@ -23,9 +23,6 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.parallel.processes import broadcast_from_first, gather_lists
 from scalelab.record import records
 from scalelab.record.jsonfiles import RETRY_WAITS_S, is_transient
-from scalelab.train.checkpoints import copies, hashes, health, manifest
-from scalelab.train.checkpoints import logs as log_lengths
-from scalelab.train.checkpoints.leaves import check_same_leaves, describe_leaves
 from scalelab.train.checkpoints import copies, hashes, manifest
 from scalelab.train.checkpoints.leaves import check_same_leaves
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint

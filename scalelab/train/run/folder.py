@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab import records
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
+from scalelab.record import records
 from scalelab.train.run.metrics import open_sinks, write_metric_lines
 from scalelab.train.run.trackers.sinks import MetricSink, SinkReport, TrackedRun
 

@@ -14,8 +14,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab.data.dataset import Dataset
-from scalelab import records
 from scalelab.model.transformer import Params
 from scalelab.parallel.processes import gather_numbers, make_agreed_flag
 from scalelab.parallel.pulse import Pulse

@@ -10,26 +10,9 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from scalelab import config as config_lib
-from scalelab import git, set_by
-from scalelab.config import optimizer_defaults, schedule_steps, stretches
-from scalelab.config.checks import interplay
-from scalelab.data.dataset import Dataset
-from scalelab.errors import BadInput, quote_path
-from scalelab.hardware import chips, device_memory, host_memory, measured
-from scalelab.hardware.compiler_options import collective_options, refuse_other_values
-from scalelab.model import count
-from scalelab.model.attention import kernels
-from scalelab.optim import schedules
-from scalelab.optim.chain import check_optimizer_options
-from scalelab.parallel import mesh, rules
-from scalelab.parallel.processes import broadcast_from_first, is_first_process
-from scalelab.precision.policy import POLICIES, warnings_for
-from scalelab.record import records
-from scalelab.train import formats_found, ledger
-from scalelab.train.checkpoints import manifest
-from scalelab import records
 from scalelab.config import schedule_steps, stretches
+from scalelab.parallel.processes import broadcast_from_first, is_first_process
+from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.lineage import compatibility, determinism
 from scalelab.train.lineage.spec import TrainSpec

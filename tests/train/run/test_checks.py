@@ -2,8 +2,8 @@
 
 import pytest
 
-from scalelab import records
 from scalelab.__main__ import main
+from scalelab.record import records
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.run.opening import checks
 from scalelab.train.run.opening.checks import Candidate

@@ -6,11 +6,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import git, records
+from scalelab import git
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, quote_path
 from scalelab.parallel import mesh
 from scalelab.parallel.processes import broadcast_from_first
+from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.lineage import compatibility, determinism
 from scalelab.train.lineage.facts import checkpoint_facts
