@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab.config.choices import GUARD_POLICIES
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model.transformer import Params
@@ -45,7 +46,7 @@ def find_last_checkpoint(folder: pathlib.Path) -> tuple[Checkpoints, str] | None
 def open_checkpoints(folder: pathlib.Path, runs: Mapping[str, Run], progress: Progress) -> Checkpoints:
     """The checkpoints of `runs`, whose names there are the keys; how many are kept is in the first one's config."""
     each = list(runs.values())
-    c, rewinds = each[0].config.checkpoint, each[0].config.guard.policy == "rewind"
+    c, rewinds = each[0].config.checkpoint, GUARD_POLICIES[each[0].config.guard.policy].rewinds
     facts = {name: run.facts for name, run in runs.items()}
     logs = [path for run in each for path in records.saved_log_paths(run.folder)]
     return Checkpoints(folder, c.keep_last, c.keep_every, facts, logs, make_warner(each, progress), rewinds)

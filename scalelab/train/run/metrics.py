@@ -6,7 +6,6 @@ from typing import Any
 
 from scalelab.errors import BadInput
 from scalelab.record import lock, records
-from scalelab.train.run.sinks import (
 from scalelab.train.run.trackers.sinks import (
     MetricSink,
     SinkReport,
