@@ -47,7 +47,7 @@ def _swaps() -> Iterator[Case]:
             yield Case(f"sweep: {name} is a {what}", "sweep", swap(name, what))
     for name in ("checkpoints", "figures", "checkpoints/24/state", "checkpoints/24"):
         yield Case(f"run: {name} is a file", "run", text(name, "x"))
-    yield Case("run: it is a link to a run outside", "run", _whole_link)
+    yield Case("run: it is a link to a run outside", "run", _whole_link, linked=True)
     yield Case("sweep: a trial is a link to a run outside", "sweep", swap("runs/d_model=8-seed=0", "link to a run"))
     yield Case("sweep: a trial is a link to the sweep", "sweep", swap("runs/x", "link to its parent"))
     for name in ("record.json", "metrics.jsonl", "checkpoints/24/manifest.json"):
