@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from checks.hostile.strangers.cases.opened import RUN_FILES, SWEEP_FILES
+from checks.hostile.strangers.cases.studies import study_cases
 from checks.hostile.strangers.cases.unopened_files import second_files
 from checks.hostile.strangers.edits import (
     ESCAPES,
@@ -33,7 +34,7 @@ from checks.hostile.strangers.edits import (
 def second_cases() -> list[Case]:
     """All of this half."""
     parts = (_swaps(), _drafts(), _json(), _texts(), _stores())
-    return [*(case for part in parts for case in part), *second_files()]
+    return [*(case for part in parts for case in part), *second_files(), *study_cases()]
 
 
 def _swaps() -> Iterator[Case]:
