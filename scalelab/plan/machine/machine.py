@@ -167,6 +167,7 @@ def _read_machine_file(path: pathlib.Path) -> Machine:
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16", "float8")
 COUNTS = ("links", "devices_per_node")
+SMALLEST, LARGEST = 1, 1e30  # of FLOP/s and bytes: beyond them seconds and their products overflow
 
 
 def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
@@ -188,5 +189,9 @@ def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
             raise BadInput(f"--hardware={path}: {key}={value!r} is not a number above 0")
         if not math.isfinite(value):
             raise BadInput(f"--hardware={path}: {key}={value!r} is not finite")
+        if key not in (*COUNTS, "price_per_hour") and not SMALLEST <= value <= LARGEST:
+            nearest = SMALLEST if value < SMALLEST else LARGEST
+            reason = f"is outside {SMALLEST} to {LARGEST:g}; nearest: {nearest:g}"
+            raise BadInput(f"--hardware={path}: {key}={value!r} {reason}")
         if key in COUNTS and value != int(value):
             raise BadInput(f"--hardware={path}: {key}={value!r} is not a whole number; nearest: {max(1, round(value))}")
