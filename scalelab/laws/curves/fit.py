@@ -14,7 +14,7 @@ from scipy import special
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.curves import spread
 from scalelab.laws.curves.curve import Columns, Curve, even_steps, schedule_columns, stack_columns, thin_curve
-from scalelab.laws.curves.problem import build_curve_problem
+from scalelab.laws.curves.problem import CurveProblem
 from scalelab.laws.law import curve_forms as forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import load_objective
@@ -152,13 +152,13 @@ def fit_curves(
     _check_curves(thin, spec)
     columns = stack_columns([_columns(spec, curve, curve.steps) for curve in thin])
     target, chosen = np.concatenate([curve.loss for curve in thin]), load_objective(objective, delta)
-    problem = build_curve_problem(spec, columns, target, chosen)
+    problem = CurveProblem(spec, columns, target, chosen)
     best = optimum.minimise_objective(problem)
     labels = np.repeat(np.arange(len(thin)), [len(curve.steps) for curve in thin])
     errors = spread.estimate_errors(problem, best, labels)
     samples = spread.simulate_params(problem, best, errors, labels, bootstrap, seed)
     left_out, widening = _leave_out(problem, best, errors, samples, thin, labels)
-    flat = optimum.minimise_objective(build_curve_problem(forms.BASELINE, columns, target, chosen))
+    flat = optimum.minimise_objective(CurveProblem(forms.BASELINE, columns, target, chosen))
     return FittedCurves(problem, best, thin, errors, samples, left_out, widening, flat, level, seed)
 
 
