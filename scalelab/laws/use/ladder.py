@@ -170,12 +170,7 @@ def fit_ladder(
     sds = [float(np.sqrt(z @ z / n)) for z, n in zip(scaled, spare, strict=True)]
     norms = np.linalg.norm(scaled[0]) * np.linalg.norm(scaled[1])
     correlation = float(scaled[0] @ scaled[1] / norms) if norms > 0 else 0.0
-    random = np.random.default_rng(seed)
-    # One scale a table, of Student's t: intervals carry the uncertainty of the noise itself.
-    scales = np.sqrt(min(spare) / random.chisquare(min(spare), bootstrap))
-    errors = random.standard_normal((2, bootstrap, len(runs.N) + 1))
-    errors[1] = correlation * errors[0] + np.sqrt(1 - correlation**2) * errors[1]
-    errors *= np.array(sds)[:, None, None] * scales[:, None]
+    errors = _simulate_errors(bootstrap, len(runs.N) + 1, sds, correlation, min(spare), seed)
     refits = []
     for problem, each, w, r, e in zip(problems, best, weights, residuals, errors, strict=True):
         rows = np.tile(w, (bootstrap, 1))
@@ -186,6 +181,18 @@ def fit_ladder(
         runs, problems, (best[0], best[1]), (samples[0], samples[1]), errors[:, good, -1].T, (sds[0], sds[1]),
         correlation, level,
     )  # fmt: skip
+
+
+def _simulate_errors(
+    tables: int, rows: int, sds: Sequence[float], correlation: float, dof: int, seed: int
+) -> np.ndarray:
+    """Errors [2, tables, rows] of both steps, correlated in each row."""
+    random = np.random.default_rng(seed)
+    # One scale a table, of Student's t: intervals carry the uncertainty of the noise itself.
+    scales = np.sqrt(dof / random.chisquare(dof, tables))
+    errors = random.standard_normal((2, tables, rows))
+    errors[1] = correlation * errors[0] + np.sqrt(1 - correlation**2) * errors[1]
+    return errors * (np.array(sds)[:, None, None] * scales[:, None])
 
 
 def hold_out_ladder(runs: LadderRuns, count: int, **options: object) -> list[LadderPrediction]:

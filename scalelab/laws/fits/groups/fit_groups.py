@@ -56,14 +56,7 @@ def fit_groups(
     BadInput for groups that can't be fitted or compared, FitError if an optimum is not certain.
     """
     start = time.process_time()
-    if not 0 < level < 1:
-        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
-    if exponents not in EXPONENTS:
-        raise BadInput(
-            f"--exponents={exponents}: unknown{nearest_hint(exponents, EXPONENTS)}; one of {', '.join(EXPONENTS)}"
-        )
-    if objective == "mle":
-        raise BadInput("--objective=mle has a scale of its own for one table: groups need huber_log or mse_log")
+    _check_choices(exponents, objective, level)
     law = law_lib.hold_params(load_law(law) if isinstance(law, str) else law, **(fixed or {}))
     columns, target = law_columns(table, law)
     if bootstrap:
@@ -102,6 +95,17 @@ def fit_groups(
     )  # fmt: skip
     compute = _compare_compute(result, flops, target_flops, held or {})
     return dataclasses.replace(result, compute=compute, seconds=time.process_time() - start)
+
+
+def _check_choices(exponents: str, objective: str, level: float) -> None:
+    if not 0 < level < 1:
+        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
+    if exponents not in EXPONENTS:
+        raise BadInput(
+            f"--exponents={exponents}: unknown{nearest_hint(exponents, EXPONENTS)}; one of {', '.join(EXPONENTS)}"
+        )
+    if objective == "mle":
+        raise BadInput("--objective=mle has a scale of its own for one table: groups need huber_log or mse_log")
 
 
 def _fit(joint: JointProblem, groups: GroupRows) -> tuple[Optimum, dict[str, Certificate]]:
