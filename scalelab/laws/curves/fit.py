@@ -1,4 +1,4 @@
-"""The door: fit a law of curves to some runs' curves, and predict the whole curve of another schedule.
+"""The entry point: fit a law of curves to some runs' curves, and predict the whole curve of another schedule.
 
 fitted = fit_curves([Curve, …], "annealing")
 fitted.predict(curve).final            # (loss, low, high) at the schedule's last row
@@ -102,7 +102,7 @@ class FittedCurves:
         return self.problem.law
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Intervals of the parameters by run (not widened: they are the law's own, if its form holds)."""
+        """Intervals of the parameters from tables simulated by run; not widened, as they assume the law's form."""
         ends = [50 - 50 * self.level, 50 + 50 * self.level]
         spans = {name: np.percentile(values, ends) for name, values in self.samples.items()}
         return {name: (float(low), float(high)) for name, (low, high) in spans.items()}
@@ -185,10 +185,10 @@ def _leave_out(
     problem: Problem, best: Optimum, errors: spread.RunErrors, samples: spread.Samples, curves: Sequence[Curve],
     labels: np.ndarray,
 ) -> tuple[tuple[LeftOut, ...], float | None]:  # fmt: skip
-    """Each schedule left out in turn, and the factor that intervals take from it.
+    """Leave each schedule out in turn: (how far each was missed, the factor by which intervals are widened).
 
-    It is the errors' root mean square over the expected one, at least 1, times Student's t over the normal's, since few
-    schedules tell it.
+    The factor is the errors' root mean square over the expected one, at least 1, times Student's t over the normal
+    quantile, as few schedules enter it.
     """
     schedules: dict[bytes, list[int]] = {}
     for i, curve in enumerate(curves):

@@ -22,9 +22,9 @@ from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 
-PRIOR_CHECKPOINTS = 4.0  # a run's own scatter counts beside all runs' as if that had so many checkpoints
+PRIOR_CHECKPOINTS = 4.0  # all runs' scatter counts as so many checkpoints beside a run's own
 WIDE = 0.2  # of accuracy: a floor or ceiling whose interval is wider is not determined
-CHANCE = 0.05  # level of the rank correlation's test: accuracies that don't follow the loss tell nothing
+CHANCE = 0.05  # level of the rank correlation's test: accuracies that don't follow the loss determine no law
 
 
 def task_accuracy(loss, *, floor: Coefficient, span: Coefficient, k: Scale(0.2, 50), L0: Scale(0.05, 20)):
@@ -135,7 +135,7 @@ class Ladder:
 def gather_runs(
     N: np.ndarray, D: np.ndarray, loss: np.ndarray, accuracy: np.ndarray, labels: Sequence[str] | None, last: int
 ) -> LadderRuns:
-    """One row a run from rows of checkpoints (`labels`: which run; None: every row is one), the one of most tokens.
+    """Keep one row a run of rows of checkpoints: that of most tokens (`labels` name runs; None: every row is one).
 
     The scatter is that of the last `last` checkpoints around a straight line through them.
     """
@@ -155,7 +155,7 @@ def fit_ladder(
     runs: LadderRuns, *, hold: Mapping[str, float] | None = None, objective: str = "huber_log",
     delta: float | None = None, bootstrap: int = 1000, seed: int = 0, level: float = 0.9,
 ) -> Ladder:  # fmt: skip
-    """Fit both steps to runs. BadInput for runs that can't tell, FitError if an optimum is not certain."""
+    """Fit both steps to runs. BadInput for runs that can't determine them, FitError if an optimum is not certain."""
     laws = _hold(hold or {})
     _check_runs(runs, laws, bootstrap, level)
     problems = (

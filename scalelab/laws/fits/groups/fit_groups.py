@@ -50,7 +50,7 @@ def fit_groups(
     """Fit `law` to a table of columns [P] whose rows belong to groups `labels` [P], and compare each with `against`.
 
     `exponents`: "shared" by all groups (coefficients are each group's own), "separate", or "pooled": separate ones,
-    each shrunk towards the mean as far as its error asks for. `shared` names further parameters of all groups.
+    each shrunk towards the mean, the more the larger its error. `shared` names further parameters of all groups.
     `against`: the group of reference, by default the first of `order` (by default, of the labels). Groups are compared
     at `target_flops`, by default at the largest budget that each of them reached. Other arguments as in `fit.fit`.
     BadInput for groups that can't be fitted or compared, FitError if an optimum is not certain.
@@ -125,7 +125,7 @@ def _find_dependence(
     joint: JointProblem, best: Optimum, table: Mapping[str, ArrayLike], labels: Sequence[Any], groups: GroupRows,
     by: str, cluster: str | Groups,
 ) -> Dependence | None:  # fmt: skip
-    """What rows of one run share, inside each group of rows; None if every row stands alone."""
+    """The error that rows of one run share, within each group of rows; None if every row stands alone."""
     runs = run_labels(table, labels, joint.law, groups, by, cluster)
     return estimate_dependence(joint.problem, best, np.asarray(runs.labels), runs.column) if runs else None
 

@@ -19,8 +19,8 @@ from scalelab.laws.solve.problem import Columns, Derivatives, Moved, Problem
 class GroupPart(NamedTuple):
     """One group's problem: the places [K] of its coordinates in the joint x, and which rows [P] are its own.
 
-    `problem` has the group's rows alone, or all rows (`rows` None): then others get weight zero, and a law whose
-    derivatives are compiled is compiled once for all groups.
+    `problem` has the group's rows alone, or all rows (`rows` None): then rows of others get weight zero, and
+    derivatives that must be compiled are compiled once for all groups.
     """
 
     problem: Problem
@@ -29,11 +29,11 @@ class GroupPart(NamedTuple):
     rows: np.ndarray | None
 
     def weigh(self, weights: np.ndarray) -> np.ndarray:
-        """The part's weights, of those of all rows [R, P]."""
+        """Select the part's weights from those of all rows [R, P]."""
         return weights * self.mask if self.rows is None else weights[:, self.rows]
 
     def move(self, moved: Moved) -> Moved:
-        """The part's shifts of targets, of those of all rows: [R, P], [R, 1] or a number."""
+        """Select the part's shifts of targets from those of all rows: [R, P], [R, 1] or a number."""
         if self.rows is None or np.ndim(moved) == 0 or np.shape(moved)[-1] == 1:
             return moved
         return np.asarray(moved)[:, self.rows]
@@ -48,7 +48,7 @@ class JointProblem(NamedTuple):
     parts: tuple[GroupPart, ...]
 
     def params_of(self, params: Mapping[str, Any], group: int) -> dict[str, Any]:
-        """One group's parameters, of those of the joint law."""
+        """Select one group's parameters from those of the joint law."""
         return group_params(self.law, self.shared, dict(params), group)
 
 

@@ -50,7 +50,7 @@ def multiplier(
 
 
 def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:
-    """BadInput for values that can't be given, or too few rungs for what is not."""
+    """BadInput for values that can't be given, or too few rungs to fit those that are not."""
     for name, value in fix.items():
         if name not in FIXABLE:
             raise BadInput(f"--fix {name}={value:g}: only {' and '.join(FIXABLE)} of E + A C^-alpha can be given")

@@ -72,7 +72,7 @@ def _draw_speeds(pair: Pair, i: int, draws: int, rng: np.random.Generator) -> np
 
 
 def _tokens_exponent(pair: Pair) -> float:
-    """How the baseline's tokens grow with its FLOPs over the rungs; 1 where one rung tells nothing."""
+    """The exponent by which the baseline's tokens grow with its FLOPs over the rungs; 1 with a single rung."""
     known = [(math.log(cell.flops), math.log(cell.tokens)) for cell in pair.baseline if cell.tokens]
     x, y = np.array(known).T
     return float(np.polyfit(x, y, 1)[0]) if len(known) > 1 else 1.0

@@ -1,4 +1,4 @@
-"""The verdict on a variant by the interval at the target, and what a reader must know beside it."""
+"""The verdict on a variant, by the interval at the target, and notes for readers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ def judge_target(
 def reader_notes(
     pair: Pair, usable: Sequence[int], noise: Noise, target: Mapping[str, Any], fix: Mapping[str, float]
 ) -> list[str]:
-    """What a reader must know beside the numbers."""
+    """Notes on pairing, diverged and missing runs, extrapolation and given values."""
     notes = []
     if pair.paired and noise.correlation is not None and noise.saved is not None:
         notes.append(
