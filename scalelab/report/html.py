@@ -14,7 +14,7 @@ from typing import Any
 
 from scalelab.record.records import flatten_keys
 from scalelab.report import svg
-from scalelab.report.figures.style import format_scientific, format_short
+from scalelab.report.tables import format_scientific, format_short
 from scalelab.untrusted.text import escape_text
 
 _WEB = pathlib.Path(__file__).parent / "web"

@@ -25,8 +25,6 @@ from scalelab.report.figures.style import (
     INK,
     LOSS_LABEL,
     MUTED,
-    format_scientific,
-    format_short,
     make_figure,
     save_figure,
     set_log_axis,
@@ -34,6 +32,7 @@ from scalelab.report.figures.style import (
     value_colours,
     write_pdf_and_csv,
 )
+from scalelab.report.tables import format_scientific, format_short
 
 DOTS_PER_INCH = 130
 CURVE_POINTS = 60  # points of a drawn line

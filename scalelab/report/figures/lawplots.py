@@ -23,13 +23,13 @@ from scalelab.report.figures.style import (
     MUTED,
     add_legend,
     figure_title,
-    format_scientific,
     is_narrow,
     make_figure,
     set_log_axis,
     styled,
     value_colours,
 )
+from scalelab.report.tables import format_scientific
 
 _warm = matplotlib.colormaps["viridis"](np.linspace(0.35, 1.0, 256))
 STAR_MARK: dict[str, Any] = {"marker": "*", "ls": "", "ms": 13, "mec": INK, "mew": 0.8, "zorder": 4}

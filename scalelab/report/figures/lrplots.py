@@ -19,13 +19,13 @@ from scalelab.report.figures.style import (
     MUTED,
     add_legend,
     figure_title,
-    format_short,
     make_figure,
     set_log_axis,
     styled,
     value_colours,
     write_figure,
 )
+from scalelab.report.tables import format_short
 
 MOST_NAMED = 8  # curves in a legend, ticks on an axis
 MARKERS = ("o", "s", "D", "^")

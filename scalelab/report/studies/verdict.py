@@ -3,7 +3,7 @@
 import math
 
 from scalelab.report import gather, html
-from scalelab.report.figures.style import format_scientific, format_short
+from scalelab.report.tables import format_scientific, format_short
 
 PARAMETER_MEANINGS = {
     "E": "irreducible loss (nats/token)",
