@@ -26,7 +26,6 @@ from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.record.identity import hash_sources
 from scalelab.user_imports import allow_imports_from
 
-TRACE_VARIABLE = "SCALELAB_TRACE"  # of the environment: set, the command also prints the traceback of a user's error
 # jax's errors of code that looks at a traced value, by class: what the code did, and what to write instead.
 TRACED_ERRORS = {
     "TracerBoolConversionError": "Python {word!r} on a traced value; use {instead}",

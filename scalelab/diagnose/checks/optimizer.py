@@ -15,7 +15,6 @@ BOUND_MARGIN = 1.1  # times the largest update RMS that Adam can take from any g
 BOUND_STEPS = 2000  # the bound's sums are cut there: it has converged for beta2 up to 0.999
 EPS_SHARE = 0.5  # share of measures in which a group's eps is above its gradients' RMS (stability.md 4)
 CLIPPED = 0.95  # share of lines above clip_norm (stability.md 4)
-CLIPPED_LINES = 0.5  # of the run, after its start; stability.md: 500 steps
 CLIP_FACTOR = 5.0  # median gradient norm / clip_norm; healthy runs here: at most 1.5 (adafactor), GPT-3: below 1
 DECAY_TIME = 0.04  # 1 / (LR x decay) in runs; Bergsma et al. 2025: best at some 0.1 to 0.3 for 20 tokens a parameter
 COUPLED_SHARE = 1.0  # norm of a coupled decay / norm of the loss's gradient

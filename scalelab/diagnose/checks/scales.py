@@ -11,7 +11,6 @@ BLOCK_GROWTH = 3.0  # factor of the residual's RMS over one block after the firs
 LARGE_RESIDUAL = 12.0  # RMS of the first block's output at the first measure, in a model with norms; healthy: 2.1
 MOVED = 0.3  # sum of update/weight norms before the first measure: beyond, it is not the initialisation that it shows
 HIGH_LOGIT = 50.0  # attention logits (stability.md 4; Wortsman et al. 2023 see divergence from 1e4, healthy here: 30)
-LOW_ENTROPY = 0.1  # of ln S (stability.md 4)
 HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
 RISES = 1.2  # last measure / first one
 
