@@ -176,8 +176,10 @@ def _read_and_store(
         new = {name for name, run in fresh.items() if _is_storable(run) and draft.is_settled(states[name][1])}
         if len(new) > RESAVED_SHARE * len(states):
             runs = {name: run for name, run in {**valid, **fresh}.items() if name in valid or name in new}
-            tables = [{name: part for name, part in zip(runs, parts, strict=True)}
-                      for parts in zip(*runs.values(), strict=True)]  # fmt: skip
+            tables = [
+                {name: part for name, part in zip(runs, parts, strict=True)}
+                for parts in zip(*runs.values(), strict=True)
+            ]
             draft.write(version, {name: states[name][0] for name in runs}, tables)
         return fresh
     finally:

@@ -39,9 +39,11 @@ SPEED_CAPTION = (
 
 
 def write_report(
-    folder: records.Folder, samples: Sequence[dict] | str | None = None, paper: PaperStyle | None = None,
+    folder: records.Folder,
+    samples: Sequence[dict] | str | None = None,
+    paper: PaperStyle | None = None,
     output: pathlib.Path | None = None,
-) -> dict:  # fmt: skip
+) -> dict:
     """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
 
     output: the page in their place, with its figures beside it; nothing is written into `folder`.
@@ -70,8 +72,10 @@ def write_report(
     else:
         page, path = sweep.report_sweep(ReportPage(folder, "sweep", **target))
     if paper and paper.only not in (None, *page.figures):
-        raise BadInput(f"no figure {paper.only!r}: there are {', '.join(page.figures)}"
-                       f"{nearest_hint(paper.only or '', page.figures)}")  # fmt: skip
+        raise BadInput(
+            f"no figure {paper.only!r}: there are {', '.join(page.figures)}"
+            f"{nearest_hint(paper.only or '', page.figures)}"
+        )
     result = {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
     return result | {"failures": failures}
 
@@ -143,10 +147,13 @@ def _over_steps(page: ReportPage, name: str, panels: dict[str, str], caption: st
     live = [
         charts.curve_chart(
             [row | {"run": page.folder.name} for row in behind],
-            {key: title}, {page.folder.name: plots.RUN_COLOURS["train_loss"]}, title, "step",
+            {key: title},
+            {page.folder.name: plots.RUN_COLOURS["train_loss"]},
+            title,
+            "step",
         )
         for key, title in panels.items()
-    ]  # fmt: skip
+    ]
     return page.draw(name, functools.partial(plots.plot_steps, behind, panels), behind, caption, *live)
 
 

@@ -143,8 +143,10 @@ def curve_figures(
     of_value = page.colours.get(colour) or style.key_colours(colour, values.values())
     shades = {run: style.ACCENT if run == held else of_value[value] for run, value in values.items()}
     drawn = []
-    for y, x, name, title in (("train_loss", "tokens", "training_loss", "Training loss"),
-                              ("val_loss", "flops", "validation_loss", "Validation loss over compute")):  # fmt: skip
+    for y, x, name, title in (
+        ("train_loss", "tokens", "training_loss", "Training loss"),
+        ("val_loss", "flops", "validation_loss", "Validation loss over compute"),
+    ):
         known = [row for row in rows if row[y] is not None]
         if not known:
             page.missing.append(f"{title}: no run has logged any yet.")

@@ -76,8 +76,13 @@ def check_sharpness(evidence: Evidence) -> Findings:
     if limit is None or not product > EDGE * limit:
         return []
     if p["sharpness_step"] < SETTLED:
-        return [Gap("edge_of_stability", f"second moments of {p['sharpness_step']} steps are not settled",
-                    f"a checkpoint after step {SETTLED}")]  # fmt: skip
+        return [
+            Gap(
+                "edge_of_stability",
+                f"second moments of {p['sharpness_step']} steps are not settled",
+                f"a checkpoint after step {SETTLED}",
+            )
+        ]
     step, lr = int(p["sharpness_step"]), float(evidence.values["optim.peak_lr"])
     kind = "preconditioned as Adam does it, " if limit > 2 else ""
     text = f"the largest eigenvalue of the Hessian at step {step}, {kind}times the LR is {product:.3g}; "

@@ -119,9 +119,15 @@ def check_eps(evidence: Evidence) -> Findings:
     text = f"optim.eps={eps:g} is above the RMS of the gradients of {worst[0]} ({worst[2]:.2g}) in {worst[1]:.0%} of "
     text += "the measures"
     return [
-        make_verdict("eps_dominates", "signature", eps / worst[2], text, "optim.eps=1e-8",
-                     "scalelab train … --config.optim.eps=1e-8, and compare update_norm")
-    ]  # fmt: skip
+        make_verdict(
+            "eps_dominates",
+            "signature",
+            eps / worst[2],
+            text,
+            "optim.eps=1e-8",
+            "scalelab train … --config.optim.eps=1e-8, and compare update_norm",
+        )
+    ]
 
 
 def _eps_measured(eps: float, share: Series) -> Findings:
@@ -134,9 +140,15 @@ def _eps_measured(eps: float, share: Series) -> Findings:
         f"sqrt(v) is below optim.eps={eps:g} for {by_layer[layer]:.0%} of the numbers of block {layer} (median measure)"
     )
     return [
-        make_verdict("eps_dominates", "test", float(by_layer[layer]) / EPS_SHARE, text, "optim.eps=1e-8",
-                     "scalelab train … --config.optim.eps=1e-8, and compare update_norm")
-    ]  # fmt: skip
+        make_verdict(
+            "eps_dominates",
+            "test",
+            float(by_layer[layer]) / EPS_SHARE,
+            text,
+            "optim.eps=1e-8",
+            "scalelab train … --config.optim.eps=1e-8, and compare update_norm",
+        )
+    ]
 
 
 def check_clipping(evidence: Evidence) -> Findings:
@@ -177,9 +189,15 @@ def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
         return []
     text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
     return [
-        make_verdict("decay_wrong", "signature", 2 * turnovers * DECAY_TIME, text, "optim.weight_decay=0.1",
-                     "scalelab sweep over optim.weight_decay")
-    ]  # fmt: skip
+        make_verdict(
+            "decay_wrong",
+            "signature",
+            2 * turnovers * DECAY_TIME,
+            text,
+            "optim.weight_decay=0.1",
+            "scalelab sweep over optim.weight_decay",
+        )
+    ]
 
 
 def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:

@@ -58,10 +58,14 @@ def _lr_too_high(evidence: Evidence, ratio: Series, diverged: Verdict | None) ->
     text = f"update/weight norm is above {HIGH_RATIO} at {len(steps)} logged steps, at most {largest:.2g}"
     text += f"; {diverged.evidence}" if diverged else ""
     return make_verdict(
-        "lr_too_high", "signature", largest / HIGH_RATIO, text, f"optim.peak_lr={lr / 3:.2g}",
+        "lr_too_high",
+        "signature",
+        largest / HIGH_RATIO,
+        text,
+        f"optim.peak_lr={lr / 3:.2g}",
         f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}; or scalelab proxy",
         (int(steps[0]), int(steps[-1])),
-    )  # fmt: skip
+    )
 
 
 def _divergence(evidence: Evidence) -> Verdict | None:
@@ -76,9 +80,14 @@ def _divergence(evidence: Evidence) -> Verdict | None:
     text = f"the loss reaches {worst:.3g} from step {first} on; a uniform guess has {evidence.ceiling:.2f}"
     lr = float(evidence.values["optim.peak_lr"])
     return make_verdict(
-        "lr_too_high", "symptom", float(worst) / evidence.ceiling, text, f"optim.peak_lr={lr / 3:.2g}",
-        f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}", (first, int(loss.steps[bad][-1])),
-    )  # fmt: skip
+        "lr_too_high",
+        "symptom",
+        float(worst) / evidence.ceiling,
+        text,
+        f"optim.peak_lr={lr / 3:.2g}",
+        f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}",
+        (first, int(loss.steps[bad][-1])),
+    )
 
 
 def check_schedule(evidence: Evidence) -> Findings:

@@ -40,8 +40,9 @@ def _judge_restart(evidence: Evidence, step: int) -> Verdict | None:
         "restore the optimizer's moments and count" if state else "restore weights, cursor and seed of the checkpoint"
     )
     knob += "; first on the mesh that it was saved on" if moved else ""
-    return make_verdict("bad_resume", kind, 1 + over, text, knob, f"scalelab checkpoint verify {evidence.quoted}",
-                        (step, step + AFTER))  # fmt: skip
+    return make_verdict(
+        "bad_resume", kind, 1 + over, text, knob, f"scalelab checkpoint verify {evidence.quoted}", (step, step + AFTER)
+    )
 
 
 def _around(series: Series, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -160,8 +161,9 @@ def check_copies(evidence: Evidence) -> Findings:
     seen = {
         step: verdict.partition(": ")[2]
         for step, content in sorted(evidence.manifests.items())
-        for verdict in content.get("health", {}).values() if copies.DIFFERS in verdict
-    }  # fmt: skip
+        for verdict in content.get("health", {}).values()
+        if copies.DIFFERS in verdict
+    }
     warned = [event for event in evidence.kinds("warning") if copies.DIFFERS in event.get("text", "")]
     for event in warned if not seen else ():  # the manifests may be gone: suspect steps are not kept for long
         seen.setdefault(int(event.get("step") or 0), str(event["text"]).partition(": a bit")[0])
@@ -169,9 +171,10 @@ def check_copies(evidence: Evidence) -> Findings:
         return []
     first, last = min(seen), max(seen)
     healthy = [
-        step for step, content in evidence.manifests.items()
+        step
+        for step, content in evidence.manifests.items()
         if (not first or step < first) and set(content.get("health", {}).values()) <= {manifest.HEALTHY}
-    ]  # fmt: skip
+    ]
     text = f"{seen[first]}" + (f", as saved at step {first}" if first else "")
     knob = "leave that device and its host out"
     knob += (

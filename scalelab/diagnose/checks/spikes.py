@@ -31,9 +31,10 @@ def check_spikes(evidence: Evidence) -> Findings:
     if int(evidence.values["log.every_steps"]) > 1:
         seen = [verdict.steps for verdict in verdicts if verdict.steps]
         verdicts += [
-            _judge_incident(evidence, incident) for incident in alarms.incidents(evidence)
+            _judge_incident(evidence, incident)
+            for incident in alarms.incidents(evidence)
             if not any(first <= incident.last and incident.first <= last for first, last in seen)
-        ]  # fmt: skip
+        ]
     return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
 
 
@@ -85,10 +86,14 @@ def _by_batches(evidence: Evidence, kind: str, height: float, text: str, where: 
 
 def _by_weights(evidence: Evidence, growing: bool, height: float, text: str, where: tuple[int, int]) -> Verdict:
     return make_verdict(
-        "spike_growing" if growing else "spike_benign", "symptom", height, text,
+        "spike_growing" if growing else "spike_benign",
+        "symptom",
+        height,
+        text,
         "a lower LR or optim.clip_norm, model.qk_norm" if growing else "none: watch whether the next ones are higher",
-        f"scalelab diagnose {evidence.quoted} --batch={where[0]}", where,
-    )  # fmt: skip
+        f"scalelab diagnose {evidence.quoted} --batch={where[0]}",
+        where,
+    )
 
 
 def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, before: float) -> str:

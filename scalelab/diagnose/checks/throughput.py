@@ -49,10 +49,22 @@ def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict
         each = seconds["dispatch"] / max(seconds["steps"] / per_dispatch, 1)
         text += f"; a dispatch of {per_dispatch} steps takes {each:.3g} s to send"
         if each > LONG_DISPATCH_S:
-            return make_verdict("recompiles", "signature", over, text, "shapes that stay the same from step to step",
-                                "JAX_LOG_COMPILES=1 scalelab train … names what is compiled again")  # fmt: skip
-        return make_verdict("host_sync", "signature", over, text, "train.steps_per_dispatch=20 or more",
-                            "the same run with it: tokens_per_s")  # fmt: skip
+            return make_verdict(
+                "recompiles",
+                "signature",
+                over,
+                text,
+                "shapes that stay the same from step to step",
+                "JAX_LOG_COMPILES=1 scalelab train … names what is compiled again",
+            )
+        return make_verdict(
+            "host_sync",
+            "signature",
+            over,
+            text,
+            "train.steps_per_dispatch=20 or more",
+            "the same run with it: tokens_per_s",
+        )
     cause, knob, confirm = KNOBS[part]
     every = {"save": "checkpoint.every_steps", "eval": "eval.every_steps"}.get(part)
     better = round(float(evidence.values[every]) * share / 0.05) if every else 0

@@ -122,8 +122,9 @@ def _residual_points(fig: Figure, ax: Axes, rows: Sequence[dict]) -> None:
     norm = TwoSlopeNorm(0.0, -span, span)
     held = np.array([row["role"] == "holdout" for row in rows])
     for mask, marker, size, edge, width, label in (
-        (~held, "o", 44, FIELD_INK, 0.7, "fitted run"), (held, "D", 70, ACCENT, 1.4, "held-out run"),
-    ):  # fmt: skip
+        (~held, "o", 44, FIELD_INK, 0.7, "fitted run"),
+        (held, "D", 70, ACCENT, 1.4, "held-out run"),
+    ):
         if mask.any():
             n, d = ([row[key] for row, on in zip(rows, mask, strict=True) if on] for key in "ND")
             drawn = ax.scatter(n, d, c=percent[mask], cmap=RESIDUAL_COLORMAP, norm=norm, s=size, marker=marker,
@@ -149,17 +150,25 @@ def plot_residuals(
         set_log_axis(ax, flops=key == "C")
         ax.set(xlabel=label)
     axes[0].set(ylabel="measured / predicted − 1 (%)", title=figure_title(title))
-    handles = [Line2D([], [], marker="o", ls="", color=MUTED, label="fitted"),
-               Line2D([], [], marker="D", ls="", color=MUTED, mec=ACCENT, mew=1.5, label="held out")]  # fmt: skip
+    handles = [
+        Line2D([], [], marker="o", ls="", color=MUTED, label="fitted"),
+        Line2D([], [], marker="D", ls="", color=MUTED, mec=ACCENT, mew=1.5, label="held out"),
+    ]
     add_legend(fig, axes[1], colours, "N", handles[: 1 + any(row["role"] == "holdout" for row in rows)])
     return fig
 
 
 @styled
 def plot_held_out(
-    rows: Sequence[dict], held: dict, params: ChinchillaParams, flops_per_nd: float, band: dict | None = None,
-    floor: float | None = None, title: str = "", colours: dict[Any, str] | None = None,
-) -> Figure:  # fmt: skip
+    rows: Sequence[dict],
+    held: dict,
+    params: ChinchillaParams,
+    flops_per_nd: float,
+    band: dict | None = None,
+    floor: float | None = None,
+    title: str = "",
+    colours: dict[Any, str] | None = None,
+) -> Figure:
     """Left: losses over compute, the fitted frontier L(C) and its extrapolation. Right: interval and measured loss.
 
     held: `C`, `predicted_loss`, `interval90` (low, high), `measured_loss` (None while it trains).

@@ -168,8 +168,9 @@ def _add_legend_below(fig: Figure, handles: Sequence[Any], title: str = "") -> N
     columns = max(1, min(4, 44 // (longest + 6)))
     lines = -(-len(handles) // columns) + bool(title)
     fig.set_figheight(fig.get_figheight() + 0.17 * lines + 0.12)
-    fig.legend(handles=handles, title=title, alignment="left", title_fontsize=8, loc="outside lower left",
-               ncols=columns)  # fmt: skip
+    fig.legend(
+        handles=handles, title=title, alignment="left", title_fontsize=8, loc="outside lower left", ncols=columns
+    )
 
 
 def colour_handles(colours: dict[Any, str]) -> list[Any]:

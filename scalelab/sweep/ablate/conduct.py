@@ -67,9 +67,12 @@ def describe_study(study: Ablation) -> dict[str, Any]:
 
 
 def conduct_study(
-    study: Ablation, folder: pathlib.Path, train: Train, note: Callable[[str], None],
+    study: Ablation,
+    folder: pathlib.Path,
+    train: Train,
+    note: Callable[[str], None],
     fix: Mapping[str, float] | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Train (or resume) all of it; False if a signal stopped it. `note` is given a line for each step of the study."""
     trained: dict[str, ConfigDict] = {}
 

@@ -33,9 +33,14 @@ JOB_SCHEMA = {"trials": {"*": {"*": {}}}, "code": {"*": {"*": SCALAR}}, "allow":
 
 
 def write_job(
-    folder: pathlib.Path, pack: str, trials: Mapping[str, ConfigDict], code: Mapping[str, git.RepoState] | None,
-    allow: Collection[str], take_over: bool, judge: Any,
-) -> None:  # fmt: skip
+    folder: pathlib.Path,
+    pack: str,
+    trials: Mapping[str, ConfigDict],
+    code: Mapping[str, git.RepoState] | None,
+    allow: Collection[str],
+    take_over: bool,
+    judge: Any,
+) -> None:
     """Write what another process needs to train the pack."""
     place = folder / "packs" / pack
     place.mkdir(parents=True, exist_ok=True)
@@ -87,9 +92,12 @@ def trust_options(trials: Iterable[ConfigDict], config_file: str) -> str:
 
 
 def train_job(
-    folder: pathlib.Path, pack: str, stop: Callable[[], bool], judge: Any = None,
+    folder: pathlib.Path,
+    pack: str,
+    stop: Callable[[], bool],
+    judge: Any = None,
     stalled: Callable[[str], None] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Train (or resume) a pack in this process, with its output in the pack's log; the exit code, 0, 1 or 75.
 
     Only user code that the process trusts already is run. `judge` as `train_pack` has it. `stalled(why)` is called in
@@ -113,9 +121,14 @@ def train_job(
 
 
 def _train_among(
-    place: Any, folder: pathlib.Path, pack: str, trials: Mapping[str, ConfigDict], job: Mapping[str, Any],
-    stop: Callable[[], bool], beat: Any,
-) -> int:  # fmt: skip
+    place: Any,
+    folder: pathlib.Path,
+    pack: str,
+    trials: Mapping[str, ConfigDict],
+    job: Mapping[str, Any],
+    stop: Callable[[], bool],
+    beat: Any,
+) -> int:
     """Train the pack as one of several processes, one trial after the other: each is a run over all their devices."""
     from scalelab.parallel import processes, pulse
     from scalelab.train.single import train_single
