@@ -153,10 +153,8 @@ def curve_figures(
             continue
         x = x if all(row[x] is not None for row in rows) else "tokens"
         behind = [{key: row[key] for key in dict.fromkeys(("run", colour, "step", x, y))} for row in known]
-        plot = functools.partial(
-            plots.plot_loss_curves, behind, y, x, colour, colour_title, events, floor, title, held,
-            page.colours.get(colour),
-        )  # fmt: skip
+        names, given = (colour, colour_title), page.colours.get(colour)
+        plot = functools.partial(plots.plot_loss_curves, behind, y, x, *names, events, floor, title, held, given)
         chart = charts.curve_chart(known, {y: title.lower()}, shades, _LABELS[y], x, held)
         charts.add_key(chart, of_value | ({"held-out run": style.ACCENT} if held in shades else {}))
         charts.add_floor(chart, floor)

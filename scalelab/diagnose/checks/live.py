@@ -127,8 +127,8 @@ def check_replay(evidence: Evidence) -> Findings:
     cause = "bad_resume" if resumed and not unsteady else "bit_flip"
     knob = "restore weights, cursor, seed" if resumed else "drain the host; go on from the step before"
     over = min(replays[first] / SAME, 1e6)
-    return [make_verdict(cause, "test", over, text, knob,
-                         f"scalelab diagnose {evidence.quoted} --live on another machine", (first, first))]  # fmt: skip
+    confirm = f"scalelab diagnose {evidence.quoted} --live on another machine"
+    return [make_verdict(cause, "test", over, text, knob, confirm, (first, first))]
 
 
 CHECKS = (check_model, check_optimizer, check_sharpness, check_replay)

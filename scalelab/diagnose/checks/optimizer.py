@@ -74,14 +74,11 @@ def check_adam_bound(evidence: Evidence) -> Findings:
     where = int(steps[0]), int(steps[-1])
     if steps[0] <= 1 / (1 - beta2):
         text += f" (beta2 {beta2}; optim.bias_correction={v['optim.bias_correction']})"
-        return [
-            make_verdict("no_bias_correction", "test", over[i], text, "optim.bias_correction=true",
-                         "scalelab diagnose RUN --live feeds the optimizer constant gradients", where)
-        ]  # fmt: skip
-    return [
-        make_verdict("moments_poisoned", "test", over[i], text, "train --reset=moments, or the checkpoint before",
-                     "scalelab diagnose RUN --live compares moments with gradients", where)
-    ]  # fmt: skip
+        confirm = "scalelab diagnose RUN --live feeds the optimizer constant gradients"
+        return [make_verdict("no_bias_correction", "test", over[i], text, "optim.bias_correction=true", confirm, where)]
+    knob = "train --reset=moments, or the checkpoint before"
+    confirm = "scalelab diagnose RUN --live compares moments with gradients"
+    return [make_verdict("moments_poisoned", "test", over[i], text, knob, confirm, where)]
 
 
 def group_sizes(evidence: Evidence) -> dict[str, float]:
@@ -163,11 +160,10 @@ def check_clipping(evidence: Evidence) -> Findings:
     text = f"{share:.0%} of the steps from {norms.steps[0]} on are clipped, the median one {factor:.3g}-fold"
     text += f"; optim.clip_norm={clip:g}"
     high = float(np.quantile(norms.values, 0.9))
-    return [
-        make_verdict("over_clipping", "signature", factor / CLIP_FACTOR, text,
-                     f"optim.clip_norm={high:.2g} (the 90th percentile of the norm)",
-                     "scalelab train … with it, and compare", (int(norms.steps[0]), int(norms.steps[-1])))
-    ]  # fmt: skip
+    knob = f"optim.clip_norm={high:.2g} (the 90th percentile of the norm)"
+    confirm = "scalelab train … with it, and compare"
+    steps = int(norms.steps[0]), int(norms.steps[-1])
+    return [make_verdict("over_clipping", "signature", factor / CLIP_FACTOR, text, knob, confirm, steps)]
 
 
 def check_decay(evidence: Evidence) -> Findings:
@@ -219,8 +215,9 @@ def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:
         f"{share:.2g} times the gradient of the loss; the weight norm went from {params.values[0]:.3g} to "
         f"{params.values[-1]:.3g}"
     )
-    return [make_verdict("decay_wrong", "signature", 1 + share / COUPLED_SHARE, text, "optim.name=adamw",
-                         "scalelab train … --config.optim.name=adamw, and compare")]  # fmt: skip
+    knob = "optim.name=adamw"
+    confirm = "scalelab train … --config.optim.name=adamw, and compare"
+    return [make_verdict("decay_wrong", "signature", 1 + share / COUPLED_SHARE, text, knob, confirm)]
 
 
 def _none(evidence: Evidence, decay: float, params: Series) -> Findings:
@@ -229,8 +226,9 @@ def _none(evidence: Evidence, decay: float, params: Series) -> Findings:
     if decay or not usual or usual < 0.01 or growth < GROWTH_WITHOUT_DECAY:
         return []
     text = f"no weight decay, and the weight norm grew {growth:.3g}-fold; this optimizer's usual decay is {usual:g}"
-    return [make_verdict("decay_wrong", "symptom", growth / GROWTH_WITHOUT_DECAY, text, f"optim.weight_decay={usual:g}",
-                         "scalelab train … with it, and compare over seeds")]  # fmt: skip
+    knob = f"optim.weight_decay={usual:g}"
+    confirm = "scalelab train … with it, and compare over seeds"
+    return [make_verdict("decay_wrong", "symptom", growth / GROWTH_WITHOUT_DECAY, text, knob, confirm)]
 
 
 def _vectors(evidence: Evidence) -> Findings:
@@ -242,8 +240,9 @@ def _vectors(evidence: Evidence) -> Findings:
     if fall >= VECTOR_FALL:
         return []
     text = f"gains decay (optim.decay_vectors=true): the final norm's fell to {fall:.2g} of their first size"
-    return [make_verdict("decay_wrong", "signature", VECTOR_FALL / max(fall, 1e-3), text, "optim.decay_vectors=false",
-                         "scalelab optim --config=… lists what decays")]  # fmt: skip
+    knob = "optim.decay_vectors=false"
+    confirm = "scalelab optim --config=… lists what decays"
+    return [make_verdict("decay_wrong", "signature", VECTOR_FALL / max(fall, 1e-3), text, knob, confirm)]
 
 
 CHECKS = (check_adam_bound, check_eps, check_clipping, check_decay)

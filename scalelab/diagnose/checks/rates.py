@@ -126,12 +126,9 @@ def _unlike_config(evidence: Evidence, lr: Series) -> Findings:
     where = int(lr.steps[differs][0]), int(lr.steps[differs][-1])
     changes = [event.get("text", "") for event in evidence.kinds("config_change")]
     text += f" (changed: {'; '.join(changes)})" if changes else ""
-    return [
-        make_verdict(
-            "schedule_wrong", "test", over, text, "schedule and train.steps as in the steps before",
-            f"scalelab schedule --config={quote_path(evidence.folder / 'config.json')}", where,
-        )
-    ]  # fmt: skip
+    knob = "schedule and train.steps as in the steps before"
+    confirm = f"scalelab schedule --config={quote_path(evidence.folder / 'config.json')}"
+    return [make_verdict("schedule_wrong", "test", over, text, knob, confirm, where)]
 
 
 def _restart(evidence: Evidence, lr: Series) -> Findings:
@@ -146,12 +143,9 @@ def _restart(evidence: Evidence, lr: Series) -> Findings:
         return []
     step, low = int(lr.steps[top:][i]), int(lr.steps[top:][np.argmin(lr.values[top : top + i + 1])])
     text = f"the LR rises {rise[i]:.3g}-fold again from step {low} to {step}, after it had fallen"
-    return [
-        make_verdict(
-            "schedule_wrong", "signature", rise[i] / 2, text, "a schedule without a restart, or one that says so",
-            "scalelab schedule --config=…", (low, step),
-        )
-    ]  # fmt: skip
+    knob = "a schedule without a restart, or one that says so"
+    confirm = "scalelab schedule --config=…"
+    return [make_verdict("schedule_wrong", "signature", rise[i] / 2, text, knob, confirm, (low, step))]
 
 
 def _end(evidence: Evidence, lr: Series) -> Findings:

@@ -137,8 +137,9 @@ def check_pipeline(evidence: Evidence) -> Findings:
     if share <= BUBBLE:
         return []
     text = f"{stages} stages and {micro} micro-batches wait for {share:.0%} of a step"
-    return [make_verdict("pipeline_bubble", "test", share / BUBBLE, text, f"parallel.microbatches={4 * stages}",
-                         "scalelab plan --config=… with it")]  # fmt: skip
+    knob = f"parallel.microbatches={4 * stages}"
+    confirm = "scalelab plan --config=… with it"
+    return [make_verdict("pipeline_bubble", "test", share / BUBBLE, text, knob, confirm)]
 
 
 def check_clock(evidence: Evidence) -> Findings:
@@ -155,8 +156,9 @@ def check_clock(evidence: Evidence) -> Findings:
         return []
     text = f"the rate fell from {early:,.0f} to {late:,.0f} tokens/s ({late / early:.0%}); quartiles: {spread:.2g}"
     where = int(rate.steps[len(rate.steps) // 2]), int(rate.steps[-1])
-    return [make_verdict("slow_clock", "symptom", SLOWER * early / late, text, "cooling, power limit, other processes",
-                         "scalelab doctor times one product on this machine", where)]  # fmt: skip
+    knob = "cooling, power limit, other processes"
+    confirm = "scalelab doctor times one product on this machine"
+    return [make_verdict("slow_clock", "symptom", SLOWER * early / late, text, knob, confirm, where)]
 
 
 def _steady(rates: np.ndarray) -> bool:

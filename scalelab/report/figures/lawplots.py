@@ -127,8 +127,8 @@ def _residual_points(fig: Figure, ax: Axes, rows: Sequence[dict]) -> None:
     ):
         if mask.any():
             n, d = ([row[key] for row, on in zip(rows, mask, strict=True) if on] for key in "ND")
-            drawn = ax.scatter(n, d, c=percent[mask], cmap=RESIDUAL_COLORMAP, norm=norm, s=size, marker=marker,
-                               edgecolors=edge, linewidths=width, zorder=4, label=label)  # fmt: skip
+            shape: dict[str, Any] = {"s": size, "marker": marker, "edgecolors": edge, "linewidths": width}
+            drawn = ax.scatter(n, d, c=percent[mask], cmap=RESIDUAL_COLORMAP, norm=norm, zorder=4, label=label, **shape)
     fig.colorbar(drawn, ax=ax, label="measured / predicted − 1 (%)", shrink=0.85, aspect=28)
 
 
@@ -210,8 +210,10 @@ def _interval(ax: Axes, at: float, held: dict, wide: bool = False) -> None:
     low, high = held["interval90"]
     point, measured = held["predicted_loss"], held.get("measured_loss")
     bars = [[point - low], [high - point]]
-    ax.errorbar([at], [point], yerr=bars, fmt="_", ms=14 if wide else 9, color=ACCENT, capsize=8 if wide else 4,
-                elinewidth=5 if wide else 2, capthick=2, alpha=0.85, label="prediction, 90 %")  # fmt: skip
+    ms, cap, lw = (14, 8, 5) if wide else (9, 4, 2)
+    look: dict[str, Any] = {"fmt": "_", "color": ACCENT, "capthick": 2, "alpha": 0.85}
+    look |= {"ms": ms, "capsize": cap, "elinewidth": lw}
+    ax.errorbar([at], [point], yerr=bars, label="prediction, 90 %", **look)
     if measured is not None and math.isfinite(measured):
         ax.plot([at], [measured], "D", color=INK, ms=9 if wide else 7, mec="white", label="measured", zorder=5)
     if not wide:

@@ -30,6 +30,7 @@ START_SCHEMA = {"time": NUMBER, "submission": TEXT, "job": TEXT, "host": TEXT, "
                 "code?": (WHOLE, None), "why?": TEXT}  # fmt: skip
 JOB_SCHEMA = {"trials": {"*": {"*": {}}}, "code": {"*": {"*": SCALAR}}, "allow": LIST, "take_over": SCALAR,
               "stop_if": (TEXT, None)}  # fmt: skip
+TRAINER_OPTIONS = ("allow", "take_over", "code")  # of a job, as `train_pack` and `train_single` take them
 
 
 def write_job(
@@ -115,8 +116,8 @@ def train_job(
     beat = pulse.Pulse(stalled) if stalled else None
     if place := processes.find_process_place(None, None, None):
         return _train_among(place, folder, pack, trials, job, stop, beat)
-    verdicts = train_pack(folder, pack, trials, log_warning, stop=stop, allow=job["allow"], take_over=job["take_over"],
-                          code=job["code"], judge=judge, pulse=beat)  # fmt: skip
+    options = {key: job[key] for key in TRAINER_OPTIONS}
+    verdicts = train_pack(folder, pack, trials, log_warning, stop=stop, judge=judge, pulse=beat, **options)
     return STOPPED_EXIT_CODE if "stopped" in verdicts.values() else 0
 
 
@@ -141,10 +142,10 @@ def _train_among(
 
     facts = {name: str(job["trials"][name]) for name in trials}
     stall_s = max(config.train.stall_s for config in trials.values())
+    options = {key: job[key] for key in TRAINER_OPTIONS}
     with processes.run_together(place, facts, folder / "packs" / pack, lost, beat, stall_s):
         for name, config in trials.items():
-            result = train_single(config, folder / "runs" / name, stop=stop, allow=job["allow"],
-                                  take_over=job["take_over"], code=job["code"], pulse=beat)  # fmt: skip
+            result = train_single(config, folder / "runs" / name, stop=stop, pulse=beat, **options)
             if result["status"] == "stopped":
                 return STOPPED_EXIT_CODE
     return 0
