@@ -137,11 +137,6 @@ def stretch_at(stretches: Sequence[Stretch], step: int) -> Stretch:
     return next((stretch for stretch in reversed(stretches) if stretch.step <= step), stretches[0])
 
 
-def stretch_of_batch(stretches: Sequence[Stretch], number: int) -> Stretch:
-    """The stretch that reads batch `number`."""
-    return next((stretch for stretch in reversed(stretches) if stretch.batch <= number), stretches[0])
-
-
 def sequences_before(stretches: Sequence[Stretch], step: int) -> int:
     """Sequences predicted in the steps before `step`."""
     stretch = stretch_at(stretches, step)

@@ -35,8 +35,9 @@ def _norm_ratio(run: Evidence, other: Evidence) -> Verdict | None:
         return None
     text = f"at step {ours['step']} both have a loss of {ours['train_loss']:.4g}, and the gradient norm is {ratio:.4g} "
     text += f"times the other run's, with train.accumulate={k}"
-    return make_verdict("missing_1_over_K", "signature", ratio, text, "divide by the tokens of all micro-batches",
-                        f"scalelab diagnose {run.quoted} --live", (int(ours["step"]),) * 2)  # fmt: skip
+    knob = "divide by the tokens of all micro-batches"
+    confirm = f"scalelab diagnose {run.quoted} --live"
+    return make_verdict("missing_1_over_K", "signature", ratio, text, knob, confirm, (int(ours["step"]),) * 2)
 
 
 def _first_difference(run: Evidence, comparison: dict[str, Any], first: dict[str, Any], step: int) -> Verdict:

@@ -15,7 +15,7 @@ from scalelab.diagnose.sample import DataSample, sample_data
 from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.optim import schedules
 from scalelab.record import records
-from scalelab.record.jsonfiles import last_line
+from scalelab.record.jsonlines import last_line
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.lineage.facts import config_from_facts
 

@@ -89,9 +89,11 @@ def _columns(rows: Sequence[dict], key: str, axes: Sequence[str], most: int) -> 
     """The columns of one line: its values and its places on every axis."""
     _, places = thin_points([max(row["step"], 1) for row in rows], range(len(rows)), most)
     chosen = [rows[int(place)] for place in places]
-    return {"points": len(rows) < 30} | {name: [row[name] for row in chosen] for name in axes} | {
-        "values": [row[key] for row in chosen]
-    }  # fmt: skip
+    return (
+        {"points": len(rows) < 30}
+        | {name: [row[name] for row in chosen] for name in axes}
+        | {"values": [row[key] for row in chosen]}
+    )
 
 
 def _highest_start(series: Sequence[Chart]) -> float | None:

@@ -108,9 +108,14 @@ def _is_present(place: Place, index: str | None) -> bool:
 
 
 def _update(
-    place: Place, files: Files, wanted: Files, folder: pathlib.Path, fresh: bool, is_current: Callable[[], bool],
+    place: Place,
+    files: Files,
+    wanted: Files,
+    folder: pathlib.Path,
+    fresh: bool,
+    is_current: Callable[[], bool],
     report: Report,
-) -> None:  # fmt: skip
+) -> None:
     """Bring `folder` to the state of `files`, of which `wanted` are copied."""
     state = local_folder(place.url, "state")
     state = state.with_name(f"{state.name}.read.json")

@@ -52,9 +52,11 @@ def candidate_columns(trials: Mapping[str, ConfigDict], n_convention: str = "tot
 
 
 def write_forks(
-    folder: str | os.PathLike[str], base: str | os.PathLike[str], trials: Mapping[str, ConfigDict],
+    folder: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    trials: Mapping[str, ConfigDict],
     titles: Mapping[str, str] | None = None,
-) -> list[pathlib.Path]:  # fmt: skip
+) -> list[pathlib.Path]:
     """Write one config file per trial into `folder`; each imports the file `base` and sets what differs.
 
     Returns the paths. `titles`: the first docstring line of each file. A written file resolves exactly to its trial

@@ -102,9 +102,13 @@ class BatchOrder:
     """
 
     def __init__(
-        self, stream: WindowStream, global_batch: int, accumulate: int, ramp: tuple[int, ...],
+        self,
+        stream: WindowStream,
+        global_batch: int,
+        accumulate: int,
+        ramp: tuple[int, ...],
         begin: "Begin | None" = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stream, self.global_batch = stream, global_batch
         self.accumulate, self.ramp, self.begin = accumulate, ramp, begin or BEGINNING
         self.block_steps = max(1, ORDER_BLOCK // global_batch)

@@ -48,11 +48,14 @@ def choose_siblings(run: Curve, others: Sequence[Curve]) -> list[Curve]:
     """The finished runs on the same data whose schedule has the same shape; never the run itself."""
     shape = run.schedule_shape()
     return [
-        other for other in others
-        if other.folder != run.folder and other.val_loss and math.isfinite(other.val_loss)
+        other
+        for other in others
+        if other.folder != run.folder
+        and other.val_loss
+        and math.isfinite(other.val_loss)
         and other.family == run.family
         and float(np.abs(other.schedule_shape() - shape).mean()) <= SAME_SCHEDULE
-    ]  # fmt: skip
+    ]
 
 
 def fit_family_law(siblings: Sequence[Curve]) -> Law | None:

@@ -13,10 +13,13 @@ SAME_FLOPS = 0.1  # relative: with more compute a run must be better, so it is n
 def find_rivals(run: Curve, others: Sequence[Curve]) -> list[Curve]:
     """The other runs on the same data whose whole training costs as many FLOPs, done or running."""
     return [
-        other for other in others
-        if other.folder != run.folder and other.family == run.family and run.flops > 0
+        other
+        for other in others
+        if other.folder != run.folder
+        and other.family == run.family
+        and run.flops > 0
         and abs(other.flops / run.flops - 1) <= SAME_FLOPS
-    ]  # fmt: skip
+    ]
 
 
 def p_worse_than_best(forecast: Forecast, rivals: Sequence[Curve], forecasts: Mapping[str, Forecast]) -> float | None:

@@ -154,15 +154,24 @@ def _read_machine_file(path: pathlib.Path) -> Machine:
     _check_fields(path, fields)
     flops = {precision: float(rate) for precision, rate in fields["flops"].items()}
     chip = Chip(
-        str(fields["name"]), flops, int(fields["hbm_bytes"]), float(fields["hbm_bytes_per_s"]),
-        float(fields["link_bytes_per_s"]), int(fields["links"]), str(fields["source"]),
-    )  # fmt: skip
+        str(fields["name"]),
+        flops,
+        int(fields["hbm_bytes"]),
+        float(fields["hbm_bytes_per_s"]),
+        float(fields["link_bytes_per_s"]),
+        int(fields["links"]),
+        str(fields["source"]),
+    )
     price = None if fields["price_per_hour"] is None else float(fields["price_per_hour"])
     host_bytes = None if fields["host_bytes"] is None else int(fields["host_bytes"])
     return Machine(
-        chip, int(fields["devices_per_node"]), float(fields["node_bytes_per_s"]), price, str(fields["source"]),
+        chip,
+        int(fields["devices_per_node"]),
+        float(fields["node_bytes_per_s"]),
+        price,
+        str(fields["source"]),
         host_bytes,
-    )  # fmt: skip
+    )
 
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16", "float8")

@@ -138,10 +138,13 @@ def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
 
     keys = up(shape.n_kv_heads, layout.tensor)
     return dataclasses.replace(
-        shape, n_kv_heads=keys, n_heads=up(shape.n_heads, keys), d_ff=up(shape.d_ff, layout.tensor),
+        shape,
+        n_kv_heads=keys,
+        n_heads=up(shape.n_heads, keys),
+        d_ff=up(shape.d_ff, layout.tensor),
         vocab_size=up(shape.vocab_size, layout.tensor),
         seq_len=up(shape.seq_len, layout.context * (layout.tensor if shape.sequence_parallel else 1)),
-    )  # fmt: skip
+    )
 
 
 @functools.cache

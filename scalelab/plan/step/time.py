@@ -110,9 +110,15 @@ def _shares_at(efficiency: Efficiency, **ends: str) -> dict[str, float]:
 
 
 def _step_end(
-    static: Static, machine: Machine, efficiency: Efficiency, end: str, ops: tuple[Operation, ...],
-    moves: tuple[Transfer, ...], lost: float, expected_s: float,
-) -> float:  # fmt: skip
+    static: Static,
+    machine: Machine,
+    efficiency: Efficiency,
+    end: str,
+    ops: tuple[Operation, ...],
+    moves: tuple[Transfer, ...],
+    lost: float,
+    expected_s: float,
+) -> float:
     """Seconds where the efficiencies are at this end: each alone, added as errors that know nothing of each other."""
     alone = (
         _step_parts(static, machine, _shares_at(efficiency, **{field: end}), ops, moves, lost)["total_s"]
@@ -128,9 +134,13 @@ def idle_share(static: Static) -> float:
 
 
 def _step_parts(
-    static: Static, machine: Machine, at: dict[str, float], ops: tuple[Operation, ...], moves: tuple[Transfer, ...],
+    static: Static,
+    machine: Machine,
+    at: dict[str, float],
+    ops: tuple[Operation, ...],
+    moves: tuple[Transfer, ...],
     lost: float,
-) -> dict:  # fmt: skip
+) -> dict:
     """The fields of `StepTime` that are seconds, at these shares of the datasheet."""
     layout, overlap = static.layout, at["overlap"]
     at = at | {name: at[name] * at["measured"] for name in RATES}

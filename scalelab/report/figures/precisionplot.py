@@ -56,7 +56,8 @@ def _ranges(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
             ax.plot([start, end], [i, i], color=MUTED, alpha=alpha, lw=7, solid_capstyle="butt")
         worst = max(row["lost"][form]["zero"] + row["lost"][form]["overflow"] for row in rows)
         text, colour = (f"loses {worst:.1%}", ACCENT) if worst >= 5e-4 else ("loses < 0.05 %", INK)
-        ax.annotate(text, (0.02, i), xycoords=("axes fraction", "data"), fontsize=7, color=colour, va="center",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8})  # fmt: skip
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
+        ax.annotate(text, (0.02, i), fontsize=7, color=colour, bbox=box, **place)
     ax.set(xlabel="power of two")
     ax.grid(axis="y", visible=False)

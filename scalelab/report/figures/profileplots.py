@@ -63,8 +63,10 @@ def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: ParamProfile) -
     ax.set_title(f"{name}: {profile.verdict}", color=INK if known else ACCENT)
     if log:
         set_log_axis(ax)
-    rows = [{"kind": "profile", "parameter": name, "value": value, "objective": at, "threshold": profile.threshold}
-            for value, at in zip(values, objective, strict=True)]  # fmt: skip
+    rows = [
+        {"kind": "profile", "parameter": name, "value": value, "objective": at, "threshold": profile.threshold}
+        for value, at in zip(values, objective, strict=True)
+    ]
     return rows + [{"kind": "resamples", "parameter": name, **bar} for bar in bars]
 
 

@@ -30,9 +30,13 @@ class Element:
     permissions: Mapping[str, Sequence[str]] | None = None  # of an element that an older version submitted
 
     def __init__(
-        self, folder: str, pack: str, submission: str, judge: Any = None,
+        self,
+        folder: str,
+        pack: str,
+        submission: str,
+        judge: Any = None,
         permissions: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.pack, self.submission, self.judge = folder, pack, submission, judge
         self.permissions = permissions
 

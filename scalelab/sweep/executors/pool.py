@@ -104,9 +104,12 @@ class WorkerPool:
             worker.process.join()
 
     def run(
-        self, jobs: PackJobs, watch: WatchTrials = lambda running: None, stop: Callable[[], bool] = lambda: False,
+        self,
+        jobs: PackJobs,
+        watch: WatchTrials = lambda running: None,
+        stop: Callable[[], bool] = lambda: False,
         code: Mapping[str, git.RepoState] | None = None,
-    ) -> dict[str, int]:  # fmt: skip
+    ) -> dict[str, int]:
         """Train `{pack: {trial: config}}`, roughly in this order. Returns each pack's exit code.
 
         0 trained, 1 failed (its log holds the reason; other packs go on), 75 stopped, negative: killed by that signal
