@@ -94,24 +94,13 @@ class LawOfCoordinates(NamedTuple):
         return {name: jnp.where(rows.direct[place(name)], 1.0, jnp.abs(term(name)) + 1e-300) for name in linear}
 
 
-class Compiled(NamedTuple):
-    """The functions of `LawOfCoordinates`, each compiled over a chunk of problems."""
-
-    residual: Callable[..., Any]
-    slopes: Callable[..., Any]
-    curvature: Callable[..., Any]
-    terms: Callable[..., Any]
-    to_params: Callable[..., Any]
-    from_params: Callable[..., Any]
-
-
 @functools.cache
-def _compile(law: Law, log: bool) -> Compiled:
+def _compile(law: Law, log: bool) -> Mapping[str, Callable[..., Any]]:
+    """The functions of `LawOfCoordinates`, each compiled over a chunk of problems."""
     each = LawOfCoordinates(law, log)
-    functions = {
-        name: (getattr(each, name), (0, 0, None) if name == "curvature" else (0, None)) for name in Compiled._fields
-    }
-    return Compiled(**{name: jax.jit(jax.vmap(function, in_axes=axes)) for name, (function, axes) in functions.items()})
+    over_x = [each.residual, each.slopes, each.terms, each.to_params, each.from_params]
+    compiled = {function.__name__: jax.jit(jax.vmap(function, in_axes=(0, None))) for function in over_x}
+    return compiled | {"curvature": jax.jit(jax.vmap(each.curvature, in_axes=(0, 0, None)))}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,27 +121,22 @@ class AutodiffProblem(Problem):
         direct = np.array([name in self.direct for name in self.law.params])
         return FitRows(tuple(columns), np.asarray(self.target, float), centre, direct)
 
-    @property
-    def compiled(self) -> Compiled:
-        """The law's compiled functions."""
-        return _compile(self.law, self.objective.log)
-
     def misfits(self, x: np.ndarray) -> np.ndarray:
         """The residuals [R, P]."""
-        return self._chunked(self.compiled.residual, x)[0]
+        return self._chunked("residual", x)[0]
 
     def slopes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Residuals [R, P] and their derivatives [R, K, P]."""
-        r, jac = self._chunked(self.compiled.slopes, x)
+        r, jac = self._chunked("slopes", x)
         return r, jac.transpose(0, 2, 1)
 
     def derivatives(self, x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> Derivatives:
         """Gradient, IRLS majoriser and exact Hessian."""
         objective = self.objective
-        r, jac = self._chunked(self.compiled.slopes, x)  # [R, P], [R, P, K]
+        r, jac = self._chunked("slopes", x)  # [R, P], [R, P, K]
         r = r - moved
         pull = weights * objective.slope(r)
-        (second,) = self._chunked(self.compiled.curvature, x, pull)
+        (second,) = self._chunked("curvature", x, pull)
 
         def gram(scale: np.ndarray) -> np.ndarray:
             return jac.transpose(0, 2, 1) @ (jac * scale[..., None])
@@ -163,24 +147,24 @@ class AutodiffProblem(Problem):
 
     def basis(self, searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The linear coordinates' terms [G, L, P] and the rest of the law [G, P]."""
-        terms, offset = self._chunked(self.compiled.terms, searched)
+        terms, offset = self._chunked("terms", searched)
         return terms, offset
 
     def to_params(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """Parameters of coordinates x."""
-        (params,) = self._chunked(self.compiled.to_params, x.reshape(-1, x.shape[-1]))
+        (params,) = self._chunked("to_params", x.reshape(-1, x.shape[-1]))
         return {name: params[:, i].reshape(x.shape[:-1]) for i, name in enumerate(self.law.params)}
 
     def from_params(self, params: Mapping[str, Any]) -> np.ndarray:
         """The inverse of `to_params`."""
         each = [np.asarray(params[name], float) for name in self.law.params]
         values = np.stack(np.broadcast_arrays(*each), axis=-1)
-        (x,) = self._chunked(self.compiled.from_params, values.reshape(-1, len(each)))
+        (x,) = self._chunked("from_params", values.reshape(-1, len(each)))
         return x.reshape(values.shape)
 
-    def _chunked(self, function: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
-        """Map `function` over arrays [R, ...] in chunks, the last padded with its first row; returns float64."""
-        count, chunks = len(arrays[0]), []
+    def _chunked(self, name: str, *arrays: np.ndarray) -> list[np.ndarray]:
+        """Map a compiled function over arrays [R, ...] in chunks, the last padded with its first row, in float64."""
+        function, count, chunks = _compile(self.law, self.objective.log)[name], len(arrays[0]), []
         for first in range(0, count, CHUNK):
             parts = [a[first : first + CHUNK] for a in arrays]
             short = CHUNK - len(parts[0])
