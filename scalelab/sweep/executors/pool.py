@@ -66,7 +66,7 @@ class _Worker:
         return not self.process.is_alive() and (self.has_closed or self.process.exitcode != deaths.UNKNOWN_EXIT_CODE)
 
     def signs(self) -> list[Any]:
-        """Objects to wait on until the process reports or ends; without its fork server not the sentinel, always ready."""
+        """Objects that become ready when the process reports or ends; no sentinel once its fork server is gone."""
         is_known = self.process.exitcode != deaths.UNKNOWN_EXIT_CODE
         return [self.pipe, self.process.sentinel] if is_known else [self.pipe]
 
