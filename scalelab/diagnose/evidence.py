@@ -42,7 +42,7 @@ class Series(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What a run has. `values`: config by `group.key`, keys of older runs at their defaults.
+    """What is known of a run. `values`: config by `group.key`, keys of older runs at their defaults.
 
     `rows`: lines of training, `evaluations`: lines with `val_loss`, `layers`, `events`: their files. `manifests`: of
     the saved steps; `damage`: files that differ from them. `lost`: what a save or the record knows of lines of metrics

@@ -98,7 +98,7 @@ def run_stage(
 
 
 def _vary(tree: Any) -> Any:
-    """The same values, marked as different from stage to stage and from replica to replica."""
+    """Mark values as different from stage to stage and from replica to replica; the values stay."""
 
     def vary(x: jax.Array) -> jax.Array:
         return jax.lax.pcast(x, tuple(mapped_axes() - jax.typeof(x).manual_axis_type.varying), to="varying")

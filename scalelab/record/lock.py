@@ -69,8 +69,8 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
 def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
     """Within it a BadInput leaves the folder's files of these patterns as they were: a mistake changes nothing.
 
-    Folders that were there stay, empty ones too. Nothing is undone once a run was begun in `runs/`: then the files tell
-    what the runs are.
+    Folders that existed before stay, empty ones too. Once a run was begun in `runs/`, nothing is undone: the files are
+    needed to tell what the runs are.
     """
     place = pathlib.Path(folder)
     missing, runs, before = list_missing(place), _list_begun(place), _read_files(place, patterns)
@@ -169,7 +169,7 @@ def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
 
 
 def _try_flock(descriptor: int) -> None:
-    """Take the kernel's lock, or raise. Twice: who asks whether an owner lives (`index.alive`) has it for a moment."""
+    """Take the kernel's lock, or raise. Tries twice: `index.alive` holds it for a moment to see if an owner lives."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

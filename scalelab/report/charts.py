@@ -46,7 +46,7 @@ def curve_chart(
 
 
 def show_spikes(chart: Chart) -> None:
-    """Show a loss above the chart's cap whole, on a logarithmic axis: of a single run it is what one looks for."""
+    """Show losses above the chart's cap too, on a logarithmic axis: a single run's spikes are what one looks for."""
     values = [value for line in chart["series"] for value in line["values"] if value is not None]
     if chart["top"] is not None and max(filter(math.isfinite, values), default=0.0) > chart["top"]:
         chart.update(top=None, logy=True)

@@ -119,7 +119,7 @@ def is_owner_alive(content: dict[str, Any], written: float) -> bool:
 
 
 def machine_id() -> str:
-    """What is equal for processes that can see each other: this machine's boot, and the numbering of processes."""
+    """An id shared by processes that see each other's numbers: this machine's boot and namespace of processes."""
     try:
         return (
             f"{pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"

@@ -254,7 +254,7 @@ def train_batches(
 
 
 def _counted_rows(begin: Begin, sources: Sequence[WindowSource]) -> list[int]:
-    """Rows of each source before `begin`: as counted there, or as the batches before it have them."""
+    """Rows of each source before `begin`: counted there, or else in the batches before it."""
     if len(sources) == 1:
         return [begin.row]
     counted = begin.by_source or (begin.earlier.rows_by_source(begin.batch) if begin.earlier else {})

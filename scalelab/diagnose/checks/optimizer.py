@@ -36,7 +36,7 @@ def largest_update(beta1: float, beta2: float, step: int) -> float:
 
 
 def update_rms(evidence: Evidence) -> Series:
-    """RMS of the update without its decay, at least, over the LR: what Adam's direction has."""
+    """A lower bound of the RMS of Adam's direction: the update without its decay, over the LR."""
     update, params, lr = (evidence.series(name).finite() for name in ("update_norm", "param_norm", "lr"))
     shared = functools.reduce(np.intersect1d, (update.steps, params.steps, lr.steps))
     update_norm, param_norm, rate = (s.values[np.isin(s.steps, shared)] for s in (update, params, lr))

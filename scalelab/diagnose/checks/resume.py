@@ -1,4 +1,4 @@
-"""What a restart changed: loss jumps, optimizer state, LR, data cursor; weights that moved without an update."""
+"""Changes at a restart: loss jumps, optimizer state, LR, data cursor; weights that moved without an update."""
 
 import numpy as np
 

@@ -110,7 +110,7 @@ def _overshoot(run: Curve, siblings: Sequence[Curve]) -> float:
 
 
 def sigmas_off_law(run: Curve, siblings: Sequence[Curve], law: Law | None) -> float | None:
-    """How far the loss of the moment is from that of siblings of its size and length at this share, in their scatter.
+    """Distance of the present loss from that of siblings of equal size and length at this share, in their scatter.
 
     Positive: worse than its law. None without a law or enough siblings.
     """

@@ -110,7 +110,7 @@ def _choose(
 
 
 def _curve_off_law(run: Curve, law: Law | None, train: Estimate | None, gap: Estimate) -> float | None:
-    """How far the end of the run's own curve is from a given law, in the sigmas of both."""
+    """Distance of the extrapolated end of the run's own curve from a given law, in the sigmas of both."""
     if law is None or train is None:
         return None
     return (train.mean + gap.mean - math.log(law(run.n_params, run.n_tokens))) / math.hypot(train.sd, gap.sd, LAW_SD)

@@ -38,6 +38,6 @@ def p_worse_than_best(forecast: Forecast, rivals: Sequence[Curve], forecasts: Ma
 
 
 def _chance_first_is_higher(first: Estimate, second: Estimate) -> float:
-    """For independent estimates; with the fewer degrees of freedom, which is the wider of the two."""
+    """Chance that the first of two independent estimates is higher, with the fewer degrees of freedom (the wider)."""
     freedom = min(first.freedom, second.freedom)
     return Estimate(first.mean, math.hypot(first.sd, second.sd), freedom).chance_above(second.mean)

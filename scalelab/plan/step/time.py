@@ -85,7 +85,7 @@ def step_time(
 
 
 def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits = OUR_TRAITS) -> float:
-    """`step_time`'s total alone, for who compares many: a tenth of its cost."""
+    """The total of `step_time` alone, at a tenth of its cost: to compare many layouts."""
     ops, moves = operations.step_operations(static, machine, traits), step_transfers(static, traits)
     shares, lost = _shares_at(efficiency), idle_share(static)
     return _step_parts(static, machine, shares, ops, moves, lost)["total_s"]
@@ -119,7 +119,7 @@ def _step_end(
     lost: float,
     expected_s: float,
 ) -> float:
-    """Seconds where the efficiencies are at this end: each alone, added as errors that know nothing of each other."""
+    """Seconds with efficiencies at one end of their ranges: each alone, added as independent errors."""
     alone = (
         _step_parts(static, machine, _shares_at(efficiency, **{field: end}), ops, moves, lost)["total_s"]
         for field in FIELDS
@@ -193,7 +193,7 @@ def moments_s(static: Static, machine: Machine) -> float:
 def describe_assumptions(
     static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits
 ) -> tuple[str, ...]:
-    """What the figures rest on, in words: one line each."""
+    """Assumptions behind the figures, a line each."""
     layout, policy = static.layout, POLICIES[static.precision]
 
     def described(name: str, of: Range) -> str:

@@ -98,7 +98,7 @@ def fitted_budgets(fitted: Fitted) -> np.ndarray:
 
 @styled
 def plot_fit(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
-    """Left: what was measured, over compute (else over the law's first column), and the law; right: what it misses."""
+    """Left: measured losses over compute (else the law's first column), and the law; right: its residuals."""
     law, columns = fitted.law, fitted.problem.columns
     x_name = "C" if len(fitted_budgets(fitted)) else law.columns[0]
     x = fitted_budgets(fitted) if x_name == "C" else columns[x_name]

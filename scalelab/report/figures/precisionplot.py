@@ -19,7 +19,7 @@ LEAST_SHARE = 1e-5  # share of a layer's numbers below which a power of two isn'
 def plot_exponents(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[dict[str, Any]]]:
     """One panel a kind: each layer's share of numbers at each power of two, over the ranges of formats.
 
-    rows: as `exponents.rows` gives them. Also returns the numbers behind it, one row a (kind, layer, power).
+    rows: those of `exponents.rows`. Also returns the numbers behind it, one row a (kind, layer, power).
     """
     kinds = [kind for kind in TENSOR_KINDS if any(row["kind"] == kind for row in rows)]
     fig = Figure(figsize=(3.3 * len(kinds) + 1.2, 4.6), layout="constrained")

@@ -20,7 +20,7 @@ LOG_AXIS_RATIO = 20.0  # high / low beyond which a profile's axis is logarithmic
 
 @styled
 def plot_profiles(fitted: Fitted) -> tuple[Figure, list[dict[str, Any]]]:
-    """The profile of each parameter: how much worse the best fit is with it held; bars: resamples."""
+    """Profiles of the parameters: how much worse the best fit is with one held fixed; bars: resamples."""
     names = list(fitted.identifiability)
     columns = min(3, len(names))
     lines = -(-len(names) // columns)

@@ -1,4 +1,4 @@
-"""Shared by all figures: one look, a colour map a quantity, layouts, short numbers, and saving with the CSV behind."""
+"""Shared by all figures: one look, a colour map a quantity, layouts, and saving with the CSV behind."""
 
 import contextlib
 import contextvars

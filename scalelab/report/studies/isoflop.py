@@ -191,7 +191,7 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
 
 
 def _fit_parabolas(rows: list[dict]) -> IsoFlop | None:
-    """The same budgets by parabolas; None where these rows do not suffice."""
+    """Parabolas through the IsoFLOP rows of each budget; None where the rows do not suffice."""
     try:
         C, N, loss = ([row[key] for row in rows] for key in ("C", "N", "loss"))
         return fit_isoflop(C, N, loss, "parabola")

@@ -28,7 +28,7 @@ MOST_SETTINGS = 100  # in the table of settings
 
 
 def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
-    """The page of a folder of runs: what was swept, who won, who was lost."""
+    """The page of a folder of runs: what was swept, the best settings, every run, and lost ones."""
     folder, command = page.folder, f"scalelab report {quote_path(page.folder)}"
     runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
     damaged = {name: damage for name, run in runs.items() if (damage := _damage(run))}
@@ -102,7 +102,7 @@ def _point_charts(rows: list[dict], swept: Sequence[str]) -> list[charts.Chart]:
 
 
 def _best(answer: SweepAnswer, rows: list[dict], swept: list[str]) -> str:
-    """The answer in sentences: the best setting over seeds, what is not told apart from it, and the best LR."""
+    """The answer in sentences: the best setting over seeds, settings that may be as good, the best LR."""
     text = f"Swept: {', '.join(swept) or 'nothing (all configs are equal)'}. {gather.describe_states(rows)}."
     warnings = wording.list_warnings(answer)
     lines = wording.describe_answer(answer)
@@ -140,7 +140,7 @@ def _lr_figure(page: ReportPage, answer: SweepAnswer) -> str:
 
 
 def _lr_row(optimum: LrOptimum, best: BestLr) -> dict:
-    """One curve as `lrplots` takes it."""
+    """A row of `plot_lr_optima`: losses over learning rates with their best one."""
     return {
         "label": wording.name_setting(optimum.values) or "loss",
         "log2_lrs": [math.log2(lr) for lr in optimum.lrs],

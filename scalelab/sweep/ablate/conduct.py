@@ -32,7 +32,7 @@ CURVE_POINTS = 9  # of the trend's band, for the figure
 def open_study(study: Ablation, folder: pathlib.Path) -> None:
     """Write what the study compares, or check it against what is written: BadInput if they differ.
 
-    Another number of seeds is no difference: more of them are added to those that are there.
+    The number of seeds may differ: further seeds are added to the ones already there.
     """
     content = describe_study(study)
     path = folder / STUDY_FILE
@@ -233,7 +233,7 @@ def score_study(
 
 
 def _speed_of(study: Ablation, row: Mapping[str, Any], speeds: Mapping[str, Mapping[str, Sequence[float]]]) -> float:
-    """Each seed's rows get turns of their own, the same for all sides, so that the error of a ratio is seen."""
+    """Tokens/s of a run: the median of its seed's own turns, so that rows of several seeds show a ratio's error."""
     turns = speeds[f"{row['C']:g}"][row["side"]]
     return statistics.median(turns[(row["seed"] - 1) % len(turns) :: min(study.seeds, len(turns))])
 

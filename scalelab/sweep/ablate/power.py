@@ -29,7 +29,7 @@ def all_runs(study: Ablation) -> dict[str, ConfigDict]:
 def known_noise(
     study: Ablation, folder: pathlib.Path | None, noise: float | None, correlation: float | None, usual: float
 ) -> tuple[float, float, str]:
-    """(relative noise, correlation, where they are from): as told, else measured in the folder's runs, else usual."""
+    """(relative noise, correlation, their source): as given, else measured in the folder's runs, else usual."""
     if noise is not None or correlation is not None:
         return noise or usual, correlation or 0.0, "as given"
     rows = files.read_rows(study, folder, study.rungs) if folder and (folder / conduct.STUDY_FILE).exists() else []

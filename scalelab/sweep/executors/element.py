@@ -1,4 +1,4 @@
-"""What a job of Slurm does: train its pack, and have itself requeued where it was stopped before the end."""
+"""A Slurm job: it trains its pack, and has itself requeued if it was stopped before the end."""
 
 import os
 import pathlib
@@ -45,7 +45,7 @@ class Element:
         return train_element(pathlib.Path(self.folder), self.pack, self.submission, self.judge)
 
     def checkpoint(self) -> Any:
-        """What submitit submits again."""
+        """The call that submitit submits again."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -174,7 +174,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 def _describe_refusal(text: str, settings: Mapping[str, str]) -> str:
-    """What sbatch said, in one line, with the partitions that there are where it is about them."""
+    """The refusal of sbatch in one line, with the existing partitions if it is about a partition."""
     lines = [line for line in queue.error_lines(text) if "sbatch" in line] or list(queue.error_lines(text))
     what = "; ".join(reversed(lines)) or "sbatch refused the job"
     if "partition" in what and (name := settings.get("partition")):
