@@ -12,8 +12,7 @@ from scalelab import records
 from scalelab.api.arguments import (
     ANYTHING,
     NAMES,
-    POSITIVE,
-    SHARE,
+    NUMBER,
     STORED,
     TEXT,
     check_arguments,
@@ -50,7 +49,7 @@ class CurveStudy:
 
 
 CURVE_OPTIONS = {
-    "objective": TEXT, "delta": optional(POSITIVE), "bootstrap": whole(0), "seed": whole(0), "level": SHARE,
+    "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0), "seed": whole(0), "level": NUMBER,
 }  # fmt: skip
 
 
