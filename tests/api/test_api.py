@@ -32,7 +32,8 @@ import sys, time
 start = time.process_time()
 import scalelab
 seconds = time.process_time() - start
-scalelab.__version__, dir(scalelab), scalelab.api, [getattr(scalelab.api, name) for name in scalelab.api.__all__]
+api, lazy = scalelab.api, scalelab.api.LAZY  # the latter load numpy, on first use
+scalelab.__version__, dir(scalelab), [getattr(api, name) for name in api.__all__ if name not in lazy]
 heavy = {"jax", "numpy", "flax", "optax", "orbax", "scipy", "pyarrow", "ml_collections", "matplotlib", "rich"}
 print(sorted(heavy & set(sys.modules)), seconds)
 """

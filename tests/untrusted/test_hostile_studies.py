@@ -31,7 +31,7 @@ def config(tmp_path, monkeypatch):
         yield lambda trials: ended[0]
 
     ended = [False]
-    monkeypatch.setattr("scalelab.api.work.door.train_in_pool", train_nothing)
+    monkeypatch.setattr("scalelab.api.work.studies.train_in_pool", train_nothing)
     path = tmp_path / "zloss.py"
     path.write_text(CONFIG)
     return path, ended

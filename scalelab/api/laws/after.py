@@ -10,6 +10,7 @@ from scalelab.api.arguments import (
     FOLDER,
     FUNCTION,
     NAMES,
+    NUMBER,
     PATH,
     POSITIVE,
     TEXT,
@@ -22,7 +23,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.laws.fits import Counted, list_numbers
+from scalelab.api.laws.fits import Counted, list_budgets
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _check_fitted(fitted: object) -> None:
     check_value("fitted", fitted, instance("a fit, as `scalelab.api.fit` returns it", Fitted))
 
 
-@check_arguments(fitted=ANYTHING, target_flops=several(POSITIVE))
+@check_arguments(fitted=ANYTHING, target_flops=several(NUMBER))
 def predict(fitted: "Fitted", target_flops: float | Sequence[float]) -> "dict[float, Prediction]":
     """What a run of each budget reaches, by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
     from scalelab.laws.trust.uncertainty import predict_run
@@ -51,12 +52,12 @@ def predict(fitted: "Fitted", target_flops: float | Sequence[float]) -> "dict[fl
         raise BadInput("predict is for a law of C alone, fitted with resamples; others have `fitted.decisions`")
     return {
         C: predict_run(fitted.problem, fitted.best, fitted.bootstrap, {"C": C}, fitted.level)
-        for C in list_numbers(target_flops)
+        for C in list_budgets(target_flops)
     }
 
 
 @check_arguments(
-    fitted=ANYTHING, holdout=whole(0), objective=TEXT, delta=optional(POSITIVE), bootstrap=whole(0),
+    fitted=ANYTHING, holdout=whole(0), objective=TEXT, delta=optional(NUMBER), bootstrap=whole(0),
     n_convention=optional(TEXT), progress=optional(FUNCTION),
 )  # fmt: skip
 def tournament(
@@ -90,7 +91,7 @@ class Proposed(NamedTuple):
 
 
 @check_arguments(
-    fitted=ANYTHING, next_runs=whole(1), grid=PATH, budget_flops=POSITIVE, determine=TEXT, target_values=VALUES,
+    fitted=ANYTHING, next_runs=NUMBER, grid=PATH, budget_flops=POSITIVE, determine=TEXT, target_values=VALUES,
     n_convention=optional(TEXT), columns=NAMES, grid_columns=NAMES, configs_out=FOLDER,
 )  # fmt: skip
 def propose_runs(

@@ -10,8 +10,7 @@ import numpy as np
 from scalelab.api.arguments import (
     ANYTHING,
     FLAG,
-    POSITIVE,
-    SHARE,
+    NUMBER,
     TEXT,
     check_arguments,
     check_value,
@@ -55,8 +54,8 @@ class ApproachFit:
 
 @check_arguments(
     table=ANYTHING, approach=whole(1), n_convention=optional(TEXT), drop_top_loss=whole(0),
-    target_flops=several(POSITIVE), method=optional(TEXT), cluster=optional(TEXT), seed_noise=FLAG, bootstrap=whole(0),
-    seed=whole(0), level=optional(SHARE),
+    target_flops=several(NUMBER), method=optional(TEXT), cluster=optional(TEXT), seed_noise=FLAG, bootstrap=whole(0),
+    seed=whole(0), level=optional(NUMBER),
 )  # fmt: skip
 def fit_approach(
     table: Table, approach: Literal[1, 2], *, n_convention: str | None = None, drop_top_loss: int = 0,

@@ -11,8 +11,7 @@ import numpy as np
 from scalelab.api.arguments import (
     ANYTHING,
     NAMES,
-    POSITIVE,
-    SHARE,
+    NUMBER,
     STORED,
     TEXT,
     check_arguments,
@@ -50,7 +49,7 @@ class CurveStudy:
 
 
 CURVE_OPTIONS = {
-    "objective": TEXT, "delta": optional(POSITIVE), "bootstrap": whole(0), "seed": whole(0), "level": SHARE,
+    "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0), "seed": whole(0), "level": NUMBER,
 }  # fmt: skip
 
 

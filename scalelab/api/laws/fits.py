@@ -9,6 +9,7 @@ from scalelab.api.arguments import (
     FLAG,
     FUNCTION,
     NAMES,
+    NUMBER,
     POSITIVE,
     SHARE,
     STORED,
@@ -47,8 +48,8 @@ READING = {
     "cluster": TEXT,
 }  # fmt: skip
 FITTING = {
-    "law": ANYTHING, "hold": VALUES, "objective": TEXT, "delta": optional(POSITIVE), "bootstrap": whole(0),
-    "seed": whole(0), "target_flops": several(POSITIVE), "target_values": VALUES, "level": SHARE,
+    "law": ANYTHING, "hold": VALUES, "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0),
+    "seed": whole(0), "target_flops": several(NUMBER), "target_values": VALUES, "level": NUMBER,
     "k": optional(POSITIVE), "progress": optional(FUNCTION),
 }  # fmt: skip
 
@@ -95,7 +96,7 @@ def fit(
     from scalelab.laws.fits.study import fit_study
 
     known, options = load_law(law, hold), _Options(
-        objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_numbers(target_flops),
+        objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_budgets(target_flops),
         level=level, k=k, held=target_values, progress=progress,
     )  # fmt: skip
     if isinstance(source, Mapping):
@@ -126,8 +127,9 @@ def fit_groups(
     """
     from scalelab.laws.fits.study import fit_group_study
 
+    budgets = [target_flops] if isinstance(target_flops, int | float) else list(target_flops)
     known, options = load_law(law, hold), _Options(
-        objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_numbers(target_flops),
+        objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=budgets,
         level=level, k=k, held=target_values, progress=progress,
     )  # fmt: skip
     if isinstance(source, Mapping):
@@ -153,9 +155,13 @@ class _Options(TypedDict):
     progress: Counted | None
 
 
-def list_numbers(values: float | Sequence[float]) -> Sequence[float]:
-    """The numbers of a parameter that may have one or several."""
-    return [values] if isinstance(values, int | float) else list(values)
+def list_budgets(values: float | Sequence[float]) -> Sequence[float]:
+    """The budgets of a parameter that may have one or several. BadInput for one that is not positive."""
+    budgets = [values] if isinstance(values, int | float) else list(values)
+    for C in budgets:
+        if not C > 0:
+            raise BadInput(f"C = {C:g}: a budget is a positive number of FLOPs")
+    return budgets
 
 
 def _check_columns(columns: Mapping[str, Any]) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 
 from scalelab.api.arguments import (
     NAMES,
-    POSITIVE,
-    SHARE,
+    NUMBER,
     STORED,
     TEXT,
     VALUES,
@@ -85,8 +84,8 @@ class AccuracyStudy:
 
 @check_arguments(
     sources=several(STORED), columns=NAMES, n_convention=optional(TEXT), where=several(TEXT), cluster=TEXT,
-    last_checkpoints=whole(2), hold=VALUES, objective=TEXT, delta=optional(POSITIVE), bootstrap=whole(0),
-    seed=whole(0), level=SHARE, target_values=VALUES, holdout=optional(whole(0)),
+    last_checkpoints=whole(0), hold=VALUES, objective=TEXT, delta=optional(NUMBER), bootstrap=whole(0),
+    seed=whole(0), level=NUMBER, target_values=VALUES, holdout=optional(whole(0)),
 )  # fmt: skip
 def fit_accuracy(
     sources: Path | Sequence[Path], columns: Mapping[str, str] | None = None, *, n_convention: str | None = None,
