@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from scalelab.hardware.tactics.exchange import scatter_sum
 from scalelab.model.measures import NO_TOKEN, HeadMeasures, combine, sum_over_devices, when
 from scalelab.precision.products import matmul_gradients, mixed_matmul
 from scalelab.sharding import (
@@ -25,7 +26,6 @@ from scalelab.sharding import (
     has_explicit_mesh,
     mesh_axes,
     per_device,
-    scatter_sum,
     spec_of,
     target_platform,
     times_scalar,

@@ -19,6 +19,7 @@ from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, quote_path
 from scalelab.hardware import chips, device_memory, host_memory, measured
 from scalelab.hardware.compiler_options import collective_options, refuse_other_values
+from scalelab.hardware.tactics import switch
 from scalelab.model import count
 from scalelab.model.attention import kernels
 from scalelab.optim import schedules
@@ -242,6 +243,9 @@ def open_run(
     if options := collective_options(jax.default_backend(), static.layout.devices):
         refuse_other_values(options)
         notes += [("chosen", f"XLA's options: {', '.join(f'{name}={value}' for name, value in options.items())}")]
+    if off := switch.tactics_off():
+        facts["tactics_off"] = list(off)
+        notes += [("chosen", f"without tactics for compilers: {', '.join(off)} ({switch.VARIABLE})")]
     if pinned := host_bytes(static) * facts.get("pack", {}).get("trials", 1):
         facts["host_memory"] = host_memory.reserved_facts(pinned)
         notes += [("chosen", host_memory.describe_reserved(facts["host_memory"]))]
