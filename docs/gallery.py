@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab.commands.study import list_studies
+from scalelab.api.setup import list_studies
 from scalelab.experiments.shared import RESULTS, markdown_table
 from scalelab.experiments.studies.outcome import CHECK_COLUMNS, check_cells
 from scalelab.record import records

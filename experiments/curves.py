@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.api.curves import read_curves
+from scalelab.api.laws.curves import read_curves
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import (

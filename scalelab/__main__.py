@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import scalelab
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.untrusted.text import PlainStream
 
@@ -126,7 +125,9 @@ def _run(argv: Sequence[str]) -> int:
         print(usage())
         return 0 if argv else 2
     if argv[0] == "--version":
-        print(f"scalelab {scalelab.__version__}")
+        from scalelab.git import VERSION  # here: it loads much of Python's library
+
+        print(f"scalelab {VERSION}")
         return 0
     name = argv[0]
     if name not in COMMANDS:

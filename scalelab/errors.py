@@ -3,7 +3,10 @@
 import difflib
 import os
 import shlex
+import sys
+import types
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 
 class BadInput(ValueError):
@@ -12,6 +15,20 @@ class BadInput(ValueError):
 
 class WorkFailed(RuntimeError):
     """Failed work on good input (a damaged checkpoint, a full disk): the message says what failed and what to do."""
+
+
+class UncallableRoom(types.ModuleType):
+    """A room whose name was that of a function until 0.2.0: calling it names the function's place."""
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse the call: BadInput."""
+        function = self.__name__.rpartition(".")[2]
+        raise BadInput(f"{self.__name__}(...) is now scalelab.api.{function}(...)")
+
+
+def refuse_calls(room: str) -> None:
+    """Let the package `room`, which is being imported, refuse to be called in one line instead of Python's own."""
+    sys.modules[room].__class__ = UncallableRoom
 
 
 def quote_path(path: str | os.PathLike[str]) -> str:

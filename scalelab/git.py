@@ -1,4 +1,4 @@
-"""The state of the git repositories of a run's code: commit, whether files differ from it, a hash of the difference.
+"""The code of a run: scalelab's version, and the state of git repositories (commit, a hash of what differs from it).
 
 Only this disk is read, for some seconds at most, and nothing is written to it. If git can't tell, a note says why.
 """
@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
+# The only place of the version: pyproject.toml and `scalelab --version` read it; records and exported weights store it.
+VERSION = "0.2.0"
 RepoState = dict[str, str | bool | None]  # folder, commit, dirty, diff_sha256; or folder and note
 
 GIT_TIMEOUT_S = 10.0  # for all git commands about one folder

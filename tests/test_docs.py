@@ -12,7 +12,7 @@ import pytest
 from docs import generate, own
 from scalelab import config as config_lib
 from scalelab.__main__ import COMMANDS, main
-from scalelab.commands.study import list_studies, study_module
+from scalelab.api.setup import list_studies, study_module
 from scalelab.config.files import USER_OPTIM_PREFIX, default_tree, leaves
 from scalelab.laws.law.law import law_of
 from scalelab.optim import schedules, table

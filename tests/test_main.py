@@ -16,8 +16,8 @@ import pytest
 
 from scalelab import __version__
 from scalelab.__main__ import COMMANDS, guarded, main
+from scalelab.api.setup import list_studies, study_module
 from scalelab.cli.parser import emit_json
-from scalelab.commands.study import list_studies, study_module
 from tests.report import synthetic
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -58,7 +58,7 @@ def test_the_version_stands_in_one_place_and_imports_nothing_heavy():
     assert (answer.returncode, answer.stdout) == (0, f"scalelab {__version__}\n")
     assert imported(answer.stderr) <= set(sys.stdlib_module_names) | {"scalelab"} | site_hooks()
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "scalelab.__version__"}
+    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "scalelab.git.VERSION"}
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     newest = next(
         line

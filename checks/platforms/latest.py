@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from checks.numerics.parallelism.layouts import LAYOUTS
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import WorkFailed
 from scalelab.experiments.shared import markdown_table, write_result
-from scalelab.experiments.studies.fsdp.rows import LAYOUTS
 from scalelab.hardware.versions import installed_versions, pinned_versions
 from scalelab.train.lineage.facts import package_versions
 

@@ -7,7 +7,7 @@ The answer has means over seeds, tells which settings differ, and counts seeds t
 
 import sys
 
-import scalelab
+from scalelab import api
 from scalelab.config import split_overrides
 from scalelab.sweep.answer.rows import answer_folder
 from scalelab.sweep.answer.wording import describe_answer
@@ -16,7 +16,7 @@ from scalelab.sweep.answer.wording import describe_answer
 def main(argv, folder="runs/study"):
     """Train, then answer; returns the sentences."""
     overrides, _ = split_overrides(argv)
-    scalelab.sweep("config.py", folder, overrides)
+    api.sweep("config.py", folder, overrides)
     lines = describe_answer(answer_folder(folder))
     print("\n".join(lines))
     return lines

@@ -10,22 +10,34 @@ import inspect
 import math
 import numbers
 import os
+import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.stores.urls import is_url, plain_folder, work_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Path = str | os.PathLike[str]
+Facts = dict[str, Any]  # JSON, with the keys that the command's --json prints
 SHOWN = 60  # letters of a wrong value in a message
 
 
+def _as_given(value: Any) -> Any:
+    return value
+
+
 class Kind(NamedTuple):
-    """What a value must be, in words, and whether one `fits`. `many`: it may be one of them or several, as a list."""
+    """What a value must be, in words, and whether one `fits`. `many`: it may be one of them or several, as a list.
+
+    `read` turns a value that fits into what the function gets.
+    """
 
     what: str
     fits: Callable[[Any], bool]
     many: bool = False
+    read: Callable[[Any], Any] = _as_given
 
 
 def _is_number(value: Any) -> bool:
@@ -70,9 +82,40 @@ def mapping_of(kind: Kind, what: str) -> Kind:
     )
 
 
+def _local_path(value: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    if is_url(os.fspath(value)):
+        raise BadInput(f"{value} is in an object store, which is not read here; give a local folder")
+    return value
+
+
+def stored(checkpoints: bool = False, fresh: bool = False) -> Kind:
+    """A path, or the URL of a folder in an object store, of which a copy is read (`stores.copies.copy_here`)."""
+
+    def copy(value: Path) -> Path:
+        if not is_url(os.fspath(value)):
+            return value
+        from scalelab.stores.copies import copy_here
+
+        return str(copy_here(os.fspath(value), checkpoints, fresh))
+
+    return ANY_PATH._replace(read=copy)
+
+
+def _work_path(value: str | os.PathLike[str]) -> pathlib.Path:
+    return work_folder(os.fspath(value))
+
+
+def _plain_path(value: str | os.PathLike[str]) -> pathlib.Path:
+    return plain_folder(os.fspath(value))
+
+
 ANYTHING = Kind("anything", lambda _: True)
 TEXT = instance("a text", str)
-PATH = instance("a path", str, os.PathLike)
+ANY_PATH = instance("a path", str, os.PathLike)
+PATH = ANY_PATH._replace(read=_local_path)
+STORED = stored()  # read, of an object store a copy
+FOLDER = ANY_PATH._replace(read=_plain_path)  # written, only here
+WORKDIR = ANY_PATH._replace(read=_work_path)  # written, also in an object store
 FLAG = instance("True or False", bool)
 NUMBER = Kind("a finite number", _is_number)
 POSITIVE = Kind("a finite number above zero", lambda value: _is_number(value) and value > 0)
@@ -124,19 +167,24 @@ def check_options(
     return {name: check_value(name, value, kinds[name]) for name, value in options.items()}
 
 
+def list_paths(value: Path | Iterable[Path]) -> list[Path]:
+    """The paths of a parameter that may have one or several (`several`)."""
+    return [value] if isinstance(value, str | os.PathLike) else list(value)
+
+
 def check_value(name: str, value: Any, kind: Kind) -> Any:
     """The value, as a list if the kind is of several. BadInput if it is not of the kind."""
     if not kind.many or value is None:
         if not kind.fits(value):
             raise BadInput(f"{name}={_shown(value)} must be {kind.what}")
-        return value
+        return value if value is None else kind.read(value)
     if kind.fits(value):
-        return [value]
+        return [kind.read(value)]
     values = list(value) if isinstance(value, Iterable) and not isinstance(value, str | Mapping) else None
     if values is None or not all(kind.fits(each) for each in values):
         wrong = value if values is None else next(each for each in values if not kind.fits(each))
         raise BadInput(f"{name}={_shown(wrong)} must be {kind.what}")
-    return values
+    return [kind.read(each) for each in values]
 
 
 def _shown(value: Any) -> str:

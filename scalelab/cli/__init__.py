@@ -1,5 +1,5 @@
 """What all commands share.
 
 Read in this order: `parser` (options, JSON, tables; mistakes are one line), `progress` (long work shows itself),
-`memory_check` (what a run would need, printed before it starts).
+`terminal` (bars, lines and signals around training).
 """

@@ -1,11 +1,9 @@
 """`--executor`, `--slurm…` and `--max-parallel`: where the packs of a command's sweeps train."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.cli.parser import Parser, print_status
-from scalelab.errors import BadInput
 from scalelab.sweep.executors import choice
 
 
@@ -31,14 +29,13 @@ def split_slurm_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]
 
 
 def choose_executor(options: Any, settings: Mapping[str, str]) -> None:
-    """Make the parsed options this process's choice. BadInput for options of Slurm without --executor=slurm."""
-    for option, given in {"--slurm": options.slurm or settings, "--max-parallel": options.max_parallel}.items():
-        if given and options.executor != "slurm":
-            raise BadInput(f"{option} is for --executor=slurm, not {options.executor}")
-    if options.max_parallel < 0:
-        raise BadInput(f"--max-parallel={options.max_parallel} is not a number of jobs; 0 for all, else at least 1")
-    from_file = choice.read_slurm_file(pathlib.Path(options.slurm)) if options.slurm else {}
-    settings = from_file | dict(settings)
+    """Make the parsed options this process's choice. BadInput for options of Slurm without --executor=slurm.
+
+    `options.slurm` becomes what the file and `settings` say together.
+    """
+    chosen = choice.make_choice(options.executor, options.slurm or settings, options.max_parallel, print_status, None)
+    settings = {**(chosen.slurm if options.slurm else {}), **settings}
     config = getattr(options, "config", None)
-    config_file = str(pathlib.Path(config).absolute()) if isinstance(config, str) else ""
-    choice.CHOSEN[:] = [choice.Choice(options.executor, settings, options.max_parallel, print_status, config_file)]
+    file = config if isinstance(config, str) else None
+    options.slurm = settings
+    choice.CHOSEN[:] = [choice.make_choice(options.executor, settings, options.max_parallel, print_status, file)]

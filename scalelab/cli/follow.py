@@ -2,19 +2,18 @@
 
 import itertools
 import math
-import pathlib
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from scalelab.cli.lines import fit_line, format_seconds
-from scalelab.sweep.live import GONE_STATUSES, RUNNING_STATUSES, LiveTrial, LiveView, read_live
+from scalelab.sweep.live import GONE_STATUSES, RUNNING_STATUSES, LiveTrial, LiveView
 from scalelab.untrusted.text import escape_text
 
 REDRAWN_EVERY_S, PRINTED_EVERY_S = 2.0, 10.0
@@ -24,12 +23,12 @@ MOST_IN_LOG = 20  # running trials and lost ones in a block that is printed
 ANY_WIDTH = 10_000
 
 
-def follow(folder: pathlib.Path, every_s: float | None = None) -> None:
-    """Show the trials of a folder until all have ended. BadInput if it holds neither a sweep nor a run."""
+def follow(read: Callable[[], LiveView], every_s: float | None = None) -> None:
+    """Show the trials that `read` gives until all have ended."""
     console = Console(file=sys.stdout)
     every_s = every_s or (REDRAWN_EVERY_S if console.is_terminal else PRINTED_EVERY_S)
     live = Live(console=console, transient=True, auto_refresh=False)
-    view = read_live(folder)
+    view = read()
     if console.is_terminal:
         live.start()
     try:
@@ -41,7 +40,7 @@ def follow(folder: pathlib.Path, every_s: float | None = None) -> None:
             else:
                 print("\n".join([*describe_view(view), ""]), flush=True)
             time.sleep(every_s)
-            view = read_live(folder)
+            view = read()
     finally:
         if console.is_terminal:
             live.stop()

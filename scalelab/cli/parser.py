@@ -4,7 +4,6 @@ import argparse
 import functools
 import json
 import math
-import os
 import pathlib
 import shutil
 import sys
@@ -17,8 +16,8 @@ from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.numbers.written import parse_count, parse_whole
-from scalelab.stores.urls import is_url, local_folder
-from scalelab.untrusted.text import as_utf8, escape_text
+from scalelab.stores.urls import is_url, plain_folder, work_folder
+from scalelab.untrusted.text import escape_text
 
 LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
 
@@ -115,23 +114,18 @@ def file_path(option: str, destination: str) -> pathlib.Path:
 
 
 def folder_path(text: str) -> pathlib.Path:
-    """argparse type for a folder to make or to resume: refused if the path, or one of its parents, is a file."""
-    if not text:  # from an unset shell variable, for example
-        raise argparse.ArgumentTypeError("'' is not a folder; the current folder is .")
-    if is_url(text):
-        raise argparse.ArgumentTypeError(f"{text} is in an object store; name a local folder")
-    if as_utf8(text) != text:  # its files would name it, and JSON is UTF-8
-        raise argparse.ArgumentTypeError(f"{text} is not UTF-8, so no record could name it; rename the folder")
-    path = pathlib.Path(os.path.expanduser(text))
-    if files := [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]:
-        raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")
-    return path
+    """argparse type for a folder to make or to resume (`stores.urls.plain_folder`)."""
+    return _folder(plain_folder, text)
 
 
 def work_path(text: str) -> pathlib.Path:
     """argparse type for a folder to work in, also one in an object store: then the local one that stands for it."""
+    return _folder(work_folder, text)
+
+
+def _folder(find: Callable[[str], pathlib.Path], text: str) -> pathlib.Path:
     try:
-        return local_folder(text) if is_url(text) else folder_path(text)
+        return find(text)
     except BadInput as mistake:
         raise argparse.ArgumentTypeError(str(mistake)) from mistake
 

@@ -13,9 +13,9 @@ Exit code: 0 done (whether or not the runs differ), 2 bad input.
     scalelab compare runs/mine runs/other
 """
 
-import pathlib
 from typing import Any
 
+from scalelab import api
 from scalelab.cli.parser import Parser, add_trust_option, emit_json
 from scalelab.errors import quote_path
 
@@ -36,14 +36,10 @@ def main(argv: list[str]) -> int:
     add_trust_option(parser)
     options = parser.parse_args(argv)
 
-    from scalelab.evaluate.compare import compare_runs
-
-    comparison = compare_runs(options.a, options.b)
+    comparison = api.compare(options.a, options.b)
     lines = [*_rewinds(comparison), *_metrics(comparison), *_gap(comparison)]
     if options.html:
-        from scalelab.report.several import write_comparison
-
-        comparison["page"] = write_comparison(pathlib.Path(options.html), comparison, lines)["path"]
+        comparison["page"] = api.write_comparison(comparison, options.html, lines)["path"]
         lines.append(f"wrote {comparison['page']}")
     if options.json != "-":
         doubts = [f"{name} is damaged: {why}" for name, why in comparison["damaged"].items()]

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def write_script(shell: str) -> str:
     """The script for a shell of `SHELLS`."""
-    from scalelab.commands.study import list_studies
+    from scalelab.api.setup import list_studies
     from scalelab.sweep.scaling.recipes import list_recipes
 
     modules = list_commands()

@@ -17,14 +17,14 @@ With a KEY or a group, its values are shown whether or not they were changed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from scalelab import set_by
+from scalelab import api, set_by
 from scalelab.cli.parser import Parser, config_path, emit_json, print_table
-from scalelab.config.files import USER_OPTIM_PREFIX, split_overrides
+from scalelab.config.files import split_overrides
 from scalelab.config.keys import Key, Range, key_records
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.errors import BadInput
 
 
 def main(argv: list[str]) -> int:
@@ -39,10 +39,9 @@ def main(argv: list[str]) -> int:
     if overrides and not options.config:
         first, value = next(iter(overrides.items()))
         raise BadInput(f"--config.{first}={value} changes a config, and none is given: add --config=FILE")
-    names = _select_keys(options.keys)
+    records = api.config_keys(options.keys)
     if options.config:
-        return _show_config(options.config, overrides, names if options.keys else None, options.json)
-    records = {name: key_records()[name] for name in names}
+        return _show_config(options.config, api.show_config(options.config, options.keys, overrides), options.json)
     if options.json != "-":
         if set(options.keys) == set(records):
             print("\n\n".join(_describe_key(name, record) for name, record in records.items()))
@@ -50,17 +49,6 @@ def main(argv: list[str]) -> int:
             print(_describe_groups(records))
     emit_json({"keys": [_facts(name, record) for name, record in records.items()]}, options.json)
     return 0
-
-
-def _select_keys(selected: Sequence[str]) -> list[str]:
-    """The keys that are asked for, in the order of `configs/base.py`; all if nothing is. Raises BadInput."""
-    names = list(key_records())
-    groups = list(dict.fromkeys(name.split(".")[0] for name in names))
-    selection = {USER_OPTIM_PREFIX[:-1] if name.startswith(USER_OPTIM_PREFIX) else name for name in selected}
-    for name in selected:
-        if name not in (*names, *groups) and not name.startswith(USER_OPTIM_PREFIX):
-            raise BadInput(f"unknown config key {name!r}{nearest_hint(name, [*names, *groups])}")
-    return [name for name in names if not selected or selection & {name, name.split(".")[0]}]
 
 
 def _facts(name: str, record: Key) -> dict[str, Any]:
@@ -95,6 +83,7 @@ def _describe_key(name: str, record: Key) -> str:
         "default": _format_default(record),
         "unit": record.unit,
         "values": _format_values(record),
+        "tables": ", ".join(f"scalelab/{table}" for table in record.tables),
         "compiled": "traced: a new value needs no new compilation" if record.traced else "static",
         "identity": "yes: what is computed depends on it" if record.identity else "no: nothing computed depends on it",
         "resume": "may change when a run goes on" if record.resume else "fixed: a run can't go on under another value",
@@ -130,23 +119,15 @@ def _format_range(allowed: Range) -> str:
     return low if allowed.high == math.inf else f"{low} to {allowed.high:.10g}"
 
 
-def _show_config(path: str, overrides: Mapping[str, str], selected: list[str] | None, destination: str | None) -> int:
-    """What the config at `path` with `overrides` changes; of the keys `asked`, also what it leaves alone."""
-    from scalelab.config.changes import load_with_origins
-    from scalelab.config.resolve import identity
-
-    config, values = load_with_origins(path, overrides)
-    if selected is None:
-        shown = [value for value in values if value.value != value.default]
-    else:
-        shown = [value for value in values if {value.key, value.key.rpartition(".")[0]} & {*selected}]
+def _show_config(path: str, shown: api.ConfigShown, destination: str | None) -> int:
+    """Print what a config changes, or the values that were asked for."""
     if destination != "-":
         rows = [
             [each.key, _format_value(each.value), _default_of(each.key), _author(each.set_by, each.source)]
-            for each in shown
+            for each in shown.values
         ]
         print_table(("key", "value", "default", "set by"), rows)
-    facts = {"config": path, "identity": identity(config), "values": [each._asdict() for each in shown]}
+    facts = {"config": path, "identity": shown.identity, "values": [each._asdict() for each in shown.values]}
     emit_json(facts, destination)
     return 0
 

@@ -20,16 +20,11 @@ import argparse
 import pathlib
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from scalelab import config as config_lib
+from scalelab import api
 from scalelab.cli.parser import Parser, align_columns, config_path, emit_json, print_status
-from scalelab.cli.progress import RunProgress
+from scalelab.cli.terminal import Terminal, report
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
-
-DEFAULT_WIDTHS = (64, 128, 256, 512, 1024)
-AXIS_KEYS = {"widths": "d_model", "depths": "n_layers"}
 
 
 def main(argv: list[str]) -> int:
@@ -56,12 +51,14 @@ def main(argv: list[str]) -> int:
             raise BadInput(f"--{name}={getattr(options, name)} must be at least 1")
     if options.plot and pathlib.Path(options.plot).suffix not in (".png", ".pdf"):
         raise BadInput(f"--plot={options.plot} must end in .png or .pdf")
-    config = config_lib.load(options.config, overrides)
-    result = _checks(config, _sizes(config, options), options)
+    result = api.coordcheck(
+        options.config, overrides, widths=options.widths or (), depths=options.depths or (), steps=options.steps,
+        seeds=options.seeds, batch=options.batch, progress=report, display=Terminal(takes_signals=False),
+    )  # fmt: skip
     if options.json != "-":
         _print(result)
     if options.plot:
-        _draw(result, options.plot)
+        print_status(f"drawn: {', '.join(api.draw_coordcheck(result, options.plot))}")
     emit_json(result, options.json)
     return int(options.check and any(check["verdict"] == "growing" for check in result["checks"]))
 
@@ -72,65 +69,6 @@ def _whole(text: str) -> list[int]:
     if len(values) < max(2, len(parts)) or values[0] < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not two whole sizes or more, e.g. 64,128,256")
     return values
-
-
-def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]:
-    """{axis: {size: config}} as asked for; by default DEFAULT_WIDTHS, or the smallest widths that the heads divide."""
-    from scalelab.sweep.scaling.resize import resize_config, width_unit
-
-    widths, depths = options.widths, options.depths
-    if not widths and not depths:
-        unit = width_unit(config)
-        widths = (
-            DEFAULT_WIDTHS
-            if not any(width % unit for width in DEFAULT_WIDTHS)
-            else [unit * 2**i for i in range(len(DEFAULT_WIDTHS))]
-        )
-    sizes = {"d_model": {d: resize_config(config, d) for d in widths}} if widths else {}
-    return sizes | ({"n_layers": {n: resize_config(config, n_layers=n) for n in depths}} if depths else {})
-
-
-def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options: Any) -> dict[str, Any]:
-    from scalelab.train import coordcheck
-    from scalelab.train.single import load_run_dataset
-    from scalelab.train.step.program import cache_compilations
-
-    cache_compilations()
-    data, seeds = load_run_dataset(config), range(config.train.seed, config.train.seed + options.seeds)
-    checks = []
-    for axis, configs in sizes.items():
-        batch = f"{options.batch} x {config.model.seq_len} tokens"
-        print_status(
-            f"{axis} {', '.join(map(str, configs))}: {options.steps} steps of {batch}, {len(seeds)} seed(s) each"
-        )
-        with RunProgress(f"coordcheck over {axis}", len(configs) * len(seeds)) as bar:
-            rows = coordcheck.run_coordinate_check(
-                configs, data, options.steps, seeds, options.batch, lambda done: bar.update({"step": done})
-            )
-        checks.append(
-            {
-                "axis": axis,
-                "sizes": list(configs),
-                "verdict": coordcheck.growth_verdict(rows),
-                "rows": list(map(_row, rows)),
-            }
-        )
-    facts = {"optimizer": config.optim.name, "peak_lr": config.optim.peak_lr} | config.parametrization.to_dict()
-    return facts | {"steps": options.steps, "seeds": list(seeds), "batch": options.batch, "checks": checks}
-
-
-def _row(row: Any) -> dict[str, Any]:
-    """A check's row as JSON; `rms` and `change` are means over seeds after each step, [steps + 1][sizes]."""
-    return {
-        "activation": row.activation,
-        "verdict": row.verdict,
-        "slope": row.slope,
-        "slope_error": row.slope_error,
-        "change_slope": row.change_slope,
-        "change_slope_error": row.change_slope_error,
-        "rms": row.rms.mean(0).T.tolist(),
-        "change": row.change.mean(0).T.tolist(),
-    }
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -150,9 +88,3 @@ def _print(result: dict[str, Any]) -> None:
         print("\n".join(align_columns([head, *rows])))
         optimizer = f"{result['optimizer']} at {result['peak_lr']:g}"
         print(f"{result['name']}, {optimizer}, over {check['axis']}: {check['verdict']}\n")
-
-
-def _draw(result: dict[str, Any], path: str) -> None:
-    from scalelab.report.figures.coordplots import write_coordinate_check
-
-    print_status(f"drawn: {', '.join(write_coordinate_check(path, result))}")

@@ -10,10 +10,10 @@ Exit code: 0 done, 2 bad input.
 
 import pathlib
 
+from scalelab import api
+from scalelab.api.setup import DEMO_FOLDER
 from scalelab.cli.parser import Parser, align_columns, emit_json, folder_path
 from scalelab.errors import quote_path
-
-DEFAULT_FOLDER = "scalelab-demo"
 
 
 def main(argv: list[str]) -> int:
@@ -22,40 +22,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--out",
         type=folder_path,
-        default=pathlib.Path(DEFAULT_FOLDER),
+        default=pathlib.Path(DEMO_FOLDER),
         metavar="DIR",
-        help=f"default: {DEFAULT_FOLDER}",
+        help=f"default: {DEMO_FOLDER}",
     )
     options = parser.parse_args(argv)
-    from scalelab.laws import examples
-    from scalelab.laws.fits.study import fit_study
-    from scalelab.laws.law.chinchilla_optimum import ChinchillaParams
-    from scalelab.report.figures import lawplots, style
-
-    rows = examples.read_quickstart()
-    (held,) = (row for row in rows if row["role"] == "holdout")
-    fitted = fit_study([row for row in rows if row["role"] == "fit"])
-    predicted = fitted.predict(held["N"], held["D"])
-    budgets = sorted({float(f"{row['C']:.1g}") for row in rows})
-    bands = [fitted.decide(budget).loss for budget in budgets]
-    scored = {
-        "C": held["C"], "N": held["N"], "D": held["D"],
-        "predicted_loss": predicted.loss, "interval90": [predicted.low, predicted.high],
-        "measured_loss": held["val_loss"], "error": predicted.loss / held["val_loss"] - 1,
-        "inside": predicted.low <= held["val_loss"] <= predicted.high,
-    }  # fmt: skip
-    points = [row | {"loss": row["val_loss"]} for row in rows if row["role"] != "check"]
-    band = {"C": budgets, "low": [each.low for each in bands], "high": [each.high for each in bands]}
-    figure = lawplots.plot_held_out(
-        points, scored, ChinchillaParams(**fitted.params), fitted.k, band, None, "Predicted, then measured"
-    )
-    numbers = [{key: row[key] for key in ("name", "role", "N", "D", "C", "loss")} for row in points]
-    files = [
-        p
-        for kind in style.FIGURE_SUFFIXES
-        for p in style.write_figure(options.out / f"prediction{kind}", figure, numbers)
-    ]
-    result = {"fit": fitted.to_json(), "held_out": scored, "files": files, "table": str(examples.QUICKSTART)}
+    result = api.demo(options.out)
     if options.json != "-":
         print("\n".join(_lines(result)))
     emit_json(result, options.json)

@@ -19,13 +19,12 @@ Exit code: 0 healthy (and after --batch), 1 a cause was found, 2 bad input.
     scalelab diagnose runs/mine
 """
 
-import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from scalelab import api
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_table
 
 if TYPE_CHECKING:
-    from scalelab.diagnose.evidence import Evidence
     from scalelab.diagnose.verdict import Gap, Verdict
 
 
@@ -42,47 +41,28 @@ def main(argv: list[str]) -> int:
     )
     add_trust_option(parser)
     options = parser.parse_args(argv)
-
-    from scalelab.diagnose.evidence import gather_evidence
-    from scalelab.diagnose.rank import diagnose, rank
-
-    evidence = gather_evidence(pathlib.Path(options.run))
     if options.batch is not None:
-        return _show_batch(evidence, options)
-    if options.live:
-        from scalelab.diagnose.probes.probes import run_probes
-
-        evidence = run_probes(evidence)
-    diagnosis, more = diagnose(evidence), {}
-    if options.against:
-        from scalelab.diagnose.against import judge_against
-
-        verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(options.against)))
-        diagnosis = diagnosis._replace(verdicts=rank([*diagnosis.verdicts, *verdicts]))
-        more = {"against": comparison}
+        return _show_batch(api.show_batch(options.run, options.batch), options.json)
+    found = api.diagnose(options.run, live=options.live, against=options.against)
     if options.json != "-":
-        score = evidence.record.get("spike_score")
-        print("\n".join([*_verdict_lines(diagnosis.verdicts, score), *map(_gap_line, diagnosis.gaps)]))
-    emit_json({"run": options.run} | diagnosis.as_json() | more, options.json)
-    return 1 if diagnosis.verdicts else 0
+        gaps = map(_gap_line, found.diagnosis.gaps)
+        print("\n".join([*_verdict_lines(found.diagnosis.verdicts, found.spike_score), *gaps]))
+    more = {} if found.against is None else {"against": found.against}
+    emit_json({"run": options.run} | found.diagnosis.as_json() | more, options.json)
+    return 1 if found.diagnosis.verdicts else 0
 
 
-def _show_batch(evidence: "Evidence", options: Any) -> int:
-    from scalelab.diagnose.batch import describe_batch
-
-    weights_step, rows = describe_batch(evidence, options.batch)
-    if options.json != "-":
-        print(f"step {options.batch}: {len(rows)} sequences, on the weights of step {weights_step}")
+def _show_batch(batch: api.ReadBatch, destination: str | None) -> int:
+    if destination != "-":
+        print(f"step {batch.step}: {len(batch.sequences)} sequences, on the weights of step {batch.weights_step}")
         cells = [
             [f"{r.grad_norm:.4g}", f"{r.loss:.4g}", str(r.row), f"{r.source}/{r.shard}@{r.token}",
              r.file or f"document {r.document}", r.excerpt]
-            for r in rows
+            for r in batch.sequences
         ]  # fmt: skip
         print_table(("gradient norm", "loss", "row", "place", "file or document", "text"), cells)
-    emit_json(
-        {"step": options.batch, "weights_step": weights_step, "sequences": [row._asdict() for row in rows]},
-        options.json,
-    )
+    sequences = [row._asdict() for row in batch.sequences]
+    emit_json({"step": batch.step, "weights_step": batch.weights_step, "sequences": sequences}, destination)
     return 0
 
 

@@ -12,6 +12,7 @@ installing its build of jax) and jax sees none.
 import sys
 from typing import Any
 
+from scalelab import api
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
 
@@ -22,9 +23,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--expect", choices=["cpu", "gpu", "tpu"], help="exit 2 unless jax sees this platform")
     options = parser.parse_args(argv)
 
-    from scalelab.hardware.doctor import examine_installation
-
-    report = examine_installation(options.expect)
+    report = api.doctor(options.expect)
     if options.json != "-":
         print("\n".join(describe_environment(report)))
     for warning in report["warnings"]:

@@ -13,13 +13,11 @@ Runs on one device, in the run's precision. Exit code: 0 done, 1 the checkpoint 
     scalelab eval runs/mine --tasks=keywords.jsonl
 """
 
-import pathlib
-
+from scalelab import api
 from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json, print_status, whole_number
 from scalelab.cli.progress import WorkProgress
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
-from scalelab.untrusted.paths import describe_link
 
 
 def main(argv: list[str]) -> int:
@@ -39,28 +37,18 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.sequences < 0:
         raise BadInput(f"--sequences={options.sequences} is not a number of sequences; 0 means all")
-    if options.data:
-        overrides |= {"data.source": "prepared", "data.path": options.data}
-
-    from scalelab.evaluate import evaluations, subject, tasks
-    from scalelab.train.step.program import cache_compilations
-
-    cache_compilations()
-    requested_tasks = [tasks.read_task(path) for path in filter(None, options.tasks.split(","))]
-    model = subject.load_evaluated_model(options.run, options.ema, options.average)
-    config = evaluations.override_data(model.config, overrides)
     with WorkProgress() as bars:
-        rows = evaluations.evaluate_tasks(model, requested_tasks, bars.update)
-        rows = [*evaluations.evaluate_data(model, config, options.sequences, bars.update), *rows]
-    is_link = pathlib.Path(model.origin["run"]).is_symlink()  # perhaps another's, to somewhere else
-    replaced = [] if is_link else evaluations.write_evaluations(model.origin["run"], rows)
-    if is_link:
-        print_status(f"not written to evaluations.jsonl: {describe_link(model.origin['run'])}")
+        scored = api.evaluate(
+            options.run, data=options.data, tasks=[*filter(None, options.tasks.split(","))], overrides=overrides,
+            sequences=options.sequences, ema=options.ema, average=options.average, progress=bars.update,
+        )  # fmt: skip
+    if scored.not_written:
+        print_status(f"not written to evaluations.jsonl: {scored.not_written}")
     if options.json != "-":
-        print("\n".join([describe_weights(model.origin), *map(format_evaluation, rows)]))
-        for name in replaced:
+        print("\n".join([describe_weights(scored.origin), *map(format_evaluation, scored.rows)]))
+        for name in scored.replaced:
             print(f"  {name}: replaced the scores of a set that had this name and other content")
-    emit_json({"origin": model.origin, "evaluations": rows, "replaced": replaced}, options.json)
+    emit_json({"origin": scored.origin, "evaluations": scored.rows, "replaced": scored.replaced}, options.json)
     return 0
 
 

@@ -12,11 +12,9 @@ Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 """
 
 import dataclasses
-import re
-from typing import Any
 
+from scalelab import api
 from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json, folder_path
-from scalelab.errors import BadInput
 
 
 def main(argv: list[str]) -> int:
@@ -30,34 +28,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the tensors written")
     options = parser.parse_args(argv)
 
-    from scalelab.hf.write import write_model
-    from scalelab.train.resume.weights import load_run_weights
-
-    weights = load_run_weights(options.run, options.ema, options.average)
-    tokenizer, why = _tokenizer(weights)
-    written = write_model(
-        options.out, weights.shape, weights.params, weights.origin, options.dtype, tokenizer=tokenizer
-    )
+    exported = api.export_hf(options.run, options.out, dtype=options.dtype, ema=options.ema, average=options.average)
+    written, origin = exported.written, exported.origin
     if options.json != "-":
-        print("\n".join(describe_export(written, weights.origin, why)))
-    emit_json(dataclasses.asdict(written) | {"folder": str(written.folder), "origin": weights.origin}, options.json)
+        print("\n".join(describe_export(written, origin, exported.no_tokenizer)))
+    emit_json(dataclasses.asdict(written) | {"folder": str(written.folder), "origin": origin}, options.json)
     return 0
-
-
-def _tokenizer(weights: Any) -> tuple[Any, str]:
-    """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
-    from scalelab.data.tokenizers.tokenizer import byte_tokenizer, id_tokenizer
-    from scalelab.evaluate.subject import load_model_tokenizer
-
-    name = weights.origin["data"]["tokenizer"] or ""
-    if ids := re.fullmatch(r"ids-(\d+)(?:-(\d+))?", name):
-        return id_tokenizer(int(ids[1]), int(ids[2] or 0)), "the data are token ids without one"
-    if name == "bytes":
-        return byte_tokenizer(), ""
-    try:
-        return load_model_tokenizer(weights), ""
-    except BadInput as reason:
-        return None, str(reason)
 
 
 def describe_export(written, origin: dict, why: str = "") -> list[str]:

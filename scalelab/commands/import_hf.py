@@ -11,8 +11,9 @@ Exit code: 0 done, 2 bad input.
     scalelab import hf downloads/gpt2 --out=runs/gpt2
 """
 
-import pathlib
+from collections.abc import Mapping
 
+from scalelab import api
 from scalelab.cli.parser import Parser, emit_json, folder_path
 
 
@@ -28,24 +29,16 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
 
-    from scalelab.hf.formats import IRRELEVANT_KEYS
-    from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, write_weights
-
-    weights = load_hf_weights(pathlib.Path(options.folder))
-    tokenizer, why = load_hf_tokenizer(pathlib.Path(options.folder), weights.shape.vocab_size)
-    if options.out:
-        write_weights(options.out, weights, tokenizer)
-    values = {key: value for key, value in weights.config.model.items() if key not in IRRELEVANT_KEYS}
-    out = options.out and str(options.out)
+    read = api.import_hf(options.folder, options.out)
     if options.json != "-":
-        print("\n".join(describe_import(values, weights.origin, out)))
-        print(f"  tokenizer: {tokenizer.name}" if tokenizer else f"  no tokenizer: {why}")
-    facts = {"model": values, "origin": weights.origin, "folder": out}
-    emit_json(facts | {"tokenizer": tokenizer and tokenizer.name}, options.json)
+        print("\n".join(describe_import(read.model, read.origin, read.folder)))
+        print(f"  tokenizer: {read.tokenizer.name}" if read.tokenizer else f"  no tokenizer: {read.no_tokenizer}")
+    facts = {"model": read.model, "origin": read.origin, "folder": read.folder}
+    emit_json(facts | {"tokenizer": read.tokenizer and read.tokenizer.name}, options.json)
     return 0
 
 
-def describe_import(values: dict, origin: dict, out: str | None) -> list[str]:
+def describe_import(values: Mapping[str, object], origin: dict, out: str | None) -> list[str]:
     """Describe where the weights come from, how they were converted, and the config that fits them."""
     kinds = ", ".join(f"{count} of {dtype}" for dtype, count in origin["dtypes"].items())
     conversion = "already in float32" if set(origin["dtypes"]) == {"float32"} else "converted to float32, exactly"

@@ -18,18 +18,17 @@ Exit code: 0 measured, 2 bad input (no checkpoint, no data, a model that has div
 
 import argparse
 import math
-import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from scalelab import api
+from scalelab.api.reading.judging import NOISE_BATCHES
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
+from scalelab.cli.progress import WorkProgress
 
 if TYPE_CHECKING:
     from scalelab.diagnose.noise.estimate import NoiseScale
     from scalelab.diagnose.noise.measure import StepNoise
-
-BATCHES = 16
-MOST_LINES = 4  # on files that are damaged
 
 
 def main(argv: list[str]) -> int:
@@ -37,44 +36,18 @@ def main(argv: list[str]) -> int:
     parser = Parser("noise", __doc__)
     parser.add_argument("run", metavar="RUN", help="the run's folder")
     parser.add_argument("--step", type=int, metavar="K", help="a saved step (default: all that are saved)")
-    batches = f"batches of the run that each step is measured on (default: {BATCHES})"
-    parser.add_argument("--batches", type=_count, default=BATCHES, metavar="N", help=batches)
+    batches = f"batches of the run that each step is measured on (default: {NOISE_BATCHES})"
+    parser.add_argument("--batches", type=_count, default=NOISE_BATCHES, metavar="N", help=batches)
     add_trust_option(parser)
     options = parser.parse_args(argv)
 
-    from scalelab.cli.progress import WorkProgress
-    from scalelab.diagnose.evidence import gather_evidence
-    from scalelab.diagnose.noise.measure import choose_steps, measure_noise
-
-    evidence = gather_evidence(pathlib.Path(options.run))
-    steps = choose_steps(evidence, options.step)
-    for problem in evidence.damage[:MOST_LINES]:
-        print_status(f"not measured: {problem}")
     with WorkProgress() as progress:
-        rows = _measure_sound(steps, lambda step: measure_noise(evidence, step, options.batches, progress.update))
+        rows = api.noise(options.run, options.step, options.batches, progress=progress.update, note=print_status)
     if options.json != "-":
         print_table(*_table(rows))
         print("\n".join(_lines(rows[-1])))
     emit_json({"run": options.run, "steps": [_as_json(row) for row in rows]}, options.json)
     return 0
-
-
-def _measure_sound(steps: Sequence[int], measure: "Callable[[int], StepNoise]") -> "list[StepNoise]":
-    """The steps whose checkpoint is intact and whose model finite, the others named. The first's error if none is."""
-    from scalelab.diagnose.noise.measure import Diverged
-    from scalelab.train.checkpoints.manifest import DamagedCheckpoint
-
-    rows, refused = [], []
-    for step in steps:
-        try:
-            rows.append(measure(step))
-        except (Diverged, DamagedCheckpoint) as refusal:
-            refused.append(refusal)
-    if not rows:
-        raise refused[0]
-    for each in refused:
-        print_status(f"not measured: {each}")
-    return rows
 
 
 def _count(text: str) -> int:

@@ -17,10 +17,10 @@ Exit code: 0 done, 2 bad input.
 import sys
 from typing import Any
 
+from scalelab import api, set_by
 from scalelab import config as config_lib
-from scalelab import set_by
 from scalelab.cli.parser import Parser, config_path, emit_json
-from scalelab.config import config_value_origins, split_overrides
+from scalelab.config import split_overrides
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS, describe_optim_defaults, lr_warnings
 
 
@@ -39,13 +39,7 @@ def main(argv: list[str]) -> int:
         "--config", required=True, type=config_path, metavar="FILE", help="a config file, e.g. configs/tiny.py"
     )
     options = parser.parse_args(rest)
-    config = config_lib.load(options.config, overrides)
-    origins = config_value_origins(config)
-
-    from scalelab.optim import chain, table
-
-    chain.check_optimizer_options(config_lib.static(config))
-    rows = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
+    config, rows, origins = api.optim(options.config, overrides)
     if options.json != "-":
         print(
             f"{'group':<10} {'optimizer':<20} {'parameters':>14} {'x LR':>9} {'decay':>9} "

@@ -32,9 +32,12 @@ Exit code: 0 done, 1 failed, 2 bad input (file, place and value), 75 stopped by 
     scalelab prepare --source="docs/*.md" --tokenizer=bpe:4096 --out=prepared
 """
 
+import contextlib
 import os
+import pathlib
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -42,8 +45,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from scalelab.cli.parser import Parser, add_take_over_option, emit_json, print_status, work_path
+from scalelab import api
+from scalelab.api.work.door import Shown
+from scalelab.cli.parser import Parser, add_take_over_option, emit_json, work_path
 from scalelab.cli.progress import PLAIN_EVERY_S
+from scalelab.cli.terminal import report
+from scalelab.signals import stop_on_signals
 from scalelab.untrusted.text import escape_text
 
 
@@ -68,30 +75,25 @@ def main(argv: list[str]) -> int:
     add_take_over_option(parser)
     options = parser.parse_args(argv)
 
-    from scalelab.data.prepare.corpus import prepare_corpus
-    from scalelab.data.prepare.request import Request
-    from scalelab.data.prepare.units import Stopped
-    from scalelab.signals import stop_on_signals
-    from scalelab.stores import mirror
-    from scalelab.stores.urls import url_of
-
-    out = options.out
-    request = Request(
-        options.source, options.tokenizer, out, options.separator, options.text_key, options.val_fraction,
-        options.split_seed, options.skip_bad, options.workers, options.take_over,
+    result = api.prepare(
+        options.source, options.tokenizer, options.out, workers=options.workers, text_key=options.text_key,
+        separator=options.separator, val_fraction=options.val_fraction, split_seed=options.split_seed,
+        skip_bad=options.skip_bad, take_over=options.take_over, progress=report, display=_show_bar,
     )  # fmt: skip
-    held = mirror.attached(out, options.take_over, print_status, "--out")
-    with held, _Bar(out.name) as bar, stop_on_signals() as stop:
-        try:
-            result = prepare_corpus(request, bar.update, stop)
-            result["folder"] = url_of(out) or result["folder"]
-        except Stopped:
-            print(f"scalelab: stopped; the same command goes on with {out}", file=sys.stderr)
-            return 75
+    if result is None:
+        print(f"scalelab: stopped; the same command goes on with {options.out}", file=sys.stderr)
+        return 75
     if options.json != "-":
         _show(result)
     emit_json(result, options.json)
     return 0
+
+
+@contextlib.contextmanager
+def _show_bar(title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None) -> Iterator[Shown]:
+    """The `Display` of a corpus: its bar, and signals that stop it."""
+    with _Bar(title) as bar, stop_on_signals() as stop:
+        yield Shown(bar.update, lambda names: None, stop)
 
 
 class _Bar:

@@ -18,14 +18,16 @@ Exit code: 0 done, 2 bad input.
 """
 
 import os
-import pathlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from scalelab import api
+from scalelab.api.configs import TWIN_STEPS, TWIN_WIDTH
 from scalelab.cli.parser import Parser, emit_json, whole_number
 from scalelab.errors import BadInput, quote_path
 
-TWIN_STEPS = 500
+if TYPE_CHECKING:
+    from scalelab.sweep.scaling.recipes import Recipe
 
 
 def main(argv: list[str]) -> int:
@@ -33,69 +35,56 @@ def main(argv: list[str]) -> int:
     parser = Parser("recipe", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe, e.g. llama3_8b (default: list all)")
     parser.add_argument(
-        "--shrink", nargs="?", const="64", metavar="WIDTH", help="its scaled-down twin as a config file"
+        "--shrink", nargs="?", const=str(TWIN_WIDTH), metavar="WIDTH", help="its scaled-down twin as a config file"
     )
     parser.add_argument("--steps", type=whole_number, metavar="N", help=f"steps of the twin (default: {TWIN_STEPS})")
     parser.add_argument("--out", metavar="FILE", help="where to write the twin, a file that ends in .py")
     options = parser.parse_args(argv)
 
-    from scalelab.sweep.scaling import recipes
-
     if options.name is None:
         if options.shrink or options.out:
-            raise BadInput(
-                f"--{'shrink' if options.shrink else 'out'} needs a recipe: {', '.join(recipes.list_recipes())}"
-            )
-        return _list(options.json)
-    recipe = recipes.find_recipe(options.name)
+            names = ", ".join(recipe.name for recipe in api.list_recipes())
+            raise BadInput(f"--{'shrink' if options.shrink else 'out'} needs a recipe: {names}")
+        return _list(api.list_recipes(), options.json)
     if options.shrink:
-        return _shrink(recipe, options)
+        return _shrink(options)
+    shown = api.recipe(options.name)
     if options.out or options.steps is not None:
         name = "out" if options.out else "steps"
         raise BadInput(f"--{name} goes with --shrink: a recipe is a file already, which can be copied and changed")
-    return _show(recipe, options.json)
+    return _show(shown, options.json)
 
 
-def _list(destination: str | None) -> int:
-    from scalelab.sweep.scaling import recipes
-
-    listed = [recipes.find_recipe(name) for name in recipes.list_recipes()]
+def _list(recipes: "list[Recipe]", destination: str | None) -> int:
     if destination != "-":
         print(f"{'':<18} {'published':>9} {'tokens':>9}")
-        for recipe in listed:
+        for recipe in recipes:
             total = max((n for key, n in recipe.published.items() if key not in ("tokens", "flops")), default=0)
             sizes = [f"{n:.3g}" if n else "" for n in (total, recipe.published.get("tokens", 0))]
             print(f"{recipe.name:<18} {sizes[0]:>9} {sizes[1]:>9}  {recipe.summary}")
     emit_json(
-        [{"name": r.name, "summary": r.summary, "path": str(r.path), "published": r.published} for r in listed],
+        [{"name": r.name, "summary": r.summary, "path": str(r.path), "published": r.published} for r in recipes],
         destination,
     )
     return 0
 
 
-def _shrink(recipe: Any, options: Any) -> int:
-    from scalelab.sweep.forks import fork_text, write_forks
-    from scalelab.sweep.scaling.shrink import shrink_recipe
-
+def _shrink(options: Any) -> int:
     steps = TWIN_STEPS if options.steps is None else options.steps
-    if not options.shrink.isdecimal() or steps < 1:
+    if not options.shrink.isdecimal() or not int(options.shrink) or steps < 1:
+        api.recipe(options.name)
         raise BadInput(f"--shrink={options.shrink} --steps={steps}: a width and a number of steps, e.g. --shrink=64")
-    twin = shrink_recipe(recipe.config, int(options.shrink), steps)
-    title = f"The scaled-down twin of {recipe.name}: width {twin.model.d_model}, {twin.train.steps} steps on bytes."
-    path = pathlib.Path(options.out or f"{recipe.name}_small.py")
-    if path.suffix != ".py" or path.resolve() == recipe.path.resolve():
-        raise BadInput(f"--out={path} must be a new file that ends in .py")
-    if options.out:
-        write_forks(path.parent, recipe.path, {path.stem: twin}, {path.stem: title})
-        print(f"written: {path}", file=sys.stderr)
+    twin = api.shrink_recipe(options.name, int(options.shrink), steps, options.out)
+    if twin.out:
+        print(f"written: {twin.out}", file=sys.stderr)
     elif options.json != "-":
-        print(fork_text(path, recipe.path, twin, title), end="")
-    emit_json({"recipe": recipe.name, "out": options.out, "config": twin.to_dict()}, options.json)
+        print(twin.text, end="")
+    emit_json({"recipe": options.name, "out": twin.out, "config": twin.config.to_dict()}, options.json)
     return 0
 
 
-def _show(recipe: Any, destination: str | None) -> int:
-    result = _facts(recipe)
+def _show(shown: api.RecipeShown, destination: str | None) -> int:
+    recipe, result = shown
     if destination != "-":
         print(f"{recipe.name}: {recipe.summary}\n")
         for choice in result["choices"]:
@@ -107,29 +96,6 @@ def _show(recipe: Any, destination: str | None) -> int:
         print(f"\nscalelab train --config={quote_path(os.path.relpath(recipe.path))} --workdir=runs/{recipe.name}")
     emit_json(result, destination)
     return 0
-
-
-def _facts(recipe: Any) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    from scalelab import config as config_lib
-    from scalelab.config import schedule_steps
-    from scalelab.model import count
-    from scalelab.sweep.scaling import recipes
-
-    config, shape = recipe.config, config_lib.static(recipe.config).model
-    tokens = schedule_steps.tokens_before(config, config.train.steps)
-    return {
-        "name": recipe.name,
-        "summary": recipe.summary,
-        "path": str(recipe.path),
-        "choices": [vars(choice) for choice in recipes.list_choices(recipe)],
-        "parameters": count.count_parameters(shape),
-        "tokens": tokens,
-        "flops": {convention: each * tokens for convention, each in count.flops_per_token(shape).items()},
-        "published": recipe.published,
-        "schedule": schedule_steps.describe_schedule(config),
-        "not_reproduced": list(recipe.not_reproduced),
-    }
 
 
 def _sizes(result: dict[str, Any], recipe: Any) -> list[str]:

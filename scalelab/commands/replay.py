@@ -23,38 +23,29 @@ Exit code: 0 the original works or a cure was found, 1 none works, 2 bad input, 
 """
 
 import argparse
-import pathlib
-import re
 from typing import Any
 
+from scalelab import api
+from scalelab.api.reading.judging import AFTER
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table, whole_number
-from scalelab.errors import BadInput
-
-WINDOW = re.compile(r"(.+)@(\d+)\.\.(\d+)")
-AFTER = 200
+from scalelab.cli.terminal import report
+from scalelab.signals import stop_on_signals
 
 
 def main(argv: list[str]) -> int:
     """Replay, judge and print; exit codes in the module's docstring."""
     options = _parse(argv)
-
-    from scalelab.diagnose.replay import what_ifs
-    from scalelab.diagnose.replay.report import replay_window
-    from scalelab.signals import stop_on_signals
-    from scalelab.train.step.program import cache_compilations
-
-    asked = what_ifs.parse_what_ifs(options.what_if)
-    cache_compilations()
     with stop_on_signals() as stop:
-        result = replay_window(
-            options.folder, options.first, options.last, asked, after=options.after, price=options.price,
-            find_batches=options.find_batches, progress=_show, stop=stop,
+        result = api.replay(
+            options.window, options.what_if, after=options.after, price=options.price,
+            find_batches=options.find_batches, progress=report, stop=stop,
         )  # fmt: skip
         if stop():
             print_status("stopped: nothing was written")
             return 75
     if options.plot:
-        _plot(options.plot, result)
+        for written in api.draw_replay(result, options.plot):
+            print_status(f"wrote {written}")
     if options.json != "-":
         _print(result)
     emit_json({key: value for key, value in result.items() if key != "curves"}, options.json)
@@ -72,21 +63,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--price", type=float, metavar="X", help="price of a device-hour, in any currency")
     parser.add_argument("--plot", metavar="PATH", help="write the loss curves as a figure (.png, or .pdf with its CSV)")
     add_trust_option(parser)
-    options = parser.parse_args(argv)
-    match = WINDOW.fullmatch(options.window)
-    if match is None:
-        raise BadInput(f"{options.window!r} is not RUN@A..B, such as runs/mine@400..420")
-    options.folder, options.first, options.last = pathlib.Path(match[1]), int(match[2]), int(match[3])
-    if not 1 <= options.first <= options.last:
-        raise BadInput(f"{options.window!r}: the window ends before it begins")
-    if options.after < 0:
-        raise BadInput(f"--after={options.after} is less than 0")
-    return options
-
-
-def _show(fact: dict[str, Any]) -> None:
-    if "note" in fact:
-        print_status(fact["note"])
+    return parser.parse_args(argv)
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -97,13 +74,3 @@ def _print(result: dict[str, Any]) -> None:
     price = ["cost"] if result["verdicts"][0]["cost"] is not None else []
     print_table(["what if", "works", "last losses", "largest", "outliers", "steps again", "batches lost", *price], rows)
     print("\n".join(result["answer"]))
-
-
-def _plot(path: str, result: dict[str, Any]) -> None:
-    from scalelab.report.figures.raceplot import plot_replay
-    from scalelab.report.figures.style import write_figure
-
-    rows = [{"what_if": name, "step": result["origin"]["step"] + i + 1, "loss": loss}
-            for name, losses in result["curves"].items() for i, loss in enumerate(losses)]  # fmt: skip
-    for written in write_figure(path, plot_replay(result), rows):
-        print_status(f"wrote {written}")

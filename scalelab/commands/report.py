@@ -15,17 +15,9 @@ Exit code: 0 done, 1 the study failed its own checks (an optimum at the edge; th
 """
 
 import argparse
-import errno
-import pathlib
-from typing import Any
 
+from scalelab import api
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status
-from scalelab.errors import BadInput, WorkFailed, quote_path
-from scalelab.untrusted.paths import refuse_link
-
-SAMPLED = ((0.0, 0), (0.8, 0), (0.8, 1))  # temperature and seed of each text on the page of a run
-COLUMN_IN = 3.25  # inches: one of two columns on paper
-MOST_SAMPLED_N = 200e6  # parameters beyond which a page does not wait for texts
 
 
 def main(argv: list[str]) -> int:
@@ -38,8 +30,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", metavar="FIGURE", help="on paper: this figure alone, by the name of its file")
     add_trust_option(parser)
     options = parser.parse_args(argv)
-    _refuse_idle(options)
-    report = _write(options)
+    report = api.report(
+        options.folders, output=options.output, style=options.style, width=options.width, only=options.only
+    )
     if options.json != "-":
         print(f"{report['path']}  ({report['kind']}; runs: {report['runs']}, figures: {len(report['figures'])})")
         for gap in report["missing"]:
@@ -48,37 +41,6 @@ def main(argv: list[str]) -> int:
     for failure in report["failures"]:
         print_status(f"FAILED: {failure}")
     return 1 if report["failures"] else 0
-
-
-def _refuse_idle(options: Any) -> None:
-    """BadInput for an option that would do nothing."""
-    if options.style != "paper" and (options.width or options.only):
-        raise BadInput("--width and --only are of figures for a paper: add --style=paper")
-    if options.style == "paper" and len(options.folders) > 1:
-        raise BadInput("--style=paper draws the figures of one folder")
-    if options.style == "paper" and options.output:
-        raise BadInput("--output is a page; --style=paper writes figures only, into DIR/paper")
-
-
-def _write(options: Any) -> dict[str, Any]:
-    from scalelab.report.pages import write_report
-    from scalelab.report.parts import PaperStyle
-    from scalelab.report.several import write_sweeps
-
-    if len(options.folders) > 1:
-        return write_sweeps(pathlib.Path(options.output or "sweeps.html"), options.folders)
-    (folder,) = map(pathlib.Path, options.folders)
-    if (folder / "config.json").exists() and not options.output:  # a run, whose page is written into it
-        refuse_link(folder, "--output=PAGE.html writes the page elsewhere")
-    if options.style == "paper":
-        return write_report(folder, paper=PaperStyle(options.width or COLUMN_IN, options.only))
-    output = pathlib.Path(options.output) if options.output else None
-    try:
-        return write_report(folder, _draw_samples(folder), output=output)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and not output:
-            raise BadInput(f"{error.filename}: {error.strerror}; --output=PAGE.html writes it elsewhere") from None
-        raise
 
 
 def _inches(text: str) -> float:
@@ -92,31 +54,3 @@ def _inches(text: str) -> float:
     if not 1 <= width <= 20:
         raise argparse.ArgumentTypeError(f"{text!r} is not between 1in and 20in")
     return width
-
-
-def _draw_samples(folder: pathlib.Path) -> list[dict[str, Any]] | str | None:
-    """Texts from the last checkpoint of a run (`how`, `text`), or why there are none; None for other folders."""
-    from scalelab.record import listing
-
-    if not (folder / "config.json").exists():
-        return None
-    size = listing.read_run(folder)["N"] or 0
-    if size > MOST_SAMPLED_N:
-        return f"a model of {size:,} parameters takes long to load; `scalelab sample {quote_path(folder)}` draws some."
-    from scalelab.evaluate import sample, subject
-    from scalelab.train.step.program import cache_compilations
-
-    cache_compilations()
-    try:
-        model = subject.load_evaluated_model(str(folder))
-        tokenizer = subject.load_model_tokenizer(model)
-        n_tokens = sample.default_tokens(model, tokenizer, "")
-        samples = []
-        for temperature, seed in SAMPLED:
-            options = sample.SamplingOptions(temperature, seed=seed)
-            (drawn,) = sample.draw_samples(model, tokenizer, "", n_tokens, 1, options)
-            how = f"temperature {temperature:g}, seed {seed}" if temperature else "the likeliest token each time"
-            samples.append({"how": how, "text": sample.decode_sample(tokenizer, drawn)})
-    except (BadInput, WorkFailed) as error:
-        return str(error)
-    return samples

@@ -21,9 +21,10 @@ Exit codes: 0 no mismatch, 1 a mismatch or a table that could not be fetched, 2 
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from scalelab import api
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput, nearest_hint
 
@@ -39,8 +40,12 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     if options.download is not None:
         return _download(pathlib.Path(options.download or options.data or "published-tables"))
+    from scalelab.laws.published import PAPERS
+
     started, reports = time.monotonic(), []
-    for report in _reports(options):
+    if options.paper is None:
+        raise BadInput(f"no paper{nearest_hint('', [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
+    for report in api.reproduce(options.paper, options.data, progress=_progress_printer()):
         reports.append(report)
         if options.json != "-":
             print("\n".join(_lines(report)), flush=True)
@@ -53,31 +58,6 @@ def main(argv: list[str]) -> int:
         print(f"\nall: {_counts(row for report in reports for row in report.rows)}")
     emit_json(_json(reports, rows, time.monotonic() - started), options.json)
     return int(any(row["verdict"] == "mismatch" for row in rows))
-
-
-def _reports(options: Any) -> "Iterator[PaperReport]":
-    """Yield the report of each requested paper. BadInput if a paper is unknown or its data are missing."""
-    from scalelab.laws.published import PAPERS, reproduce_paper
-
-    paper = options.paper
-    if paper == "textbook":
-        from scalelab.plan.published import textbook
-
-        yield textbook.reproduce()
-        return
-    if paper == "closed_forms":
-        from scalelab.plan.published.closed_forms import reproduce_closed_forms
-
-        yield from reproduce_closed_forms()
-        return
-    chosen = PAPERS if paper == "all" else (paper,)
-    if paper is None or not set(chosen) <= set(PAPERS):
-        problem = "no paper" if paper is None else f"paper {paper!r}: unknown"
-        raise BadInput(f"{problem}{nearest_hint(paper or '', [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
-    data, print_progress = _data_folder(options.data), _progress_printer()
-    for name in chosen:
-        print_progress(f"{name}: reading tables and fitting")
-        yield reproduce_paper(name, data, print_progress)
 
 
 def _parser() -> Parser:
@@ -94,14 +74,6 @@ def _parser() -> Parser:
         help="fetch tables into DIR (default: the folder of --data) and stop",
     )
     return parser
-
-
-def _data_folder(given: str | None) -> pathlib.Path:
-    if given is None:
-        raise BadInput("--data=DIR is needed: the folder of run tables (`--download=DIR` fetches them)")
-    if not pathlib.Path(given).is_dir():
-        raise BadInput(f"--data={given}: no such folder")
-    return pathlib.Path(given)
 
 
 def _progress_printer() -> Any:
@@ -149,21 +121,8 @@ def _lines(report: "PaperReport") -> list[str]:
 
 def _download(folder: pathlib.Path) -> int:
     """Fetch all tables that can be downloaded; 1 if any table is still missing."""
-    from scalelab.laws.published import download
-
     missing = 0
-    for name, source in download.DOWNLOADABLE_FILES.items():
-        if download.has_valid_copy(source, folder / name):
-            print(f"{name}: already there")
-            continue
-        try:
-            download.download_file(source, folder / name, _progress_printer())
-            print(f"{name}: fetched and verified")
-        except download.DownloadError as failure:
-            missing += 1
-            print(f"scalelab: {name}: {failure}", file=sys.stderr)
-    for name, text in download.MANUAL_SOURCES.items():
-        if not (folder / name).is_file():
-            missing += 1
-            print(f"scalelab: {name} can't be downloaded as it is; its source: {text}", file=sys.stderr)
+    for _, text, is_here in api.download_tables(folder, progress=_progress_printer()):
+        missing += not is_here
+        print(text if is_here else f"scalelab: {text}", file=None if is_here else sys.stderr)
     return int(missing > 0)

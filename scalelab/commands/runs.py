@@ -18,10 +18,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from scalelab import api
 from scalelab.cli.parser import Parser, emit_json, file_path, print_status, print_table
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import alive
-from scalelab.index.table import all_columns, read_runs
+from scalelab.index.table import all_columns
 from scalelab.record import records
 from scalelab.report.tables import csv_text
 
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.by is not None:
         return _print_by(options)
-    rows = [row for folder in options.folders for row in read_runs(folder)]
+    rows = api.runs(options.folders)
     known = all_columns(rows)
     columns = options.show.split(",") if options.show else None
     for column in columns or ():
@@ -75,14 +76,14 @@ def main(argv: list[str]) -> int:
 def _print_by(options: Any) -> int:
     """Print or write one row per setting; exit codes in the module's docstring."""
     from scalelab.cli.answers import print_answer
-    from scalelab.sweep.answer import rows, wording
+    from scalelab.sweep.answer import wording
 
     if options.show:
         raise BadInput("--by has its own columns: leave --show out, or --by")
     keys = list(dict.fromkeys(filter(None, options.by.split(","))))
     if not keys:
         raise BadInput("--by names no key, e.g. --by=optim.peak_lr")
-    answer = rows.answer_by(options.folders, keys)
+    answer = api.answer(options.folders, keys)
     table = wording.answer_records(answer)
     columns = list(dict.fromkeys(key for row in table for key in row))
     if options.parquet:

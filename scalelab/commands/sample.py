@@ -11,6 +11,7 @@ Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
     scalelab sample runs/mine --prompt="def " --tokens=64 --temperature=0.8
 """
 
+from scalelab import api
 from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json
 from scalelab.cli.progress import WorkProgress
 
@@ -35,35 +36,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=1, metavar="COUNT", help="number of samples (default 1)")
     options = parser.parse_args(argv)
 
-    from scalelab.evaluate import sample, subject
-    from scalelab.train.step.program import cache_compilations
-
-    cache_compilations()
-    model = subject.load_evaluated_model(options.run, options.ema, options.average)
-    tokenizer = subject.load_model_tokenizer(model)
-    n_tokens = options.tokens
-    if n_tokens is None:
-        n_tokens = sample.default_tokens(model, tokenizer, options.prompt)
-    sampling = sample.SamplingOptions(options.temperature, options.top_k, options.top_p, options.seed)
     with WorkProgress() as bars:
-        samples = sample.draw_samples(
-            model,
-            tokenizer,
-            options.prompt,
-            n_tokens,
-            options.samples,
-            sampling,
-            lambda *counts: bars.update("tokens", *counts),
-        )
-    texts = [sample.decode_sample(tokenizer, drawn) for drawn in samples]
+        drawn = api.sample(
+            options.run, options.prompt, tokens=options.tokens, samples=options.samples,
+            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, seed=options.seed,
+            ema=options.ema, average=options.average, progress=bars.update,
+        )  # fmt: skip
     if options.json != "-":
-        print(describe_weights(model.origin))
-        for i, (drawn, text) in enumerate(zip(samples, texts, strict=True), 1):
-            end = "ends its document" if drawn.ended else "cut"
-            print(f"--- {i} of {len(samples)}: {len(drawn.ids)} tokens, {end}, {drawn.nats:.2f} nats")
+        print(describe_weights(drawn.origin))
+        for i, (each, text) in enumerate(zip(drawn.samples, drawn.texts, strict=True), 1):
+            end = "ends its document" if each.ended else "cut"
+            print(f"--- {i} of {len(drawn.samples)}: {len(each.ids)} tokens, {end}, {each.nats:.2f} nats")
             print(f"{options.prompt}{text}")
-    rows = [drawn._asdict() | {"text": text} for drawn, text in zip(samples, texts, strict=True)]
-    emit_json(
-        {"origin": model.origin, "prompt": options.prompt, "choice": sampling._asdict(), "samples": rows}, options.json
-    )
+    rows = [each._asdict() | {"text": text} for each, text in zip(drawn.samples, drawn.texts, strict=True)]
+    facts = {"origin": drawn.origin, "prompt": options.prompt, "choice": drawn.choice._asdict(), "samples": rows}
+    emit_json(facts, options.json)
     return 0

@@ -11,17 +11,15 @@ Exit code: 0 done, 2 bad input.
     scalelab schedule --config=llama3_8b --show-steps=0,8000,100000
 """
 
-import functools
 import sys
 from typing import Any
 
-from scalelab import config as config_lib
+from scalelab import api
 from scalelab.cli.parser import Parser, align_columns, config_path, emit_json
-from scalelab.config import schedule_steps, split_overrides
+from scalelab.config import CommandLine, schedule_steps, split_overrides
 from scalelab.errors import BadInput
 
 SCHEDULE_COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len")
-CURVE_POINTS = 1000  # points of a curve
 
 
 def main(argv: list[str]) -> int:
@@ -36,14 +34,10 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--plot", metavar="PATH", help="draw the whole run: x.pdf (and x.csv) or x.png")
     options = parser.parse_args(rest)
-    config = config_lib.load(options.config, overrides)
-    steps = (
-        schedule_steps.landmark_steps(config)
-        if options.show_steps is None
-        else _steps(options.show_steps, config.train.steps)
-    )
-    rows = _rows(config, steps)
-    figures = _draw(options.plot, config, steps) if options.plot else []
+    steps = None if options.show_steps is None else _steps(options.show_steps, options.config, overrides)
+    scheduled = api.schedule(options.config, overrides, show_steps=steps)
+    config, rows = scheduled
+    figures = api.draw_schedule(scheduled, options.plot) if options.plot else []
     if options.json != "-":
         _print(config, rows)
         print("".join(f"wrote {path}\n" for path in figures), end="", file=sys.stderr)
@@ -52,41 +46,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _steps(text: str, n_steps: int) -> list[int]:
-    steps = []
+def _steps(text: str, config: str, overrides: CommandLine) -> list[int]:
     for part in text.split(","):
         if not part.strip().isdecimal():
+            last = api.schedule(config, overrides).config.train.steps - 1
             raise BadInput(
                 f"--show-steps={text}: {part!r} is not a step; write whole numbers with commas, "
-                f"e.g. --show-steps=0,100,{n_steps - 1}"
+                f"e.g. --show-steps=0,100,{last}"
             )
-        if int(part) >= n_steps:
-            raise BadInput(
-                f"--show-steps={text}: the run has {n_steps} steps, so its last is {n_steps - 1}, "
-                f"and {int(part)} is not one of them"
-            )
-        steps.append(int(part))
-    return steps
-
-
-def _rows(config: Any, steps: list[int]) -> list[dict[str, float]]:
-    from scalelab.optim import schedules
-
-    curves, seen = schedules.schedule_curves(config, steps), functools.partial(schedule_steps.tokens_before, config)
-    return [
-        {"step": step, "tokens": seen(step)} | {key: curve[i].item() for key, curve in curves.items()}
-        | {"batch_tokens": seen(step + 1) - seen(step)}
-        for i, step in enumerate(steps)
-    ]  # fmt: skip
-
-
-def _draw(path: str, config: Any, marked: list[int]) -> list[str]:
-    from scalelab.report.figures import scheduleplot
-
-    last = config.train.steps - 1
-    even = [round(i * last / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
-    steps = sorted({*even, *marked, *schedule_steps.landmark_steps(config)})
-    return scheduleplot.write_schedule_figure(path, _rows(config, steps), marked)
+    return [int(part) for part in text.split(",")]
 
 
 def _print(config: Any, rows: list[dict[str, float]]) -> None:

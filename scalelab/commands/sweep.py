@@ -35,13 +35,10 @@ Exit code: 0 all trials ended (done, diverged or stopped early; also --status), 
 """
 
 import contextlib
-import functools
 import pathlib
-import sys
-from collections.abc import Iterator
 from typing import Any
 
-from scalelab import git
+from scalelab import api
 from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import (
     Parser,
@@ -53,19 +50,12 @@ from scalelab.cli.parser import (
     print_table,
     work_path,
 )
-from scalelab.cli.progress import PoolProgress, RunProgress
+from scalelab.cli.terminal import Terminal, report
 from scalelab.config import split_overrides
-from scalelab.hardware import device_memory
 from scalelab.index import alive
 from scalelab.index.grids import describe_left_out
-from scalelab.index.waiting import wait_until_free
-from scalelab.stores import mirror
-from scalelab.stores.copies import copy_here, kept_up_to_date
-from scalelab.stores.urls import url_of
-from scalelab.sweep.executors import choice, sweep_jobs
+from scalelab.signals import stop_on_signals
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
-
-STORE_POLLS = 10  # a store is asked every 5 s whether another sweep has left it: each time costs four requests
 
 
 def main(argv: list[str]) -> int:
@@ -95,64 +85,52 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.follow or options.serve is not None:
         return _show_live(parser, options)
-    if options.pack is not None or options.cancel or not choice.is_local():
-        mirror.refuse_several_processes(options.workdir)
     if options.pack is not None:
-        return _train_one_pack(options, overrides)
-    if options.cancel:
-        print_status(f"cancelled {sweep_jobs.cancel(options.workdir)} jobs; they save first")
-        return 0
-    if not options.status:
-        if options.config is None:
-            parser.error("--config is needed (or --status)")
-        with _attached(options) as is_held:
-            if not is_held:
-                return STOPPED_EXIT_CODE
-            _run(options.config, overrides, options)
-    elif url := url_of(options.workdir):
-        options.workdir = copy_here(url, report=print_status)
-    return _show(options)
-
-
-@contextlib.contextmanager
-def _attached(options: Any) -> Iterator[bool]:
-    """`mirror.attached`, once another sweep has left the store; yields whether it is: not if a signal came first."""
-    from scalelab.signals import stop_on_signals
-
-    with contextlib.ExitStack() as held:
         with stop_on_signals() as stop:
-            attach = functools.partial(mirror.attached, options.workdir, options.take_over, print_status)
-            is_held = held.enter_context(wait_until_free(attach, stop, print_status, STORE_POLLS))
-        yield is_held
+            ended = api.train_pack(options.workdir, options.pack, options.config, overrides, progress=report, stop=stop)
+        return 0 if ended else 75
+    if options.cancel:
+        print_status(f"cancelled {api.cancel_sweep(options.workdir)} jobs; they save first")
+        return 0
+    if options.status:
+        return _show(api.sweep_status(options.workdir, options.all_grids, progress=report), options)
+    if options.config is None:
+        parser.error("--config is needed (or --status)")
+    swept = api.sweep(
+        options.config, options.workdir, overrides, stop_if=options.stop_if, executor=options.executor,
+        slurm=options.slurm, max_parallel=options.max_parallel, allow_change=options.allow_change,
+        force=options.force, take_over=options.take_over, progress=report, display=Terminal(),
+    )  # fmt: skip
+    return _show(swept.status(options.all_grids), options) if swept.verdicts else STOPPED_EXIT_CODE
 
 
-def _show(options: Any) -> int:
+def _show(state: api.SweepStatus, options: Any) -> int:
     """Print the trials and the answer; exit codes in the module's docstring."""
     from scalelab.cli.answers import print_answer
     from scalelab.sweep import status
     from scalelab.sweep.answer import wording
-    from scalelab.sweep.answer.rows import answer_folder
 
-    runs = status.read_started_runs(options.workdir)
-    rows = status.read_trial_rows(options.workdir, runs)
-    answer = answer_folder(options.workdir, runs, options.all_grids)
     if options.json != "-":
-        _print(rows)
-        if answer.has_results:
+        _print(state.rows)
+        if state.answer.has_results:
             print()
-            print_answer(answer)
-        elif answer.left_out:
-            print_status(describe_left_out(answer.left_out))
+            print_answer(state.answer)
+        elif state.answer.left_out:
+            print_status(describe_left_out(state.answer.left_out))
     emit_json(
-        {"trials": [{alive.DEAD_KEY: None} | row for row in rows], "answer": wording.answer_json(answer)}, options.json
+        {
+            "trials": [{alive.DEAD_KEY: None} | row for row in state.rows],
+            "answer": wording.answer_json(state.answer),
+        },
+        options.json,
     )
-    for row in rows:
+    for row in state.rows:
         if "damage" in row:
             print_status(f"{row['name']} is damaged: {row['damage']}")
-    verdicts = [row["status"] for row in rows]
+    verdicts = [row["status"] for row in state.rows]
     print_status(status.describe_verdicts(verdicts))
-    if options.status and (line := sweep_jobs.describe_queue(options.workdir)):
-        print_status(line)
+    if options.status and state.queue:
+        print_status(state.queue)
     return 0 if options.status else status.exit_code(verdicts)
 
 
@@ -162,86 +140,22 @@ def _show_live(parser: Parser, options: Any) -> int:
         parser.error("--follow is for a terminal and --serve for a browser: two commands can run side by side")
     if not options.status:
         parser.error(f"--{'follow' if options.follow else 'serve'} trains nothing: write it with --status")
-    url = url_of(options.workdir)
-    copy = kept_up_to_date(url) if url and not options.workdir.exists() else contextlib.nullcontext(options.workdir)
-    with contextlib.suppress(KeyboardInterrupt), copy as folder:
-        _serve(folder, options.serve) if options.serve is not None else _follow(folder)
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(options.workdir) if options.follow else _serve(options.workdir, options.serve)
     return 0
 
 
-def _follow(folder: pathlib.Path) -> None:
+def _follow(workdir: pathlib.Path) -> None:
     from scalelab.cli.follow import follow
 
-    follow(folder)
+    with api.follow(workdir) as read:
+        follow(read)
 
 
-def _serve(folder: pathlib.Path, port: int) -> None:
-    from scalelab.report.serve import LiveServer
-    from scalelab.sweep.live import read_live
-
-    read_live(folder)  # refuses a folder without runs before a port is taken
-    with LiveServer(folder, port) as server:
-        print_status(f"{server.url} shows {folder} as it goes; ctrl-C ends this, and no run")
+def _serve(workdir: pathlib.Path, port: int) -> None:
+    with api.serve(workdir, port) as server:
+        print_status(f"{server.url} shows {server.folder} as it goes; ctrl-C ends this, and no run")
         server.serve_forever()
-
-
-def _train_one_pack(options: Any, overrides: dict[str, str]) -> int:
-    """Train a pack of a manifest; exit codes as of the pool. Only code that the command line names is run."""
-    from scalelab import config as config_lib
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep.executors import jobs
-
-    folder, pack = options.workdir, options.pack
-    if options.config:
-        config_lib.load(options.config, overrides)
-    judge = _make_judge(jobs.read_job(folder, pack, print_status)["stop_if"])
-    with stop_on_signals() as stop:
-        return jobs.train_job(folder, pack, stop, judge)
-
-
-def _run(config: str, overrides: dict[str, str], options: Any) -> None:
-    from scalelab.cli.memory_check import check_memory_fits, check_packs_fit
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep.run import keep_begun_packs, run_sweep
-    from scalelab.sweep.trials import group_into_packs, load_trials
-    from scalelab.train.step.program import cache_compilations
-
-    device_memory.reserve_gpu_memory()
-    folder, allow, take_over = options.workdir, options.allow_change, options.take_over
-    judge = _make_judge(options.stop_if)
-    trials = load_trials(config, overrides, folder)
-    steps = {name: c.train.steps for name, c in trials.items()}
-    code = git.code_state(config)
-    packs = keep_begun_packs(folder, group_into_packs(trials))
-    grouped = {pack: [trials[name] for name in names] for pack, names in packs.items()}
-    one = len(grouped) == 1 and choice.is_local()
-    print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
-    cache_compilations()
-    if not choice.is_local():  # memory is that of other machines
-        pass
-    elif one and not options.force:
-        check_memory_fits(next(iter(trials.values())), folder / "packs" / next(iter(grouped)), len(trials))
-    elif not options.force:
-        check_packs_fit(grouped)
-    with stop_on_signals() as stop:
-        train = functools.partial(
-            run_sweep, folder, trials, stop=stop, allow=allow, take_over=take_over, code=code, judge=judge, is_grid=True
-        )
-        if one:
-            with RunProgress(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
-                train(bar.update)
-        else:
-            with PoolProgress(folder, steps) as board:
-                train(board.report, board.update)
-
-
-def _make_judge(rule: str | None) -> Any:
-    """What ends hopeless trials; None without a rule. BadInput for a rule that is not one."""
-    if rule is None:
-        return None
-    from scalelab.diagnose.watch import stop
-
-    return stop.StopJudge(stop.check_rule(rule))
 
 
 def _print(rows: list[dict]) -> None:

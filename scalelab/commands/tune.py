@@ -23,6 +23,7 @@ import shlex
 import sys
 from typing import Any
 
+from scalelab import api
 from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import (
     Parser,
@@ -31,10 +32,10 @@ from scalelab.cli.parser import (
     config_path,
     emit_json,
     folder_path,
-    print_status,
     whole_number,
 )
-from scalelab.config import split_overrides
+from scalelab.cli.terminal import Terminal, report
+from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
 
 
@@ -67,17 +68,17 @@ def _parser() -> Parser:
     return parser
 
 
-def _show(options: Any) -> tuple[int, list[str], dict[str, Any]]:
+def _show(options: Any) -> tuple[int, list[str], Any]:
     from scalelab.cli.study_runs import describe_trials
 
     if options.workdir is None:
         raise BadInput("--status needs --workdir")
-    lines, rows = describe_trials(options.workdir)
-    return 0, lines, {"trials": rows}
+    rows = api.study_status(options.workdir)
+    return 0, describe_trials(rows), {"trials": rows}
 
 
-def _tune(options: Any, overrides: dict[str, str]) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab.sweep.tune import stages, wording
+def _tune(options: Any, overrides: CommandLine) -> tuple[int, list[str], Any]:
+    from scalelab.sweep.tune import wording
 
     for name in ("config",) if options.dry_run else ("config", "workdir"):
         if getattr(options, name) is None:
@@ -87,30 +88,15 @@ def _tune(options: Any, overrides: dict[str, str]) -> tuple[int, list[str], dict
             raise BadInput(f"--{name}={getattr(options, name)}: at least 1")
     if options.short is not None and options.short < 1:
         raise BadInput(f"--short={options.short}: at least 1 step")
-    tuning = stages.load_tuning(
-        options.config, overrides, options.trials, options.rounds, options.short, options.confirm, options.seeds
-    )
+    counts = {name: getattr(options, name) for name in ("trials", "rounds", "short", "confirm", "seeds")}
     if options.dry_run:
+        tuning = api.plan_tuning(options.config, overrides, **counts)
         return 0, wording.describe_plan(tuning), wording.plan_json(tuning)
-    for line in wording.describe_counts(tuning):
-        print_status(line)
-    return _train(tuning, options)
-
-
-def _train(tuning: Any, options: Any) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab.cli.study_runs import train_in_pool
-    from scalelab.record import lock, records
-    from scalelab.report.pages import write_report
-    from scalelab.sweep.tune import conduct, stages, study, wording
-
-    folder = options.workdir
-    with lock.undo_if_refused(folder, study.STUDY_FILE):
-        study.open_study(tuning, folder)
-        with train_in_pool(folder, stages.change_base(tuning, {}), options.take_over) as train:
-            summary = conduct.conduct_tuning(tuning, folder, train, print_status)
-    if summary is None:
-        return 75, [f"stopped; the same command goes on where it was ({folder})"], {"stopped": True}
-    summary = {"command": shlex.join(["scalelab", "tune", *sys.argv[2:]])} | summary
-    records.write_json(folder / "summary.json", summary)
-    page = write_report(folder)["path"]
-    return 0, [*wording.describe_result(summary), f"the page: {page}"], summary
+    tuned = api.tune(
+        options.config, options.workdir, overrides, **counts, executor=options.executor, slurm=options.slurm,
+        max_parallel=options.max_parallel, take_over=options.take_over, progress=report, display=Terminal(),
+        command=shlex.join(["scalelab", "tune", *sys.argv[2:]]),
+    )  # fmt: skip
+    if tuned is None:
+        return 75, [f"stopped; the same command goes on where it was ({options.workdir})"], {"stopped": True}
+    return 0, [*wording.describe_result(tuned.summary), f"the page: {tuned.page}"], tuned.summary

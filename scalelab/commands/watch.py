@@ -13,25 +13,16 @@ Exit code: 0 done, 2 bad input.
     scalelab watch runs/mine --once
 """
 
-import dataclasses
-import math
-import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from scalelab import api
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, number_above_zero, print_status, print_table
-from scalelab.errors import BadInput
 from scalelab.index import alive
-from scalelab.record import listing, records
-from scalelab.untrusted.paths import list_folders
 
 if TYPE_CHECKING:
     from scalelab.diagnose.watch.curve import Curve
-    from scalelab.diagnose.watch.forecast import Forecast
-
-LIVE = ("starting", "running", "stopped")  # statuses of runs that may go on
-WATCHED = (*LIVE, alive.DEAD_STATUS)
 
 
 def main(argv: list[str]) -> int:
@@ -47,92 +38,20 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--score", action="store_true", help="score the forecasts of a run that is done")
     add_trust_option(parser)
     options = parser.parse_args(argv)
-    folders = listing.run_folders(options.folder)
     if options.score:
-        return _score(folders, options.json)
-    law = _load_law(options.law)
+        return _score(api.score_forecasts(options.folder), options.json)
+    law = options.law and api.load_family_law(options.law, note=print_status)
     while True:
-        rows, live = _look(folders, law, options)
-        emit_json({"forecasts": rows}, options.json)
-        if options.once or not live:
+        seen = api.watch(options.folder, law=law, price=options.price, note=print_status)
+        if options.json != "-":
+            _print(seen.curves, seen.rows, options)
+        for folder, since in seen.gone.items():
+            words = alive.status_text({alive.DEAD_KEY: since, "status": alive.DEAD_STATUS})
+            print_status(f"{folder.name} is {words}: the command that trained it resumes it")
+        emit_json({"forecasts": seen.rows}, options.json)
+        if options.once or not seen.is_live:
             return 0
         time.sleep(options.every)
-        folders = listing.run_folders(options.folder)
-
-
-def _load_law(name: str | None) -> "Callable[[float, float], float] | None":
-    if name is None:
-        return None
-    from scalelab.plan.budget.lawbook import load_law_book
-
-    book = load_law_book(name)
-    if book.n_convention != "total":
-        print_status(f"--law={name} counts N as {book.n_convention}; it is given the runs' total parameters")
-    if not math.isfinite(float(book.loss(1e6, 1e8)[0])):
-        raise BadInput(
-            f"--law={name} gives no loss ({'; '.join(book.notes)}); use a law of N and D, as approach 3 fits"
-        )
-    return lambda N, D: float(book.loss(N, D)[0])
-
-
-def _look(folders: Sequence[pathlib.Path], law: Any, options: Any) -> tuple[list[dict], bool]:
-    """Forecast once: (lines of forecasts, whether a run is left to watch)."""
-    from scalelab.diagnose.watch.forecast import forecast_run
-    from scalelab.diagnose.watch.score import keep_forecast
-    from scalelab.diagnose.watch.stop import describe_facts
-
-    siblings = _siblings(folders)
-    curves = {curve.folder: curve for curve in siblings}
-    watched = [curve for curve in siblings if curve.folder in folders and curve.status in WATCHED]
-    ends = {run.folder: alive.dead_since(run.folder) for run in watched if run.status == alive.DEAD_STATUS}
-    forecasts: dict[str, Forecast] = {}
-    for run in watched:
-        try:
-            forecasts[run.name] = forecast_run(run, siblings, law, options.price)
-        except BadInput as refusal:
-            if len(folders) == 1:
-                raise
-            print_status(f"not forecast: {refusal}")
-    rows = []
-    for run in watched:
-        if run.name in forecasts:
-            facts = describe_facts(run, forecasts[run.name], siblings, forecasts)
-            rows.append(
-                keep_forecast(run.folder, forecasts[run.name])
-                | {"p_worse_than_best": facts["p_worse_than_best"], alive.DEAD_KEY: ends.get(run.folder)}
-            )
-    if options.json != "-":
-        _print([curves[folder] for folder in folders if folder in curves], rows, options)
-    for folder, since in ends.items():
-        words = alive.status_text({alive.DEAD_KEY: since, "status": alive.DEAD_STATUS})
-        print_status(f"{folder.name} is {words}: the command that trained it resumes it")
-    return rows, len(watched) > len(ends)
-
-
-def _siblings(folders: Sequence[pathlib.Path]) -> "list[Curve]":
-    """The runs, and those beside them; only what is watched needs its schedule to the end."""
-    from scalelab.diagnose.watch.curve import read_curve
-
-    folders = [folder.resolve() for folder in folders] if len(folders) == 1 else list(folders)
-    beside = folders if len(folders) > 1 else _beside(folders[0])
-    curves = []
-    for folder in beside:
-        try:
-            status = records.read_record(folder).get("status", "starting")
-            curve = read_curve(folder, ahead=status in LIVE)
-            is_dead = status in alive.UNFINISHED_STATUSES and alive.dead_since(folder)
-            curves.append(dataclasses.replace(curve, status=alive.DEAD_STATUS) if is_dead else curve)
-        except BadInput as damage:
-            if folder in folders and len(folders) == 1:
-                raise
-            print_status(f"left out: {damage}")
-    return curves
-
-
-def _beside(folder: pathlib.Path) -> list[pathlib.Path]:
-    others = (folder.parent / name for name in list_folders(folder.parent)[0])
-    runs = (run for run in others if (run / "config.json").exists() and listing.is_config(run / "config.json"))
-    return sorted({folder, *runs})
 
 
 def _print(curves: "Sequence[Curve]", rows: Sequence[dict], options: Any) -> None:
@@ -216,28 +135,16 @@ def _duration(seconds: float | None) -> str:
     )
 
 
-def _score(folders: Sequence[pathlib.Path], destination: str | None) -> int:
-    from scalelab.diagnose.watch.score import FORECASTS_FILE, score_run, summarise_scores
-
-    if len(folders) > 1:
-        folders = [
-            folder for folder in folders
-            if (folder / FORECASTS_FILE).exists() and records.read_record(folder).get("status") == "done"
-        ]  # fmt: skip
-        if not folders:
-            raise BadInput(
-                "--score: no run here is done and has forecasts; `scalelab watch` makes them during training"
-            )
-    scores = [score_run(folder) for folder in folders]
-    total = summarise_scores([row for score in scores for row in score["forecasts"]])
+def _score(scored: api.Scored, destination: str | None) -> int:
     if destination != "-":
         cells = [
             [score["run"], f"{row['progress']:.0%}", f"{row['val_loss']:.4f}",
              f"{row['interval90'][0]:.4f} to {row['interval90'][1]:.4f}", f"{score['measured']:.4f}",
              f"{row['error']:+.2%}", "yes" if row["inside"] else "NO", row["method"]]
-            for score in scores for row in score["forecasts"]
+            for score in scored.runs for row in score["forecasts"]
         ]  # fmt: skip
         print_table(("run", "progress", "forecast", "90 % interval", "measured", "error", "inside", "by"), cells)
+        total = scored.total
         print(f"{total['inside']:.0%} of {len(cells)} intervals held; mean error {total['mean_abs_error']:.2%}")
-    emit_json({"runs": scores} | total, destination)
+    emit_json({"runs": scored.runs} | scored.total, destination)
     return 0

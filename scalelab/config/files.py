@@ -5,6 +5,7 @@
 
 import functools
 import importlib.util
+import keyword
 import math
 import os
 import pathlib
@@ -148,6 +149,10 @@ def _format_user_error(path: pathlib.Path, error: BaseException) -> str:
     return f"{path}, line {line}: {type(error).__name__}: {reason}"
 
 
+class CommandLine(dict[str, Any]):
+    """Overrides that the command line gives (`split_overrides`): {key: text}."""
+
+
 def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.PROGRAM) -> "ConfigDict":
     """Copy `config` with dotted keys set, each from a value or its text, parsed by the type in the key's record.
 
@@ -208,9 +213,9 @@ def _set_user_number(config: "ConfigDict", key: str, text: str) -> None:
             del config.optim.own[name]
 
 
-def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+def split_overrides(argv: list[str]) -> tuple[CommandLine, list[str]]:
     """Take every `--config.group.key=value` out of `argv`: (overrides, other arguments)."""
-    values, rest = {}, []
+    values, rest = CommandLine(), []
     for argument in argv:
         if argument.startswith("--config."):
             key, sign, value = argument.removeprefix("--config.").partition("=")
@@ -270,7 +275,7 @@ def check_tree(config: "ConfigDict") -> None:
 def _check_user_number(config: "ConfigDict", key: str, value: Any) -> None:
     """Check that a number of a user's own optimizer has a Python name and is finite."""
     name = key.removeprefix(USER_OPTIM_PREFIX)
-    if not name.isidentifier():
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):  # it is read as h.optim.own.gamma
         raise BadInput(f"{key!r}: a number of your own optimizer has one word for a name, as {USER_OPTIM_PREFIX}gamma")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise BadInput(

@@ -12,10 +12,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-import scalelab
 from scalelab.config import ModelShape
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.git import VERSION
 from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
 from scalelab.hf.formats import Format, TensorPlace, tensor_places, to_hf_config, unsupported_keys
@@ -85,7 +85,7 @@ def write_model(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
     params, folded = fold_multipliers(shape, jax.device_get(params))
-    lineage = {**lineage, "scalelab": scalelab.__version__, "dtype": dtype, "folded": folded}
+    lineage = {**lineage, "scalelab": VERSION, "dtype": dtype, "folded": folded}
     texts, specials = tokenizer_files(tokenizer, shape.seq_len) if tokenizer else ({}, SpecialIds(None))
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)

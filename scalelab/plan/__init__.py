@@ -1,20 +1,20 @@
 """Plans before a launch: parameters, FLOPs, memory, time, cost, checkpoints, budgets, sweeps; figures with sources.
 
 import scalelab
-scalelab.plan("configs/recipes/llama3_8b.py", "h100", devices=64, mesh="fsdp=8,tensor=8").memory.fits
+scalelab.api.plan("configs/recipes/llama3_8b.py", "h100", devices=64, mesh="fsdp=8,tensor=8").memory.fits
 
-`scalelab.plan(config, hardware)` calls `scalelab.api.plan`, which calls `whole.plan`.
+`scalelab.api.plan` calls `whole.plan`.
 """
 
 from typing import TYPE_CHECKING, Any
 
-import scalelab
+from scalelab.errors import refuse_calls
 
 if TYPE_CHECKING:
     from scalelab.plan.whole import Plan, plan
 
 __all__ = ["Plan", "plan"]
-scalelab.make_callable(__name__)
+refuse_calls(__name__)
 
 
 def __getattr__(name: str) -> Any:

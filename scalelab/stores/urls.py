@@ -5,6 +5,7 @@ import pathlib
 
 from scalelab.errors import BadInput
 from scalelab.untrusted.paths import check_name
+from scalelab.untrusted.text import as_utf8
 
 EXTRAS = {"s3": "s3", "gs": "gcs"}  # scheme -> the extra of pyproject.toml
 
@@ -12,6 +13,25 @@ EXTRAS = {"s3": "s3", "gs": "gcs"}  # scheme -> the extra of pyproject.toml
 def is_url(text: str) -> bool:
     """Whether a text names a folder in an object store."""
     return str(text).startswith(tuple(f"{scheme}://" for scheme in EXTRAS))
+
+
+def work_folder(text: str) -> pathlib.Path:
+    """The folder to work in: a local path, or the local folder of a URL. BadInput for what can't be one."""
+    return local_folder(text) if is_url(text) else plain_folder(text)
+
+
+def plain_folder(text: str) -> pathlib.Path:
+    """A folder to make or to resume. BadInput for a URL, or if the path, or one of its parents, is a file."""
+    if not text:  # from an unset shell variable, for example
+        raise BadInput("'' is not a folder; the current folder is .")
+    if is_url(text):
+        raise BadInput(f"{text} is in an object store; name a local folder")
+    if as_utf8(text) != text:  # its files would name it, and JSON is UTF-8
+        raise BadInput(f"{text} is not UTF-8, so no record could name it; rename the folder")
+    path = pathlib.Path(os.path.expanduser(text))
+    if files := [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]:
+        raise BadInput(f"{files[0]} is a file; name a folder")
+    return path
 
 
 def split_url(url: str) -> tuple[str, str, str]:

@@ -1,8 +1,5 @@
-"""Sweeps: train a grid of trials. Trials that share a program form a pack; packs run in a bounded pool of processes.
+"""Sweeps: train a grid of trials. Trials that share a program form a pack; packs run in a bounded pool of processes."""
 
-`scalelab.sweep(config, workdir)` calls `scalelab.api.sweep`.
-"""
+from scalelab.errors import refuse_calls
 
-import scalelab
-
-scalelab.make_callable(__name__)
+refuse_calls(__name__)

@@ -1,11 +1,9 @@
 """Training: from a resolved config to a verdict.
 
-Read in this order: `single` (the door), `lineage` (what a run is, and what may change), `step` (the pure step), `run`
-(the loop around it), `checkpoints` (what is saved), `ledger` (what has been read), `resume` (going on), `coordcheck`
-(activations by width or depth).
-`scalelab.train(config, workdir)` calls `scalelab.api.train`.
+Read in this order: `spec` (what one run trains, made once), `step` (the pure step), `run` (the loop around it),
+`checkpoints` (what is saved), `resume` (going on from it), `coordcheck` (activations by width or depth).
 """
 
-import scalelab
+from scalelab.errors import refuse_calls
 
-scalelab.make_callable(__name__)
+refuse_calls(__name__)

@@ -32,7 +32,7 @@ import sys, time
 start = time.process_time()
 import scalelab
 seconds = time.process_time() - start
-scalelab.__version__, dir(scalelab), scalelab.runs, scalelab.train, scalelab.train.__signature__
+scalelab.__version__, dir(scalelab), scalelab.api, [getattr(scalelab.api, name) for name in scalelab.api.__all__]
 heavy = {"jax", "numpy", "flax", "optax", "orbax", "scipy", "pyarrow", "ml_collections", "matplotlib", "rich"}
 print(sorted(heavy & set(sys.modules)), seconds)
 """
@@ -59,7 +59,7 @@ def test_importing_the_package_loads_nothing_heavy():
 
 def test_a_trained_run_is_what_its_folder_says(page, capsys, monkeypatch):
     folder, names = page
-    assert names["result"]["status"] == "done" and names["result"]["final_step"] == 20
+    assert names["result"].status == "done" and names["result"].final_step == 20
     row = listing.read_run(folder / "runs" / "first")
     monkeypatch.chdir(folder)
     assert names["rows"] == [{**row, "folder": "runs/first"}]
@@ -90,7 +90,7 @@ def test_logits_of_masked_documents_are_those_that_the_losses_come_from(page):
         config, subject.dataclasses.replace(run.model.static, documents="mask"), *run.model[2:]
     )
     tokens = np.array([[5, 0, 7, 8, 9, 0, 3]])
-    loaded = api.loaded.LoadedRun(masked)
+    loaded = api.reading.loaded.LoadedRun(masked)
     object.__setattr__(loaded, "tokenizer", type("Tokenizer", (), {"separator": 0}))
     logits = np.float64(loaded.logits(tokens[:, :-1]))
     nats = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
@@ -101,10 +101,10 @@ def test_logits_of_masked_documents_are_those_that_the_losses_come_from(page):
 
 def test_a_sweep_has_a_row_for_each_point_of_its_grid(page):
     folder, names = page
-    points = [(row["optim.peak_lr"], row["train.seed"]) for row in names["trials"]]
+    points = [(row["optim.peak_lr"], row["train.seed"]) for row in names["trials"].rows]
     assert points == [(1e-3, 0), (1e-3, 1), (1e-2, 0), (1e-2, 1)]
     assert len(json.loads((folder / "runs" / "lr" / "sweep.json").read_text())["packs"]) == 1
-    assert {row["status"] for row in names["trials"]} == {"done"}
+    assert {row["status"] for row in names["trials"].rows} == {"done"}
 
 
 def test_the_answer_is_that_of_the_command(page, capsys, monkeypatch):
@@ -113,53 +113,76 @@ def test_the_answer_is_that_of_the_command(page, capsys, monkeypatch):
     assert main(["runs", "runs/lr", "--by=optim.peak_lr", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert wording.answer_json(names["answer"]) == printed and names["answer"].best.values == printed["best"]
-    whole = scalelab.answer("runs/lr")  # by all that differs: the learning rate, and no seed
+    whole = scalelab.api.answer("runs/lr")  # by all that differs: the learning rate, and no seed
     assert wording.answer_json(whole) == printed
     with pytest.raises(BadInput, match="name the keys"):
-        scalelab.answer(["runs/lr", "runs/lr"])
+        scalelab.api.answer(["runs/lr", "runs/lr"])
 
 
 def test_a_fit_is_that_of_the_study(page):
     rows = [row for row in read_quickstart() if row["role"] == "fit"]
     assert page[1]["fitted"].best.params == fit_study(rows, bootstrap=0).best.params
     columns = {key: [row[name] for row in rows] for key, name in (("N", "N"), ("D", "D"), ("loss", "val_loss"))}
-    assert scalelab.fit(columns, bootstrap=0).best.params == pytest.approx(page[1]["fitted"].best.params, rel=1e-6)
+    assert scalelab.api.fit(columns, bootstrap=0).best.params == pytest.approx(page[1]["fitted"].best.params, rel=1e-6)
     named = [{"N": row["N"], "D": row["D"], "final": row["val_loss"]} for row in rows]
-    renamed = scalelab.fit(named, columns={"loss": "final"}, where="N > 1", bootstrap=0)
+    renamed = scalelab.api.fit(named, columns={"loss": "final"}, where="N > 1", bootstrap=0)
     assert renamed.best.params == pytest.approx(page[1]["fitted"].best.params, rel=1e-6)
 
 
-def test_rooms_of_the_same_names_stay_packages_and_functions():
+OLD_SPELLING = """
+import importlib, scalelab
+from scalelab.errors import BadInput
+names = ("answer", "best_settings", "fit", "load", "metrics", "plan", "runs", "sweep", "train")
+for after in ((), ("plan", "sweep", "train")):
+    for room in after:
+        importlib.import_module(f"scalelab.{room}")
+    for name in names:
+        try:
+            getattr(scalelab, name)("tiny", "runs/first")
+        except (AttributeError, BadInput) as error:
+            print(error)
+"""
+
+
+def test_the_old_spelling_ends_in_one_line_with_the_new_one():
+    """Before any room is imported, and after: then three of the names are packages."""
+    done = subprocess.run([sys.executable, "-c", OLD_SPELLING], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 18 and lines[6] == (
+        "module 'scalelab' has no attribute 'runs': scalelab.runs(...) is now scalelab.api.runs(...)"
+    )
+    for name in ("plan", "sweep", "train"):
+        assert f"scalelab.{name}(...) is now scalelab.api.{name}(...)" in lines[9:]
+    assert all("(...) is now scalelab.api." in line for line in lines)
+
+
+def test_rooms_are_packages_and_the_functions_of_the_api_plain():
     import scalelab.plan.whole
-    import scalelab.sweep.run
     import scalelab.train.lineage.spec
 
     assert scalelab.train.lineage.spec.TrainSpec and scalelab.plan.whole.Plan and scalelab.plan.plan
-    for name in ("plan", "sweep", "train"):
-        room, function = getattr(scalelab, name), getattr(api, name)
-        assert inspect.ismodule(room) and inspect.isfunction(function)
-        assert inspect.signature(room) == inspect.signature(function)
-        assert pickle.loads(pickle.dumps(room)) is room and copy.deepcopy(room) is room
-        assert pickle.loads(pickle.dumps(function)) is function
+    for name in api.__all__:
+        function = getattr(api, name)
+        assert inspect.isclass(function) or pickle.loads(pickle.dumps(function)) is function
     assert set(scalelab.__all__) <= set(dir(scalelab))
-    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'trian'$"):
         getattr(scalelab, "trian")  # noqa: B009
 
 
 @pytest.mark.slow
 def test_types_are_those_of_the_functions(tmp_path):
-    """mypy sees `scalelab.train` as the function, also after an import of the package."""
+    """mypy sees the types of `scalelab.api.train` where only `scalelab` is imported."""
     file = tmp_path / "notebook.py"
     file.write_text(
         "import scalelab\nimport scalelab.train.lineage.spec\n"
-        "reveal_type(scalelab.train('a', 'b'))\nscalelab.train('a', 'b', steps=3)\n"
+        "reveal_type(scalelab.api.train('a', 'b'))\nscalelab.api.train('a', 'b', steps=3)\n"
     )
     from mypy import api as mypy
 
     out, _, code = mypy.run(
         [str(file), "--follow-imports=silent", "--ignore-missing-imports", f"--cache-dir={tmp_path}"]
     )
-    assert code == 1 and 'Revealed type is "dict[str, Any]"' in out.replace("builtins.", "").replace("typing.", "")
+    assert code == 1 and 'Revealed type is "scalelab.api.work.training.Trained"' in out
     assert 'Unexpected keyword argument "steps"' in out
 
 
@@ -173,17 +196,17 @@ def refused(call, *arguments, **options):
 def test_mistakes_are_one_line(page, tmp_path, monkeypatch):
     folder, names = page
     run = names["run"]
-    assert "holds no run: no such folder" in refused(scalelab.runs, tmp_path / "absent")
-    assert "matches 0 folders" in refused(scalelab.runs, str(tmp_path / "*"))
-    assert "is a folder of runs" in refused(scalelab.metrics, folder / "runs" / "lr")
+    assert "holds no run: no such folder" in refused(scalelab.api.runs, tmp_path / "absent")
+    assert "matches 0 folders" in refused(scalelab.api.runs, str(tmp_path / "*"))
+    assert "is a folder of runs" in refused(scalelab.api.metrics, folder / "runs" / "lr")
     assert "unknown config key 'train.step'; did you mean 'train.steps'" in refused(
-        scalelab.train, "configs/tiny.py", tmp_path, {"train.step": 3}
+        scalelab.api.train, "configs/tiny.py", tmp_path, {"train.step": 3}
     )
-    assert "a path, or for a config its tree" in refused(scalelab.train, 3, tmp_path)
-    assert "pass grid=" in refused(scalelab.sweep, run.config, tmp_path)
-    assert "has 0 trials" in refused(scalelab.sweep, run.config, tmp_path, grid=[])
-    assert "paths, rows (dicts), or columns by name" in refused(scalelab.fit, [3])
-    assert "is not a run folder" in refused(scalelab.load, tmp_path)
+    assert "a path, or for a config its tree" in refused(scalelab.api.train, 3, tmp_path)
+    assert "pass grid=" in refused(scalelab.api.sweep, run.config, tmp_path)
+    assert "has 0 trials" in refused(scalelab.api.sweep, run.config, tmp_path, grid=[])
+    assert "paths, rows (dicts), or columns by name" in refused(scalelab.api.fit, [3])
+    assert "is not a run folder" in refused(scalelab.api.load, tmp_path)
     assert "float64[2]; they must be ids" in refused(run.logits, [0.5, 1.5])
     assert "ids from 0 to 256; the vocabulary has 0 to 255" in refused(run.logits, [0, 256])
     assert "S = 1 to 32" in refused(run.logits, np.zeros(33, int))
@@ -195,8 +218,8 @@ def test_a_pattern_leaves_out_what_holds_no_run(tmp_path):
     synthetic.write_run(tmp_path / "a", lines=5)
     synthetic.write_run(tmp_path / "grid" / "runs" / "b", lines=5)
     (tmp_path / "figures").mkdir()
-    assert [row["name"] for row in scalelab.runs(f"{tmp_path}/*")] == ["a", "b"]
-    assert [row["name"] for row in scalelab.runs([tmp_path / "grid", tmp_path / "a"])] == ["b", "a"]
+    assert [row["name"] for row in scalelab.api.runs(f"{tmp_path}/*")] == ["a", "b"]
+    assert [row["name"] for row in scalelab.api.runs([tmp_path / "grid", tmp_path / "a"])] == ["b", "a"]
 
 
 def test_rows_become_a_data_frame(page):

@@ -8,14 +8,13 @@ import pathlib
 import pytest
 
 from scalelab import api
-from scalelab.api import curves, ladder
-from scalelab.api.loaded import LoadedRun
+from scalelab.api.laws import curves, ladder
+from scalelab.api.reading.loaded import LoadedRun
 from scalelab.errors import BadInput
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
 from scalelab.laws.fits.fitting import fit as fit_columns
 from scalelab.laws.fits.groups.fit_groups import fit_groups
 from scalelab.laws.use.ladder import fit_ladder
-from scalelab.plan.whole import plan as plan_run
 from tests.report import synthetic
 
 WRONG = {
@@ -35,9 +34,22 @@ RIGHT = {
     **dict.fromkeys(("held", "hold", "fixed", "against", "order"), ("none",)),
     **dict.fromkeys(("price_per_hour", "critical_tokens", "mtbf_s", "write_bytes_per_s"), ("none", "number", "half")),
     **dict.fromkeys(("temperature", "top_p"), ("number", "negative", "half")), "restart_s": ("number", "half"),
-    "prompt": ("text",), "workdir": ("text",),
+    **dict.fromkeys(("show_steps", "steps", "seeds", "batch", "depths", "widths", "width"), ("number",)),
+    **dict.fromkeys(("trials", "rounds", "confirm", "short"), ("number",)),
+    **dict.fromkeys(("name", "out", "download"), ("text",)),
+    "prompt": ("text",), "workdir": ("text",), "lr_factor": ("number", "half"), "port": ("number",),
+    **dict.fromkeys(("processes", "process_id", "max_parallel"), ("number",)),
     **dict.fromkeys(("where", "allow_change", "trust", "best_of", "per"), ("text",)),
 }  # fmt: skip
+
+
+def right_kinds(function, argument):
+    """The kinds of WRONG that are right: by RIGHT, and None, flags and functions by the annotation."""
+    parameter = inspect.signature(function).parameters.get(argument)
+    annotation = str(parameter.annotation) if parameter else ""
+    kinds = {"none": "None" in annotation or "Optional" in annotation, "flag": "bool" in annotation,
+             "function": "Callable" in annotation or "Display" in annotation}  # fmt: skip
+    return {*RIGHT.get(argument, ()), *(kind for kind, is_right in kinds.items() if is_right)}
 
 
 def parameters(function):
@@ -48,15 +60,51 @@ def functions(folder):
     """{name: (function, arguments that are right, names of all arguments)}; files and folders lie in `folder`."""
     run, work, config = str(folder / "run"), folder / "work", "tiny"
     options = {
-        "plan": parameters(plan_run)[4:], "fit": parameters(fit_columns)[2:], "fit_groups": parameters(fit_groups)[4:],
+        "fit": parameters(fit_columns)[2:], "fit_groups": parameters(fit_groups)[4:],
         "fit_curves": parameters(fit_read_curves)[2:], "fit_accuracy": parameters(fit_ladder)[1:],
     }  # fmt: skip
     passed_on = {"table", "labels", "n_convention", "by", "cluster", "progress", "k", "against", "order"}
     model = LoadedRun(None)
     known = {
         "runs": (api.runs, {"sources": run}), "metrics": (api.metrics, {"run": run}), "load": (api.load, {"run": run}),
-        "plan": (api.plan, {"config": config}), "train": (api.train, {"config": config, "workdir": work}),
-        "sweep": (api.sweep, {"config": config, "workdir": work}), "answer": (api.answer, {"sources": run}),
+        "plan": (api.plan, {"config": config}), "calibrate": (api.calibrate, {"runs": run}),
+        "single_gpu": (api.single_gpu, {"config": config}), "measure": (api.measure, {"config": config, "plan": None}),
+        "plan_budget": (api.plan_budget, {"flops": 1e20, "tokens": 1e9}),
+        "plan_sweep": (api.plan_sweep, {"sweep": config}),
+        "evaluate": (api.evaluate, {"run": run}), "sample_run": (api.sample, {"run": run}),
+        "export_hf": (api.export_hf, {"run": run, "out": work}), "import_hf": (api.import_hf, {"folder": run}),
+        "note": (api.note, {"run": folder / "absent", "text": "seven"}),
+        "compare": (api.compare, {"a": work, "b": run}),
+        "write_comparison": (api.write_comparison, {"comparison": {}, "html": work}),
+        "report": (api.report, {"folders": work}), "verify_checkpoints": (api.verify_checkpoints, {"folder": run}),
+        "list_checkpoints": (api.list_checkpoints, {"folder": run}),
+        "show_checkpoint": (api.show_checkpoint, {"folder": run}),
+        "diagnose": (api.diagnose, {"run": work}), "show_batch": (api.show_batch, {"run": run, "batch": 1}),
+        "replay": (api.replay, {"window": f"{run}@1..2"}),
+        "draw_replay": (api.draw_replay, {"result": {}, "plot": work}),
+        "noise": (api.noise, {"run": run}), "watch": (api.watch, {"folder": work}),
+        "load_family_law": (api.load_family_law, {"law": work}),
+        "score_forecasts": (api.score_forecasts, {"folder": run}),
+        "config_keys": (api.config_keys, {}), "show_config": (api.show_config, {"config": config}),
+        "optim": (api.optim, {"config": config}), "schedule": (api.schedule, {"config": config}),
+        "draw_schedule": (api.draw_schedule, {"scheduled": None, "plot": work}),
+        "recipe": (api.recipe, {"name": "seven"}),
+        "shrink_recipe": (api.shrink_recipe, {"name": "llama3_8b"}), "coordcheck": (api.coordcheck, {"config": config}),
+        "draw_coordcheck": (api.draw_coordcheck, {"result": {}, "plot": work}), "doctor": (api.doctor, {}),
+        "init": (api.init, {"name": "3"}), "prepare": (api.prepare, {"source": "", "tokenizer": "seven", "out": work}),
+        "demo": (api.demo, {"out": run + "/config.json"}), "reproduce": (api.reproduce, {"paper": "seven"}),
+        "download_tables": (api.download_tables, {"download": run}),
+        "study_command": (api.study_command, {"name": "seven"}),
+        "plan_tuning": (api.plan_tuning, {"config": config}),
+        "tune": (api.tune, {"config": "seven.py", "workdir": work}),
+        "plan_ablation": (api.plan_ablation, {"baseline": "tiny", "variant": "tiny", "budgets": []}),
+        "ablate": (api.ablate, {"baseline": "tiny", "variant": "tiny", "budgets": [], "workdir": work}),
+        "proxy": (api.proxy, {"config": config, "flops": 1.0, "workdir": work}),
+        "study_status": (api.study_status, {"workdir": work}),
+        "train": (api.train, {"config": config, "workdir": work}),
+        "sweep": (api.sweep, {"config": config, "workdir": work}),
+        "sweep_status": (api.sweep_status, {"workdir": work}), "cancel_sweep": (api.cancel_sweep, {"workdir": work}),
+        "train_pack": (api.train_pack, {"workdir": work, "pack": "seven"}), "answer": (api.answer, {"sources": run}),
         "fit": (api.fit, {"source": TABLE}), "fit_groups": (functools.partial(api.fit, by="g"), {"source": TABLE}),
         "best_settings": (api.best_settings, {"source": run}), "read_curve": (curves.read_curve, {"source": run}),
         "fit_curves": (curves.fit_curves, {"sources": run}), "schedule_of": (curves.schedule_of, {"config": config}),
@@ -75,7 +123,7 @@ def test_every_argument_of_every_function_refuses_what_it_can_not_be(tmp_path):
     for name, (function, right, arguments) in functions(tmp_path).items():
         for argument in arguments:
             for kind, value in WRONG.items():
-                if kind in RIGHT.get(argument, ()):
+                if kind in right_kinds(function, argument):
                     continue
                 tried += 1
                 try:
@@ -92,8 +140,12 @@ def test_every_argument_of_every_function_refuses_what_it_can_not_be(tmp_path):
 
 
 def test_every_public_function_is_in_the_walk():
-    public = {name for name in api.__all__ if name != "Rows"}
-    assert public <= set(functions(pathlib.Path()))
+    public = {name for name in api.__all__ if inspect.isfunction(getattr(api, name))}
+    # The first two are entered in tests/stores/test_api.py, the last two have no arguments.
+    others = {"follow", "serve", "trust", "studies", "list_recipes"}
+    assert public - others <= set(functions(pathlib.Path()))
+    with pytest.raises(BadInput, match="'3' is not of the form"):
+        api.trust(3)
 
 
 def test_an_option_that_a_fit_does_not_have_names_the_nearest():

@@ -59,10 +59,14 @@ def test_a_share_that_is_none_is_refused_by_plan_and_train_alike(environment, te
 def test_train_asks_jax_for_the_share_that_the_plan_counts_with(environment, tmp_path, capsys):
     """Seen through the command: the environment that jax will read, and `capacity` of a plan."""
     asked = []
-    environment.setattr(
-        "scalelab.commands.train._train", lambda *_: asked.append(os.environ[device_memory.SHARE_VARIABLE]) or 0
-    )
-    assert main(["train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]) == 0
+
+    def refuse(*_):
+        asked.append(os.environ[device_memory.SHARE_VARIABLE])
+        raise BadInput("seen")
+
+    environment.setattr("scalelab.parallel.processes.find_process_place", refuse)  # before jax is asked for anything
+    assert main(["train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]) == 2
+    assert capsys.readouterr().err == "scalelab: seen\n"
     environment.delenv(device_memory.SHARE_VARIABLE)
     assert main(["plan", "--config=configs/tiny.py", "--hardware=h100", "--json=-"]) == 0
     plan = json.loads(capsys.readouterr().out)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scalelab.experiments.studies.fsdp import rows as parallelism
+from checks.numerics.parallelism import layouts
 
 # Three axes at once; `make test-slow` takes more schedules, `make test-parallel` all 25 layouts, and two models each.
 PARTS = [
@@ -42,9 +42,9 @@ def test_loss_gradients_and_bytes_of_each_layout(names, tmp_path):
 
 
 def test_the_variants_cover_all_pairs_of_levels():
-    drawn = [v for i in range(len(parallelism.LAYOUTS)) for v in parallelism.model_variants(i)]
-    for (a, levels_a), (b, levels_b) in itertools.combinations(parallelism.MODEL_FACTORS.items(), 2):
+    drawn = [v for i in range(len(layouts.LAYOUTS)) for v in layouts.model_variants(i)]
+    for (a, levels_a), (b, levels_b) in itertools.combinations(layouts.MODEL_FACTORS.items(), 2):
         assert {(v[a], v[b]) for v in drawn} == set(itertools.product(levels_a, levels_b)), (a, b)
-    for i in range(len(parallelism.LAYOUTS)):
-        first, second = parallelism.model_variants(i)
-        assert all(first[name] != second[name] for name in parallelism.MODEL_FACTORS)
+    for i in range(len(layouts.LAYOUTS)):
+        first, second = layouts.model_variants(i)
+        assert all(first[name] != second[name] for name in layouts.MODEL_FACTORS)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scalelab.experiments.studies.fsdp.rows import LAYOUTS, MODEL_OPTIONS
+from checks.numerics.parallelism.layouts import LAYOUTS, MODEL_OPTIONS
 
 # Every option under tensor and fsdp, most under the others; half a minute each.
 MOST = "norms after,window,no positions,short sequences,distances"

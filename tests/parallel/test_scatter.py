@@ -18,10 +18,11 @@ sharding.target_platform = lambda: "tpu"
 GRADIENTS = (
     AS_ON_A_TPU
     + """
+from checks.numerics.parallelism import layouts
 from scalelab.experiments.studies.fsdp import rows
 for name in sys.argv[2].split(","):
     variant = {"model.tied_head": False, "train.accumulate": 2}
-    row = rows.compare_layout(name, rows.LAYOUTS[name], variant, sys.argv[1], costly=False)
+    row = rows.compare_layout(name, layouts.LAYOUTS[name], variant, sys.argv[1], costly=False)
     print(json.dumps([row["loss_rel_diff"], row["grad_rel_diff"]]))
 """
 )

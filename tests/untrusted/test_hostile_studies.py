@@ -27,11 +27,11 @@ def config(tmp_path, monkeypatch):
     """A config file; no run is trained, and each is said to have ended as `ended` says."""
 
     @contextlib.contextmanager
-    def train_nothing(folder, first, take_over):
+    def train_nothing(folder, first, take_over, display, progress):
         yield lambda trials: ended[0]
 
     ended = [False]
-    monkeypatch.setattr("scalelab.cli.study_runs.train_in_pool", train_nothing)
+    monkeypatch.setattr("scalelab.api.work.door.train_in_pool", train_nothing)
     path = tmp_path / "zloss.py"
     path.write_text(CONFIG)
     return path, ended

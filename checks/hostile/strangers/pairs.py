@@ -131,6 +131,6 @@ def hash_code(own: str = "**/*.py") -> str:
     """SHA-256 of scalelab, the configs and files of this study: what was made by other code is made again."""
     paths = [path for name in ("scalelab", "configs") for path in (ROOT / name).rglob("*.py")]
     sha = hashlib.sha256()
-    for path in sorted([*paths, *pathlib.Path(__file__).resolve().parent.glob(own)]):
+    for path in sorted([*paths, *pathlib.Path(__file__).resolve().parent.rglob(own)]):
         sha.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     return sha.hexdigest()

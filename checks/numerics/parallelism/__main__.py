@@ -26,19 +26,13 @@ if __name__ == "__main__":  # before jax is imported: bf16 rounded where the pro
 from rich.console import Console
 from rich.table import Table
 
+from checks.numerics.parallelism.layouts import LAYOUTS, MODEL_OPTIONS, model_variants
 from checks.shared import RESULTS, command_line
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
-from scalelab.experiments.studies.fsdp.rows import (
-    BF16_TOLERANCE,
-    LAYOUTS,
-    MODEL_OPTIONS,
-    compare_layout,
-    model_variants,
-    temporary_bytes,
-)
+from scalelab.experiments.studies.fsdp.rows import BF16_TOLERANCE, compare_layout, temporary_bytes
 from scalelab.train.lineage.facts import package_versions
 
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "sums in bf16", "bubble", "by formula")

@@ -1,8 +1,6 @@
-"""The layouts that are compared, and their measurements: differences from one device, bytes held and moved, bubble.
+"""A layout of devices compared with one device: differences, bytes held and moved, bubble.
 
-At fixed parameters the token-mean loss and every gradient are compared with those of one device. Each layout comes with
-two variants of the model that differ in everything (heads, head, remat, accumulation, positions), so that the list
-covers all pairs of levels.
+At fixed parameters the token-mean loss and every gradient are compared with those of one device.
 """
 
 import dataclasses
@@ -15,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scalelab import config as config_lib
-from scalelab.config import Layout, Static, traced_keys
+from scalelab.config import Hparams, Layout, Static, group_hparams, hparam_keys, replace_hparams
 from scalelab.configs import base
 from scalelab.experiments.studies.fsdp.traffic import collective_bytes
 from scalelab.parallel import mesh as mesh_lib
@@ -25,79 +23,15 @@ from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from scalelab.train.step.step import train_step
 
-LAYOUTS = {
-    "data": Layout(data=8),
-    "zero0": Layout(fsdp=8, zero=0),
-    "zero1": Layout(fsdp=8, zero=1),
-    "zero2": Layout(fsdp=8, zero=2),
-    "fsdp": Layout(fsdp=8),
-    "hsdp": Layout(data=2, fsdp=4),
-    "tensor": Layout(data=2, tensor=4),
-    "tensor+sequence": Layout(data=2, tensor=4, sequence=True),
-    "fsdp+tensor": Layout(fsdp=4, tensor=2),
-    "fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True, parts=4),
-    "hsdp+tensor+sequence": Layout(data=2, fsdp=2, tensor=2, sequence=True),
-    "zero1+tensor+sequence": Layout(fsdp=2, tensor=4, sequence=True, zero=1),
-    "context": Layout(context=8),
-    "context+fsdp": Layout(fsdp=2, context=4),
-    "context+fsdp+tensor+sequence": Layout(fsdp=2, context=2, tensor=2, sequence=True, parts=2),
-    "gpipe+data": Layout(stage=4, data=2, schedule="gpipe", microbatches=8),
-    "gpipe+fsdp": Layout(stage=2, fsdp=4, schedule="gpipe", microbatches=4),
-    "circular+data": Layout(stage=2, data=4, schedule="circular", microbatches=4, rounds=2),
-    "circular+hsdp": Layout(stage=2, data=2, fsdp=2, schedule="circular", microbatches=2, rounds=2),
-    "1f1b+data": Layout(stage=2, data=4, microbatches=8),
-    "1f1b+fsdp": Layout(stage=4, fsdp=2, microbatches=4),
-    "1f1b+zero1": Layout(stage=2, fsdp=4, microbatches=4, zero=1),
-    "1f1b+fsdp+tensor+sequence": Layout(stage=2, fsdp=2, tensor=2, sequence=True, microbatches=4),
-    "interleaved+data": Layout(stage=2, data=4, microbatches=4, rounds=2),
-    "interleaved+fsdp+tensor": Layout(stage=2, fsdp=2, tensor=2, microbatches=4, rounds=2),
-}
-MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
-    "family": ("llama", "gpt2"),
-    "model.n_kv_heads": (8, 4),
-    "model.tied_head": (False, True),
-    "model.remat": ("none", "full"),
-    "train.accumulate": (1, 2),
-    "data.documents": ("cross", "mask"),
-}
-# Models with options of blocks and attention that recipes use, compared with one device like the variants (--options).
-FOUR_LAYERS = {"model.n_layers": 4}
-MODEL_OPTIONS: dict[str, dict[str, Any]] = {
-    "parallel block": {"model.block": "parallel"},
-    "norms after": {"model.norm_place": "after", "model.qk_norm": True},
-    "window": {"model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
-    "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **FOUR_LAYERS},
-    "short sequences": {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 10**6},
-    "distances": {"family": "chinchilla", "data.documents": "mask"},
-    "distances in blocks": {"family": "chinchilla", "model.attention": "blockwise", "model.window": 9},
-    "scaled logits": {
-        "model.block": "parallel", "model.norm": "layernorm_nobias", "model.mlp": "relu", "model.tied_head": True,
-        "model.logit_scale": "rsqrt_width", "model.projection_std": 0.2, "model.depth_scaled_init": True,
-    },
-    "all": {
-        "model.qk_norm": True, "model.qk_norm_over": "projection", "model.qkv_bias": True, "model.norm_place": "after",
-        "model.window": 9, "model.global_every": 4, "model.nope_every": 3,
-        "model.n_kv_heads": 4, "data.documents": "mask", "schedule.seq_start": 12, "schedule.seq_warmup_tokens": 10**6,
-        "train.accumulate": 2, **FOUR_LAYERS,
-    },
-}  # fmt: skip
 BF16_TOLERANCE = 1e-2  # of gradients and losses of one device and of many; unit roundoff is 4e-3
 ZERO_SHARE = {"fp32": 1e-6, "bf16": 1e-4}  # of the largest gradient entry: below, a leaf is rounding
 SEPARATOR = 3  # the id that ends a document: every twentieth token
 SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 256  # as many tokens as bf16 needs for its rounding to average out
 
 
-def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two variants of the model for the layout of this index, which differ in every factor."""
-    levels = [index >> bit & 1 for bit in range(4)]
-    levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
-    first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
-    return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
-
-
 def build_static(
     variant: dict[str, Any], layout: Layout, precision: str, batch: int = BATCH_SIZE
-) -> tuple[Static, dict[str, float]]:
+) -> tuple[Static, Hparams]:
     """The static config and its hparams."""
     tree, values = base.get_config(), {"family": "llama", **variant}
     tree.model = getattr(base, values.pop("family"))(64, layout.stage * layout.rounds if layout.stage > 1 else 2, 8)
@@ -105,7 +39,7 @@ def build_static(
     placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
     config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
     rules.check_layout(config_lib.static(config), layout)
-    return config_lib.static(config), config_lib.hparams(config) | {"separator": SEPARATOR}
+    return config_lib.static(config), replace_hparams(config_lib.hparams(config), {"dataset.separator": SEPARATOR})
 
 
 def draw_tokens() -> np.ndarray:
@@ -120,7 +54,7 @@ def draw_tokens() -> np.ndarray:
     return tokens
 
 
-def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, float]) -> tuple[jax.Array, Any]:
+def loss_and_gradients(static: Static, params: Any, batch: Any, h: Hparams) -> tuple[jax.Array, Any]:
     """Token-mean loss with a z-loss, and its gradient, as at the first step."""
     sums, grads = compute_gradients(
         static, params, batch, jnp.float32(1e-3), ends=document_ends(static, h, jnp.int32(0))
@@ -129,17 +63,12 @@ def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, flo
 
 
 @functools.cache
-def single_device_reference(static: Static, h: tuple[tuple[str, float], ...]) -> tuple[Any, float, Any]:
+def single_device_reference(static: Static, h: Hparams) -> tuple[Any, float, Any]:
     """(parameters, loss, gradients) on one device."""
-    h0 = {"seed": np.uint32(0), **dict.fromkeys(UNUSED_HPARAMS, 0.0)}
+    h0 = group_hparams(dict.fromkeys(hparam_keys(), 0.0) | {"train.seed": np.uint32(0)})  # init draws from the seed
     params = jax.jit(functools.partial(state_lib.init_state, static))(h0).params
-    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), dict(h))
+    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), h)
     return params, float(loss), jax.device_get(grads)
-
-
-UNUSED_HPARAMS = [
-    key.split(".")[1] for key in traced_keys() if key != "train.seed"
-]  # by the parameters that init draws
 
 
 def compare_layout(
@@ -152,7 +81,7 @@ def compare_layout(
     rounded by itself, so two that are as near to fp32 as bf16 allows may be twice as far from each other.
     """
     static, h = build_static(variant, layout, precision)
-    params, loss, grads = single_device_reference(_on_one_device(static), tuple(h.items()))
+    params, loss, grads = single_device_reference(_on_one_device(static), h)
     layout_loss, layout_grads = _gradients_of_layout(static, h, params)
     difference = worst_leaf(grads, layout_grads, ZERO_SHARE[precision])
     mesh, cost = mesh_lib.make_mesh(layout), {}
@@ -173,8 +102,8 @@ def compare_layout(
 def error_of_sums(variant: dict[str, Any], layout: Layout) -> float:
     """Distance of a layout's bf16 gradients from those in fp32, over that of one device, which adds up no parts."""
     static, h = build_static(variant, layout, "bf16")
-    params, _, exact = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), (*h.items(),))
-    alone = single_device_reference(_on_one_device(static), tuple(h.items()))[2]
+    params, _, exact = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), h)
+    alone = single_device_reference(_on_one_device(static), h)[2]
     together = _gradients_of_layout(static, h, params)[1]
     return worst_leaf(exact, together, ZERO_SHARE["bf16"]) / worst_leaf(exact, alone, ZERO_SHARE["bf16"])
 
@@ -184,7 +113,7 @@ def _on_one_device(static: Static) -> Static:
     return dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
 
 
-def _gradients_of_layout(static: Static, h: dict[str, float], params: Any) -> tuple[float, Any]:
+def _gradients_of_layout(static: Static, h: Hparams, params: Any) -> tuple[float, Any]:
     """(loss, gradients in the order of one device's) at `params` under a layout of several devices."""
     layout, specs, mesh = static.layout, state_lib.state_specs(static), mesh_lib.make_mesh(static.layout)
     with jax.set_mesh(mesh):
@@ -219,7 +148,7 @@ def worst_leaf(expected: Any, actual: Any, zero: float) -> float:
     return float(max(np.abs(a - b).max() / over(a) for a, b in leaves))
 
 
-def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[str, Any]:
+def measure_costs(static: Static, h: Hparams, specs: Any, mesh: Any) -> dict[str, Any]:
     """Bytes of a training step: held per device, by XLA and by formula, and moved along each axis."""
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
@@ -228,7 +157,7 @@ def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) ->
     batch = jax.ShapeDtypeStruct(
         (BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     )
-    traced = {key: jnp.float32(value) for key, value in h.items()}
+    traced = jax.tree.map(jnp.float32, h)
     compiled = jax.jit(functools.partial(train_step, static)).lower(like, batch, traced).compile()
     held = compiled.memory_analysis().argument_size_in_bytes
     small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (

@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.api.curves import read_curve
+from scalelab.api.laws.curves import read_curve
 from scalelab.experiments import curves
 from scalelab.experiments.shared import find_runs
 from scalelab.laws.curves.curve import Curve, make_curve

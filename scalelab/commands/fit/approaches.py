@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.api.fit_rows import numeric_columns, read_sources
+from scalelab.api.laws.fit_rows import numeric_columns, read_sources
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
 from scalelab.errors import BadInput

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab.api.settings import read_best_settings
+from scalelab.api.laws.settings import read_best_settings
 from scalelab.commands.fit import settings_text, text
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.api.fit_rows import read_sources
+from scalelab.api.laws.fit_rows import read_sources
 from scalelab.cli.parser import align_columns
 from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import text, trust_text

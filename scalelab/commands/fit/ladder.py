@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from scalelab.api.ladder import LAST_CHECKPOINTS, READ_LAW, LadderTable, read_ladder
+from scalelab.api.laws.ladder import LAST_CHECKPOINTS, READ_LAW, LadderTable, read_ladder
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
 from scalelab.errors import BadInput

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from scalelab.api.fit_rows import numeric_columns, read_sources
+from scalelab.api.laws.fit_rows import numeric_columns, read_sources
 from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import text, trust_text
 from scalelab.errors import BadInput

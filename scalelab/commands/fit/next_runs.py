@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.api.fit_rows import numeric_columns, read_sources
+from scalelab.api.laws.fit_rows import numeric_columns, read_sources
 from scalelab.cli.parser import align_columns
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import Fitted

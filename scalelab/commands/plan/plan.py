@@ -29,7 +29,9 @@ import dataclasses
 import sys
 from typing import Any
 
+from scalelab import api
 from scalelab import config as config_lib
+from scalelab.api.planning import BUDGET_INPUTS
 from scalelab.cli.parser import (
     Parser,
     add_trust_option,
@@ -38,10 +40,9 @@ from scalelab.cli.parser import (
     count_above_zero,
     emit_json,
 )
-from scalelab.config import split_overrides
+from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
 
-BUDGET_INPUTS = ("flops", "tokens", "params", "target_loss", "gpu_hours")
 RUN_OPTIONS = (
     "mesh",
     "compile",
@@ -171,32 +172,27 @@ def _count(text: str) -> int:
     return int(value)
 
 
-def _plan_run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
+def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
     """Plan one config, as JSON; printed unless JSON goes to standard output."""
     from scalelab.commands.plan import text as plantext
-    from scalelab.plan.machine.machine import load_machine
-    from scalelab.plan.whole import plan
 
     config = config_lib.load(options.config, overrides)
     if options.hardware is None:
         raise BadInput(
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"
         )
-    machine = load_machine(options.hardware)
-    efficiency, facts = _calibrate(options, machine)
-    restart = {"restart_s": options.restart_minutes * 60} if options.restart_minutes else {}
-    run_plan = plan(
-        config, machine, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
+    efficiency, facts = _calibrate(options)
+    run_plan = api.plan(
+        config, options.hardware, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
         critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
+        restart_s=options.restart_minutes and options.restart_minutes * 60,
         write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
-        serve=(options.serve_batch or 1, options.serve_context or 0), **restart,
+        serve=(options.serve_batch or 1, options.serve_context or 0),
     )  # fmt: skip
     if options.json != "-":
         print("\n".join(plantext.describe_plan(run_plan)))
     if options.single_gpu:
-        from scalelab.plan.memory.single_gpu import list_fits
-
-        fits = list_fits(config_lib.static(config), machine)
+        fits = api.single_gpu(config, options.hardware)
         facts["card"] = [dataclasses.asdict(fit) for fit in fits]
         if options.json != "-":
             print("\n".join(["", *plantext.describe_single_gpu(fits)]))
@@ -205,14 +201,13 @@ def _plan_run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
     return run_plan.to_json() | facts
 
 
-def _calibrate(options: Any, machine: Any) -> tuple[Any, dict[str, Any]]:
+def _calibrate(options: Any) -> tuple[Any, dict[str, Any]]:
     """(efficiencies, the JSON facts they come from) of measured runs; (None, {}) without --calibrate."""
     if not options.calibrate:
         return None, {}
     from scalelab.commands.plan import text as plantext
-    from scalelab.plan.calibrate import calibrate_efficiency
 
-    calibration = calibrate_efficiency(options.calibrate, machine)
+    calibration = api.calibrate(options.calibrate, options.hardware or "cpu")
     print("\n".join(plantext.describe_calibration(calibration)), file=sys.stderr)
     return calibration.efficiency, {"calibration": dataclasses.asdict(calibration)}
 
@@ -220,75 +215,42 @@ def _calibrate(options: Any, machine: Any) -> tuple[Any, dict[str, Any]]:
 def _measure(config: Any, run_plan: Any, efficiency: Any, options: Any) -> dict[str, Any]:
     """Measure growing micro-batches; print a line for each as soon as it is measured."""
     from scalelab.commands.plan import text as plantext
-    from scalelab.plan.measure import measure_throughput
 
     stream = sys.stdout if options.json != "-" else sys.stderr
     print(f"{'rows':>6} {'tokens/s':>12} {'predicted':>12} {'step':>10} {'compiling':>10}", file=stream)
-    run_config = config.copy_and_resolve_references()
-    run_config.parallel.update(dataclasses.asdict(run_plan.layout))
-    measured = measure_throughput(
-        run_config,
-        run_plan.machine,
-        efficiency,
+    measured = api.measure(
+        config, run_plan, efficiency=efficiency,
         progress=lambda point: print(plantext.format_measurement(point), file=stream, flush=True),
-    )
+    )  # fmt: skip
     print(plantext.describe_knee(measured), file=stream)
     return dataclasses.asdict(measured)
 
 
-def _plan_budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
+def _plan_budget(options: Any, _: CommandLine) -> dict[str, Any]:
     """Split a budget by a law; with both --params and --tokens, compare that run with the best split."""
     from scalelab.commands.plan import budget_text
-    from scalelab.plan.budget.allocate import allocate_budget
-    from scalelab.plan.budget.lawbook import DEFAULT_LAW
-    from scalelab.plan.budget.overtraining import assess_overtraining
-    from scalelab.plan.machine.machine import load_machine
 
-    budget = {name: getattr(options, name) for name in BUDGET_INPUTS if getattr(options, name) is not None}
-    if unused := [name for name in ("hardware", "mfu") if getattr(options, name) and "gpu_hours" not in budget]:
-        raise BadInput(
-            f"--{unused[0]} goes with --gpu-hours: the split of FLOPs, tokens or parameters is the same on any machine"
-        )
-    law = DEFAULT_LAW if options.law is None else options.law
-    if set(budget) == {"params", "tokens"}:
-        if options.serve_tokens or options.unique_tokens:
-            raise BadInput(
-                "--params and --tokens together fix the run; --serve-tokens and --unique-tokens would change it"
-            )
-        answer: Any = assess_overtraining(options.params, options.tokens, law)
-        text = budget_text.describe_overtraining(answer)
-    elif len(budget) > 1:
-        raise BadInput(
-            f"--{' and --'.join(budget)} together: give one of them (or --params with --tokens)".replace("_", "-")
-        )
-    else:
-        machine = load_machine(options.hardware) if options.hardware else None
-        answer = allocate_budget(
-            **budget,
-            machine=machine,
-            mfu=options.mfu,
-            law=law,
-            serve_tokens=options.serve_tokens,
-            unique_tokens=options.unique_tokens,
-        )
-        text = budget_text.describe_budget(answer)
+    answer = api.plan_budget(
+        flops=options.flops, tokens=options.tokens, params=options.params, target_loss=options.target_loss,
+        gpu_hours=options.gpu_hours, hardware=options.hardware, mfu=options.mfu, law=options.law,
+        serve_tokens=options.serve_tokens, unique_tokens=options.unique_tokens,
+    )  # fmt: skip
+    both = options.params is not None and options.tokens is not None
+    describe = budget_text.describe_overtraining if both else budget_text.describe_budget
     if options.json != "-":
-        print("\n".join(text))
+        print("\n".join(describe(answer)))
     return dataclasses.asdict(answer)
 
 
-def _plan_sweep(options: Any, _: dict[str, str]) -> dict[str, Any]:
+def _plan_sweep(options: Any, _: CommandLine) -> dict[str, Any]:
     """Plan every run of a study or of a grid; on this machine unless --hardware names another."""
     from scalelab.commands.plan import budget_text
-    from scalelab.plan.machine.machine import load_machine
-    from scalelab.plan.sweep.sweep import sweep_plan
 
-    machine = load_machine(options.hardware or "cpu")
-    efficiency, facts = _calibrate(options, machine)
-    devices = options.devices or 1
-    plan = sweep_plan(
-        options.sweep, machine, options.study, devices, efficiency, options.price, options.law, options.noise
-    )
+    efficiency, facts = _calibrate(options)
+    plan = api.plan_sweep(
+        options.sweep, options.hardware or "cpu", options.study, devices=options.devices or 1, efficiency=efficiency,
+        price_per_hour=options.price, law=options.law, noise=options.noise,
+    )  # fmt: skip
     if options.json != "-":
         default_note = "" if options.hardware else "without --hardware: on this machine's CPU"
         print("\n".join([*filter(None, [default_note]), *budget_text.describe_sweep(plan)]))

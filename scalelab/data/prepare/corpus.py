@@ -3,7 +3,7 @@
     DIR/plan.json                               the options, and every source file with its size and time
     DIR/tokenizer.json or tokenizer.tiktoken    unless tokens are bytes or ids
     DIR/.units/                                 work in progress; removed at the end
-    DIR/NAME-train-00000.tokens, .offsets …     as in `batches/shards.py`
+    DIR/NAME-train-00000.tokens, .offsets …     as in `data/shards.py`
     DIR/index.json                              written last: a folder without it is not finished
 
 The bytes of shards and index don't depend on the number of workers or on interruptions.

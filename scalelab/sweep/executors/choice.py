@@ -5,13 +5,14 @@ A command's options make the choice (`cli.executor_options`), and sweeps ask for
 
 import contextlib
 import dataclasses
+import os
 import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from scalelab import git
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials, WorkerPool
 from scalelab.untrusted.files import read_text
 
@@ -58,6 +59,26 @@ def read_slurm_file(path: pathlib.Path) -> dict[str, str]:
             raise BadInput(f"{path}, line {number}: {line.strip()[:60]!r} is not option=value, e.g. partition=gpu")
         settings[match[1] or match[3]] = match[2] or match[4] or ""
     return settings
+
+
+def make_choice(
+    name: str, slurm: str | os.PathLike[str] | Mapping[str, str] | None, max_parallel: int,
+    report: Callable[[str], None], config_file: str | None,
+) -> Choice:  # fmt: skip
+    """The choice by the options of a command or a program; `slurm`: options of sbatch, or a file of them.
+
+    BadInput for an unknown executor, and for options of Slurm without it.
+    """
+    if name not in EXECUTORS:
+        raise BadInput(f"--executor={name}: unknown{nearest_hint(name, EXECUTORS)}")
+    for option, given in {"--slurm": slurm, "--max-parallel": max_parallel}.items():
+        if given and name != "slurm":
+            raise BadInput(f"{option} is for --executor=slurm, not {name}")
+    if max_parallel < 0:
+        raise BadInput(f"--max-parallel={max_parallel} is not a number of jobs; 0 for all, else at least 1")
+    settings = slurm if isinstance(slurm, Mapping) else read_slurm_file(pathlib.Path(slurm)) if slurm else {}
+    file = str(pathlib.Path(config_file).absolute()) if config_file else ""
+    return Choice(name, dict(settings), max_parallel, report, file)
 
 
 def is_local() -> bool:

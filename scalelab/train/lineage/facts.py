@@ -6,13 +6,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-import scalelab
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.config.checks.validate import check_choice
 from scalelab.config.keys import key_records
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
+from scalelab.git import VERSION
 from scalelab.hardware.versions import installed_versions
 from scalelab.optim.registry import find_optimizer
 from scalelab.train.lineage.own_code import SCHEDULE_KEY, diff_own_code
@@ -24,7 +24,7 @@ VERSIONED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "gra
 def package_versions() -> dict[str, str]:
     """Python and the packages whose arithmetic or files a run depends on, as far as they are installed."""
     packages = installed_versions(VERSIONED_PACKAGES)
-    return {"python": platform.python_version()} | packages | {"scalelab": scalelab.__version__}
+    return {"python": platform.python_version()} | packages | {"scalelab": VERSION}
 
 
 def checkpoint_facts(spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:

@@ -4,7 +4,6 @@ on.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -23,13 +22,13 @@ class TrainSpec:
     """One run's config and everything that follows from it; nothing downstream computes these again.
 
     `static` has the layout of the devices that are here. `hparams` are the traced scalars, those of the data
-    (`separator`) included. `identity` is 16 hex digits over what is computed,
-    `own_code` what is recorded of the users' functions that the config names.
+    (`h.dataset.separator`) included. `identity` is 16 hex digits over what is computed, `own_code` what is recorded of
+    the users' functions that the config names.
     """
 
     config: ConfigDict
     static: config_lib.Static
-    hparams: dict[str, Any]
+    hparams: config_lib.Hparams
     identity: str
     own_code: own_code.OwnCode
 
@@ -38,7 +37,7 @@ def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None
     """Split a resolved config. BadInput where its layout does not fit the devices here, or the user's functions it."""
     if config.model.remat == "auto":
         raise BadInput(
-            "model.remat='auto' is chosen for one run, by `scalelab train`, `scalelab.train` and `scalelab plan`; "
+            "model.remat='auto' is chosen for one run, by `scalelab train`, `scalelab.api.train` and `scalelab plan`; "
             "nearest: what `scalelab plan` chooses for this config"
         )
     static = config_lib.static(config)
@@ -47,5 +46,5 @@ def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None
     refusals.refuse_unsupported(static)
     refusals.refuse_missing_memory(static)
     code = own_code.describe_own_code(config)
-    hparams = config_lib.hparams(config) | dict(data_hparams or {})
+    hparams = config_lib.replace_hparams(config_lib.hparams(config), data_hparams or {})
     return TrainSpec(config, static, hparams, identity(config_lib.leaves(config), (), code), code)

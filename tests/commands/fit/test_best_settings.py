@@ -85,7 +85,9 @@ def test_the_page_of_laws_shows_what_is_printed(capsys, sweep):
 
 
 def test_the_same_from_python(capsys, sweep):
-    best = scalelab.best_settings(sweep, ["lr", "batch_tokens"], ["N", "D"], {"lr": ["N"]}, where="D > 5e9", level=0.5)
+    best = scalelab.api.best_settings(
+        sweep, ["lr", "batch_tokens"], ["N", "D"], {"lr": ["N"]}, where="D > 5e9", level=0.5
+    )
     options = ("--over=lr=N", "--where=D > 5e9", "--level=0.5")
     law = answer(capsys, sweep, *BEST_OF, *options)["laws"]["lr"]
     assert (

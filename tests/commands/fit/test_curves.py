@@ -9,8 +9,8 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.api import curves as curves_lib
-from scalelab.api.curves import read_curve
+from scalelab.api.laws import curves as curves_lib
+from scalelab.api.laws.curves import read_curve
 from scalelab.laws.curves.curve import make_curve, schedule_columns
 from scalelab.laws.law import curve_forms as forms
 from scalelab.optim import schedules

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.api.ladder import fit_accuracy
+from scalelab.api.laws.ladder import fit_accuracy
 from tests.laws.use.test_ladder import measure
 from tests.tables import table_path
 

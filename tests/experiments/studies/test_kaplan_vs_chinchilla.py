@@ -95,4 +95,4 @@ def test_losses_are_read_off_in_logs_and_not_beyond_the_curve():
 
 
 def test_counting_alone_is_near_kaplans_exponent():
-    assert study.count_alone() == pytest.approx(0.758, abs=1e-3)  # experiments/results/reproduce.md, kaplan
+    assert study.count_alone() == pytest.approx(0.758, abs=1e-3)  # checks/results/reproduce.md, kaplan

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from scalelab import api
 from scalelab.commands import study
 from scalelab.experiments.studies import outcome
 from scalelab.report.figures.style import make_figure
@@ -63,7 +64,7 @@ def test_the_list_says_cost_and_finding_of_a_phenomenon(name, capsys):
     assert study.main([]) == 0
     text = capsys.readouterr().out
     assert f"\n{name}  (" in text and text.index(f"\n{name}  (") < text.index("other studies:")
-    rows = {row["name"]: row for row in study.describe_studies()}
+    rows = {row["name"]: row for row in api.studies()}
     assert rows[name]["module"] == f"scalelab.experiments.studies.{name}" and rows[name]["cpu_s"] > 0
     assert rows["isoflop"]["module"] == "scalelab.experiments.isoflop" and rows["isoflop"]["finding"] is None
 

@@ -1,13 +1,15 @@
 """What the present devices can't hold is refused before anything is compiled or written, and nothing else is."""
 
+import dataclasses
 import re
 
 import jax
 import pytest
 
+from scalelab import api
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.cli.memory_check import check_memory_fits
+from scalelab.api.work.door import settle_memory
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
@@ -47,20 +49,19 @@ def test_the_way_out_is_named_and_is_one(monkeypatch, tmp_path):
     config.model.vocab_size, config.model.seq_len, config.train.global_batch = 50_304, 1024, 64
     monkeypatch.setattr(chips, "host_memory_bytes", lambda: 6 * 2**30)
     with pytest.raises(BadInput, match="nearest that fits: --config") as caught:
-        check_memory_fits(config_lib.resolve(config), tmp_path)
+        settle_memory(config_lib.resolve(config), tmp_path, force=False)
     message = dict(re.findall(r"--config\.(\S+)=(\w+)", str(caught.value)))
-    check_memory_fits(config_lib.resolve(config_lib.override(config, message)), tmp_path)
+    settle_memory(config_lib.resolve(config_lib.override(config, message)), tmp_path, force=False)
 
 
 def test_force_starts_it(monkeypatch, tmp_path):
     started = []
+    ended = dict.fromkeys(field.name for field in dataclasses.fields(api.Trained) if field.name != "process")
+    monkeypatch.setattr("scalelab.api.work.door._find_excess", lambda *_: pytest.fail("asked in spite of --force"))
     monkeypatch.setattr(
-        "scalelab.commands.train.check_memory_fits", lambda *_: pytest.fail("asked in spite of --force")
+        "scalelab.train.single.train_single",
+        lambda config, *rest: started.append(config) or ended | {"status": "stopped", "by_source": {}},
     )
-    monkeypatch.setattr(
-        "scalelab.train.single.train_single", lambda config, *rest: started.append(config) or {"status": "stopped"}
-    )
-    monkeypatch.setattr("scalelab.commands.train._report", lambda *_: None)
     argv = ["train", "--config=configs/recipes/safe_7b.py", f"--workdir={tmp_path}", "--force"]
     assert main(argv) == 75 and len(started) == 1
 
@@ -88,9 +89,9 @@ def test_unknown_devices_and_small_runs_are_not_looked_at(monkeypatch, tmp_path)
     """No tracing: `scalelab train` of the tiny config starts as before."""
     config = config_lib.resolve(base.get_config())
     monkeypatch.setattr("scalelab.plan.memory.fits_here.memory_on_backend", lambda *_: pytest.fail("looked at"))
-    check_memory_fits(config, tmp_path)
+    settle_memory(config, tmp_path, force=False)
     monkeypatch.setattr(chips, "capacity_bytes", lambda device: 0)
-    check_memory_fits(config_lib.load("configs/recipes/safe_7b.py"), tmp_path)
+    settle_memory(config_lib.load("configs/recipes/safe_7b.py"), tmp_path, force=False)
 
 
 def test_a_layout_that_cannot_be_is_said_as_ever(monkeypatch):

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.cli.memory_check import check_memory_fits
+from scalelab.api.work.door import settle_memory
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
@@ -73,7 +73,7 @@ def test_the_choice_is_what_the_account_says_and_a_run_keeps_it(monkeypatch, tmp
     with pytest.raises(BadInput, match=r"nothing fits: .*nearest that fits: --config") as caught:
         remat.settle_remat(config, tmp_path / "new")
     changes = dict(re.findall(r"--config\.(\S+)=(\w+)", str(caught.value)))
-    check_memory_fits(gpt2(**changes), tmp_path)
+    settle_memory(gpt2(**changes), tmp_path, force=False)
     assert remat.settle_remat(config, tmp_path / "new", force=True).model.remat == "full"
 
 

@@ -10,6 +10,7 @@ import statistics
 import numpy as np
 import pytest
 
+from checks.numerics.parallelism.layouts import LAYOUTS
 from checks.speed.step_times import rows as published
 from checks.speed.step_times.rows import build_static
 from scalelab import config as config_lib
@@ -135,7 +136,7 @@ def test_bytes_moved_are_those_of_the_compiled_step(axis):
     """
     compared = []
     for row in compiled_rows():
-        layout = parallelism.LAYOUTS[row["layout"]]
+        layout = LAYOUTS[row["layout"]]
         plain = layout.zero in (0, 3) and layout.data * layout.fsdp in (layout.data, layout.fsdp)
         if axis not in row["collective_bytes"] or (layout.stage > 1 and axis != "stage"):
             continue

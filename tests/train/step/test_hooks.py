@@ -96,8 +96,8 @@ def test_a_stored_run_runs_no_code_that_only_it_names(swept, monkeypatch):
     run = next((swept / "runs").iterdir())
     monkeypatch.setattr(user_code, "_trusted", set())
     with pytest.raises(BadInput, match=r"it is not run; if you trust it: --trust=docs\.own:gained"):
-        scalelab.load(run).logits([1, 2, 3])
-    loaded = scalelab.load(run, trust=[OWN["model.block"]])
+        scalelab.api.load(run).logits([1, 2, 3])
+    loaded = scalelab.api.load(run, trust=[OWN["model.block"]])
     assert loaded.logits([1, 2, 3]).shape == (3, 256)
 
 
@@ -302,10 +302,10 @@ def mistakes(tmp_path_factory):
 def opened(key, name):
     """What the door of a run does with a function of the user before it writes anything."""
     resolved = config(**{key.replace(".", "__"): f"mistakes:{name}"})
-    spec = make_train_spec(resolved, {"separator": 0})
+    spec = make_train_spec(resolved, {"dataset.separator": 0})
     if key == "data.source":
         return open_dataset(DataConfig(source=resolved.data.source))
-    formats_found.check_user_metrics(spec.static, tuple(sorted(spec.hparams)))
+    formats_found.check_user_metrics(spec.static, tuple(config_lib.flatten_hparams(spec.hparams)))
     if key == "model.block":
         return count.count_parameters(spec.static.model)
     return formats_found.step_formats(spec.static, spec.hparams)

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any
 
-from scalelab.api import curves as curves_lib
+from scalelab.api.laws import curves as curves_lib
 from scalelab.commands.fit.curves import text
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.curves.curve import Curve

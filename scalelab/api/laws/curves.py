@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelab.api.arguments import ANYTHING, FIT_OPTIONS, NAMES, PATH, TEXT, check_arguments, check_options, several
+from scalelab.api.arguments import (
+    ANYTHING,
+    FIT_OPTIONS,
+    NAMES,
+    STORED,
+    TEXT,
+    check_arguments,
+    check_options,
+    several,
+)
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
 from scalelab.laws.curves.curve import Curve, make_curve
@@ -26,7 +35,7 @@ LR_DIGITS = 1e-4  # a logged LR may differ from its schedule's by this share of 
 Source = str | os.PathLike[str]
 
 
-@check_arguments(sources=several(PATH), law=TEXT, columns=NAMES)
+@check_arguments(sources=several(STORED), law=TEXT, columns=NAMES)
 def fit_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
     **options: Any,
@@ -42,7 +51,7 @@ def fit_curves(
     return fit_read_curves(read_curves(given, columns)[0], law, **options)
 
 
-@check_arguments(source=PATH, columns=NAMES)
+@check_arguments(source=STORED, columns=NAMES)
 def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curve:
     """The curve of one run's folder. BadInput for a folder of several."""
     curves, _ = read_curves([source], columns)
@@ -76,9 +85,9 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
 @check_arguments(config=ANYTHING)
 def schedule_of(config: Any) -> Curve:
     """The schedule of a config file, a shipped config's name or a config tree, without losses."""
-    from scalelab.api.work import _resolved
+    from scalelab.api.work.door import load_config
 
-    resolved = _resolved(config, None)
+    resolved = load_config(config)
     return make_curve(str(config) if isinstance(config, str | os.PathLike) else "the config", _every_lr(resolved))
 
 

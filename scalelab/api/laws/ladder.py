@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab.api.arguments import FIT_OPTIONS, NAMES, PATH, check_arguments, check_options, several
-from scalelab.api.fit_rows import read_sources
+from scalelab.api.arguments import FIT_OPTIONS, NAMES, STORED, check_arguments, check_options, several
+from scalelab.api.laws.fit_rows import read_sources
 from scalelab.laws.fits.study import study_table
 from scalelab.laws.read.groups import choose_groups
 from scalelab.laws.use.ladder import TASK_LOSS, Ladder, LadderRuns, fit_ladder, gather_runs
@@ -50,7 +50,7 @@ def read_ladder(
     return LadderTable(runs, len(kept), tuple(notes), tuple(excluded))
 
 
-@check_arguments(sources=several(PATH), columns=NAMES)
+@check_arguments(sources=several(STORED), columns=NAMES)
 def fit_accuracy(sources: str | Sequence[str], columns: Mapping[str, str] | None = None, **options: Any) -> Ladder:
     """Fit a ladder to accuracy (`scalelab fit --accuracy`); `options` are those of `laws.use.ladder.fit_ladder`."""
     options = check_options(options, fit_ladder, FIT_OPTIONS)

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.api.arguments import PATH, check_arguments, several
+from scalelab.api.arguments import STORED, check_arguments, several
 from scalelab.errors import BadInput
 from scalelab.index.table import read_runs
 from scalelab.record import listing, records
@@ -35,7 +35,7 @@ class Rows(list[dict[str, Any]]):
         return self.to_arrow().to_pandas()
 
 
-@check_arguments(sources=several(PATH))
+@check_arguments(sources=several(STORED))
 def runs(sources: Source | Sequence[Source]) -> Rows:
     """One row per run, as in `scalelab runs`, of a run's folder, a folder of runs, a pattern (`*`, `**`), or several.
 
@@ -64,7 +64,7 @@ def _holds_runs(folder: pathlib.Path) -> bool:
         return False
 
 
-@check_arguments(run=PATH)
+@check_arguments(run=STORED)
 def metrics(run: Source) -> Rows:
     """The lines of a run's metrics.jsonl, in order: training lines, and lines with `val_loss` of evaluations."""
     folder = pathlib.Path(os.path.expanduser(run))

@@ -1,4 +1,4 @@
-"""The best settings of any mix of run folders and tables, for `scalelab fit --best-of` and `scalelab.best_settings`."""
+"""The best settings of any mix of run folders and tables, for `fit --best-of` and `api.best_settings`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.api.fit_rows import read_sources
+from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fits.study import N_COLUMNS, select_rows
 from scalelab.laws.law.law import Law

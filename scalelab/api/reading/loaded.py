@@ -17,7 +17,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.tables import Source
+from scalelab.api.reading.tables import Source
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:
@@ -102,3 +102,11 @@ def load(run: Source, *, ema: bool = False, average: int = 1, trust: Collection[
 
     user_code.trust_names(*trust)
     return LoadedRun(load_evaluated_model(os.path.expanduser(run), ema, average))
+
+
+def trust(*names: str) -> None:
+    """Allow this program to run code of a user (`pkg.mod:fn`) that only a stored file names (`--trust`)."""
+    for name in names:
+        if not (isinstance(name, str) and all(name.partition(":"))):
+            raise BadInput(f"{str(name)[:60]!r} is not of the form pkg.mod:fn")
+    user_code.trust_names(*names)

@@ -1,0 +1,74 @@
+"""The layouts that are compared with one device, and the models: two variants for each layout, and models of options.
+
+Each layout comes with two variants of the model that differ in everything (heads, head, remat, accumulation,
+positions), so that the list covers all pairs of levels.
+"""
+
+from typing import Any
+
+from scalelab.config import Layout
+
+LAYOUTS = {
+    "data": Layout(data=8),
+    "zero0": Layout(fsdp=8, zero=0),
+    "zero1": Layout(fsdp=8, zero=1),
+    "zero2": Layout(fsdp=8, zero=2),
+    "fsdp": Layout(fsdp=8),
+    "hsdp": Layout(data=2, fsdp=4),
+    "tensor": Layout(data=2, tensor=4),
+    "tensor+sequence": Layout(data=2, tensor=4, sequence=True),
+    "fsdp+tensor": Layout(fsdp=4, tensor=2),
+    "fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True, parts=4),
+    "hsdp+tensor+sequence": Layout(data=2, fsdp=2, tensor=2, sequence=True),
+    "zero1+tensor+sequence": Layout(fsdp=2, tensor=4, sequence=True, zero=1),
+    "context": Layout(context=8),
+    "context+fsdp": Layout(fsdp=2, context=4),
+    "context+fsdp+tensor+sequence": Layout(fsdp=2, context=2, tensor=2, sequence=True, parts=2),
+    "gpipe+data": Layout(stage=4, data=2, schedule="gpipe", microbatches=8),
+    "gpipe+fsdp": Layout(stage=2, fsdp=4, schedule="gpipe", microbatches=4),
+    "circular+data": Layout(stage=2, data=4, schedule="circular", microbatches=4, rounds=2),
+    "circular+hsdp": Layout(stage=2, data=2, fsdp=2, schedule="circular", microbatches=2, rounds=2),
+    "1f1b+data": Layout(stage=2, data=4, microbatches=8),
+    "1f1b+fsdp": Layout(stage=4, fsdp=2, microbatches=4),
+    "1f1b+zero1": Layout(stage=2, fsdp=4, microbatches=4, zero=1),
+    "1f1b+fsdp+tensor+sequence": Layout(stage=2, fsdp=2, tensor=2, sequence=True, microbatches=4),
+    "interleaved+data": Layout(stage=2, data=4, microbatches=4, rounds=2),
+    "interleaved+fsdp+tensor": Layout(stage=2, fsdp=2, tensor=2, microbatches=4, rounds=2),
+}
+MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
+    "family": ("llama", "gpt2"),
+    "model.n_kv_heads": (8, 4),
+    "model.tied_head": (False, True),
+    "model.remat": ("none", "full"),
+    "train.accumulate": (1, 2),
+    "data.documents": ("cross", "mask"),
+}
+# Models with options of blocks and attention that recipes use, compared with one device like the variants (--options).
+FOUR_LAYERS = {"model.n_layers": 4}
+MODEL_OPTIONS: dict[str, dict[str, Any]] = {
+    "parallel block": {"model.block": "parallel"},
+    "norms after": {"model.norm_place": "after", "model.qk_norm": True},
+    "window": {"model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
+    "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **FOUR_LAYERS},
+    "short sequences": {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 10**6},
+    "distances": {"family": "chinchilla", "data.documents": "mask"},
+    "distances in blocks": {"family": "chinchilla", "model.attention": "blockwise", "model.window": 9},
+    "scaled logits": {
+        "model.block": "parallel", "model.norm": "layernorm_nobias", "model.mlp": "relu", "model.tied_head": True,
+        "model.logit_scale": "rsqrt_width", "model.projection_std": 0.2, "model.depth_scaled_init": True,
+    },
+    "all": {
+        "model.qk_norm": True, "model.qk_norm_over": "projection", "model.qkv_bias": True, "model.norm_place": "after",
+        "model.window": 9, "model.global_every": 4, "model.nope_every": 3,
+        "model.n_kv_heads": 4, "data.documents": "mask", "schedule.seq_start": 12, "schedule.seq_warmup_tokens": 10**6,
+        "train.accumulate": 2, **FOUR_LAYERS,
+    },
+}  # fmt: skip
+
+
+def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two variants of the model for the layout of this index, which differ in every factor."""
+    levels = [index >> bit & 1 for bit in range(4)]
+    levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
+    first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
+    return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}

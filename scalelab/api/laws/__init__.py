@@ -1,0 +1,1 @@
+"""Laws from Python: `fits` (a law), `settings` (best settings), `ladder` (accuracy), `curves` (within a run)."""

@@ -1,0 +1,182 @@
+"""Plan runs, budgets and sweeps from Python, as `scalelab plan` does. Nothing is trained or allocated."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Union
+
+from scalelab.api.arguments import (
+    ANYTHING,
+    FLAG,
+    FUNCTION,
+    OVERRIDES,
+    PATH,
+    POSITIVE,
+    TEXT,
+    Kind,
+    Path,
+    check_arguments,
+    check_value,
+    instance,
+    optional,
+    several,
+    whole,
+)
+from scalelab.api.work.door import Config, Overrides, load_config
+from scalelab.errors import BadInput
+
+if TYPE_CHECKING:
+    from scalelab.config import Layout
+    from scalelab.plan.budget.allocate import BudgetAllocation
+    from scalelab.plan.budget.overtraining import Overtraining
+    from scalelab.plan.calibrate import Calibration
+    from scalelab.plan.machine.machine import Machine
+    from scalelab.plan.measure import Measurement, ThroughputPoint
+    from scalelab.plan.memory.single_gpu import SingleGpuFit
+    from scalelab.plan.step.efficiency import Efficiency
+    from scalelab.plan.sweep.sweep import SweepPlan
+    from scalelab.plan.whole import Plan
+
+Hardware = Union[Path, "Machine"]
+BUDGET_INPUTS = ("flops", "tokens", "params", "target_loss", "gpu_hours")
+SERVED = Kind(
+    "two whole numbers, sequences and tokens, such as (1, 0)",
+    lambda pair: (
+        isinstance(pair, tuple | list) and len(pair) == 2 and whole(1).fits(pair[0]) and whole(0).fits(pair[1])
+    ),
+)
+
+
+@check_arguments(
+    config=ANYTHING, hardware=ANYTHING, devices=optional(whole(1)), mesh=ANYTHING, overrides=OVERRIDES,
+    efficiency=ANYTHING, price_per_hour=optional(POSITIVE), critical_tokens=optional(POSITIVE),
+    mtbf_s=optional(POSITIVE), restart_s=optional(POSITIVE), write_bytes_per_s=optional(POSITIVE), compile=FLAG,
+    serve=SERVED,
+)  # fmt: skip
+def plan(
+    config: Config, hardware: Hardware = "cpu", devices: int | None = None,
+    mesh: "str | Mapping[str, object] | Layout | None" = None, overrides: Overrides | None = None, *,
+    efficiency: "Efficiency | None" = None, price_per_hour: float | None = None,
+    critical_tokens: float | None = None, mtbf_s: float | None = None, restart_s: float | None = None,
+    write_bytes_per_s: float | None = None, compile: bool = False, serve: tuple[int, int] = (1, 0),
+) -> "Plan":  # fmt: skip
+    """Plan a run before it starts (`scalelab plan --config`): parameters, FLOPs, memory, time, cost.
+
+    `config`: a file's path or a tree; `hardware`: a name, a JSON file's path or a `Machine`; `efficiency`: shares of
+    the datasheet, e.g. those of `calibrate`; `mtbf_s`, `restart_s`: seconds between failures, and to go on after one;
+    `compile`: also compile the step for the machine; `serve`: sequences served at once and their tokens (0:
+    model.seq_len).
+    """
+    from scalelab.config import Layout
+    from scalelab.plan.whole import RESTART_S
+    from scalelab.plan.whole import plan as plan_run
+
+    check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
+    return plan_run(
+        load_config(config, overrides), _machine(hardware), devices, mesh, efficiency=efficiency,
+        price_per_hour=price_per_hour, critical_tokens=critical_tokens, mtbf_s=mtbf_s,
+        restart_s=RESTART_S if restart_s is None else restart_s, write_bytes_per_s=write_bytes_per_s,
+        compile=compile, serve=(serve[0], serve[1]),
+    )  # fmt: skip
+
+
+def _machine(hardware: Hardware) -> "Machine":
+    from scalelab.plan.machine.machine import Machine, load_machine
+
+    check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
+    return hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
+
+
+@check_arguments(runs=PATH, hardware=ANYTHING)
+def calibrate(runs: Path, hardware: Hardware = "cpu") -> "Calibration":
+    """The `efficiency` of this hardware from measured runs, and how well it carries over (`plan --calibrate`)."""
+    from scalelab.plan.calibrate import calibrate_efficiency
+
+    return calibrate_efficiency(runs, _machine(hardware))
+
+
+@check_arguments(config=ANYTHING, hardware=ANYTHING, overrides=OVERRIDES)
+def single_gpu(
+    config: Config, hardware: Hardware = "cpu", overrides: Overrides | None = None
+) -> "tuple[SingleGpuFit, ...]":
+    """The ways to hold the model on one device, with the largest micro-batch of each (`plan --single-gpu`)."""
+    from scalelab import config as config_lib
+    from scalelab.plan.memory.single_gpu import list_fits
+
+    return list_fits(config_lib.static(load_config(config, overrides)), _machine(hardware))
+
+
+@check_arguments(config=ANYTHING, plan=ANYTHING, overrides=OVERRIDES, efficiency=ANYTHING, progress=optional(FUNCTION))
+def measure(
+    config: Config, plan: "Plan", overrides: Overrides | None = None, *, efficiency: "Efficiency | None" = None,
+    progress: "Callable[[ThroughputPoint], None] | None" = None,
+) -> "Measurement":  # fmt: skip
+    """Run the planned step here with growing micro-batches: tokens/s beside the prediction (`plan --measure`)."""
+    from scalelab.plan.measure import measure_throughput
+    from scalelab.plan.whole import Plan
+
+    check_value("plan", plan, instance("a plan, as `scalelab.api.plan` returns it", Plan))
+    run_config = load_config(config, overrides).copy_and_resolve_references()
+    run_config.parallel.update(dataclasses.asdict(plan.layout))
+    return measure_throughput(run_config, plan.machine, efficiency, progress=progress or (lambda point: None))
+
+
+@check_arguments(
+    flops=optional(POSITIVE), tokens=optional(POSITIVE), params=optional(POSITIVE), target_loss=optional(POSITIVE),
+    gpu_hours=optional(POSITIVE), hardware=optional(ANYTHING), mfu=optional(POSITIVE), law=optional(TEXT),
+    serve_tokens=optional(POSITIVE), unique_tokens=optional(POSITIVE),
+)  # fmt: skip
+def plan_budget(
+    *, flops: float | None = None, tokens: float | None = None, params: float | None = None,
+    target_loss: float | None = None, gpu_hours: float | None = None, hardware: Hardware | None = None,
+    mfu: float | None = None, law: str | None = None, serve_tokens: float | None = None,
+    unique_tokens: float | None = None,
+) -> "BudgetAllocation | Overtraining":  # fmt: skip
+    """The best N and D of a budget by a law (`scalelab plan --flops`, …), given one of the first five.
+
+    With both `params` and `tokens`: what that run loses against the best split of its compute. `law`: a published
+    one's name, or a file that `scalelab fit --json=FILE` wrote. BadInput as the command.
+    """
+    from scalelab.plan.budget.allocate import allocate_budget
+    from scalelab.plan.budget.lawbook import DEFAULT_LAW
+    from scalelab.plan.budget.overtraining import assess_overtraining
+
+    values = (flops, tokens, params, target_loss, gpu_hours)
+    budget = {name: value for name, value in zip(BUDGET_INPUTS, values, strict=True) if value is not None}
+    if gpu_hours is None and (hardware is not None or mfu is not None):
+        name = "mfu" if hardware is None else "hardware"
+        raise BadInput(
+            f"--{name} goes with --gpu-hours: the split of FLOPs, tokens or parameters is the same on any machine"
+        )
+    law = DEFAULT_LAW if law is None else law
+    if params is not None and tokens is not None and len(budget) == 2:
+        if serve_tokens or unique_tokens:
+            raise BadInput(
+                "--params and --tokens together fix the run; --serve-tokens and --unique-tokens would change it"
+            )
+        return assess_overtraining(params, tokens, law)
+    if len(budget) > 1:
+        raise BadInput(
+            f"--{' and --'.join(budget)} together: give one of them (or --params with --tokens)".replace("_", "-")
+        )
+    if not budget:
+        raise BadInput(f"nothing to plan: give one of {', '.join(BUDGET_INPUTS)}")
+    return allocate_budget(
+        **budget, machine=None if hardware is None else _machine(hardware), mfu=mfu, law=law,
+        serve_tokens=serve_tokens, unique_tokens=unique_tokens,
+    )  # fmt: skip
+
+
+@check_arguments(
+    sweep=PATH, hardware=ANYTHING, study=several(TEXT), devices=whole(1), efficiency=ANYTHING,
+    price_per_hour=optional(POSITIVE), law=optional(TEXT), noise=optional(POSITIVE),
+)  # fmt: skip
+def plan_sweep(
+    sweep: Path, hardware: Hardware = "cpu", study: Sequence[str] = (), *, devices: int = 1,
+    efficiency: "Efficiency | None" = None, price_per_hour: float | None = None, law: str | None = None,
+    noise: float | None = None,
+) -> "SweepPlan":  # fmt: skip
+    """Plan every run of a study or of a config's sweep(h) (`scalelab plan --sweep`); `study`: the study's options."""
+    from scalelab.plan.sweep.sweep import sweep_plan
+
+    return sweep_plan(os.fspath(sweep), _machine(hardware), study, devices, efficiency, price_per_hour, law, noise)

@@ -1,0 +1,1 @@
+"""What reads runs: `tables` (as rows), `loaded` (a model)."""

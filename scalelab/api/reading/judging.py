@@ -1,0 +1,294 @@
+"""What is wrong with a run, what it would have done, how noisy its gradients are, where it will end."""
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from scalelab.api.arguments import (
+    ANY_PATH,
+    ANYTHING,
+    FLAG,
+    FUNCTION,
+    NUMBER,
+    PATH,
+    POSITIVE,
+    TEXT,
+    Facts,
+    Path,
+    check_arguments,
+    either,
+    optional,
+    several,
+    whole,
+)
+from scalelab.api.reading.models import Counted, _uncounted
+from scalelab.api.work.door import Progress, Stop, cache_programs, never, silent
+from scalelab.errors import BadInput
+from scalelab.index import alive
+from scalelab.record import listing, records
+from scalelab.untrusted.paths import list_folders
+
+if TYPE_CHECKING:
+    from scalelab.diagnose.batch import Sequence as ReadSequence
+    from scalelab.diagnose.noise.measure import StepNoise
+    from scalelab.diagnose.rank import Diagnosis
+    from scalelab.diagnose.watch.curve import Curve
+    from scalelab.diagnose.watch.forecast import Forecast
+
+FamilyLaw = Callable[[float, float], float]
+WINDOW = re.compile(r"(.+)@(\d+)\.\.(\d+)")
+AFTER = 200
+NOISE_BATCHES = 16
+MOST_DAMAGE = 4  # notes on files that are damaged
+LIVE = ("starting", "running", "stopped")  # statuses of runs that may go on
+WATCHED = (*LIVE, alive.DEAD_STATUS)
+
+
+class Diagnosed(NamedTuple):
+    """Verdicts and gaps of a run, its spike score, and the comparison with another."""
+
+    diagnosis: "Diagnosis"
+    spike_score: float | None
+    against: Facts | None
+
+
+@check_arguments(run=PATH, live=FLAG, against=optional(PATH))
+def diagnose(run: Path, *, live: bool = False, against: Path | None = None) -> Diagnosed:
+    """Name what is wrong with a run, the likeliest cause first (`scalelab diagnose`).
+
+    `live`: also ask the model, from the last checkpoint; `against`: another run to compare with.
+    """
+    from scalelab.diagnose.evidence import gather_evidence
+    from scalelab.diagnose.rank import diagnose as judge
+    from scalelab.diagnose.rank import rank
+
+    evidence = gather_evidence(pathlib.Path(run))
+    if live:
+        from scalelab.diagnose.probes.probes import run_probes
+
+        evidence = run_probes(evidence)
+    diagnosis, comparison = judge(evidence), None
+    if against is not None:
+        from scalelab.diagnose.against import judge_against
+
+        verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
+        diagnosis = diagnosis._replace(verdicts=rank([*diagnosis.verdicts, *verdicts]))
+    return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison)
+
+
+class ReadBatch(NamedTuple):
+    """The sequences that a step read, by gradient norm, on the weights of `weights_step`."""
+
+    step: int
+    weights_step: int
+    sequences: "list[ReadSequence]"
+
+
+@check_arguments(run=PATH, batch=whole(0))
+def show_batch(run: Path, batch: int) -> ReadBatch:
+    """What step `batch` of a run read, with losses and gradient norms (`scalelab diagnose --batch`)."""
+    from scalelab.diagnose.batch import describe_batch
+    from scalelab.diagnose.evidence import gather_evidence
+
+    return ReadBatch(batch, *describe_batch(gather_evidence(pathlib.Path(run)), batch))
+
+
+@check_arguments(
+    window=TEXT, what_if=several(TEXT), after=ANYTHING, price=optional(NUMBER), find_batches=FLAG, progress=FUNCTION,
+    stop=FUNCTION,
+)  # fmt: skip
+def replay(
+    window: str, what_if: str | Sequence[str] = (), *, after: int = AFTER, price: float | None = None,
+    find_batches: bool = False, progress: Progress = silent, stop: Stop = never,
+) -> Facts:  # fmt: skip
+    """Train the steps A to B of a run again, as they were and under what-ifs (`scalelab replay`).
+
+    `window`: "RUN@A..B"; `what_if`: products of changes, such as "clip=1,2; lr*=.7,1"; `after`: steps after B; `price`:
+    of a device-hour. Returns what the command's --json prints, and the loss `curves`. BadInput as the command.
+    """
+    match = WINDOW.fullmatch(window)
+    if match is None:
+        raise BadInput(f"{window!r} is not RUN@A..B, such as runs/mine@400..420")
+    first, last = int(match[2]), int(match[3])
+    if not 1 <= first <= last:
+        raise BadInput(f"{window!r}: the window ends before it begins")
+    if not isinstance(after, int) or isinstance(after, bool):
+        raise BadInput(f"after={str(after)[:60]!r} must be a whole number, at least 0")
+    if after < 0:
+        raise BadInput(f"--after={after} is less than 0")
+
+    from scalelab.diagnose.replay import what_ifs
+    from scalelab.diagnose.replay.report import replay_window
+
+    asked = what_ifs.parse_what_ifs(list(what_if))
+    cache_programs()
+    return replay_window(
+        pathlib.Path(match[1]), first, last, asked, after=after, price=price, find_batches=find_batches,
+        progress=progress, stop=stop,
+    )  # fmt: skip
+
+
+@check_arguments(result=ANYTHING, plot=ANY_PATH)
+def draw_replay(result: Facts, plot: Path) -> list[str]:
+    """Write the loss curves of a `replay` as a figure, and their CSV (`scalelab replay --plot`); returns the paths."""
+    from scalelab.report.figures.raceplot import plot_replay
+    from scalelab.report.figures.style import write_figure
+
+    if not isinstance(result, dict) or "curves" not in result:
+        raise BadInput(f"result={str(result)[:60]} is not what `scalelab.api.replay` returns")
+    rows = [{"what_if": name, "step": result["origin"]["step"] + i + 1, "loss": loss}
+            for name, losses in result["curves"].items() for i, loss in enumerate(losses)]  # fmt: skip
+    return [str(path) for path in write_figure(str(plot), plot_replay(result), rows)]
+
+
+@check_arguments(run=PATH, step=optional(whole(0)), batches=whole(1), progress=FUNCTION, note=FUNCTION)
+def noise(
+    run: Path, step: int | None = None, batches: int = NOISE_BATCHES, *, progress: Counted = _uncounted,
+    note: Callable[[str], None] = lambda line: None,
+) -> "list[StepNoise]":  # fmt: skip
+    """Measure a run's gradient noise scale at its saved steps, or at one (`scalelab noise`).
+
+    `batches`: of the run, on which each step is measured; `note` gets lines on what can't be measured.
+    """
+    from scalelab.diagnose.evidence import gather_evidence
+    from scalelab.diagnose.noise.measure import Diverged, choose_steps, measure_noise
+    from scalelab.train.checkpoints.manifest import DamagedCheckpoint
+
+    evidence = gather_evidence(pathlib.Path(run))
+    steps = choose_steps(evidence, step)
+    for problem in evidence.damage[:MOST_DAMAGE]:
+        note(f"not measured: {problem}")
+    rows: list[StepNoise] = []
+    refusals: list[BadInput | DamagedCheckpoint] = []
+    for each in steps:
+        try:
+            rows.append(measure_noise(evidence, each, batches, progress))
+        except (Diverged, DamagedCheckpoint) as refusal:
+            refusals.append(refusal)
+    if not rows:
+        raise refusals[0]
+    for reason in refusals:
+        note(f"not measured: {reason}")
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """The curves of the runs asked for, a row a forecast, and {run: since when} of those whose process is gone."""
+
+    curves: "list[Curve]"
+    rows: list[Facts]
+    gone: Mapping[pathlib.Path, str | None]
+    is_live: bool
+
+
+@check_arguments(folder=PATH, law=optional(either(PATH, FUNCTION)), price=optional(POSITIVE), note=FUNCTION)
+def watch(
+    folder: Path, *, law: Path | FamilyLaw | None = None, price: float | None = None,
+    note: Callable[[str], None] = lambda line: None,
+) -> Watched:  # fmt: skip
+    """Forecast the final loss of a run, or of every unfinished run of a folder, once (`scalelab watch --once`).
+
+    Each forecast is kept in the run's forecasts.jsonl. `law`: the family's, a published one, a fit's file or a function
+    of N and D; `price`: of a device-hour; `note` gets lines on what is left out.
+    """
+    from scalelab.diagnose.watch.forecast import forecast_run
+    from scalelab.diagnose.watch.score import keep_forecast
+    from scalelab.diagnose.watch.stop import describe_facts
+
+    folders = listing.run_folders(folder)
+    family = load_family_law(law, note) if isinstance(law, str | os.PathLike) else law
+    siblings = _read_siblings(folders, note)
+    curves = {curve.folder: curve for curve in siblings}
+    watched = [curve for curve in siblings if curve.folder in folders and curve.status in WATCHED]
+    gone = {run.folder: alive.dead_since(run.folder) for run in watched if run.status == alive.DEAD_STATUS}
+    forecasts: dict[str, Forecast] = {}
+    for run in watched:
+        try:
+            forecasts[run.name] = forecast_run(run, siblings, family, price)
+        except BadInput as refusal:
+            if len(folders) == 1:
+                raise
+            note(f"not forecast: {refusal}")
+    rows = []
+    for run in watched:
+        if run.name in forecasts:
+            facts = describe_facts(run, forecasts[run.name], siblings, forecasts)
+            rows.append(
+                keep_forecast(run.folder, forecasts[run.name])
+                | {"p_worse_than_best": facts["p_worse_than_best"], alive.DEAD_KEY: gone.get(run.folder)}
+            )
+    chosen = [curves[each] for each in folders if each in curves]
+    return Watched(chosen, rows, gone, len(watched) > len(gone))
+
+
+@check_arguments(law=PATH, note=FUNCTION)
+def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) -> FamilyLaw:
+    """The loss by N and D of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
+    from scalelab.plan.budget.lawbook import load_law_book
+
+    name = os.fspath(law)
+    book = load_law_book(name)
+    if book.n_convention != "total":
+        note(f"--law={name} counts N as {book.n_convention}; it is given the runs' total parameters")
+    if not math.isfinite(float(book.loss(1e6, 1e8)[0])):
+        raise BadInput(
+            f"--law={name} gives no loss ({'; '.join(book.notes)}); use a law of N and D, as approach 3 fits"
+        )
+    return lambda N, D: float(book.loss(N, D)[0])
+
+
+def _read_siblings(folders: Collection[pathlib.Path], note: Callable[[str], None]) -> "list[Curve]":
+    """The runs, and those beside them; only what is watched needs its schedule to the end."""
+    from scalelab.diagnose.watch.curve import read_curve
+
+    runs = [folder.resolve() for folder in folders] if len(folders) == 1 else list(folders)
+    beside = runs if len(runs) > 1 else _list_beside(runs[0])
+    curves = []
+    for folder in beside:
+        try:
+            status = records.read_record(folder).get("status", "starting")
+            curve = read_curve(folder, ahead=status in LIVE)
+            is_dead = status in alive.UNFINISHED_STATUSES and alive.dead_since(folder)
+            curves.append(dataclasses.replace(curve, status=alive.DEAD_STATUS) if is_dead else curve)
+        except BadInput as damage:
+            if folder in runs and len(runs) == 1:
+                raise
+            note(f"left out: {damage}")
+    return curves
+
+
+def _list_beside(folder: pathlib.Path) -> list[pathlib.Path]:
+    others = (folder.parent / name for name in list_folders(folder.parent)[0])
+    runs = (run for run in others if (run / "config.json").exists() and listing.is_config(run / "config.json"))
+    return sorted({folder, *runs})
+
+
+class Scored(NamedTuple):
+    """The forecasts of runs that are done beside their ends; how many intervals held, and the mean error."""
+
+    runs: list[Facts]
+    total: Facts
+
+
+@check_arguments(folder=PATH)
+def score_forecasts(folder: Path) -> Scored:
+    """Compare kept forecasts with how the runs ended (`scalelab watch --score`)."""
+    from scalelab.diagnose.watch.score import FORECASTS_FILE, score_run, summarise_scores
+
+    folders = listing.run_folders(folder)
+    if len(folders) > 1:
+        folders = [
+            each for each in folders
+            if (each / FORECASTS_FILE).exists() and records.read_record(each).get("status") == "done"
+        ]  # fmt: skip
+        if not folders:
+            raise BadInput(
+                "--score: no run here is done and has forecasts; `scalelab watch` makes them during training"
+            )
+    scores = [score_run(each) for each in folders]
+    return Scored(scores, summarise_scores([row for score in scores for row in score["forecasts"]]))

@@ -1,0 +1,260 @@
+"""Before and beside runs: this machine, a new project, a corpus, the demo, published laws, the studies."""
+
+import ast
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from scalelab.api.arguments import (
+    FLAG,
+    FOLDER,
+    FUNCTION,
+    NUMBER,
+    PATH,
+    TEXT,
+    WORKDIR,
+    Facts,
+    Path,
+    check_arguments,
+    optional,
+    several,
+    whole,
+)
+from scalelab.api.work.door import Display, Progress, Stop, never, plain_display, silent
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.record import records
+
+if TYPE_CHECKING:
+    from scalelab.laws.published.verdict import PaperReport
+
+PLACEHOLDER = "PROJECT"  # stands in the template for the project's name
+DEMO_FOLDER = "scalelab-demo"
+PLATFORMS = ("cpu", "gpu", "tpu")
+
+
+@check_arguments(expect=optional(TEXT))
+def doctor(expect: Literal["cpu", "gpu", "tpu"] | None = None) -> Facts:
+    """Check this machine: versions, devices, one timed product (`scalelab doctor --json`); `failure`: why it is not
+    ready. `expect`: the platform that jax must see.
+    """
+    from scalelab.hardware.doctor import examine_installation
+
+    if expect not in (None, *PLATFORMS):
+        raise BadInput(f"expect={expect!r} is not a platform; known: {', '.join(PLATFORMS)}")
+    return examine_installation(expect)
+
+
+class Created(NamedTuple):
+    """A new project's folder, and the names of its files."""
+
+    folder: pathlib.Path
+    files: list[str]
+
+
+@check_arguments(name=TEXT, into=optional(FOLDER))
+def init(name: str, into: Path | None = None) -> Created:
+    """Make a project of your own in the folder `name` (`scalelab init`). Nothing is overwritten."""
+    from scalelab.experiments import template
+
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-0123456789") or "mystudy"
+        raise BadInput(f"NAME={name!r} is not letters, digits, - and _, a letter first; nearest: {plain}")
+    folder = pathlib.Path(into or "") / name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} exists and is not an empty folder: nothing is overwritten; use another NAME")
+    sources = sorted(path for path in template.files() if path.is_file())
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        (folder / source.name).write_text(source.read_text().replace(PLACEHOLDER, name))
+    return Created(folder, [source.name for source in sources])
+
+
+@check_arguments(
+    source=several(TEXT), tokenizer=TEXT, out=WORKDIR, workers=optional(whole(1)), text_key=TEXT, separator=TEXT,
+    val_fraction=NUMBER, split_seed=whole(0), skip_bad=FLAG, take_over=FLAG, progress=FUNCTION, stop=FUNCTION,
+    display=optional(FUNCTION),
+)  # fmt: skip
+def prepare(
+    source: str | Sequence[str], tokenizer: str, out: Path, *, workers: int | None = None, text_key: str = "text",
+    separator: str = "", val_fraction: float = 0.1, split_seed: int = 0, skip_bad: bool = False,
+    take_over: bool = False, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
+) -> Facts | None:  # fmt: skip
+    """Turn documents or ready-made tokens into token shards (`scalelab prepare --json`); None if it was stopped.
+
+    `source`: files, globs or data sets, as [NAME=]SPEC; `out`: a folder, or s3://bucket/path; again to go on.
+    `progress`, `stop` and `display` as for `train`.
+    """
+    from scalelab.data.prepare.corpus import prepare_corpus
+    from scalelab.data.prepare.request import Request
+    from scalelab.data.prepare.units import Stopped
+    from scalelab.stores import mirror
+    from scalelab.stores.urls import url_of
+
+    folder = pathlib.Path(out)
+    request = Request(
+        [source] if isinstance(source, str) else list(source), tokenizer, folder, separator, text_key, val_fraction,
+        split_seed, skip_bad, len(os.sched_getaffinity(0)) if workers is None else workers, take_over,
+    )  # fmt: skip
+    held = mirror.attached(folder, take_over, lambda line: progress({"note": line}), "--out")
+    with held, (display or plain_display(progress, stop))(folder.name, {}) as shown:
+        try:
+            result = prepare_corpus(request, shown.progress, shown.stop)
+        except Stopped:
+            return None
+    result["folder"] = url_of(folder) or result["folder"]
+    return result
+
+
+@check_arguments(out=FOLDER)
+def demo(out: Path = DEMO_FOLDER) -> Facts:
+    """Fit a law to the study that comes with the package, and score its prediction (`scalelab demo --json`)."""
+    from scalelab.laws import examples
+    from scalelab.laws.fits.study import fit_study
+    from scalelab.laws.law.chinchilla_optimum import ChinchillaParams
+    from scalelab.report.figures import lawplots, style
+
+    rows = examples.read_quickstart()
+    (held,) = (row for row in rows if row["role"] == "holdout")
+    fitted = fit_study([row for row in rows if row["role"] == "fit"])
+    predicted = fitted.predict(held["N"], held["D"])
+    budgets = sorted({float(f"{row['C']:.1g}") for row in rows})
+    bands = [fitted.decide(budget).loss for budget in budgets]
+    scored = {
+        "C": held["C"], "N": held["N"], "D": held["D"],
+        "predicted_loss": predicted.loss, "interval90": [predicted.low, predicted.high],
+        "measured_loss": held["val_loss"], "error": predicted.loss / held["val_loss"] - 1,
+        "inside": predicted.low <= held["val_loss"] <= predicted.high,
+    }  # fmt: skip
+    points = [row | {"loss": row["val_loss"]} for row in rows if row["role"] != "check"]
+    band = {"C": budgets, "low": [each.low for each in bands], "high": [each.high for each in bands]}
+    figure = lawplots.plot_held_out(
+        points, scored, ChinchillaParams(**fitted.params), fitted.k, band, None, "Predicted, then measured"
+    )
+    numbers = [{key: row[key] for key in ("name", "role", "N", "D", "C", "loss")} for row in points]
+    files = [
+        path
+        for kind in style.FIGURE_SUFFIXES
+        for path in style.write_figure(pathlib.Path(out) / f"prediction{kind}", figure, numbers)
+    ]
+    return {"fit": fitted.to_json(), "held_out": scored, "files": files, "table": str(examples.QUICKSTART)}
+
+
+@check_arguments(paper=TEXT, data=optional(PATH), progress=FUNCTION)
+def reproduce(
+    paper: str, data: Path | None = None, *, progress: Callable[[str], None] = lambda line: None
+) -> "Iterator[PaperReport]":
+    """Compute published laws again, one report a paper as soon as it is done (`scalelab reproduce`).
+
+    `paper`: a paper, "all", "textbook" or "closed_forms"; `data`: the folder of run tables (not for the last two).
+    """
+    from scalelab.laws.published import PAPERS
+
+    if paper not in (*PAPERS, "all", "textbook", "closed_forms"):
+        raise BadInput(f"paper {paper!r}: unknown{nearest_hint(paper, [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
+    if paper not in ("textbook", "closed_forms") and data is None:
+        raise BadInput("--data=DIR is needed: the folder of run tables (`--download=DIR` fetches them)")
+    if data is not None and paper not in ("textbook", "closed_forms") and not pathlib.Path(data).is_dir():
+        raise BadInput(f"--data={data}: no such folder")
+    return _reproduce(paper, pathlib.Path(data or ""), progress)
+
+
+def _reproduce(paper: str, data: pathlib.Path, progress: Callable[[str], None]) -> "Iterator[PaperReport]":
+    from scalelab.laws.published import PAPERS, reproduce_paper
+
+    if paper == "textbook":
+        from scalelab.plan.published import textbook
+
+        yield textbook.reproduce()
+    elif paper == "closed_forms":
+        from scalelab.plan.published.closed_forms import reproduce_closed_forms
+
+        yield from reproduce_closed_forms()
+    else:
+        for name in PAPERS if paper == "all" else (paper,):
+            progress(f"{name}: reading tables and fitting")
+            yield reproduce_paper(name, data, progress)
+
+
+@check_arguments(download=PATH, progress=FUNCTION)
+def download_tables(
+    download: Path, *, progress: Callable[[str], None] = lambda line: None
+) -> Iterator[tuple[str, str, bool]]:
+    """Fetch the run tables of published laws into a folder (`scalelab reproduce --download`).
+
+    One (file, what happened, whether it is there) a table, as soon as it is known.
+    """
+    from scalelab.laws.published import download as download_lib
+
+    folder = pathlib.Path(download)
+
+    def fetch() -> Iterator[tuple[str, str, bool]]:
+        for name, source in download_lib.DOWNLOADABLE_FILES.items():
+            if download_lib.has_valid_copy(source, folder / name):
+                yield name, f"{name}: already there", True
+                continue
+            try:
+                download_lib.download_file(source, folder / name, progress)
+            except download_lib.DownloadError as failure:
+                yield name, f"{name}: {failure}", False
+            else:
+                yield name, f"{name}: fetched and verified", True
+        for name, text in download_lib.MANUAL_SOURCES.items():
+            if not (folder / name).is_file():
+                yield name, f"{name} can't be downloaded as it is; its source: {text}", False
+
+    return fetch()
+
+
+def studies() -> list[Facts]:
+    """All studies (`scalelab study`): `name`, `module`, `summary`; of those with a result `cpu_s` and `finding`."""
+    rows = []
+    for name, path in list_studies().items():
+        result = _committed_result(name)
+        row = {"name": name, "module": study_module(path), "summary": _summary(path)}
+        rows.append(row | {key: result.get(key) for key in ("cpu_s", "finding")})
+    return rows
+
+
+@check_arguments(name=TEXT, options=several(TEXT))
+def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
+    """The command line of a study (`scalelab study NAME`), for `subprocess.run`: it is a process of its own."""
+    known = list_studies()
+    if name not in known:
+        raise BadInput(f"no study {name!r}{nearest_hint(name, known)}")
+    return [sys.executable, "-m", study_module(known[name]), *options]
+
+
+def list_studies() -> Mapping[str, pathlib.Path]:
+    """{name: file} of the studies, those of one phenomenon first; none is imported."""
+    from scalelab import experiments
+
+    folder = pathlib.Path(experiments.__file__).parent
+    return {name: path for place in (folder / "studies", folder) for name, path in sorted(_studies_in(place))}
+
+
+def _studies_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
+    files = [(path.stem, path) for path in folder.glob("*.py") if 'if __name__ == "__main__"' in path.read_text()]
+    return files + [(path.parent.name, path) for path in folder.glob("*/__main__.py")]
+
+
+def study_module(path: pathlib.Path) -> str:
+    """The name that `python -m` takes for a study's file."""
+    parts = [part for part in path.with_suffix("").parts if part != "__main__"]
+    start = len(parts) - 1 - parts[::-1].index("experiments")
+    return ".".join(["scalelab", *parts[start:]])
+
+
+def _committed_result(name: str) -> Mapping[str, object]:
+    from scalelab import experiments
+
+    path = pathlib.Path(experiments.__file__).parent / "results" / f"{name}.json"
+    content = records.read_json(path) if path.exists() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _summary(path: pathlib.Path) -> str:
+    lines = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()
+    return next((line for line in lines if line and not line.startswith("python -m")), path.stem)

@@ -1,0 +1,335 @@
+"""Studies of many runs from Python: `tune`, `ablate` and `proxy`, as the commands of these names do."""
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from scalelab.api.arguments import (
+    ANY_PATH,
+    ANYTHING,
+    FLAG,
+    FOLDER,
+    FUNCTION,
+    NUMBER,
+    OVERRIDES,
+    POSITIVE,
+    TEXT,
+    VALUES,
+    Facts,
+    Path,
+    check_arguments,
+    list_paths,
+    optional,
+    several,
+    whole,
+)
+from scalelab.api.work.door import (
+    Display,
+    Overrides,
+    Progress,
+    Stop,
+    cache_programs,
+    config_file,
+    config_path,
+    load_config,
+    never,
+    plain_display,
+    silent,
+    train_in_pool,
+)
+from scalelab.api.work.sweeping import EXECUTING, chosen_executor
+from scalelab.errors import BadInput
+
+if TYPE_CHECKING:
+    from scalelab.plan.sweep.sweep import SweepPlan
+    from scalelab.sweep.ablate.study import Ablation
+    from scalelab.sweep.scaling.proxy import Proxy
+    from scalelab.sweep.tune.stages import Tuning
+
+LR_KEY = "optim.peak_lr"
+TRAINING = {"take_over": FLAG, "progress": FUNCTION, "stop": FUNCTION, "display": optional(FUNCTION), "command": TEXT}
+TUNING = {name: whole(1) for name in ("trials", "rounds", "confirm", "seeds")} | {"short": optional(whole(1))}
+
+
+class Studied(NamedTuple):
+    """The summary of a study, as its summary.json has it, and the path of its page."""
+
+    summary: Facts
+    page: str
+
+
+@check_arguments(workdir=FOLDER)
+def study_status(workdir: Path) -> list[Facts]:
+    """The runs of a study as rows (name, status, step, losses), also while they train (`--status`)."""
+    from scalelab.sweep import status
+
+    return status.read_trial_rows(pathlib.Path(workdir))
+
+
+@check_arguments(config=ANYTHING, overrides=OVERRIDES, **TUNING)
+def plan_tuning(
+    config: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3, short: int | None = None,
+    confirm: int = 2, seeds: int = 3,
+) -> "Tuning":  # fmt: skip
+    """What a `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` says it in words."""
+    from scalelab.sweep.tune import stages
+
+    return stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
+
+
+@check_arguments(config=ANYTHING, workdir=FOLDER, overrides=OVERRIDES, **TUNING, **EXECUTING, **TRAINING)
+def tune(
+    config: Path, workdir: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3,
+    short: int | None = None, confirm: int = 2, seeds: int = 3, executor: str = "local",
+    slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0, take_over: bool = False,
+    progress: Progress = silent, stop: Stop = never, display: Display | None = None,
+    command: str = "scalelab.api.tune",
+) -> Studied | None:  # fmt: skip
+    """Find good values for a config file with tune() (`scalelab tune`), or go on; None where it was stopped.
+
+    `trials`: runs in all; `rounds` of runs of `short` steps; `confirm`: best short runs that are trained in full;
+    `seeds`: fresh ones before it is adopted. Executor and training as for `sweep`; `command`: how the summary says
+    that it was made.
+    """
+    from scalelab.record import lock, records
+    from scalelab.report.pages import write_report
+    from scalelab.sweep.tune import conduct, stages, study, wording
+
+    folder = pathlib.Path(workdir)
+    note = lambda line: progress({"note": line})  # noqa: E731
+    plan = stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
+    for line in wording.describe_counts(plan):
+        note(line)
+    show = display or plain_display(progress, stop)
+    with (
+        chosen_executor(executor, slurm, max_parallel, note, config_file(config), folder),
+        lock.undo_if_refused(folder, study.STUDY_FILE),
+    ):
+        study.open_study(plan, folder)
+        with train_in_pool(folder, stages.change_base(plan, {}), take_over, show, progress) as train:
+            summary = conduct.conduct_tuning(plan, folder, train, note)
+    if summary is None:
+        return None
+    summary = {"command": command} | summary
+    records.write_json(folder / "summary.json", summary)
+    return Studied(summary, str(write_report(folder)["path"]))
+
+
+ABLATION = {
+    "baseline": ANY_PATH, "variant": several(ANY_PATH), "budgets": several(POSITIVE), "overrides": OVERRIDES,
+    "sizes": several(whole(1)), "seeds": whole(1), "rule": TEXT, "tune": several(TEXT), "untuned": FLAG,
+    "tokens_per_param": POSITIVE, "target_flops": optional(POSITIVE),
+}  # fmt: skip
+
+
+class AblationPlan(NamedTuple):
+    """The runs of an ablation with the planner's hours, and the smallest effect that they would show."""
+
+    study: "Ablation"
+    planned: "SweepPlan"
+    noise: float
+    correlation: float
+    smallest_effect: float | None
+
+
+@check_arguments(
+    **ABLATION, workdir=optional(FOLDER), noise=optional(POSITIVE), correlation=optional(NUMBER), progress=FUNCTION
+)
+def plan_ablation(
+    baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None = None, *,
+    sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own", tune: str | Sequence[str] = LR_KEY,
+    untuned: bool = False, tokens_per_param: float = 20.0, target_flops: float | None = None,
+    workdir: Path | None = None, noise: float | None = None, correlation: float | None = None,
+    progress: Progress = silent,
+) -> AblationPlan:  # fmt: skip
+    """What an `ablate` would train, and the smallest effect that it would show (`scalelab ablate --plan`).
+
+    `noise`: relative scatter of a run's loss over seeds; `correlation`: of both sides' losses of one seed; by default
+    those measured in `workdir`.
+    """
+    from scalelab.plan.machine.machine import load_machine
+    from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, plan_study
+    from scalelab.sweep.ablate import power
+
+    study, target = _make_ablation(
+        baseline,
+        variant,
+        budgets,
+        overrides,
+        sizes,
+        seeds,
+        rule,
+        tune,
+        untuned,
+        tokens_per_param,
+        target_flops,
+        progress,
+    )
+    folder = None if workdir is None else pathlib.Path(workdir)
+    noise, correlation, source = power.known_noise(study, folder, noise, correlation, NOISE)
+    smallest, shows = power.describe_power(study, noise, correlation, source, target)
+    runs = PlannedStudy(power.all_runs(study), target, shows=shows)
+    return AblationPlan(study, plan_study(runs, "this ablation", load_machine("cpu")), noise, correlation, smallest)
+
+
+@check_arguments(**ABLATION, workdir=FOLDER, fix=VALUES, next=FLAG, **EXECUTING, **TRAINING)
+def ablate(
+    baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], workdir: Path,
+    overrides: Overrides | None = None, *, sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own",
+    tune: str | Sequence[str] = LR_KEY, untuned: bool = False, tokens_per_param: float = 20.0,
+    target_flops: float | None = None, fix: Mapping[str, float] | None = None, next: bool = False,
+    executor: str = "local", slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0,
+    take_over: bool = False, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
+    command: str = "scalelab.api.ablate",
+) -> Studied | None:  # fmt: skip
+    """Does a change hold at scale? Train both sides on a ladder of budgets (`scalelab ablate`); None if stopped.
+
+    `baseline`, `variant`: config files, or names pkg.mod:fn; `sizes`: d_model of each rung; `fix`: values of E or alpha
+    that are not fitted; `next`: also which further runs would settle it. Executor and training as for `sweep`.
+    """
+    from scalelab.record import lock, records
+    from scalelab.report.pages import write_report
+    from scalelab.sweep.ablate import conduct
+
+    folder, fixed = pathlib.Path(workdir), dict(fix or {})
+    note = lambda line: progress({"note": line})  # noqa: E731
+    study, target = _make_ablation(
+        baseline,
+        variant,
+        budgets,
+        overrides,
+        sizes,
+        seeds,
+        rule,
+        tune,
+        untuned,
+        tokens_per_param,
+        target_flops,
+        progress,
+    )
+    show = display or plain_display(progress, stop)
+    with (
+        chosen_executor(executor, slurm, max_parallel, note, None, folder),
+        lock.undo_if_refused(folder, conduct.STUDY_FILE),
+    ):
+        conduct.open_study(study, folder)
+        first, *_ = conduct.final_runs(study, study.rungs[:1], {}).values()
+        with train_in_pool(folder, first, take_over, show, progress) as train:
+            if not conduct.conduct_study(study, folder, train, note, fixed):
+                return None
+    summary: Facts = {"command": command}
+    summary |= conduct.score_study(study, folder, target, fixed, with_next=next)
+    records.write_json(folder / "summary.json", summary)
+    return Studied(summary, str(write_report(folder)["path"]))
+
+
+def _make_ablation(
+    baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None,
+    sizes: Sequence[int], seeds: int, rule: str, tune: str | Sequence[str], untuned: bool, tokens_per_param: float,
+    target_flops: float | None, progress: Progress,
+) -> "tuple[Ablation, float]":  # fmt: skip
+    """(the study, where its verdict is given); says what was chosen for the user."""
+    from scalelab.sweep.ablate import sides, study
+
+    keys = [tune] if isinstance(tune, str) else list(tune)
+    if untuned and keys != [LR_KEY]:
+        raise BadInput("--untuned tunes nothing, and --tune says what to tune: leave one of them out")
+    names = [os.fspath(each) for each in list_paths(variant)]
+    values = {key: str(value) for key, value in (overrides or {}).items()}
+    loaded, notes = sides.load_sides(os.fspath(baseline), names, values)
+    plan = study.make_study(
+        loaded, list(budgets), list(sizes), seeds, rule, () if untuned else tuple(keys), tokens_per_param
+    )
+    target = target_flops or plan.rungs[-1].flops
+    for line in (*notes, *_describe_rungs(plan, bool(sizes), tokens_per_param, target)):
+        progress({"note": line})
+    return plan, target
+
+
+def _describe_rungs(plan: "Ablation", has_sizes: bool, tokens_per_param: float, target: float) -> list[str]:
+    """What was chosen for the user."""
+    rungs = ", ".join(f"{rung.flops:.3g} FLOPs at d_model {rung.d_model}" for rung in plan.rungs)
+    how = "" if has_sizes else f" (nearest to {tokens_per_param:g} tokens a parameter)"
+    tuned = (
+        f"tuned on each side: {', '.join(plan.tuned)}"
+        if plan.tuned
+        else "UNTUNED: each side at its config's own values"
+    )
+    return [f"rungs: {rungs}{how}", f"{tuned}; rule {plan.rule}; verdict at {target:.3g} FLOPs"]
+
+
+class ProxyFound(NamedTuple):
+    """A recipe's learning rate by its twin: what the command's --json prints, and the twin's sweep as planned."""
+
+    facts: Facts
+    plan: "Proxy"
+    is_interior: bool
+
+
+@check_arguments(
+    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, overrides=OVERRIDES, out=optional(FOLDER), seeds=whole(1),
+    lrs=several(POSITIVE), progress=FUNCTION, stop=FUNCTION, display=optional(FUNCTION),
+)  # fmt: skip
+def proxy(
+    config: Path, flops: float, workdir: Path, overrides: Overrides | None = None, *, out: Path | None = None,
+    seeds: int = 3, lrs: Sequence[float] = (), progress: Progress = silent, stop: Stop = never,
+    display: Display | None = None,
+) -> ProxyFound | None:  # fmt: skip
+    """Find a large recipe's learning rate on a small twin (`scalelab proxy`); None where the sweep was stopped.
+
+    `flops`: what the sweep may cost; `out`: the file of the target (default: target.py in `workdir`); `lrs`: three
+    learning rates of the twin or more.
+    """
+    from scalelab import git
+    from scalelab.record import lock
+    from scalelab.sweep import status
+    from scalelab.sweep.forks import write_forks
+    from scalelab.sweep.run import run_sweep
+    from scalelab.sweep.scaling import proxy as proxy_lib
+
+    file, folder = config_path(config), pathlib.Path(workdir)
+    target_file = pathlib.Path(out or folder / "target.py")
+    if target_file.suffix != ".py" or target_file.resolve() == pathlib.Path(file).resolve():
+        raise BadInput(f"--out={target_file} must be a new file that ends in .py")
+    if lrs and len(set(lrs)) < 3:
+        given = ",".join(f"{rate:g}" for rate in lrs)
+        raise BadInput(f"--lrs={given}: three learning rates or more, each above zero, e.g. --lrs=1e-3,2e-3,4e-3")
+    resolved = load_config(file, overrides)
+    rates = sorted(set(lrs)) or [resolved.optim.peak_lr * 2.0**i for i in proxy_lib.LR_OCTAVES]
+    numbers = range(resolved.train.seed, resolved.train.seed + seeds)
+    plan = proxy_lib.plan_proxy(resolved, flops, len(rates) * len(numbers))
+    runs = proxy_lib.proxy_trials(plan, rates, numbers)
+    cost = f"sweep: {len(runs)} runs, {plan.sweep_flops:.3g} FLOPs in all"
+    progress({"note": "\n".join([*plan.lines(), cost])})
+    cache_programs()
+    title = f"{len(runs)} trials"
+    with (
+        lock.undo_if_refused(folder, "twin.py"),
+        (display or plain_display(progress, stop))(title, {title: plan.twin.train.steps}) as shown,
+    ):
+        write_forks(folder, file, {"twin": plan.twin}, {"twin": f"The small twin of {file}."})
+        verdicts = run_sweep(folder, runs, progress=shown.progress, stop=shown.stop, code=git.code_state(file))
+    if status.exit_code(verdicts.values()) == 75:
+        return None
+    target, optimum = proxy_lib.fill_target(plan, status.read_trial_rows(folder), rates, numbers)
+    if optimum.interior:
+        line = f"{file} with the learning rate of a twin of width {plan.twin.model.d_model} ({folder})."
+        write_forks(target_file.parent, file, {target_file.stem: target}, {target_file.stem: line})
+    facts = {
+        "peak_lr": target.optim.peak_lr,
+        "peak_lr_interval90": optimum.interval and [2**end * plan.lr_factor for end in optimum.interval],
+        "no_interval": optimum.refusal or None,
+        "interior": optimum.interior,
+        "twin_loss": optimum.loss,
+        "twin": {key: plan.twin.model[key] for key in ("d_model", "n_layers", "n_heads", "d_head", "d_ff")}
+        | {"steps": plan.twin.train.steps, "global_batch": plan.twin.train.global_batch},
+        "parametrization": target.parametrization.to_dict(),
+        "lr_factor": plan.lr_factor,
+        "sweep_flops": plan.sweep_flops,
+        "lrs": rates,
+        "trials": verdicts,
+        "out": str(target_file) if optimum.interior else None,
+        "twin_peak_lr": 2**optimum.log2_lr,
+    }
+    return ProxyFound(facts, plan, optimum.interior)

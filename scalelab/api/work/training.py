@@ -1,0 +1,196 @@
+"""Train one run from Python, as `scalelab train` does."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Literal
+
+from scalelab.api.arguments import (
+    ANYTHING,
+    FLAG,
+    FUNCTION,
+    NUMBER,
+    OVERRIDES,
+    TEXT,
+    WORKDIR,
+    Kind,
+    check_arguments,
+    optional,
+    several,
+    whole,
+)
+from scalelab.api.work.door import (
+    Config,
+    Display,
+    Overrides,
+    Path,
+    Progress,
+    Stop,
+    add_overrides,
+    cache_programs,
+    config_file,
+    load_config,
+    never,
+    plain_display,
+    reserve_memory,
+    settle_memory,
+    silent,
+)
+from scalelab.api.work.together import work_together
+from scalelab.config.files import list_not_reproduced
+from scalelab.errors import BadInput
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+    from scalelab.parallel.peers import ProcessPlace
+    from scalelab.parallel.pulse import Pulse
+    from scalelab.train.single import ByHand
+
+TWO_BATCHES = Kind(
+    "two numbers of batches, such as (900, 1100)",
+    lambda pair: isinstance(pair, tuple | list) and len(pair) == 2 and all(whole(0).fits(number) for number in pair),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """How the training of a run ended. Losses are nats a token; `process` is the index of this one of several."""
+
+    name: str
+    status: str
+    final_step: int
+    resumed_from: int | None
+    val_loss: float | None
+    bpb: float | None
+    by_source: dict[str, float]
+    tokens_per_s: float | None
+    params_digest: str
+    folder: str
+    process: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """What the command's --json prints."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "process"}
+
+
+@check_arguments(
+    config=ANYTHING, workdir=WORKDIR, overrides=OVERRIDES, init_from=optional(TEXT), branch_from=optional(TEXT),
+    fallback=FLAG, allow_change=several(TEXT), force=FLAG, take_over=FLAG, lr_factor=optional(NUMBER),
+    skip_batches=optional(TWO_BATCHES), reset=optional(TEXT), coordinator=optional(TEXT), processes=optional(whole(1)),
+    process_id=optional(whole(0)), progress=FUNCTION, stop=FUNCTION, display=optional(FUNCTION),
+)  # fmt: skip
+def train(
+    config: Config | None, workdir: Path, overrides: Overrides | None = None, *, init_from: str | None = None,
+    branch_from: str | None = None, fallback: bool = False, allow_change: Collection[str] = (), force: bool = False,
+    take_over: bool = False, lr_factor: float | None = None, skip_batches: tuple[int, int] | None = None,
+    reset: Literal["moments"] | None = None, coordinator: str | None = None, processes: int | None = None,
+    process_id: int | None = None, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
+) -> Trained:  # fmt: skip
+    """Train one run in `workdir` to its end, or resume it (`scalelab train`).
+
+    `config`: a file's path, a name (`tiny`) or a tree; None for a branch that has its trunk's. `workdir`: a folder, or
+    s3://bucket/path. `overrides`: `{"train.steps": 20}`. `progress` gets a dict at each dispatch and for each note;
+    `stop` is asked after each dispatch, and True ends the run after saving. With a `display` these two are what it
+    gives, and `progress` gets what comes before the training. The others are the command's options. BadInput,
+    WorkFailed as the command; as one of several `processes` a failure ends this process.
+    """
+    from scalelab.stores import mirror
+
+    change = _change_by_hand(lr_factor, skip_batches, reset)
+    folder = pathlib.Path(workdir)
+    if folder.name in ("", ".."):  # `.` has no name, and a run has its folder's
+        folder = folder.resolve()
+    training = _Training(
+        folder, config_file(config), frozenset(allow_change), force, take_over, change, progress,
+        display or plain_display(progress, stop),
+    )  # fmt: skip
+    with mirror.attached(folder, take_over, training.note):
+        reserve_memory()
+        values = add_overrides(
+            overrides, {"train.init_from": init_from, "checkpoint.fallback": "true" if fallback else None}
+        )
+        if branch_from and init_from:
+            raise BadInput("--branch-from loads a run's whole state, --init-from only its weights: give one of them")
+        resolved = _plan_branch(branch_from, config, values, folder) if branch_from else _load(config, values)
+        from scalelab.parallel import processes as processes_lib
+
+        place = processes_lib.find_process_place(coordinator, processes, process_id)
+        if place is None:
+            return training.run(resolved)
+        mirror.refuse_several_processes(folder)
+        part = lambda pulse: training.run(resolved, place, pulse)  # noqa: E731
+        return work_together(place, resolved, folder, training.allow, part)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """A run that is to be trained, and how."""
+
+    folder: pathlib.Path
+    file: str | None
+    allow: frozenset[str]
+    force: bool
+    take_over: bool
+    change: "ByHand | None"
+    progress: Progress
+    display: Display
+
+    def note(self, line: str) -> None:
+        """Report a line."""
+        self.progress({"note": line})
+
+    def run(self, config: "ConfigDict", place: "ProcessPlace | None" = None, pulse: "Pulse | None" = None) -> Trained:
+        """Train to the end, alone or as one of several processes, of which the first speaks."""
+        from scalelab import git
+        from scalelab.stores.urls import url_of
+        from scalelab.train.lineage.compatibility import refuse_foreign_files
+        from scalelab.train.single import train_single
+
+        first = place is None or place.index == 0
+        if first:
+            refuse_foreign_files(self.folder)
+        cache_programs()
+        for text in list_not_reproduced(self.file) if first and self.file else ():
+            self.note(f"note: {self.file} does not reproduce: {text}")
+        config = settle_memory(config, self.folder, self.force, progress=self.progress)
+        name = self.folder.name
+        with self.display(name, {name: config.train.steps}) as shown:
+            result = train_single(
+                config, self.folder, shown.progress if first else silent, shown.stop, self.allow, self.take_over,
+                pulse, git.code_state(self.file), self.change,
+            )  # fmt: skip
+        result["folder"] = url_of(self.folder) or result["folder"]
+        return Trained(**result, process=place.index if place else 0)
+
+
+def _load(config: Config | None, overrides: Overrides) -> "ConfigDict":
+    if config is None:
+        raise BadInput("config=None is for a branch, which has its trunk's: give a config, or branch_from")
+    return load_config(config, overrides)
+
+
+def _plan_branch(source: str, config: Config | None, overrides: Overrides, folder: pathlib.Path) -> "ConfigDict":
+    from scalelab.train.resume.branch import plan_branch
+
+    file = config_file(config)
+    if config is not None and file is None:
+        raise BadInput("a branch takes a config's file or its trunk's config, not a tree: give a path, or None")
+    return plan_branch(source, file, overrides, folder)
+
+
+def _change_by_hand(
+    lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None
+) -> "ByHand | None":
+    """What is changed where the run goes on; None: nothing."""
+    if lr_factor is None and skip_batches is None and reset is None:
+        return None
+    factor = 1.0 if lr_factor is None else lr_factor
+    if not 0 < factor < math.inf:
+        raise BadInput(f"--lr-factor={factor:g} must be finite and above zero; nearest: 0.7")
+    if reset not in (None, "moments"):
+        raise BadInput(f"reset={reset!r} is not something to begin anew; known: moments")
+    from scalelab.train.single import ByHand
+
+    return ByHand(factor, skip_batches and (skip_batches[0], skip_batches[1]), reset is not None)
