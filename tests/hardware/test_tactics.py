@@ -28,6 +28,7 @@ import contextlib, functools, json, sys
 import jax
 from scalelab import config as config_lib
 from scalelab.configs import tiny
+from checks.numerics.parallelism import layouts
 from scalelab.experiments.studies.fsdp import rows
 from scalelab.plan.compiled.aot import _step_arguments
 from scalelab.sharding import trace_for_platform
@@ -52,7 +53,7 @@ for name, changes in CASES.items():
     print(json.dumps([name, *[text.count(word) for word in ("optimization_barrier", "layout_constraint")]]))
 if sys.argv[1:]:
     layout = "fsdp+tensor+sequence"
-    row = rows.compare_layout(layout, rows.LAYOUTS[layout], {"train.accumulate": 2}, "fp32", costly=False)
+    row = rows.compare_layout(layout, layouts.LAYOUTS[layout], {"train.accumulate": 2}, "fp32", costly=False)
     print(json.dumps([row["loss_rel_diff"], row["grad_rel_diff"]]))
 """
 
