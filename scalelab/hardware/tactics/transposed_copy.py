@@ -1,7 +1,8 @@
-"""Measured: on a CPU the head's gradient is multiplied from a transposed copy; a step then takes 0.78 of its time.
+"""Measured: on a CPU the head's gradient is multiplied from a transposed copy: 0.94 of a step's CPU seconds.
 
-AMD EPYC, 2 cores, 2026-11-26, d_model 256, vocabulary 32,768, steps of 2,048 tokens (CHANGELOG.md). A wide dy times a
-transposed x takes XLA twice as long; products of a block are narrow and gain nothing.
+0.92 to 0.95 in 5 rounds: AMD EPYC, 2 cores under load, 2026-11-26, d_model 256, vocabulary 32,768, 2,048 tokens a step
+(checks/results/tactics.json). The note of the day it was added says 0.78 of the time (CHANGELOG.md). XLA takes a wide
+dy times a transposed x twice as long; products of a block are narrow and gain nothing.
 Off: SCALELAB_TACTICS_OFF=transposed_copy.
 """
 

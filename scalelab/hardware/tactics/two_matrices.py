@@ -1,7 +1,9 @@
-"""Measured: on one device products are of two matrices, tokens flattened; else a CPU's step takes 1.5 times as long.
+"""Measured: on one device products are of two matrices, tokens flattened: 0.99 of a CPU step's CPU seconds, so no gain.
 
-Intel Xeon, 2 cores, 2026-11-20 (checks/speed/benchmarks/steps/bare.py). With more axes XLA:CPU contracts two of them on
-a strided copy for the weight's gradient. Off: SCALELAB_TACTICS_OFF=two_matrices.
+0.98 to 1.02 in 5 rounds: AMD EPYC, 2 cores under load, 2026-11-26, jax 0.10.2, d_model 256, 2,048 tokens a step
+(checks/results/tactics.json). When it was added, on 2026-11-20, a step without took 1.5 times as long
+(checks/speed/benchmarks/steps/bare.py): with more axes XLA:CPU contracted two of them on a strided copy for the
+weight's gradient. Off: SCALELAB_TACTICS_OFF=two_matrices.
 """
 
 import math
