@@ -85,10 +85,15 @@ def make_page(result: Mapping[str, Any]) -> str:
         if each["rungs"][-1]["m"]["flops"] is not None
     ]
     tuned = [
-        [side["name"], str(side["trials"]), str(side["diverged"]), "; ".join(side["how"].values()),
-         "; ".join(side["problems"]) or "none"]
+        [
+            side["name"],
+            str(side["trials"]),
+            str(side["diverged"]),
+            "; ".join(side["how"].values()),
+            "; ".join(side["problems"]) or "none",
+        ]
         for side in result["tuning"]
-    ]  # fmt: skip
+    ]
     return "\n".join(
         [
             "# Eight changes, judged",

@@ -240,8 +240,11 @@ def _main(argv: Sequence[str]) -> int:
         "to heal and the ranking of the arms may differ: what it shows is how they are compared.",
     }
     place = RESULTS if options.quick else options.workdir
-    numbers = [{"arm": arm, "step": shown["origin"]["step"] + i + 1, "loss": loss}
-               for arm, curve in shown["curves"].items() for i, loss in enumerate(curve)]  # fmt: skip
+    numbers = [
+        {"arm": arm, "step": shown["origin"]["step"] + i + 1, "loss": loss}
+        for arm, curve in shown["curves"].items()
+        for i, loss in enumerate(curve)
+    ]
     write_figure(str(place / "incident.png"), plot_replay(shown), numbers)
     write_result(place, "incident", result, format_page(result))
     if options.json != "-":

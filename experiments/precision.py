@@ -104,8 +104,10 @@ def measure_bytes(config: ConfigDict) -> dict[str, int]:
     state = state_lib.state_shapes(static)
     batch = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
     compiled = jax.jit(functools.partial(train_step, static), donate_argnums=0).lower(state, batch, h).compile()
-    held = {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-            for name, tree in (("weights", state.params), ("optimizer", state.opt_state))}  # fmt: skip
+    held = {
+        name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+        for name, tree in (("weights", state.params), ("optimizer", state.opt_state))
+    }
     return held | {"temporaries": int(compiled.memory_analysis().temp_size_in_bytes)}
 
 

@@ -209,8 +209,12 @@ def _main(argv: Sequence[str]) -> int:
     )
     place = RESULTS if is_default else options.workdir
     shown = {arm: [curves[trial_name(arm, SPIKE_LR, seed)] for seed in seeds] for arm in ARMS}
-    numbers = [{"arm": arm, "seed": i, "step": k + 1, "loss": x}
-               for arm, each in shown.items() for i, curve in enumerate(each) for k, x in enumerate(curve)]  # fmt: skip
+    numbers = [
+        {"arm": arm, "seed": i, "step": k + 1, "loss": x}
+        for arm, each in shown.items()
+        for i, curve in enumerate(each)
+        for k, x in enumerate(curve)
+    ]
     write_figure(str(place / "spike.png"), plot_arms(shown), numbers)
     write_result(place, "spike", result, format_page(result))
     if options.json != "-":

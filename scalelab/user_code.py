@@ -24,8 +24,8 @@ from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.record.identity import hash_sources
+from scalelab.user_imports import allow_imports_from
 
-TRACE_VARIABLE = "SCALELAB_TRACE"  # of the environment: set, the command also prints the traceback of a user's error
 # jax's errors of code that looks at a traced value, by class: what the code did, and what to write instead.
 TRACED_ERRORS = {
     "TracerBoolConversionError": "Python {word!r} on a traced value; use {instead}",
@@ -39,8 +39,6 @@ INSTEAD_OF = {"if": "jnp.where", "while": "jax.lax.while_loop", "assert": "jnp.i
 
 _trusted: set[str] = set()  # `pkg.mod:fn`, as the user named them in this process
 _config_folders: list[str] = []  # folders of the config files that were read, the last one first
-_searched: list[str] = []  # folders that `allow_imports_from` searches right now
-_loaded: dict[str, dict[str, ModuleType]] = {}  # folder -> modules imported from it, by name
 _objects: dict[tuple[str, ...], Any] = {}  # (`pkg.mod:fn`, the folders searched) -> the object
 _sources: dict[tuple[str, ...], dict[str, str]] = {}  # likewise -> SHA-256 of its source files when it was loaded
 
@@ -241,70 +239,3 @@ def _remember_folder(folder: str) -> None:
     if folder in _config_folders:
         _config_folders.remove(folder)
     _config_folders.insert(0, folder)
-
-
-@contextlib.contextmanager
-def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
-    """Let modules be imported from `folders` (the first wins), after everything installed: a folder can't hide that.
-
-    Afterwards the folders' modules are put aside until their folder is searched again, as two folders may hold modules
-    of one name. A folder that Python searches anyway (`python -m` has the current directory) keeps its modules.
-    """
-    folders = list(dict.fromkeys(map(os.path.realpath, folders)))
-    path, searched = list(sys.path), list(_searched)
-    places = {entry: os.path.realpath(entry or os.getcwd()) for entry in path}
-    users = {*folders, *searched, os.path.realpath(os.getcwd())}
-    installed = [entry for entry in path if places[entry] not in users]
-    others = [entry for entry in path if places[entry] in users - {*folders, *searched}]
-    during = [*installed, *folders, *others]
-    hidden = _hide_modules(folders, users)
-    before = set(sys.modules)
-    for index, folder in reversed(list(enumerate(folders))):
-        loaded = {name: module for name, module in _loaded.get(folder, {}).items() if name not in before}
-        sys.modules.update({name: m for name, m in loaded.items() if not _holders(folders[:index], name)})
-    sys.path[:], _searched[:] = during, folders
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path[:] = [*(entry for entry in sys.path if entry not in during), *path]  # what the user's code added stays
-        _searched[:] = searched
-        _store_modules({folder for folder in folders if folder not in places.values()}, before)
-        sys.modules.update(hidden)
-
-
-def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleType]:
-    """Remove modules that hide a module of `folders` and come from another user folder; returns them."""
-    hiding = set()
-    for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab"}:
-        origin = _folder_of(sys.modules.get(name))
-        if origin in users:
-            holders = _holders(folders, name)
-            hiding |= {name} if holders and holders[0] != origin else set()
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in hiding}
-
-
-def _holders(folders: Sequence[str], name: str) -> list[str]:
-    """Those of `folders` that hold the top-level module of this module's name."""
-    top = name.partition(".")[0]
-    return [folder for folder in folders if os.path.isfile(f"{folder}/{top}.py") or os.path.isdir(f"{folder}/{top}")]
-
-
-def _store_modules(folders: set[str], before: set[str]) -> None:
-    """Move modules imported from `folders` since `before` out of sys.modules, for `allow_imports_from` to put back."""
-    for name in [name for name in sys.modules if name.partition(".")[0] not in before]:
-        origin = _folder_of(sys.modules.get(name.partition(".")[0]))
-        if origin in folders:
-            _loaded.setdefault(origin, {})[name] = sys.modules[name]
-    for folder in folders:
-        for name, module in _loaded.get(folder, {}).items():
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-
-
-def _folder_of(module: ModuleType | None) -> str:
-    """The folder of a top-level module or package; "" if it has no file."""
-    if places := list(getattr(module, "__path__", None) or []):
-        return os.path.dirname(os.path.abspath(places[0]))
-    file = getattr(module, "__file__", None)
-    return os.path.dirname(os.path.abspath(file)) if file else ""

@@ -1,8 +1,9 @@
 """The house seen from the street, in numbers: `python -m tests.house [ROOT] [--before=ROOT] [--json] [--out=PATH]`.
 
-Files and entries a folder, one-word public functions, circles of files, imports that go upward, lines over 120 columns,
-lengths of functions, words of the README, and how often `config` crosses from room to room on its way through `scalelab
-train`. Any checkout can be measured, older ones too. The committed table is written by
+Lines by room as the formatter alone would write them, files and entries a folder, one-word public functions, circles of
+files, imports that go upward, lines over 120 columns, lengths of functions, words of the README, and how often `config`
+crosses from room to room on its way through `scalelab train`. Any checkout can be measured, older ones too. The
+committed table is written by
 
     python -m tests.house --before=OLD_CHECKOUT --out=checks/results/house
 """
@@ -12,8 +13,11 @@ import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,11 +27,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 ROOMS_ASIDE = ("commands", "optim", "recipes")  # one file a member: their length is that of a list
 CODE = ("scalelab", "configs", "experiments", "checks")
 COLUMNS = 120
+FORMAT = ("ruff", "format", "--isolated", "--no-cache", "--quiet", f"--line-length={COLUMNS}", "--target-version=py311")
+MARK = re.compile(r" *# fmt: (skip|off|on)\b")  # keeps the formatter from a statement
 PAGE = """# The house in numbers
 
 Written by `python -m tests.house --before=OLD_CHECKOUT --out=checks/results/house`: `scalelab`, `configs`,
 `experiments` and `checks`, with `tests` where the row says so. Rooms that are lists by design (`commands`, `optim`) are
-left out of the two rows of entries.
+left out of the two rows of entries. Formatted lines are those of `ruff format` once every `fmt: skip` is removed.
 """
 
 
@@ -143,6 +149,29 @@ def declared_order(root: pathlib.Path) -> dict[str, int]:
     return json.loads(done.stdout)
 
 
+def formatted_lines(root: pathlib.Path, paths: Iterable[pathlib.Path]) -> dict[str, int]:
+    """Lines of some files in all and by room, once the formatter has written every statement, skipped ones too.
+
+    So a statement laid out by hand counts in every checkout as the formatter would write it.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        copies = {path: pathlib.Path(scratch) / path.relative_to(root) for path in paths}
+        for path, copy in copies.items():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(MARK.sub("", path.read_text()))
+        subprocess.run([sys.executable, "-m", *FORMAT, scratch], check=True)
+        lines = Counter[str]()
+        for path, copy in copies.items():
+            lines[_floor(path.relative_to(root))] += len(copy.read_text().splitlines())
+    name = "lines, formatted with fmt: skip ignored"
+    return {name: lines.total()} | {f"{name}: {room}": lines[room] for room in sorted(lines)}
+
+
+def _floor(path: pathlib.Path) -> str:
+    """scalelab/plan/step/time.py -> scalelab/plan; scalelab/errors.py -> scalelab; other folders as they are."""
+    return "/".join(path.parts[:2]) if path.parts[0] == "scalelab" and len(path.parts) > 2 else path.parts[0]
+
+
 def measure(root: pathlib.Path) -> dict[str, Any]:
     """Every figure of a checkout, by the names that the table prints."""
     code, tests, package = python_files(root), python_files(root, ["tests"]), python_files(root, ["scalelab"])
@@ -156,6 +185,8 @@ def measure(root: pathlib.Path) -> dict[str, Any]:
     return {
         "files": len(code),
         "lines": sum(len(path.read_text().splitlines()) for path in code),
+        **formatted_lines(root, code),
+        "fmt: skip": sum(len(re.findall(r"# fmt: skip$", path.read_text(), re.MULTILINE)) for path in code),
         "Python files in a folder of scalelab, at most": max(len(list(f.glob("*.py"))) - 1 for f in folders),
         "entries in a folder of scalelab, at most": max(len(entries(folder)) for folder in folders),
         "one-word public functions": round(one_word_share(code), 3),

@@ -14,6 +14,7 @@ FILES = {
     "scalelab/high/__init__.py": "",
     "scalelab/high/b.py": "from scalelab.low import a\nfrom scalelab import errors\n\n\ndef main():\n    pass\n",
     "scalelab/high/c.py": f"X = {'1' * 130}\n",
+    "checks/__init__.py": "X = f(1,\n      2)  # fmt: skip\n\n\nY = {1: 2,\n     3: 4}  # fmt: skip\n",
     "tests/__init__.py": "",
     "tests/test_walls.py": "MAY_IMPORT = {'errors': [], 'low': [], 'high': []}\n\n\n"
     "def test_a():\n    assert 1\n    assert 2\n",
@@ -33,13 +34,16 @@ def test_a_checkout_is_counted(checkout, monkeypatch, capsys):
     monkeypatch.setattr(config_walk, "measure", lambda root: {})  # a checkout that cannot train
     assert house.main([str(checkout), "--json", f"--out={checkout / 'page'}"]) == 0
     (figures,) = json.loads(capsys.readouterr().out).values()
-    assert figures["files"] == 7 and figures["lines"] == 18
+    assert figures["files"] == 8 and figures["lines"] == 24
     assert figures["Python files in a folder of scalelab, at most"] == 2
     assert figures["one-word public functions"] == 0.5  # split, not nearest_name; main and _own are left out
     assert (figures["circles of files"], figures["circles of rooms"], figures["arrows upward"]) == (1, 1, 1)
     assert figures["lines over 120 columns"] == 1 and figures["words of README.md"] == 4
     assert figures["lines a function: median, 95 %, most"] == [2, 2, 2]
     assert (figures["test functions"], figures["assert statements of tests"]) == (1, 2)
+    formatted = {name.partition(": skip ignored")[2]: n for name, n in figures.items() if name.startswith("lines, for")}
+    rooms = {": checks": 4, ": scalelab": 2, ": scalelab/high": 7, ": scalelab/low": 9}
+    assert formatted == {"": 22, **rooms} and figures["fmt: skip"] == 2  # each call and each table in one line
     assert "| circles of files | 1 |" in (checkout / "page.md").read_text()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.evaluate import evaluations
-from scalelab.record import lock, records
+from scalelab.record import lock, owners, records
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 
@@ -206,9 +206,9 @@ def test_a_killed_process_that_nobody_waited_for_does_not_live():
     """As in a container whose first process waits for nobody: the lease of a store asks for the number."""
     process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
                                stdout=subprocess.PIPE)  # fmt: skip
-    assert process.stdout and process.stdout.readline() and lock.is_process_alive(process.pid)
+    assert process.stdout and process.stdout.readline() and owners.is_process_alive(process.pid)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not lock.is_process_alive(process.pid)
+    assert not owners.is_process_alive(process.pid)
     process.wait()
     process.stdout.close()

@@ -23,15 +23,16 @@ GROUND = (
     "sharding",
     "jaxprs",
     "record",
+    "user_imports",
     "user_code",
 )
 MAY_IMPORT: dict[str, set[str]] = {
     # The ground floor: files that anyone may import, lowest first.
-    **{key: set() for key in ("errors", "numbers", "set_by", "git", "signals", "sharding", "jaxprs")},
+    **{key: set() for key in ("errors", "numbers", "set_by", "git", "signals", "sharding", "jaxprs", "user_imports")},
     "untrusted": {"errors"},
     "__main__": {"errors", "git", "untrusted"},
     "record": {"errors", "set_by", "untrusted"},
-    "user_code": {"errors", "record"},
+    "user_code": {"errors", "record", "user_imports"},
     # Rooms, each above those that it names.
     "index": set(),
     "hardware": set(),

@@ -97,8 +97,13 @@ def count_passes(text: str) -> dict[str, int]:
     """Kernels over large tensors: `cast` to fp8 alone, `cast_and_maximum` in one pass, `maximum` alone."""
     computations, entry = program.read_computations(text)
     times, passes = program.count_calls(computations, entry), collections.Counter[str]()
-    fusions = [line for name, lines in computations.items() if times.get(name) for line in lines
-               if line.operation == "fusion" and is_in_blocks(line)]  # fmt: skip
+    fusions = [
+        line
+        for name, lines in computations.items()
+        if times.get(name)
+        for line in lines
+        if line.operation == "fusion" and is_in_blocks(line)
+    ]
     for fusion in fusions:
         body = computations[program.CALLED.findall(fusion.rest)[0]]
         largest = max((array_of(line.type)[1] for line in body if program.ARRAY.search(line.type)), default=0)

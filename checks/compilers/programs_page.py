@@ -47,11 +47,16 @@ def describe_autotuning(rows: Sequence[Mapping[str, Any]]) -> str:
         return " and ".join(f"{value:+.1f} %" for value in values)
 
     names = " and ".join(row["name"] for row, _ in both)
-    shares = [f"{row['overlapped_bytes'] / row['sent_bytes']:.0%} with Triton, "
-              f"{other['overlapped_bytes'] / other['sent_bytes']:.0%} with cuBLAS" for row, other in both]  # fmt: skip
+    shares = [
+        f"{row['overlapped_bytes'] / row['sent_bytes']:.0%} with Triton, "
+        f"{other['overlapped_bytes'] / other['sent_bytes']:.0%} with cuBLAS"
+        for row, other in both
+    ]
     computing = [100 * (other["timeline"]["computing_s"] / row["timeline"]["computing_s"] - 1) for row, other in both]
-    counts = [f"{other['products']['products']['cublas']:,} of {sum(row['products']['products'].values()):,}"
-              for row, other in both]  # fmt: skip
+    counts = [
+        f"{other['products']['products']['cublas']:,} of {sum(row['products']['products'].values()):,}"
+        for row, other in both
+    ]
     workspace = max(other["products"]["workspace_bytes"] for _, other in both) / 2**20
     sent = "does not change" if not any(changes("sent_bytes")) else f"changes by {described(changes('sent_bytes'))}"
     return (

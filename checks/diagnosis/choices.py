@@ -79,10 +79,14 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """By choice: mean error, its root mean square and its largest size, relative to the measured loss."""
     errors = {choice: np.array([row["error"] for row in rows if row["choice"] == choice]) for choice in CHOICES}
     return {
-        choice: {"n": len(each), "mean": float(each.mean()), "rms": math.sqrt(float(np.mean(each**2))),
-                 "largest": float(np.abs(each).max())}
+        choice: {
+            "n": len(each),
+            "mean": float(each.mean()),
+            "rms": math.sqrt(float(np.mean(each**2))),
+            "largest": float(np.abs(each).max()),
+        }
         for choice, each in errors.items()
-    }  # fmt: skip
+    }
 
 
 def count_orders(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:

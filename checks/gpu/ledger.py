@@ -16,7 +16,7 @@ from typing import Any
 
 from scalelab import git
 from scalelab.hardware.versions import installed_versions
-from scalelab.record import jsonfiles
+from scalelab.record import jsonfiles, jsonlines
 
 BEGUN, ANSWERED, STOPPED, FAILED, DIED = "begun", "answered", "stopped", "failed", "died"
 MOST_TRIES = 2  # a question that failed or died so often is left out
@@ -29,7 +29,7 @@ def append(path: pathlib.Path, event: str, chip: str, part: str, row: str, **val
     """Add one line and flush it to the disk. WorkFailed if the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = {"event": event, "chip": chip, "part": part, "row": row} | values | facts()
-    jsonfiles.append_json_lines(path, [line])
+    jsonlines.append_json_lines(path, [line])
     jsonfiles.sync_to_disk(path)
 
 
@@ -72,7 +72,7 @@ def read(paths: Iterable[pathlib.Path], chip: str) -> list[Row]:
     """All lines of one chip, in the order of the files; without damaged ones, whose questions are asked again."""
     lines: list[Row] = []
     for path in paths:
-        lines += jsonfiles.read_json_lines(path, damaged=[])
+        lines += jsonlines.read_json_lines(path, damaged=[])
     return [line for line in lines if line.get("chip") == chip]
 
 

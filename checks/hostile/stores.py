@@ -106,9 +106,14 @@ def format_page(result: Mapping[str, Any]) -> str:
     texts = [f"- {row['fault']}: `{line}`" for row in rows if row["protocol"] == "s3" for line in row["lines"]]
     crashes = ", ".join(f"{number} {outcome}" for outcome, number in crash.items())
     return PAGE.format(
-        command=result["command"], date=result["date"], machine=result["machine"], versions=versions, table=table,
-        crashes=crashes, texts="\n".join(dict.fromkeys(texts)),
-    )  # fmt: skip
+        command=result["command"],
+        date=result["date"],
+        machine=result["machine"],
+        versions=versions,
+        table=table,
+        crashes=crashes,
+        texts="\n".join(dict.fromkeys(texts)),
+    )
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

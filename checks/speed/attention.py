@@ -166,10 +166,13 @@ def print_kernel_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         spent, off = row["cpu_s"], row["difference"]
         table.add_row(
-            f"{row['seq_len']:,}", row["kind"], f"{row['forward_bytes'] / 1e6:,.1f}",
-            f"{row['forward_backward_bytes'] / 1e6:,.1f}", "" if spent is None else f"{1e3 * spent:,.0f}",
+            f"{row['seq_len']:,}",
+            row["kind"],
+            f"{row['forward_bytes'] / 1e6:,.1f}",
+            f"{row['forward_backward_bytes'] / 1e6:,.1f}",
+            "" if spent is None else f"{1e3 * spent:,.0f}",
             "" if off is None else f"{off:.1e}",
-        )  # fmt: skip
+        )
     Console().print(table)
 
 

@@ -183,9 +183,12 @@ def _draw(arm: StudyArm, random: np.random.Generator, size: int | None = None) -
 
 
 def _score_params(
-    posed: Problem, best: optimum.Optimum, boot: uncertainty.Bootstrap, shared: dependence.Dependence | None,
+    posed: Problem,
+    best: optimum.Optimum,
+    boot: uncertainty.Bootstrap,
+    shared: dependence.Dependence | None,
     truth: Mapping[str, float],
-) -> dict[str, bool]:  # fmt: skip
+) -> dict[str, bool]:
     """Whether the intervals of each parameter hold it, by method."""
     inside = {}
     profiles = profile.profile_params(posed, best, LEVEL, dependence=shared)

@@ -158,10 +158,15 @@ def make_page(result: Mapping[str, Any]) -> str:
     """The page of the result."""
     keys = [each.key for each in SPACE]
     table = [
-        [name, *(f"{each['held'][key]:.1%}" for key in keys), f"{each['located']:.1%}", f"{each['cost']:.3%}",
-         f"{each['cost90']:.3%}"]
+        [
+            name,
+            *(f"{each['held'][key]:.1%}" for key in keys),
+            f"{each['located']:.1%}",
+            f"{each['cost']:.3%}",
+            f"{each['cost90']:.3%}",
+        ]
         for name, each in result["synthetic"].items()
-    ]  # fmt: skip
+    ]
     lines = [
         "# Tuning where the best is known",
         "",
@@ -178,10 +183,15 @@ def make_page(result: Mapping[str, Any]) -> str:
     ]
     if real := result["real"]:
         rows = [
-            [name, str(real[name]["trials"]), f"{real[name]['loss']:.4f}", f"{real[name]['fresh']:.4f}",
-             ", ".join(f"{key.split('.')[1]} {value:.4g}" for key, value in real[name]["values"].items())]
+            [
+                name,
+                str(real[name]["trials"]),
+                f"{real[name]['loss']:.4f}",
+                f"{real[name]['fresh']:.4f}",
+                ", ".join(f"{key.split('.')[1]} {value:.4g}" for key, value in real[name]["values"].items()),
+            ]
             for name in ("grid", "tune")
-        ]  # fmt: skip
+        ]
         lines += [
             "## Real: AdamW on configs/tiny.py",
             "",

@@ -173,10 +173,15 @@ def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any)
     from scalelab.report.figures.raceplot import plot_race as drawn
 
     shown = [
-        {"name": row["name"], "losses": row["losses"], "curves": [run["curve"] for run in ended[row["name"]]["runs"]],
-         "tuned": [run["loss"] for run in tuned[row["name"]]["runs"]], "interval": row["interval"]}
+        {
+            "name": row["name"],
+            "losses": row["losses"],
+            "curves": [run["curve"] for run in ended[row["name"]]["runs"]],
+            "tuned": [run["loss"] for run in tuned[row["name"]]["runs"]],
+            "interval": row["interval"],
+        }
         for row in result["rows"]
-    ]  # fmt: skip
+    ]
     write_result(folder, "optimizers", result, format_page(result))
     drawn(shown).savefig(folder / "optimizers.png", dpi=110)
 

@@ -136,9 +136,11 @@ def run_finals(
         each = [runs[i : i + choosing + seeds] for i in range(0, len(runs), choosing + seeds)]
         losses = [[run["loss"] for run in point] for point in each]
         final = FinalsRecord(
-            [run["loss"] for run in tuned[name]["runs"]], places[name],
-            [point[:choosing] for point in losses], [point[choosing:] for point in losses],
-        )  # fmt: skip
+            [run["loss"] for run in tuned[name]["runs"]],
+            places[name],
+            [point[:choosing] for point in losses],
+            [point[choosing:] for point in losses],
+        )
         results[name] = {"finals": final, "values": best[name][final.chosen], "runs": each[final.chosen][choosing:]}
     return results
 

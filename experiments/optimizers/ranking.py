@@ -65,9 +65,12 @@ def describe_difference(difference: intervals.MeanDifference | None, name: str) 
 
 
 def ranking_rows(
-    tuned: Mapping[str, Mapping[str, Any]], ended: Mapping[str, Mapping[str, Any]], state_bytes: Mapping[str, float],
-    target: float | None, tokens_per_step: int,
-) -> list[dict[str, Any]]:  # fmt: skip
+    tuned: Mapping[str, Mapping[str, Any]],
+    ended: Mapping[str, Mapping[str, Any]],
+    state_bytes: Mapping[str, float],
+    target: float | None,
+    tokens_per_step: int,
+) -> list[dict[str, Any]]:
     """One row per optimizer, best first: tuned loss, fresh loss, rank (with intervals), values, bytes, target.
 
     `tuned` and `ended` as from `race.tune_optimizers` and `race.run_finals`. The reference is adamw, or the first if

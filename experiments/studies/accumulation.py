@@ -176,8 +176,10 @@ def plot_errors(result: Mapping[str, Any]) -> Figure:
 
 def describe(result: Mapping[str, Any]) -> list[str]:
     """The lines of the page below the checks."""
-    return [f"Means over {result['seeds']} seeds; points are seeds, lines their geometric means. Weights apart: "
-            f"relative distance after {STEPS} steps with and without the division."]  # fmt: skip
+    return [
+        f"Means over {result['seeds']} seeds; points are seeds, lines their geometric means. Weights apart: "
+        f"relative distance after {STEPS} steps with and without the division."
+    ]
 
 
 def main(argv: Sequence[str]) -> int:

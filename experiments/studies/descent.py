@@ -40,9 +40,11 @@ TOLERANCE = 0.02  # of each number beside its closed form
 
 
 def descend(
-    rule: optax.GradientTransformation, start: Sequence[float] = START, steps: int = STEPS,
+    rule: optax.GradientTransformation,
+    start: Sequence[float] = START,
+    steps: int = STEPS,
     curvatures: Sequence[float] = CURVATURES,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The path [steps + 1, K] of an optimizer on the quadratic."""
     bend = jnp.array(curvatures)
 

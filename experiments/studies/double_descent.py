@@ -174,8 +174,14 @@ def plot_errors(result: Mapping[str, Any]) -> Figure:
     fig, (left, right) = make_figure(8.6, 3.6, 2)
     for ridge, colour in zip(RIDGES, (ACCENT, "#c07f1a", INK), strict=True):
         rows = result["features"]
-        left.plot([row["features"] for row in rows], [row["errors"][f"{ridge:g}"] for row in rows], "o-", ms=3,
-                  color=colour, label=f"ridge {ridge:g}")  # fmt: skip
+        left.plot(
+            [row["features"] for row in rows],
+            [row["errors"][f"{ridge:g}"] for row in rows],
+            "o-",
+            ms=3,
+            color=colour,
+            label=f"ridge {ridge:g}",
+        )
     left.axvline(POINTS, color=MUTED, lw=0.8, ls=":")
     set_log_axis(left)
     set_log_axis(left, "y")
@@ -211,10 +217,13 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         for row in result["features"]
     ]
     nets = [
-        [str(row["width"]), str(row["parameters"]),
-         *(f"{row['mean'][name]:.1%} ({row['error'][name]:.1%})" for name in ("train", "test"))]
+        [
+            str(row["width"]),
+            str(row["parameters"]),
+            *(f"{row['mean'][name]:.1%} ({row['error'][name]:.1%})" for name in ("train", "test")),
+        ]
         for row in result["networks"]
-    ]  # fmt: skip
+    ]
     return [
         f"Test errors of random features: medians of {result['draws']} draws, without the noise of the targets.",
         "",

@@ -78,8 +78,10 @@ def extrapolate_line(flops: Sequence[float], losses: Sequence[float], target: fl
     Budgets are told apart by two digits: runs have whole steps, and miss theirs by up to a percent.
     """
     budgets = [f"{value:.1e}" for value in flops]
-    points = [min(pair for pair, b in zip(zip(losses, flops, strict=True), budgets, strict=True) if b == each)
-              for each in sorted(set(budgets))]  # fmt: skip
+    points = [
+        min(pair for pair, b in zip(zip(losses, flops, strict=True), budgets, strict=True) if b == each)
+        for each in sorted(set(budgets))
+    ]
     slope, offset = np.polyfit(np.log([point[1] for point in points]), np.log([point[0] for point in points]), 1)
     return float(np.exp(offset + slope * np.log(target)))
 

@@ -52,8 +52,10 @@ def init_weights(key: jax.Array) -> dict[str, jax.Array]:
     shapes = {"embed": (MODULUS, EMBED), "hidden": (2 * EMBED, HIDDEN), "out": (HIDDEN, MODULUS)}
     fan_in = {"embed": EMBED, "hidden": 2 * EMBED, "out": HIDDEN}
     keys = jax.random.split(key, len(shapes))
-    return {name: jax.random.normal(k, shape) / fan_in[name] ** 0.5
-            for k, (name, shape) in zip(keys, shapes.items(), strict=True)}  # fmt: skip
+    return {
+        name: jax.random.normal(k, shape) / fan_in[name] ** 0.5
+        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
 
 
 def compute_logits(weights: Mapping[str, jax.Array], pairs: jax.Array) -> jax.Array:
@@ -106,8 +108,9 @@ def describe_run(curves: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     stops = {}
     for patience in PATIENCES:
         last = find_stop(curves["test_loss"], patience)
-        stops[str(patience)] = None if last is None else {
-            "step": EVERY * (last + 1), "test_accuracy": curves["test_accuracy"][last]}  # fmt: skip
+        stops[str(patience)] = (
+            None if last is None else {"step": EVERY * (last + 1), "test_accuracy": curves["test_accuracy"][last]}
+        )
     return {
         "curves": dict(curves), "stops": stops, "memorised": first_step(curves["accuracy"], MEMORISED),
         "generalised": first_step(curves["test_accuracy"], GENERALISED), "last": curves["test_accuracy"][-1],
@@ -126,8 +129,10 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
     for name, arm in arms.items():
         compute = functools.partial(run_arm, arm, lr, SEEDS)
         runs[name] = outcome.measure_once(folder, name, {"arm": arm, "lr": lr, "seeds": SEEDS}, compute)
-        print_status(f"{name}: memorised at {_steps(runs[name], 'memorised')}, generalised at "
-                     f"{_steps(runs[name], 'generalised')}")  # fmt: skip
+        print_status(
+            f"{name}: memorised at {_steps(runs[name], 'memorised')}, generalised at "
+            f"{_steps(runs[name], 'generalised')}"
+        )
     first, second = (_mean_step(runs["decay 1"], key) for key in ("memorised", "generalised"))
     impatient = [run["stops"]["10"] for run in runs["decay 1"]]
     known = [stop["test_accuracy"] for stop in impatient if stop]
@@ -201,10 +206,12 @@ def describe(result: Mapping[str, Any]) -> list[str]:
     rows = []
     for name, runs in result["runs"].items():
         stops = [
-            ", ".join("no" if stop is None else f"{stop['step']:,} ({stop['test_accuracy']:.0%})"
-                      for stop in (run["stops"][str(patience)] for run in runs))
+            ", ".join(
+                "no" if stop is None else f"{stop['step']:,} ({stop['test_accuracy']:.0%})"
+                for stop in (run["stops"][str(patience)] for run in runs)
+            )
             for patience in PATIENCES
-        ]  # fmt: skip
+        ]
         ends = ", ".join(f"{run['last']:.0%}" for run in runs)
         rows.append([name, _steps(runs, "memorised"), _steps(runs, "generalised"), ends, *stops])
     columns = ("arm", "memorised", "generalised", "known at the end",

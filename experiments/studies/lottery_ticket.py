@@ -117,8 +117,10 @@ def measure_seeds(seeds: Sequence[int]) -> list[dict[str, Any]]:
         left = sum(float(each[0].sum()) for each in mask) / sum(each[0].size for each in mask)
         rows.append({"left": left} | {arm: np.asarray(each).tolist() for arm, each in accuracy.items()})
         print_status(f"{left:.1%} of the weights: " + ", ".join(f"{a} {np.mean(v):.1%}" for a, v in accuracy.items()))
-        mask = [np.stack([prune_smallest(w, m, share) for w, m in zip(np.asarray(ends), layer, strict=True)])
-                for ends, layer, share in zip(last, mask, PRUNED, strict=True)]  # fmt: skip
+        mask = [
+            np.stack([prune_smallest(w, m, share) for w, m in zip(np.asarray(ends), layer, strict=True)])
+            for ends, layer, share in zip(last, mask, PRUNED, strict=True)
+        ]
     return rows
 
 

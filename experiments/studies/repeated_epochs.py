@@ -122,8 +122,13 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
     four, sixteen = (next(row for row in rows if row["epochs"] == count) for count in (4, 16))
     source = "Muennighoff et al. 2023, R_D* = 15.4; its runs allow 5.8 or more"
     check = lambda row: outcome.compare_with(  # noqa: E731
-        float(lawful_share([row["epochs"]], R_STAR)[0]), source, f"worth of a token in {row['epochs']} epochs",
-        row["worth"][0], float(lawful_share([row["epochs"]], R_LEAST)[0]), 1.05)  # fmt: skip
+        float(lawful_share([row["epochs"]], R_STAR)[0]),
+        source,
+        f"worth of a token in {row['epochs']} epochs",
+        row["worth"][0],
+        float(lawful_share([row["epochs"]], R_LEAST)[0]),
+        1.05,
+    )
     return {
         "seeds": len(seeds), "losses": losses, "rows": rows, "r_star": r_star, "r_star_by_seed": by_seed,
         "checks": [

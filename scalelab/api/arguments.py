@@ -2,7 +2,7 @@
 
     @check_arguments(run=PATH, ema=FLAG, average=whole(1))
 
-Python's own TypeError stays for what Python checks itself: a missing argument, or one that a function doesn't have.
+Python's own TypeError stays for a missing argument.
 """
 
 import functools
@@ -124,12 +124,6 @@ FUNCTION = Kind("a function", callable)
 OVERRIDES = optional(mapping_of(ANYTHING, "a dict such as {'train.steps': 20}"))
 NAMES = optional(mapping_of(TEXT, "a dict of column names such as {'loss': 'val_loss'}"))
 VALUES = optional(mapping_of(NUMBER, "a dict of numbers such as {'E': 1.6}"))
-FIT_OPTIONS = {
-    "objective": TEXT, "delta": optional(POSITIVE), "bootstrap": whole(0), "seed": whole(0),
-    "target_flops": several(POSITIVE), "holdout": whole(0), "level": SHARE, "identify": FLAG, "k": optional(POSITIVE),
-    "held": VALUES, "hold": VALUES, "fixed": VALUES, "progress": optional(FUNCTION), "exponents": TEXT,
-    "shared": several(TEXT),
-}  # fmt: skip
 
 
 def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -141,11 +135,17 @@ def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]
         AssertionError if a parameter of `function` has no kind, except `self` and `options`.
         """
         signature = inspect.signature(function)
-        unchecked = set(signature.parameters) - {*kinds, "self", "options"}
+        unchecked = set(signature.parameters) - {*kinds, "self"}
         assert not unchecked, f"{function.__name__}: of which kind are {unchecked}?"
 
         @functools.wraps(function)
         def checked(*args: P.args, **options: P.kwargs) -> R:
+            for name in options:
+                if name not in signature.parameters:
+                    known = list(signature.parameters)
+                    raise BadInput(
+                        f"{name}={_shown(options[name])}: there is no such option{nearest_hint(name, known)}"
+                    )
             bound = signature.bind(*args, **options)
             for name in kinds.keys() & bound.arguments.keys():
                 bound.arguments[name] = check_value(name, bound.arguments[name], kinds[name])
@@ -154,17 +154,6 @@ def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]
         return checked
 
     return decorate
-
-
-def check_options(
-    options: Mapping[str, Any], function: Callable[..., Any], kinds: Mapping[str, Kind]
-) -> dict[str, Any]:
-    """The options that are passed on to `function`, each of its kind. BadInput for one that it doesn't have."""
-    known = [name for name in inspect.signature(function).parameters if name in kinds]
-    for name in options:
-        if name not in known:
-            raise BadInput(f"{name}={_shown(options[name])}: there is no such option{nearest_hint(name, known)}")
-    return {name: check_value(name, value, kinds[name]) for name, value in options.items()}
 
 
 def list_paths(value: Path | Iterable[Path]) -> list[Path]:

@@ -11,6 +11,7 @@ a step takes is known when it is sent, skipped ones included. No arrays here, so
 
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,8 @@ LEDGER_KEYS = (
     "train.global_batch", "train.accumulate", "model.seq_len", "schedule.batch_start", "schedule.batch_warmup_tokens",
     "schedule.batch_stages", "data.mixture", "data.unique_tokens", "train.seed",
 )  # fmt: skip
+
+MOST_COUNTED = 2**53  # of steps, tokens, sequences: their sums fit into int64 arrays
 
 
 class Stretch(NamedTuple):
@@ -99,11 +102,8 @@ def parse_stretches(text: str) -> tuple[Stretch, ...]:
     """The stretches that `format_stretches` wrote. BadInput for another text."""
     try:
         entries = [Stretch(**{**entry, "ramp": tuple(entry["ramp"])}) for entry in parse_json(text)]
-        whole = [n for e in entries for n in (e.step, e.batch, e.position, e.tokens, e.sequences, e.rows, *e.ramp)]
-        sizes = [n for e in entries for n in (e.rows, e.accumulate, e.seq_len)]
-        good = all(type(n) is int and n >= 0 for n in whole) and all(type(n) is int and n > 0 for n in sizes)
         rising = [(e.step, e.tokens) for e in entries]
-        if not (good and entries and rising == sorted(rising)):
+        if not (entries and all(map(_is_sound, entries)) and rising == sorted(rising)):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise BadInput(
@@ -111,6 +111,20 @@ def parse_stretches(text: str) -> tuple[Stretch, ...]:
             "nearest: ''"
         ) from None
     return tuple(entries)
+
+
+def _is_sound(stretch: Stretch) -> bool:
+    """Whether every value has its type and a size that can be computed with."""
+    counts = [stretch.step, stretch.batch, stretch.position, stretch.tokens, stretch.sequences, stretch.seed]
+    counts += [*stretch.ramp, *stretch.by_source.values()]
+    sizes = [stretch.rows, stretch.accumulate, stretch.seq_len]
+    return (
+        all(type(n) is int and 0 <= n < MOST_COUNTED for n in counts)
+        and all(type(n) is int and 0 < n < MOST_COUNTED for n in sizes)
+        and len(stretch.ramp) < stretch.accumulate
+        and all(type(n) in (int, float) and 0 <= n < math.inf for n in stretch.flops.values())
+        and all(isinstance(text, str) for text in (stretch.mixture, stretch.unique_tokens))
+    )
 
 
 def format_stretches(stretches: Sequence[Stretch]) -> str:
@@ -121,11 +135,6 @@ def format_stretches(stretches: Sequence[Stretch]) -> str:
 def stretch_at(stretches: Sequence[Stretch], step: int) -> Stretch:
     """The stretch that takes `step`."""
     return next((stretch for stretch in reversed(stretches) if stretch.step <= step), stretches[0])
-
-
-def stretch_of_batch(stretches: Sequence[Stretch], number: int) -> Stretch:
-    """The stretch that reads batch `number`."""
-    return next((stretch for stretch in reversed(stretches) if stretch.batch <= number), stretches[0])
 
 
 def sequences_before(stretches: Sequence[Stretch], step: int) -> int:

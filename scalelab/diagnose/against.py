@@ -24,7 +24,7 @@ def judge_against(run: Evidence, other: Evidence) -> tuple[list[Verdict], dict[s
 
 
 def _norm_ratio(run: Evidence, other: Evidence) -> Verdict | None:
-    """The same loss with a gradient norm a whole number of times as large: micro-batches that were not averaged."""
+    """Micro-batches that were not averaged: equal losses, and a gradient norm a whole number of times as large."""
     ours, theirs = (each.rows[0] for each in (run, other))
     k = int(run.values["train.accumulate"])
     same_loss = abs(ours["train_loss"] - theirs["train_loss"]) <= SAME_LOSS * abs(theirs["train_loss"])
@@ -35,12 +35,13 @@ def _norm_ratio(run: Evidence, other: Evidence) -> Verdict | None:
         return None
     text = f"at step {ours['step']} both have a loss of {ours['train_loss']:.4g}, and the gradient norm is {ratio:.4g} "
     text += f"times the other run's, with train.accumulate={k}"
-    return make_verdict("missing_1_over_K", "signature", ratio, text, "divide by the tokens of all micro-batches",
-                        f"scalelab diagnose {run.quoted} --live", (int(ours["step"]),) * 2)  # fmt: skip
+    knob = "divide by the tokens of all micro-batches"
+    confirm = f"scalelab diagnose {run.quoted} --live"
+    return make_verdict("missing_1_over_K", "signature", ratio, text, knob, confirm, (int(ours["step"]),) * 2)
 
 
 def _first_difference(run: Evidence, comparison: dict[str, Any], first: dict[str, Any], step: int) -> Verdict:
-    """What differs, the likeliest cause first: config, data, environment, or nothing that the records know of."""
+    """The first difference, likeliest cause first: config, data, environment, or none that the records know of."""
     config = {key: (c["a"], c["b"]) for key, c in comparison["config"].items() if c["computes"]}
     differences = {"config": config, "data": comparison["data"], "environment": comparison["environment"]}
     kind, values = next(((kind, values) for kind, values in differences.items() if values), ("state", {}))

@@ -15,7 +15,7 @@ from scalelab.diagnose.sample import DataSample, sample_data
 from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.optim import schedules
 from scalelab.record import records
-from scalelab.record.jsonfiles import last_line
+from scalelab.record.jsonlines import last_line
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.lineage.facts import config_from_facts
 
@@ -42,7 +42,7 @@ class Series(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What a run has. `values`: config by `group.key`, keys of older runs at their defaults.
+    """What is known of a run. `values`: config by `group.key`, keys of older runs at their defaults.
 
     `rows`: lines of training, `evaluations`: lines with `val_loss`, `layers`, `events`: their files. `manifests`: of
     the saved steps; `damage`: files that differ from them. `lost`: what a save or the record knows of lines of metrics

@@ -3,18 +3,7 @@
 import itertools
 from typing import Any, NamedTuple
 
-from scalelab.diagnose.checks import (
-    alarms,
-    data,
-    live,
-    optimizer,
-    precision,
-    rates,
-    resume,
-    scales,
-    spikes,
-    throughput,
-)  # fmt: skip
+from scalelab.diagnose.checks import alarms, data, live, optimizer, precision, rates, resume, scales, spikes, throughput
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.verdict import Gap, Verdict
 
@@ -38,8 +27,9 @@ class Diagnosis(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Plain JSON."""
         return {
-            "verdicts": [verdict._asdict() for verdict in self.verdicts], "gaps": [gap._asdict() for gap in self.gaps]
-        }  # fmt: skip
+            "verdicts": [verdict._asdict() for verdict in self.verdicts],
+            "gaps": [gap._asdict() for gap in self.gaps],
+        }
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -60,9 +50,10 @@ def rank(verdicts: list[Verdict]) -> list[Verdict]:
 
     def place(verdict: Verdict) -> float:
         explained = [
-            causes[cause].score for cause, effects in BRINGS_ABOUT.items()
+            causes[cause].score
+            for cause, effects in BRINGS_ABOUT.items()
             if cause in causes and verdict.cause in effects and causes[cause].score > verdict.score - 1
-        ]  # fmt: skip
+        ]
         return min([verdict.score, *(score - 0.01 for score in explained)])
 
     return sorted(verdicts, key=place, reverse=True)

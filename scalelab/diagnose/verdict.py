@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 # Kinds of evidence, the strongest first, with their base score: a verdict of a stronger kind is ranked first.
 KINDS = {"test": 3.0, "signature": 2.0, "symptom": 1.0}
-ARTICLES = {"test": "a direct test", "signature": "a signature", "symptom": "a symptom"}
 
 
 class Verdict(NamedTuple):

@@ -46,9 +46,14 @@ class Sample(NamedTuple):
 
 
 def draw_samples(
-    model: EvaluatedModel, tokenizer: Tokenizer, prompt: str, most: int, count: int, options: SamplingOptions,
+    model: EvaluatedModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    most: int,
+    count: int,
+    options: SamplingOptions,
     progress: Callable[[int, int], None] = lambda *_: None,
-) -> list[Sample]:  # fmt: skip
+) -> list[Sample]:
     """Draw `count` samples of at most `most` tokens after `prompt`, each until a document ends.
 
     Sample i's j-th draw depends on (seed, i, j) only, not on the number or length of samples. BadInput if prompt and
@@ -120,9 +125,14 @@ def _cut_at_end(ids: np.ndarray, nats: np.ndarray, separator: int, drawn: int) -
 
 @functools.partial(jax.jit, static_argnames="vocab_size")
 def _choose_tokens(
-    logits_BV: jax.Array, at: jax.Array, vocab_size: int, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array,
+    logits_BV: jax.Array,
+    at: jax.Array,
+    vocab_size: int,
+    temperature: jax.Array,
+    top_k: jax.Array,
+    top_p: jax.Array,
     seed: jax.Array,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+) -> tuple[jax.Array, jax.Array]:
     """Choose the next token of each sample: (ids [B], nats [B]). Ids from `vocab_size` on, without text, never are."""
     logits_BV = jnp.where(jnp.arange(logits_BV.shape[1])[None] < vocab_size, logits_BV, -jnp.inf)
     logs_BV = jax.nn.log_softmax(logits_BV)

@@ -71,9 +71,14 @@ def fold_multipliers(shape: ModelShape, params: Params) -> tuple[Params, dict[st
 
 
 def write_model(
-    folder: pathlib.Path, shape: ModelShape, params: Params, lineage: Mapping[str, Any], dtype: str = "float32",
-    largest_file_bytes: int = LARGEST_FILE_BYTES, tokenizer: Tokenizer | None = None,
-) -> WrittenModel:  # fmt: skip
+    folder: pathlib.Path,
+    shape: ModelShape,
+    params: Params,
+    lineage: Mapping[str, Any],
+    dtype: str = "float32",
+    largest_file_bytes: int = LARGEST_FILE_BYTES,
+    tokenizer: Tokenizer | None = None,
+) -> WrittenModel:
     """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata.
 
     With the `tokenizer` of its data the folder also holds its files and special ids; without one, they are not known.
@@ -106,9 +111,13 @@ def write_model(
 
 
 def _write_tensors(
-    draft: pathlib.Path, where: Mapping[str, TensorPlace], params: Params, lineage: Mapping[str, Any], dtype: str,
+    draft: pathlib.Path,
+    where: Mapping[str, TensorPlace],
+    params: Params,
+    lineage: Mapping[str, Any],
+    dtype: str,
     largest_file_bytes: int,
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """Write every tensor, a file at a time; returns their sizes in bytes."""
     leaves, kind = named_leaves(params), np.dtype(DTYPES[dtype])
     sizes = {name: int(np.prod(place.shape)) * kind.itemsize for name, place in where.items()}

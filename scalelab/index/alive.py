@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.errors import BadInput
-from scalelab.record import lock, records
+from scalelab.record import lock, owners, records
 from scalelab.record.jsonfiles import NUMBER, SCALAR, TEXT
 from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import path_below
@@ -74,7 +74,7 @@ def _beat_of_dead(path: pathlib.Path) -> float | None:
     """The last sign of life in a lock, by the file server's clock, if its owner is gone; None if not, or unknown."""
     try:
         with open_file(path, MOST_LOCK_BYTES) as file:
-            owner = lock.parse_owner(file.read().decode(errors="replace"))
+            owner = owners.parse_owner(file.read().decode(errors="replace"))
             beat = os.fstat(file.fileno()).st_mtime
             if owner is None or owner.host == socket.gethostname():
                 alive = _is_alive_here(file.fileno(), owner, beat)
@@ -85,7 +85,7 @@ def _beat_of_dead(path: pathlib.Path) -> float | None:
     return None if alive else beat
 
 
-def _is_alive_here(descriptor: int, owner: lock.LockOwner | None, beat: float) -> bool:
+def _is_alive_here(descriptor: int, owner: owners.LockOwner | None, beat: float) -> bool:
     """Whether an owner on this host lives; a lock without a name is free, or was taken a moment ago.
 
     The kernel is asked, by a shared lock for a moment: the number may be another process's now, or one of another
@@ -96,7 +96,7 @@ def _is_alive_here(descriptor: int, owner: lock.LockOwner | None, beat: float) -
     except BlockingIOError:
         return True
     except OSError as error:
-        lives = owner is not None and lock.is_process_alive(owner.process) and time.time() - beat < lock.LEASE_S
+        lives = owner is not None and owners.is_process_alive(owner.process) and time.time() - beat < lock.LEASE_S
         return lives or error.errno not in lock.NO_FLOCK
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False

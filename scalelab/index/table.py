@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from scalelab import errors, set_by
 from scalelab.errors import BadInput
 from scalelab.index import alive, grids, store
-from scalelab.record import identity, jsonfiles, listing, records
+from scalelab.record import identity, jsonfiles, jsonlines, listing, records
 from scalelab.record.soundness import record as sound_record
 from scalelab.record.soundness import size
 from scalelab.untrusted import documents, files, paths, schemas
@@ -89,7 +89,7 @@ def read_progress(folder: pathlib.Path) -> dict[str, Any]:
 
 def _make_progress(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
     status = record.get("status", "waiting")
-    values = jsonfiles.last_values(folder / "metrics.jsonl", records.METRICS_SCHEMA, PROGRESS_KEYS)
+    values = jsonlines.last_values(folder / "metrics.jsonl", records.METRICS_SCHEMA, PROGRESS_KEYS)
     events = records.read_events(folder)
     return {"status": "failed" if events and events[-1]["kind"] == "failed" else status} | values
 
@@ -149,7 +149,7 @@ def _read_folders(place: pathlib.Path, names: Iterable[str]) -> dict[str, Indexe
 def _version() -> str:
     from scalelab.configs import base  # what is counted in an identity
 
-    readers = identity, jsonfiles, listing, records, sound_record, size
+    readers = identity, jsonfiles, jsonlines, listing, records, sound_record, size
     modules = (*readers, errors, set_by, documents, files, paths, schemas, base)
     return store.code_version(__file__, *(str(module.__file__) for module in modules))
 
@@ -176,8 +176,10 @@ def _read_and_store(
         new = {name for name, run in fresh.items() if _is_storable(run) and draft.is_settled(states[name][1])}
         if len(new) > RESAVED_SHARE * len(states):
             runs = {name: run for name, run in {**valid, **fresh}.items() if name in valid or name in new}
-            tables = [{name: part for name, part in zip(runs, parts, strict=True)}
-                      for parts in zip(*runs.values(), strict=True)]  # fmt: skip
+            tables = [
+                {name: part for name, part in zip(runs, parts, strict=True)}
+                for parts in zip(*runs.values(), strict=True)
+            ]
             draft.write(version, {name: states[name][0] for name in runs}, tables)
         return fresh
     finally:

@@ -85,9 +85,14 @@ def pipeline_gradients(
 
 
 def _run(
-    static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted: jax.Array | None, ends: DocumentEnds | None,
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: Any,
+    counted: jax.Array | None,
+    ends: DocumentEnds | None,
     due: jax.Array | None = None,
-) -> tuple:  # fmt: skip
+) -> tuple:
     layout = static.layout
     ticks = make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
     rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/step/gradients.py`

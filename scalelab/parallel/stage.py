@@ -98,7 +98,7 @@ def run_stage(
 
 
 def _vary(tree: Any) -> Any:
-    """The same values, marked as different from stage to stage and from replica to replica."""
+    """Mark values as different from stage to stage and from replica to replica; the values stay."""
 
     def vary(x: jax.Array) -> jax.Array:
         return jax.lax.pcast(x, tuple(mapped_axes() - jax.typeof(x).manual_axis_type.varying), to="varying")
@@ -150,15 +150,24 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
     dy_bSD = _send(carry.dx_bSD, -1, stages)
     # Branches return the slot's content, and it is written after them: inside, all slots would be copied.
     y_bSD, content, measured = jax.lax.cond(
-        forward.runs, functools.partial(_forward, work), lambda y, kept, measured: (y, kept, measured),
-        carry.y_bSD, carry.slots[forward.slot], carry.grads[2],
-    )  # fmt: skip
+        forward.runs,
+        functools.partial(_forward, work),
+        lambda y, kept, measured: (y, kept, measured),
+        carry.y_bSD,
+        carry.slots[forward.slot],
+        carry.grads[2],
+    )
     slots = carry.slots.at[forward.slot].set(content)
     work = _chunk_work(static, inputs, backward)
     dx_bSD, sums, grads = jax.lax.cond(
-        backward.runs, functools.partial(_backward, work), lambda _, *kept: kept,
-        slots[backward.slot], dy_bSD, carry.sums, (*carry.grads[:2], measured),
-    )  # fmt: skip
+        backward.runs,
+        functools.partial(_backward, work),
+        lambda _, *kept: kept,
+        slots[backward.slot],
+        dy_bSD,
+        carry.sums,
+        (*carry.grads[:2], measured),
+    )
     return Carry(_send(y_bSD, 1, stages), dx_bSD, slots, sums, grads), None
 
 

@@ -96,9 +96,12 @@ def _single_device_machine(machine: Machine) -> Machine:
     n = jax.device_count() if jax.devices()[0].platform == "cpu" else 1
     chip = machine.chip
     share = dataclasses.replace(
-        chip, flops={unit: rate / n for unit, rate in chip.flops.items()}, hbm_bytes=chip.hbm_bytes // n,
-        hbm_bytes_per_s=chip.hbm_bytes_per_s / n, link_bytes_per_s=chip.link_bytes_per_s / n,
-    )  # fmt: skip
+        chip,
+        flops={unit: rate / n for unit, rate in chip.flops.items()},
+        hbm_bytes=chip.hbm_bytes // n,
+        hbm_bytes_per_s=chip.hbm_bytes_per_s / n,
+        link_bytes_per_s=chip.link_bytes_per_s / n,
+    )
     return dataclasses.replace(machine, chip=share, devices_per_node=max(n, machine.devices_per_node))
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from scalelab import set_by
 from scalelab.errors import BadInput
-from scalelab.record.jsonfiles import Folder, describe_mismatch, last_line, read_json
+from scalelab.record.jsonfiles import Folder, describe_mismatch, read_json
+from scalelab.record.jsonlines import last_line
 from scalelab.record.records import (
     DAMAGED_STATUS,
     LAYERS_SCHEMA,

@@ -7,7 +7,6 @@ Without flock, the file's exclusive creation is the lock.
 """
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
@@ -19,8 +18,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from scalelab.errors import BadInput
+from scalelab.record.owners import LockOwner, is_process_alive, parse_owner, this_process
 from scalelab.untrusted.files import open_or_create, read_bytes, read_text, replace_file
-from scalelab.untrusted.text import printable
 
 HEARTBEAT_S = 10.0
 LEASE_S = 120.0  # an owner on another host that is silent for longer is gone; NFS may show a file's time a minute late
@@ -33,47 +32,7 @@ class FolderHeld(BadInput):
     """The refusal of a folder whose owner lives, as far as its lock tells: it can be waited for."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LockOwner:
-    """The process that holds a folder.
-
-    `job` and `restart`: Slurm's job and how often it was requeued; `beats`: whether the process renews the file's time.
-    """
-
-    host: str
-    process: int
-    started: str
-    job: str = ""
-    restart: int = 0
-    beats: bool = True
-
-    def __str__(self) -> str:
-        job = f", job {self.job} restart {self.restart}" if self.job else ""
-        return f"host {self.host}, process {self.process}, started {self.started}{job}{', beating' * self.beats}"
-
-
 HELD_LOCKS: dict[pathlib.Path, tuple[LockOwner, bool]] = {}  # path -> (this process, is the file's existence the lock)
-
-
-def this_process() -> LockOwner:
-    """This process as an owner."""
-    job, restart = (os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "RESTART_COUNT"))
-    started = time.strftime("%Y-%m-%d %H:%M:%S")
-    return LockOwner(socket.gethostname(), os.getpid(), started, job, int(restart) if restart.isdecimal() else 0)
-
-
-def parse_owner(text: str) -> LockOwner | None:
-    """Parse the owner in a lock's text; None for an empty or damaged text."""
-    parts = dict(part.strip().partition(" ")[::2] for part in text.split(","))
-    job, _, restart = parts.get("job", "").partition(" restart ")
-    try:
-        process, restarts = int(parts["process"]), int(restart or 0)
-        texts = [printable(text) for text in (parts["host"], parts["started"], job)]
-    except (KeyError, ValueError):
-        return None
-    if not (0 < process < 2**31 and 0 <= restarts < 2**31):
-        return None
-    return LockOwner(texts[0], process, texts[1], texts[2], restarts, "beating" in parts)
 
 
 @contextlib.contextmanager
@@ -110,8 +69,8 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
 def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
     """Within it a BadInput leaves the folder's files of these patterns as they were: a mistake changes nothing.
 
-    Folders that were there stay, empty ones too. Nothing is undone once a run was begun in `runs/`: then the files tell
-    what the runs are.
+    Folders that existed before stay, empty ones too. Once a run was begun in `runs/`, nothing is undone: the files are
+    needed to tell what the runs are.
     """
     place = pathlib.Path(folder)
     missing, runs, before = list_missing(place), _list_begun(place), _read_files(place, patterns)
@@ -210,7 +169,7 @@ def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
 
 
 def _try_flock(descriptor: int) -> None:
-    """Take the kernel's lock, or raise. Twice: who asks whether an owner lives (`index.alive`) has it for a moment."""
+    """Take the kernel's lock, or raise. Tries twice: `index.alive` holds it for a moment to see if an owner lives."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -254,19 +213,6 @@ def _is_owner_alive(owner: LockOwner, descriptor: int, folder: pathlib.Path) -> 
         return folder / ".lock" in HELD_LOCKS
     alive = is_process_alive(owner.process)
     return alive and (not owner.beats or _seconds_since_heartbeat(descriptor, folder) < LEASE_S)
-
-
-def is_process_alive(process: int) -> bool:
-    """Whether a process with this number lives on this host; one that was killed and not waited for does not."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    with contextlib.suppress(OSError, IndexError, BadInput):  # outside Linux
-        return read_text(f"/proc/{process}/stat").rpartition(")")[2].split()[0] != "Z"
-    return True
 
 
 def _is_at(path: pathlib.Path, descriptor: int) -> bool:

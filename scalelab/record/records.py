@@ -32,16 +32,12 @@ from scalelab.record.jsonfiles import (
     TEXT,
     WHOLE,
     Folder,
-    append_json_lines,
-    first_line,
     fsync,
-    keep_json_lines,
-    numbered_lines,
     read_json,
-    read_json_lines,
     sync_to_disk,
     write_json,
 )
+from scalelab.record.jsonlines import append_json_lines, first_line, keep_json_lines, numbered_lines, read_json_lines
 from scalelab.record.soundness.record import check_record
 from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import check_name, path_below

@@ -46,7 +46,7 @@ def curve_chart(
 
 
 def show_spikes(chart: Chart) -> None:
-    """Show a loss above the chart's cap whole, on a logarithmic axis: of a single run it is what one looks for."""
+    """Show losses above the chart's cap too, on a logarithmic axis: a single run's spikes are what one looks for."""
     values = [value for line in chart["series"] for value in line["values"] if value is not None]
     if chart["top"] is not None and max(filter(math.isfinite, values), default=0.0) > chart["top"]:
         chart.update(top=None, logy=True)
@@ -89,9 +89,11 @@ def _columns(rows: Sequence[dict], key: str, axes: Sequence[str], most: int) -> 
     """The columns of one line: its values and its places on every axis."""
     _, places = thin_points([max(row["step"], 1) for row in rows], range(len(rows)), most)
     chosen = [rows[int(place)] for place in places]
-    return {"points": len(rows) < 30} | {name: [row[name] for row in chosen] for name in axes} | {
-        "values": [row[key] for row in chosen]
-    }  # fmt: skip
+    return (
+        {"points": len(rows) < 30}
+        | {name: [row[name] for row in chosen] for name in axes}
+        | {"values": [row[key] for row in chosen]}
+    )
 
 
 def _highest_start(series: Sequence[Chart]) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from scalelab.record.records import flatten_keys
 from scalelab.report import svg
-from scalelab.report.figures.style import format_scientific, format_short
+from scalelab.report.tables import format_scientific, format_short
 from scalelab.untrusted.text import escape_text
 
 _WEB = pathlib.Path(__file__).parent / "web"
@@ -94,9 +94,14 @@ def render_facts(content: Mapping[str, Any]) -> str:
 
 def render_numbers(values: Mapping[str, str]) -> str:
     """A row of large figures, {what it is: number as text}."""
-    return '<div class="numbers">' + "".join(
-        f"<div><b>{escape_html(number)}</b><span>{escape_html(label)}</span></div>" for label, number in values.items()
-    ) + "</div>"  # fmt: skip
+    return (
+        '<div class="numbers">'
+        + "".join(
+            f"<div><b>{escape_html(number)}</b><span>{escape_html(label)}</span></div>"
+            for label, number in values.items()
+        )
+        + "</div>"
+    )
 
 
 def render_card(*parts: str) -> str:

@@ -143,18 +143,18 @@ def curve_figures(
     of_value = page.colours.get(colour) or style.key_colours(colour, values.values())
     shades = {run: style.ACCENT if run == held else of_value[value] for run, value in values.items()}
     drawn = []
-    for y, x, name, title in (("train_loss", "tokens", "training_loss", "Training loss"),
-                              ("val_loss", "flops", "validation_loss", "Validation loss over compute")):  # fmt: skip
+    for y, x, name, title in (
+        ("train_loss", "tokens", "training_loss", "Training loss"),
+        ("val_loss", "flops", "validation_loss", "Validation loss over compute"),
+    ):
         known = [row for row in rows if row[y] is not None]
         if not known:
             page.missing.append(f"{title}: no run has logged any yet.")
             continue
         x = x if all(row[x] is not None for row in rows) else "tokens"
         behind = [{key: row[key] for key in dict.fromkeys(("run", colour, "step", x, y))} for row in known]
-        plot = functools.partial(
-            plots.plot_loss_curves, behind, y, x, colour, colour_title, events, floor, title, held,
-            page.colours.get(colour),
-        )  # fmt: skip
+        names, given = (colour, colour_title), page.colours.get(colour)
+        plot = functools.partial(plots.plot_loss_curves, behind, y, x, *names, events, floor, title, held, given)
         chart = charts.curve_chart(known, {y: title.lower()}, shades, _LABELS[y], x, held)
         charts.add_key(chart, of_value | ({"held-out run": style.ACCENT} if held in shades else {}))
         charts.add_floor(chart, floor)

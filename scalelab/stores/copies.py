@@ -108,9 +108,14 @@ def _is_present(place: Place, index: str | None) -> bool:
 
 
 def _update(
-    place: Place, files: Files, wanted: Files, folder: pathlib.Path, fresh: bool, is_current: Callable[[], bool],
+    place: Place,
+    files: Files,
+    wanted: Files,
+    folder: pathlib.Path,
+    fresh: bool,
+    is_current: Callable[[], bool],
     report: Report,
-) -> None:  # fmt: skip
+) -> None:
     """Bring `folder` to the state of `files`, of which `wanted` are copied."""
     state = local_folder(place.url, "state")
     state = state.with_name(f"{state.name}.read.json")
@@ -129,7 +134,7 @@ def _update(
 
 
 def _read_known(state: pathlib.Path) -> dict[str, Any]:
-    """What was copied before, {} if that is unknown: then all is compared again."""
+    """Files copied before, {} if unknown: then all are compared again."""
     with contextlib.suppress(BadInput, ValueError, FileNotFoundError):
         known: dict[str, Any] = parse_json(read_bytes(state, 2 * MOST_INDEX_BYTES))
         return {} if describe_mismatch(known, KNOWN_SCHEMA) else known
@@ -137,6 +142,6 @@ def _read_known(state: pathlib.Path) -> dict[str, Any]:
 
 
 def _entry(path: pathlib.Path, parts: Any) -> dict[str, Any]:
-    """What tells whether a copied file is still that: its parts, its size and its time."""
+    """Facts by which a copied file is known to be unchanged: its parts, its size and its time."""
     status = path.stat() if path.exists() else None
     return {"parts": [list(part) for part in parts], "file": status and [status.st_size, status.st_mtime_ns]}

@@ -29,9 +29,13 @@ def read_index(place: Place, name: str | None) -> Files:
 
 
 def download(
-    place: Place, files: Files, folder: pathlib.Path, skip: Callable[[str], bool] = lambda path: False,
-    is_current: Callable[[], bool] = lambda: True, report: Callable[[str], None] = lambda line: None,
-) -> None:  # fmt: skip
+    place: Place,
+    files: Files,
+    folder: pathlib.Path,
+    skip: Callable[[str], bool] = lambda path: False,
+    is_current: Callable[[], bool] = lambda: True,
+    report: Callable[[str], None] = lambda line: None,
+) -> None:
     """Write files into `folder`, checkpoints last, the newest first; each appears when all of it is there.
 
     A checkpoint with missing or damaged objects appears without those, and `report` gets a line: who loads it goes back

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.record import lock
+from scalelab.record import owners
 from scalelab.record.jsonfiles import LIST, TEXT, WHOLE, describe_mismatch
 from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.paths import check_name
@@ -41,7 +41,7 @@ def parse_head(data: bytes, source: str) -> dict[str, Any]:
     if not (isinstance(content, dict) and content.get("format") == 1):
         raise BadInput(f"{source} was not written by this version of scalelab, or damaged since: use another folder")
     wrong = describe_mismatch(content, HEAD_SCHEMA)
-    if not wrong and content["owner"] and lock.parse_owner(content["owner"]) is None:
+    if not wrong and content["owner"] and owners.parse_owner(content["owner"]) is None:
         wrong = "owner is not a process's"
     if wrong:
         raise BadInput(f"{source}: {wrong}; was it edited?")

@@ -13,7 +13,7 @@ import time
 import uuid
 from typing import Any
 
-from scalelab.record import lock
+from scalelab.record import lock, owners
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, Version
 from scalelab.stores.formats import MOST_HEAD_BYTES, ObjectsLost, parse_head
@@ -48,7 +48,7 @@ class Lease:
 
     def __init__(self, place: Place, index: str | None, version: Version | None) -> None:
         self.place, self.index, self.version = place, index, version
-        self.owner: str | None = str(lock.this_process())
+        self.owner: str | None = str(owners.this_process())
         self.puts, self.nonce = 0, uuid.uuid4().hex
         self.turn = threading.Lock()
 
@@ -94,7 +94,7 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
             _now(place)  # a put: it tells whether there is a bucket
             refuse_headless(place)
         content, version, written = head or ({"index": None}, None, 0.0)
-        owner, news = lock.parse_owner(content.get("owner") or ""), ""
+        owner, news = owners.parse_owner(content.get("owner") or ""), ""
         if owner:
             here = content.get("machine") == machine_id()
             refusal, news = _judge(place, owner, here, _now(place) - written, take_over)
@@ -112,14 +112,14 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
 
 def is_owner_alive(content: dict[str, Any], written: float) -> bool:
     """Whether the owner in a head lives, by a reader's own clock: it may not be able to ask for the store's."""
-    owner = lock.parse_owner(str(content.get("owner") or ""))
-    if owner is None or (content.get("machine") == machine_id() and not lock.is_process_alive(owner.process)):
+    owner = owners.parse_owner(str(content.get("owner") or ""))
+    if owner is None or (content.get("machine") == machine_id() and not owners.is_process_alive(owner.process)):
         return False
     return time.time() - written < lock.LEASE_S + MOST_SKEW_S
 
 
 def machine_id() -> str:
-    """What is equal for processes that can see each other: this machine's boot, and the numbering of processes."""
+    """An id shared by processes that see each other's numbers: this machine's boot and namespace of processes."""
     try:
         return (
             f"{pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -128,15 +128,15 @@ def machine_id() -> str:
         return socket.gethostname()
 
 
-def _judge(place: Place, owner: lock.LockOwner, here: bool, silent_s: float, take_over: bool) -> tuple[str, str]:
+def _judge(place: Place, owner: owners.LockOwner, here: bool, silent_s: float, take_over: bool) -> tuple[str, str]:
     """(the reason to refuse the lease, what became of its owner), as for a local folder (`scalelab.record.lock`)."""
     silence = f"its last sign of life was {max(silent_s, 0):.0f} s ago"
     if here:
-        alive = place.url in HELD if owner.process == os.getpid() else lock.is_process_alive(owner.process)
+        alive = place.url in HELD if owner.process == os.getpid() else owners.is_process_alive(owner.process)
         alive &= silent_s < lock.LEASE_S
         refusal = f"is held by {owner}; {silence}: stop it, or use another {{option}}"
         return (refusal, "") if alive else ("", "died without releasing it")
-    this = lock.this_process()
+    this = owners.this_process()
     if this.job and this.job == owner.job and this.restart > owner.restart:
         return "", "was this job before it was requeued"
     if take_over:

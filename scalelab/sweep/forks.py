@@ -52,9 +52,11 @@ def candidate_columns(trials: Mapping[str, ConfigDict], n_convention: str = "tot
 
 
 def write_forks(
-    folder: str | os.PathLike[str], base: str | os.PathLike[str], trials: Mapping[str, ConfigDict],
+    folder: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    trials: Mapping[str, ConfigDict],
     titles: Mapping[str, str] | None = None,
-) -> list[pathlib.Path]:  # fmt: skip
+) -> list[pathlib.Path]:
     """Write one config file per trial into `folder`; each imports the file `base` and sets what differs.
 
     Returns the paths. `titles`: the first docstring line of each file. A written file resolves exactly to its trial
@@ -83,7 +85,7 @@ def fork_text(path: pathlib.Path, base: pathlib.Path, trial: ConfigDict, title: 
 
 
 def _base_expression(path: pathlib.Path, base: pathlib.Path) -> dict[str, str]:
-    """How the file at `path` finds the file `base`: by name if it comes with scalelab, else beside itself."""
+    """The expression by which the file at `path` finds `base`: by name if it comes with scalelab, else beside it."""
     if config_lib.shipped_configs().get(base.stem, pathlib.Path()).resolve() == base.resolve():
         return {"imports": "", "base": f'config_lib.find_config_file("{base.stem}")'}
     place = os.path.relpath(base.resolve(), path.parent.resolve())

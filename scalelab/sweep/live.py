@@ -10,7 +10,7 @@ from scalelab.index import alive
 from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, read_indexed_runs
 from scalelab.record import records
-from scalelab.record.jsonfiles import last_line, tail_lines
+from scalelab.record.jsonlines import last_line, tail_lines
 from scalelab.sweep.executors import element, sweep_jobs
 from scalelab.sweep.status import ENDED_STATUSES, read_started_runs, read_trial_rows
 

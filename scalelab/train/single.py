@@ -9,22 +9,23 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from scalelab import git, user_code
-from scalelab.config.choices import GUARD_POLICIES
 from scalelab.data.dataset import Dataset, open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.hardware import device_memory
+from scalelab.model.transformer import Params
 from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
 from scalelab.record import lock, records
 from scalelab.train import ledger
-from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage import compatibility, determinism, extend
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.resume import branch, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
-from scalelab.train.run.run import Run, has_ended, open_run
+from scalelab.train.run.opening.opening import open_run
+from scalelab.train.run.run import Run, has_ended
+from scalelab.train.run.session import Progress, Session
 from scalelab.train.step.per_layer.refusals import reserve_for_moments
 
 
@@ -60,7 +61,7 @@ def load_run_dataset(config: ConfigDict) -> Dataset:
 def train_single(
     config: ConfigDict,
     folder: pathlib.Path,
-    progress: loop.Progress = lambda _: None,
+    progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
     take_over: bool = False,
@@ -80,14 +81,14 @@ def train_single(
     device_memory.reserve_gpu_memory()
     determinism.set_deterministic_flags(config, folder)
     reserve_for_moments(config)
-    data = load_run_dataset(config)
+    session = Session(load_run_dataset(config), progress, stop, allow, pulse=pulse)
     with contextlib.ExitStack() as held:
         if warning := broadcast_from_first(lambda: held.enter_context(lock.hold_folder(folder, take_over=take_over))):
             progress({"warning": warning})
         config, warnings = continued_config(folder, config, allow)
-        run, start, params = _open(config, data, folder, allow, code, warnings, progress)
+        run, start, params = _open(config, folder, session, code, warnings)
         start = _change_by_hand(run, start, change, progress)
-        outcome = _train_to_end(run, data, start, params, allow, progress, stop, pulse)
+        outcome = _train_to_end(run, start, params, session)
     return {
         "name": run.name,
         "status": run.status,
@@ -104,27 +105,25 @@ def train_single(
 
 def _open(
     config: ConfigDict,
-    data: Dataset,
     folder: pathlib.Path,
-    allow: Collection[str],
+    session: Session,
     code: Mapping[str, git.RepoState] | None,
     warnings: Sequence[str],
-    progress: loop.Progress,
-) -> tuple[Run, loop.StartStates | None, list[Any] | None]:
+) -> tuple[Run, loop.StartStates | None, list[Params] | None]:
     """Open the run; with it the states that it goes on from, and for a new one the weights that it was given."""
     # What a new run starts from is loaded before it takes over the folder.
-    new = not lineage.find_last_checkpoint(folder)
+    new, data, progress = not lineage.find_last_checkpoint(folder), session.dataset, session.progress
     spec = make_train_spec(config, data.hparams)
     if new:
         broadcast_from_first(lambda: refuse_lost_checkpoints(folder, config))
     trunk = branch.load_trunk(spec, data) if new else None
     weights = lineage.load_initial_weights(spec) if new and not trunk else None
-    run = open_run(folder.name, folder, spec, data, allow, git=code or git.code_state())
+    run = open_run(folder.name, folder, spec, data, session.allow, git=code or git.code_state())
     for fact in [*run.words, *({"warning": word} for word in warnings)]:
         progress(fact)
     for word in warnings:
         run.event("warning", None, word)
-    start = _resume(run, allow, progress)
+    start = _resume(run, session)
     loop.report_resume(run.name, start, config, progress)
     start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
     return run, start, [lineage.start_from_weights(run, weights)] if weights else None
@@ -137,29 +136,21 @@ def refuse_lost_checkpoints(folder: pathlib.Path, config: ConfigDict) -> None:
 
 
 def _train_to_end(
-    run: Run,
-    data: Dataset,
-    start: loop.StartStates | None,
-    params: list[Any] | None,
-    allow: Collection[str],
-    progress: loop.Progress,
-    stop: Callable[[], bool],
-    pulse: Pulse | None,
+    run: Run, start: loop.StartStates | None, params: list[Params] | None, session: Session
 ) -> loop.TrainOutcome:
     """Train until the run ends or stops, and again from an earlier step as often as its guard decides so."""
-    c, rewinds = run.config.checkpoint, GUARD_POLICIES[run.config.guard.policy].rewinds
+    progress = session.progress
     if run.status != "running" and start is None:
         progress({"note": f"{run.name}: its checkpoints are gone; this is what its record says"})
         return loop.TrainOutcome(run.record["steps"], None, 0.0, [None], False, [])
-    known, logs, warn = {"run": run.facts}, records.saved_log_paths(run.folder), lineage.make_warner([run], progress)
-    keep = (c.keep_last, c.keep_every, known, logs, warn, rewinds)
+    runs = {"run": run}
     while True:
-        with Checkpoints(run.folder / "checkpoints", *keep) as checkpoints:
-            outcome = loop.train_runs([run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse)
+        with lineage.open_checkpoints(run.folder / "checkpoints", runs, progress) as checkpoints:
+            outcome = loop.train_runs(runs, checkpoints, session, start, params)
         call = outcome.calls[0]
         if call is None or not rewind.decide_rewind(run, call, checkpoints.folder, "run"):
             return outcome
-        start, params = _resume(run, allow, progress), None
+        start, params = _resume(run, session), None
         progress({"warning": f"{run.name}: {call.why} at step {call.step}; back at step {start and start[0]}"})
 
 
@@ -178,21 +169,21 @@ def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection
     return config, [f"{folder}: {warning}"] if warning else []
 
 
-def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> loop.StartStates | None:
+def _resume(run: Run, session: Session) -> loop.StartStates | None:
     """The states at the run's last checkpoint or its pack's, whichever is further; None: there is none."""
     rewind.drop_abandoned_steps(run.folder)
     last = lineage.find_last_checkpoint(run.folder)
     if last is None:
         return None
     checkpoints, name = last
-    start = lineage.restore_runs({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)
+    start = lineage.restore_runs({name: run}, checkpoints, session)
     if start and (decision := rewind.pending_decision(run)):
         start = start[0], [rewind.follow_decision(run, decision, start[1][0])]
     return start
 
 
 def _change_by_hand(
-    run: Run, start: loop.StartStates | None, asked: ByHand | None, progress: loop.Progress
+    run: Run, start: loop.StartStates | None, asked: ByHand | None, progress: Progress
 ) -> loop.StartStates | None:
     """`start`, changed as asked; a change that the run has made already is not made again. BadInput without a start."""
     if asked is None:

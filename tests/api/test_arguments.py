@@ -1,6 +1,5 @@
 """Every function of the api with wrong values in every argument: BadInput in one line, and nothing is done."""
 
-import functools
 import inspect
 import math
 import pathlib
@@ -11,10 +10,6 @@ from scalelab import api
 from scalelab.api.laws import curves, ladder
 from scalelab.api.reading.loaded import LoadedRun
 from scalelab.errors import BadInput
-from scalelab.laws.curves.fit import fit_curves as fit_read_curves
-from scalelab.laws.fits.fitting import fit as fit_columns
-from scalelab.laws.fits.groups.fit_groups import fit_groups
-from scalelab.laws.use.ladder import fit_ladder
 from tests.report import synthetic
 
 WRONG = {
@@ -53,17 +48,12 @@ def right_kinds(function, argument):
 
 
 def parameters(function):
-    return [name for name in inspect.signature(function).parameters if name not in ("self", "options")]
+    return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
 def functions(folder):
     """{name: (function, arguments that are right, names of all arguments)}; files and folders lie in `folder`."""
     run, work, config = str(folder / "run"), folder / "work", "tiny"
-    options = {
-        "fit": parameters(fit_columns)[2:], "fit_groups": parameters(fit_groups)[4:],
-        "fit_curves": parameters(fit_read_curves)[2:], "fit_accuracy": parameters(fit_ladder)[1:],
-    }  # fmt: skip
-    passed_on = {"table", "labels", "n_convention", "by", "cluster", "progress", "k", "against", "order"}
     model = LoadedRun(None)
     known = {
         "runs": (api.runs, {"sources": run}), "metrics": (api.metrics, {"run": run}), "load": (api.load, {"run": run}),
@@ -105,15 +95,21 @@ def functions(folder):
         "sweep": (api.sweep, {"config": config, "workdir": work}),
         "sweep_status": (api.sweep_status, {"workdir": work}), "cancel_sweep": (api.cancel_sweep, {"workdir": work}),
         "train_pack": (api.train_pack, {"workdir": work, "pack": "seven"}), "answer": (api.answer, {"sources": run}),
-        "fit": (api.fit, {"source": TABLE}), "fit_groups": (functools.partial(api.fit, by="g"), {"source": TABLE}),
+        "fit": (api.fit, {"source": TABLE}), "fit_groups": (api.fit_groups, {"source": TABLE, "by": "g"}),
+        "load_law": (api.load_law, {"law": "chinchilla"}), "read_table": (api.read_table, {"sources": run}),
+        "predict": (api.predict, {"fitted": None, "target_flops": 1.0}),
+        "tournament": (api.tournament, {"fitted": None}),
+        "propose_runs": (api.propose_runs, {"fitted": None, "next_runs": 1, "grid": run, "budget_flops": 1.0}),
+        "draw_fit": (api.draw_fit, {"result": None, "figures": work}),
+        "fit_approach": (api.fit_approach, {"table": None, "approach": 2}),
+        "predict_curves": (curves.predict_curves, {"sources": run}),
+        "judge_table": (api.judge_table, {"table": folder / "absent.csv", "baseline": "seven"}),
+       
         "best_settings": (api.best_settings, {"source": run}), "read_curve": (curves.read_curve, {"source": run}),
         "fit_curves": (curves.fit_curves, {"sources": run}), "schedule_of": (curves.schedule_of, {"config": config}),
         "fit_accuracy": (ladder.fit_accuracy, {"sources": run}), "sample": (model.sample, {}),
     }  # fmt: skip
-    more = {name: [each for each in names if each not in passed_on] for name, names in options.items()}
-    return {
-        name: (function, right, parameters(function) + more.get(name, [])) for name, (function, right) in known.items()
-    }
+    return {name: (function, right, parameters(function)) for name, (function, right) in known.items()}
 
 
 def test_every_argument_of_every_function_refuses_what_it_can_not_be(tmp_path):

@@ -18,7 +18,7 @@ from checks.shared import RESULTS
 from scalelab import config as config_lib
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
-from scalelab.record import jsonfiles
+from scalelab.record import jsonlines
 
 QUICK_PARTS = "doctor,124m-bf16,resume,attention,packing,reference-run"
 
@@ -47,7 +47,7 @@ def test_a_rehearsal_that_is_killed_at_random_goes_on_and_loses_nothing(tmp_path
     answers = {
         part: {row: line["answer"] for row, line in rows.items()} for part, rows in json.loads(out)["answers"].items()
     }
-    lines = jsonfiles.read_json_lines(tmp_path / gpu.LEDGER)
+    lines = jsonlines.read_json_lines(tmp_path / gpu.LEDGER)
     for line in lines:
         assert line["chip"] == "cpu" and line["versions"]["jax"] and line["code"] and line["date"]
     done = [(line["part"], line["row"]) for line in lines if line["event"] == ledger.ANSWERED]

@@ -15,7 +15,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.record import lock, records
+from scalelab.record import owners, records
 from scalelab.sweep.run import run_sweep
 from scalelab.sweep.trials import load_trials
 from scalelab.train.checkpoints.checkpoint import Checkpoints
@@ -83,7 +83,7 @@ def find(kind: str, folder: pathlib.Path, parent: int) -> list[int]:
         return [parent]
     if kind == "fork server":
         return [child for child in children(parent) if b"multiprocessing.forkserver" in _arguments(child)]
-    owners = [lock.parse_owner(path.read_text()) for path in folder.glob("packs/*/.lock")]
+    owners = [owners.parse_owner(path.read_text()) for path in folder.glob("packs/*/.lock")]
     return [owner.process for owner in owners if owner and b"forkserver" in _arguments(owner.process)]
 
 

@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import re
+import zipfile
 
 import numpy as np
 import pyarrow
@@ -217,3 +218,40 @@ def test_a_data_set_of_tfds_imports_no_module_that_its_files_name(tmp_path, monk
     with pytest.raises(BadInput, match=r"features.json names the class 'evil_features.Text'"):
         specs.parse_sources([spec])
     assert not ran.exists()
+
+
+def write_packed(path, n):
+    """Write a packed file of `n` texts of 1 MiB, each of one letter."""
+    texts = [bytes([97 + i % 26]) * (2**20 - 1) + b"\n" for i in range(n)]
+    if path.suffix == ".gz":
+        path.write_bytes(b"".join(gzip.compress(content, 1) for content in texts))
+        return
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for i, content in enumerate(texts):
+            archive.writestr(f"{i}.txt", content)
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.zip"])
+def test_a_bomb_is_refused_before_it_is_tokenized(tmp_path, name, monkeypatch, capsys):
+    def refuse_training(texts, _):
+        pytest.fail(f"trained on {sum(map(len, texts))} letters of a bomb")
+
+    monkeypatch.setattr("scalelab.data.tokenizers.hf_json.train_bpe", refuse_training)
+    monkeypatch.setattr("scalelab.data.read.files.LEAST_BYTES", 2**26)
+    path, out = tmp_path / name, tmp_path / "out"
+    write_packed(path, 65)
+    line = ["prepare", f"--source={path}", "--tokenizer=bpe:280", f"--out={out}", "--workers=1", "--skip-bad"]
+    assert main(line) == 2
+    assert "unpacks to more than 200 times its size" in capsys.readouterr().err
+    assert not list(out.glob("*"))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.zip"])
+def test_a_text_that_packs_well_is_prepared(tmp_path, name, capsys):
+    path = tmp_path / name
+    write_packed(path, 20)
+    line = ["prepare", f"--source={path}", "--tokenizer=bytes", f"--out={tmp_path / 'out'}", "--workers=1"]
+    assert main([*line, "--json"]) == 0
+    (part,) = json.loads(capsys.readouterr().out)["parts"]
+    n_documents = part["train_documents"] + part["val_documents"]
+    assert part["train_tokens"] + part["val_tokens"] == 20 * 2**20 + n_documents

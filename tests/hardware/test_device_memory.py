@@ -11,7 +11,7 @@ from scalelab.errors import BadInput
 from scalelab.hardware import device_memory
 from scalelab.hardware.chips import GIB
 from scalelab.plan.machine.machine import load_machine
-from scalelab.train.run import run
+from scalelab.train.run.opening import description
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +93,6 @@ def test_the_record_has_what_jax_was_given(environment):
             return {"bytes_limit": 7}
 
     environment.setattr(jax, "local_devices", lambda: [Device()])
-    assert run._device_memory() == {"bytes": 7, "share": 0.75}
+    assert description.describe_device_memory() == {"bytes": 7, "share": 0.75}
     device_memory.reserve_gpu_memory()
-    assert run._device_memory() == {"bytes": 7, "share": 0.9}
+    assert description.describe_device_memory() == {"bytes": 7, "share": 0.9}

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.record import lock
+from scalelab.record import lock, owners
 from scalelab.stores import client, lease, urls
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -98,9 +98,9 @@ def test_an_address_or_package_that_is_missing_is_named(monkeypatch, note_line):
         )
 
 
-def other_owner(**changes) -> lock.LockOwner:
+def other_owner(**changes) -> owners.LockOwner:
     facts = {"host": "elsewhere", "process": 7, "started": "2026-11-23 10:00:00"} | changes
-    return lock.LockOwner(**facts)
+    return owners.LockOwner(**facts)
 
 
 def leave_lease(place, monkeypatch, owner, take_over=False) -> lease.Lease:

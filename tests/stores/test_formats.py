@@ -6,7 +6,7 @@ import json
 import pytest
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.record import lock
+from scalelab.record import owners
 from scalelab.stores import formats
 
 SHA = hashlib.sha256(b"x").hexdigest()
@@ -15,7 +15,8 @@ INDEX = json.dumps(
 ).encode()
 NAME = f"index/{hashlib.sha256(INDEX).hexdigest()[:32]}-0a1b2c3d"
 HEAD = {
-    "format": 1, "owner": str(lock.this_process()), "machine": "boot pid:[4026531836]", "index": NAME, "put": "0a1b.7",
+    "format": 1, "owner": str(owners.this_process()), "machine": "boot pid:[4026531836]", "index": NAME,
+    "put": "0a1b.7",
 }  # fmt: skip
 
 
@@ -36,7 +37,7 @@ def test_every_flip_of_a_head_is_one_line_or_a_head_within_its_place():
             assert str(refusal).startswith("here") and str(refusal).isprintable()
         else:
             assert head["index"].startswith("index/") and ".." not in head["index"]
-            assert head["owner"] is None or lock.parse_owner(head["owner"])
+            assert head["owner"] is None or owners.parse_owner(head["owner"])
 
 
 def test_every_flip_of_an_index_is_damage_by_the_hash_in_its_name():

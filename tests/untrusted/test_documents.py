@@ -7,7 +7,7 @@ import time
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.record import jsonfiles, records
+from scalelab.record import jsonlines, records
 from scalelab.untrusted import documents, schemas
 from tests.report import synthetic
 
@@ -140,4 +140,4 @@ def test_nothing_is_appended_or_replaced_through_a_link(tmp_path):
     assert (tmp_path / "metrics.jsonl.damaged").read_text().count("\n") == 3
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(records.BadInput, match="is not a file"):
-        jsonfiles.append_json_lines(tmp_path / "pipe", [{}])
+        jsonlines.append_json_lines(tmp_path / "pipe", [{}])

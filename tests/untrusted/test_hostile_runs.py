@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.record import jsonfiles, records
+from scalelab.record import jsonlines, records
 from scalelab.report import serve
 from tests.report import synthetic
 
@@ -247,8 +247,8 @@ def test_a_long_log_without_an_evaluation_is_read_once_and_from_behind(folder, c
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run / "metrics.jsonl").write_text(text * (2**22 // len(text)))
     parsed: list[int] = []
-    parse = jsonfiles.parse_json
-    monkeypatch.setattr(jsonfiles, "parse_json", lambda data: parsed.append(len(data)) or parse(data))
+    parse = jsonlines.parse_json
+    monkeypatch.setattr(jsonlines, "parse_json", lambda data: parsed.append(len(data)) or parse(data))
     code, out, _ = call(capsys, "runs", str(folder), "--json")
     rows = {row["name"]: row for row in json.loads(out)}
     assert code == 1 and "no evaluated line" in rows["b"]["damage"]

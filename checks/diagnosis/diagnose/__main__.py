@@ -52,9 +52,11 @@ def _main(argv: Sequence[str]) -> int:
     plants = [_kept(options, name, judge_plant, options.seed) for name in PLANTS if name in names]
     healthy = [
         _kept(options, name, judge_healthy, seed)
-        for name in HEALTHY if name in names
-        for seed in _seeds(options, name) if not options.finished or _place(options, name, seed).exists()
-    ]  # fmt: skip
+        for name in HEALTHY
+        if name in names
+        for seed in _seeds(options, name)
+        if not options.finished or _place(options, name, seed).exists()
+    ]
     flags = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     result = (
         result_header("diagnosis.diagnose", argv)

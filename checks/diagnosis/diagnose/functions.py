@@ -37,11 +37,6 @@ def restarts(step: jax.Array, h: Any) -> jax.Array:
     return h.optim.peak_lr * (0.05 + 0.95 * 0.5 * (1 + jnp.cos(jnp.pi * (step % half) / half)))
 
 
-def never_zero(step: jax.Array, h: Any) -> jax.Array:
-    """A schedule that has one value far above the rest."""
-    return h.optim.peak_lr * jnp.where((step >= 200) & (step < 210), 30.0, 1.0)
-
-
 def _uncorrected(declared: Any, o: Any, h: Any, lr: jax.Array) -> Any:
     return scale_by_adam(h.optim.beta1, 0.999, h.optim.eps, corrected=False)
 

@@ -80,10 +80,12 @@ def time_processes(context: Context) -> dict[str, Any]:
     started = [
         subprocess.Popen(
             [sys.executable, "-c", CHILD_CODE, size, str(folder), str(i)],
-            env=env, stdout=subprocess.DEVNULL, stderr=(folder / f"process{i}.log").open("w"),
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / f"process{i}.log").open("w"),
         )
         for i in range(settings.trials)
-    ]  # fmt: skip
+    ]
     try:
         return _release(settings, folder, started)
     finally:

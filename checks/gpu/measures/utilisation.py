@@ -60,9 +60,12 @@ def present_machine() -> tuple[Machine, Any]:
 
 
 def choose_plan(
-    model: dict[str, Any], on: Machine, rows: tuple[int, ...], precision: str = "bf16",
+    model: dict[str, Any],
+    on: Machine,
+    rows: tuple[int, ...],
+    precision: str = "bf16",
     policies: tuple[str, ...] = REMAT_POLICIES,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The remat policy and rows with the most tokens/s of those that fit; if none fits, the smallest."""
     plans = [make_plan(model, on, remat, n, precision) for remat in policies for n in rows]
     fitting = [plan for plan in plans if plan["fits"]] or [min(plans, key=lambda plan: plan["memory_bytes"])]

@@ -85,9 +85,11 @@ def choose_pairs(options: Any) -> list[Pair]:
     if not cases or asked - names:
         raise BadInput(f"no case is named {options.only!r}" if not cases else f"--commands: one of {sorted(names)}")
     pairs = [
-        Pair(case, reach, half) for half, case in cases for reach in reaches(case)
+        Pair(case, reach, half)
+        for half, case in cases
+        for reach in reaches(case)
         if not asked or reach.command in asked
-    ]  # fmt: skip
+    ]
     chance = random.Random(options.seed)
     if options.sample:
         pairs = chance.sample(pairs, min(options.sample, len(pairs)))

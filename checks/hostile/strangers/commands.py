@@ -29,6 +29,11 @@ class Reach:
         return self.line[0]
 
     @property
+    def owns(self) -> bool:
+        """Whether the hostile thing is the folder that it works in, and writes to."""
+        return "--workdir={it}" in self.line and "--status" not in self.line
+
+    @property
     def text(self) -> str:
         """The line as it is read."""
         return " ".join(self.line)
@@ -159,7 +164,7 @@ def reaches(case: Case) -> list[Reach]:
     """
     chosen = []
     for command in dict.fromkeys(reach.command for reach in REACHES[case.kind]):
-        lines = [reach for reach in REACHES[case.kind] if reach.command == command]
+        lines = [reach for reach in REACHES[case.kind] if reach.command == command and not (case.linked and reach.owns)]
         lines.sort(key=lambda reach: zlib.crc32(f"{case.name}\0{reach.text}".encode()))
         chosen += lines if command == case.seen else lines[: LINES_DEEP if case.deep and lines[0].heavy else LINES_EACH]
     return chosen

@@ -57,6 +57,7 @@ class Case:
     seen: str = ""  # the command that the issue saw fail: this pair is run as a real process too
     deep: bool = False  # every command that computes is tried; of other cases a third of them
     file: str = ""
+    linked: bool = False  # it is a link itself: what the user names as --workdir may be one, and is written through
 
     @property
     def place(self) -> str:

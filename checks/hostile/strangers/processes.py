@@ -137,9 +137,14 @@ def run_real(
     command = [sys.executable, "-I", "-S", "-c", HEARS_CONTROL_C, *start, *line]
     with open(slot / "stdout", "wb") as out, open(slot / "stderr", "wb") as err:
         process = subprocess.Popen(
-            command, cwd=slot / "work", env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            command,
+            cwd=slot / "work",
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
             start_new_session=True,
-        )  # fmt: skip
+        )
     limit(process.pid)
     watch = Watch(process.pid, slot, interrupt_s, serves, speaks=True)
     while process.poll() is None and not watch.over():
@@ -159,9 +164,15 @@ class Watch:
     """
 
     def __init__(
-        self, pid: int, slot: pathlib.Path, interrupt_s: float, serves: bool, limit_s: float | None = None,
-        fresh_bytes: int = 0, speaks: bool = False,
-    ):  # fmt: skip
+        self,
+        pid: int,
+        slot: pathlib.Path,
+        interrupt_s: float,
+        serves: bool,
+        limit_s: float | None = None,
+        fresh_bytes: int = 0,
+        speaks: bool = False,
+    ):
         self.pid, self.slot, self.interrupt_s, self.serves = pid, slot, interrupt_s, serves
         self.limit_s = judge.SECONDS if limit_s is None else limit_s
         self.allowance = max(0, resident_bytes(pid) - fresh_bytes) if fresh_bytes else 0
@@ -207,9 +218,15 @@ class Watch:
         """What was seen."""
         self.most = max(self.most, peak_bytes(self.pid) - self.allowance)
         return Outcome(
-            code, self.seconds, self.most, self._output(), signalled=self.signalled, killed=self.killed,
-            served=self.served, idle=self.idle,
-        )  # fmt: skip
+            code,
+            self.seconds,
+            self.most,
+            self._output(),
+            signalled=self.signalled,
+            killed=self.killed,
+            served=self.served,
+            idle=self.idle,
+        )
 
 
 def fetch(port: int, path: str) -> bytes:

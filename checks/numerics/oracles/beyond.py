@@ -24,13 +24,19 @@ def compare_beyond() -> list[dict[str, Any]]:
     """Rows like those of the optimizers; here everything must be equal."""
     optimizers = {"adam": mup.MuAdamW, "sgd": mup.MuSGD}
     table = [
-        _row("mup", f"{like}: LR and decay by parameter, width {BASE} to {WIDTH}", f"mup.{theirs.__name__}",
-            group_difference(like, theirs))
+        _row(
+            "mup",
+            f"{like}: LR and decay by parameter, width {BASE} to {WIDTH}",
+            f"mup.{theirs.__name__}",
+            group_difference(like, theirs),
+        )
         for like, theirs in optimizers.items()
-    ]  # fmt: skip
+    ]
     table.append(_row("mup", f"the head's factor, width {BASE} to {WIDTH}", "mup.MuReadout", head_difference()))
-    table += [_row("loss scale", setting, "torch.amp.GradScaler", scale_difference(start, finite))
-              for setting, (start, finite) in finite_traces().items()]  # fmt: skip
+    table += [
+        _row("loss scale", setting, "torch.amp.GradScaler", scale_difference(start, finite))
+        for setting, (start, finite) in finite_traces().items()
+    ]
     return table
 
 

@@ -112,20 +112,29 @@ def _step_rows(rows: list[dict[str, Any]]) -> list[Cells]:
 
 def _optimizer_rows(rows: list[dict[str, Any]]) -> list[Cells]:
     return [
-        (f"step under {row['optimizer']}", f"{row['ms_a_step']:.0f} ms",
+        (
+            f"step under {row['optimizer']}",
+            f"{row['ms_a_step']:.0f} ms",
             f"adamw; by added FLOPs {row['predicted']:.2f}",
-         f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})", f"at most {row['goal']}" if row["goal"] else "")
+            f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            f"at most {row['goal']}" if row["goal"] else "",
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _peer_rows(rows: list[dict[str, Any]]) -> list[Cells]:
     goals = {("torch", 256): "at least 1.05", ("linen", 32_768): "at least 1.3"}
     return [
-        (f"step, vocab {row['vocab']:,}, against {name}", *_peer_cells(row["peers"]["scalelab"], peer),
-         goals.get((name, row["vocab"]), ""))
-        for row in rows for name, peer in row["peers"].items() if name != "scalelab"
-    ]  # fmt: skip
+        (
+            f"step, vocab {row['vocab']:,}, against {name}",
+            *_peer_cells(row["peers"]["scalelab"], peer),
+            goals.get((name, row["vocab"]), ""),
+        )
+        for row in rows
+        for name, peer in row["peers"].items()
+        if name != "scalelab"
+    ]
 
 
 def _peer_cells(ours: dict[str, Any], peer: dict[str, Any]) -> tuple[str, str, str]:
@@ -175,10 +184,15 @@ def _laws_rows(row: dict[str, Any]) -> list[Cells]:
 def _fit_rows(rows: list[dict[str, Any]]) -> list[Cells]:
     """Rows of whole fit commands."""
     return [
-        (row["name"], f"{row['cpu_s']:.1f} CPU s, {row['peak_mib']:,.0f} MiB", "", "",
-         f"at most {row['most_s']:.0f} s, {row['most_gib']:.0f} GiB")
+        (
+            row["name"],
+            f"{row['cpu_s']:.1f} CPU s, {row['peak_mib']:,.0f} MiB",
+            "",
+            "",
+            f"at most {row['most_s']:.0f} s, {row['most_gib']:.0f} GiB",
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _checkpoint_rows(row: dict[str, Any]) -> list[Cells]:

@@ -107,14 +107,17 @@ def chip_cells(chips: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
     return [
         (
-            c["chip"], str(c["rows"]), ", ".join(c["systems"]), percent(c["median_error"]),
+            c["chip"],
+            str(c["rows"]),
+            ", ".join(c["systems"]),
+            percent(c["median_error"]),
             f"{c['mean_absolute_error']:.0%}",
             str(c["in_range"]),
             f"{c['share']:.2f} ({c['shares'][0]:.2f} to {c['shares'][1]:.2f})" if c["share"] else "",
             percent(c["left_out_error"]),
         )
         for c in chips
-    ]  # fmt: skip
+    ]
 
 
 def print_table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:

@@ -163,11 +163,12 @@ def korthikanti_row(shape: tuple, seconds: float, selective: bool) -> PublishedS
 CALIBRATED_ROWS: dict[str, Callable[[], PublishedStep]] = {
     f"Narayanan {shape[0]} x {shape[1]}": partial(narayanan_row, shape, tflops) for shape, tflops in A100_ROWS.items()
 } | {
-    f"Korthikanti {shape[0]} x {shape[1]} {kind}": partial(korthikanti_row, shape, seconds[kind == "selective"],
-        kind == "selective")
+    f"Korthikanti {shape[0]} x {shape[1]} {kind}": partial(
+        korthikanti_row, shape, seconds[kind == "selective"], kind == "selective"
+    )
     for shape, seconds in KORTHIKANTI_ROWS.items()
     for kind in ("full", "selective")
-}  # fmt: skip
+}
 # Other chips, other code, other papers.
 HELD_OUT_ROWS: dict[str, Callable[[], PublishedStep]] = (
     {f"Llama 3 405B, {row[0]} x {row[2]}": partial(llama3_row, *row) for row in LLAMA3_ROWS}

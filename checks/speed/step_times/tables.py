@@ -75,9 +75,15 @@ def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
         n_microbatches = 1
     shape, model = _shape(line)
     setup = build_static(
-        *shape, rows, int(line["seq_len"]), int(line["vocab_size"]), n_microbatches, line["precision"],
-        model=model | {"remat": line["remat"]}, **layout,
-    )  # fmt: skip
+        *shape,
+        rows,
+        int(line["seq_len"]),
+        int(line["vocab_size"]),
+        n_microbatches,
+        line["precision"],
+        model=model | {"remat": line["remat"]},
+        **layout,
+    )
     traits = (
         MAXTEXT_TRAITS
         if line["source"].endswith(JAX_SYSTEMS) or line["source"].startswith(JAX_SYSTEMS)

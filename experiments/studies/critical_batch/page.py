@@ -45,10 +45,14 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         for row in rows
     ]
     toys = [
-        [f"{row['batch']:g}", f"{row['steps']:.0f}",
-         f"{toy['fit']['steps'] * (1 + toy['fit']['critical'] / row['batch']):.0f}", f"{row['rate']:.3f}"]
+        [
+            f"{row['batch']:g}",
+            f"{row['steps']:.0f}",
+            f"{toy['fit']['steps'] * (1 + toy['fit']['critical'] / row['batch']):.0f}",
+            f"{row['rate']:.3f}",
+        ]
         for row in toy["rows"]
-    ]  # fmt: skip
+    ]
     early, long, n = transformer.EARLY, transformer.LONG, transformer.NOISE_SEQUENCES
     columns = ("batch", "steps", "error", "sequences", "hyperbola", "best rate", "error", "inside")
     return [

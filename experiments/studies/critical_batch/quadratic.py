@@ -47,9 +47,7 @@ def draw_gradients(rng: np.random.Generator, n: int) -> np.ndarray:
 
 def pair_estimates(rng: np.random.Generator, small: int, big: int, pairs: int) -> tuple[np.ndarray, np.ndarray]:
     """(tr Sigma, |G|^2) [pairs] of pairs of batches of two sizes (McCandlish et al. 2018, appendix A.1)."""
-    norms = np.array([
-        [(draw_gradients(rng, n).mean(axis=0) ** 2).sum() for n in (small, big)] for _ in range(pairs)
-    ]).T  # fmt: skip
+    norms = np.array([[(draw_gradients(rng, n).mean(axis=0) ** 2).sum() for n in (small, big)] for _ in range(pairs)]).T
     return (norms[0] - norms[1]) / (1 / small - 1 / big), (big * norms[1] - small * norms[0]) / (big - small)
 
 

@@ -108,8 +108,9 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
     for row in stages:
         known = BYTES[row["layout"]]
         name = f"{row['layout']}: bytes a parameter and device"
-        checks.append(outcome.compare_with(known, "Rajbhandari et al. 2020", name, row["bytes_a_parameter"],
-                                           known, 1.03 * known))  # fmt: skip
+        checks.append(
+            outcome.compare_with(known, "Rajbhandari et al. 2020", name, row["bytes_a_parameter"], known, 1.03 * known)
+        )
     saved = stages[0]["bytes_a_parameter"] / stages[-1]["bytes_a_parameter"]
     return {
         "steps": steps, "stages": stages, "losses": losses, "checks": checks,

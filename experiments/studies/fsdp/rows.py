@@ -152,8 +152,9 @@ def measure_costs(static: Static, h: Hparams, specs: Any, mesh: Any) -> dict[str
     """Bytes of a training step: held per device, by XLA and by formula, and moved along each axis."""
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
-        state_lib.state_shapes(static), specs,
-    )  # fmt: skip
+        state_lib.state_shapes(static),
+        specs,
+    )
     batch = jax.ShapeDtypeStruct(
         (BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     )
@@ -198,8 +199,9 @@ def temporary_bytes(schedule: str, microbatches: int) -> int:
     mesh = mesh_lib.make_mesh(layout)
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
-        state_lib.state_shapes(static).params, state_lib.state_specs(static).params,
-    )  # fmt: skip
+        state_lib.state_shapes(static).params,
+        state_lib.state_specs(static).params,
+    )
     rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     with jax.set_mesh(mesh):
         batch_like = jax.ShapeDtypeStruct((batch, SEQ_LEN + 1), jnp.int32, sharding=rows)

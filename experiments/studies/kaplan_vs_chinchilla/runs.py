@@ -72,8 +72,10 @@ def make_trials(seeds: Sequence[int]) -> dict[str, ConfigDict]:
     for seed in seeds:
         for d in SIZES:
             short = max(2, round(count_parameters(d)["total"] / STEP_TOKENS))
-            fall = {key: {"schedule.fall_share": horizon / n[d], "train.seed": seed}
-                    for key, n in (("long", long_steps), ("short", steps))}  # fmt: skip
+            fall = {
+                key: {"schedule.fall_share": horizon / n[d], "train.seed": seed}
+                for key, n in (("long", long_steps), ("short", steps))
+            }
             constant = {"schedule.final_share": 1.0, "train.seed": seed}
             trials[f"long-d{d}-seed{seed}"] = make_trial(d, long_steps[d], LONG_WARMUP, evaluations=32, **fall["long"])
             trials[f"short-d{d}-seed{seed}"] = make_trial(d, steps[d], short, **fall["short"])
@@ -83,12 +85,14 @@ def make_trials(seeds: Sequence[int]) -> dict[str, ConfigDict]:
             for budget in (each for each in BUDGETS if d in MATCHED[each]):
                 n = count_steps(d, budget)
                 trials[f"matched-d{d}-{budget:g}-seed{seed}"] = make_trial(
-                    d, n, min(short, n // 2), evaluations=1, **{"train.seed": seed})  # fmt: skip
+                    d, n, min(short, n // 2), evaluations=1, **{"train.seed": seed}
+                )
     return trials
 
 
-def read_points(folder: pathlib.Path, arm: str, convention: str, seeds: Sequence[int],
-                budgets: Sequence[float]) -> Points:  # fmt: skip
+def read_points(
+    folder: pathlib.Path, arm: str, convention: str, seeds: Sequence[int], budgets: Sequence[float]
+) -> Points:
     """Losses of every size at each budget C = 6ND, read off the curves of loss over D (in logs of both)."""
     rows = []
     for budget in budgets:

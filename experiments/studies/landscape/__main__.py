@@ -103,8 +103,10 @@ def _averages(run: pathlib.Path, tokens: np.ndarray) -> dict[str, Any]:
     """Losses of the last checkpoint and of both averages, and along the line from the last through the mean."""
     last, mean, ema = paths.load(run), paths.load(run, last=AVERAGED), paths.load(run, ema=True)
     line = paths.line_losses(last, mean, tokens, BEYOND)
-    losses = {name: float(paths.line_losses(last, each, tokens, np.array([1.0]))[0])
-              for name, each in (("last", last), ("mean", mean), ("ema", ema))}  # fmt: skip
+    losses = {
+        name: float(paths.line_losses(last, each, tokens, np.array([1.0]))[0])
+        for name, each in (("last", last), ("mean", mean), ("ema", ema))
+    }
     return losses | {"line": line.tolist()}
 
 

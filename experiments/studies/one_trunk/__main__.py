@@ -119,8 +119,10 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         if result["isoflop"][arm]
         for profile in result["isoflop"][arm]["budgets"]
     ]
-    slopes = [(width, *(_with_error(result["slopes"][arm][width]) for arm in ("own", "branch")))
-              for width in result["slopes"]["own"]]  # fmt: skip
+    slopes = [
+        (width, *(_with_error(result["slopes"][arm][width]) for arm in ("own", "branch")))
+        for width in result["slopes"]["own"]
+    ]
     drops = [(f"{row['lr']:g}", f"{row['fall']:.5f}", f"{np.mean(row['drops']):.4f} ± "
               f"{np.std(row['drops'], ddof=1) / len(row['drops']) ** 0.5:.4f}") for row in result["drops"]]  # fmt: skip
     return [

@@ -14,11 +14,11 @@ from scalelab.report.figures.style import (
     LOSS_LABEL,
     MUTED,
     add_axes_legend,
-    format_scientific,
     make_figure,
     set_log_axis,
     styled,
 )
+from scalelab.report.tables import format_scientific
 
 MARKERS = "o^sDv"
 

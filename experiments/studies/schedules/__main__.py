@@ -121,12 +121,18 @@ def describe(result: Mapping[str, Any]) -> list[str]:
     finals = [(arm, *(_mean_and_error(each.get(lr)) for lr in lrs)) for arm, each in result["finals"].items()]
     laws = [(row["arm"], "yes" if row["fitted"] else "no", f"{row['error']:.2%}", f"{row['end']:+.2%}",
              f"{row['baseline']:.2%}") for row in result["law"]["rows"]]  # fmt: skip
-    differences = [(name, f"{each['mean']:+.4f} ± {each['error']:.4f}", f"{each['low']:+.4f} to {each['high']:+.4f}")
-                   for name, each in result["differences"].items()]  # fmt: skip
-    spreads = [(name, f"{each['spread_rms']:.2%}", f"{each['noise_rms']:.2%}", f"{each['raw_spread']:.1%}")
-               for name, each in result["collapse"].items()]  # fmt: skip
-    best = [f"{arm} {lr:g} ({'at the edge of' if lr in (arms.LRS[0], arms.LRS[-1]) else 'inside'} those tried)"
-            for arm, lr in result["best_lr"].items()]  # fmt: skip
+    differences = [
+        (name, f"{each['mean']:+.4f} ± {each['error']:.4f}", f"{each['low']:+.4f} to {each['high']:+.4f}")
+        for name, each in result["differences"].items()
+    ]
+    spreads = [
+        (name, f"{each['spread_rms']:.2%}", f"{each['noise_rms']:.2%}", f"{each['raw_spread']:.1%}")
+        for name, each in result["collapse"].items()
+    ]
+    best = [
+        f"{arm} {lr:g} ({'at the edge of' if lr in (arms.LRS[0], arms.LRS[-1]) else 'inside'} those tried)"
+        for arm, lr in result["best_lr"].items()
+    ]
     return [
         f"Final validation losses, mean ± standard error of {result['seeds']} seeds, {result['steps']} steps:", "",
         *markdown_table(("schedule", *(f"LR {lr}" for lr in lrs)), finals), "",

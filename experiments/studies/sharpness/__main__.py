@@ -147,7 +147,7 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         + "; ".join(f"{row['with']:g} with warm-up, {row['without']:g} without" for row in rows)
         + "."
         for name, rows in result["largest_rates"].items()
-    ]  # fmt: skip
+    ]
     return [f"Sharpness: medians of the last {CHECKS // 2} of {CHECKS} measurements, {EVERY} steps apart; from below, "
             "by 12 Lanczos products. The check of warm-up under gradient descent was added after Adam's was known.",
             "", *markdown_table(columns, rows), "", *rates]  # fmt: skip

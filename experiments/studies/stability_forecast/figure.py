@@ -48,8 +48,14 @@ def plot_growth(ax: Axes, result: Mapping[str, Any]) -> None:
         ax.plot(*points, marker, ms=3.5, color=colour, label=f"rate {lr:g}")
         ax.plot(*_curve(*points, result["wider"]), lw=0.9, color=colour)
         width = result["wider"]
-        ax.errorbar([width], [one["value"]], [[one["value"] - one["low"]], [one["high"] - one["value"]]],
-                    fmt="none", capsize=4, color=colour)  # fmt: skip
+        ax.errorbar(
+            [width],
+            [one["value"]],
+            [[one["value"] - one["low"]], [one["high"] - one["value"]]],
+            fmt="none",
+            capsize=4,
+            color=colour,
+        )
         ax.plot([1.06 * width] * len(one["measured"]), one["measured"], "x", ms=5, color=ACCENT)
     set_log_axis(ax, "y")
     ax.set_xscale("log", base=2)

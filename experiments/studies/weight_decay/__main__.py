@@ -109,8 +109,9 @@ def describe(result: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Losses after {result['steps']} steps, means over {len(result['seeds'])} seeds. `tau` = 1 / (rate x best decay"
         " x steps) is the time scale of decay as a share of the run; `-`: no decay tried is better than its neighbours "
-        "and than none.", "",
-    ]  # fmt: skip
+        "and than none.",
+        "",
+    ]
     for one in result["maps"]:
         scales = () if one["arm"] == maps.ADAM else ("rate x decay", "tau")  # in a gradient a decay has no time scale
         columns = ("rate", "no decay", *(f"{decay:g}" for decay in one["decays"]), "best decay", *scales)

@@ -1,5 +1,6 @@
 """Loss curves of runs, tables or configs with the LR of every step, for the laws of curves (`laws/curves`)."""
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -9,18 +10,22 @@ import numpy as np
 
 from scalelab.api.arguments import (
     ANYTHING,
-    FIT_OPTIONS,
     NAMES,
+    POSITIVE,
+    SHARE,
     STORED,
     TEXT,
     check_arguments,
-    check_options,
+    list_paths,
+    optional,
     several,
+    whole,
 )
+from scalelab.api.work.door import Config, load_config
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
 from scalelab.laws.curves.curve import Curve, make_curve
-from scalelab.laws.curves.fit import LEAST_ROWS, FittedCurves
+from scalelab.laws.curves.fit import LEAST_ROWS, MOST_RESAMPLES, FittedCurves, Prediction
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
 from scalelab.laws.read.readers import read_raw_rows
 from scalelab.numbers.written import parse_number
@@ -35,20 +40,86 @@ LR_DIGITS = 1e-4  # a logged LR may differ from its schedule's by this share of 
 Source = str | os.PathLike[str]
 
 
-@check_arguments(sources=several(STORED), law=TEXT, columns=NAMES)
+@dataclasses.dataclass(frozen=True, eq=False)
+class CurveStudy:
+    """A law of curves, what it predicts, and notes on the reading."""
+
+    fitted: FittedCurves
+    predictions: list[Prediction]
+    notes: list[str]
+
+
+CURVE_OPTIONS = {
+    "objective": TEXT, "delta": optional(POSITIVE), "bootstrap": whole(0), "seed": whole(0), "level": SHARE,
+}  # fmt: skip
+
+
+@check_arguments(sources=several(STORED), law=TEXT, columns=NAMES, **CURVE_OPTIONS)
 def fit_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
-    **options: Any,
+    objective: str = "huber_log", delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0,
+    level: float = 0.9,
 ) -> FittedCurves:  # fmt: skip
     """Fit a law of the loss within a run (`scalelab fit --law=annealing`) to runs or a table.
 
     `sources`: runs' folders, folders of runs, or a table with columns run, step, lr and loss (`columns` renames them).
-    `options` are those of `scalelab.laws.curves.fit.fit_curves`. `read_curve` and `schedule_of` give what `.predict` of
-    the result takes. BadInput as the command; FitError where no optimum can be certified.
+    `read_curve` and `schedule_of` give what `.predict` of the result takes. BadInput as the command; FitError where no
+    optimum can be certified.
     """
-    options = check_options(options, fit_read_curves, FIT_OPTIONS)
-    given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    return fit_read_curves(read_curves(given, columns)[0], law, **options)
+    curves, _ = read_curves(list_paths(sources), columns)
+    return fit_read_curves(
+        curves, law, objective=objective, delta=delta, bootstrap=min(bootstrap, MOST_RESAMPLES), seed=seed, level=level
+    )
+
+
+@check_arguments(
+    sources=several(STORED), law=TEXT, columns=NAMES, predict_run=several(TEXT), schedule_of=several(TEXT),
+    **CURVE_OPTIONS,
+)  # fmt: skip
+def predict_curves(
+    sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
+    predict_run: str | Sequence[str] = (), schedule_of: str | Sequence[str] = (), objective: str = "huber_log",
+    delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0, level: float = 0.9,
+) -> CurveStudy:  # fmt: skip
+    """`fit_curves` without the runs of `predict_run`, whose curves are predicted, and those of configs' schedules."""
+    columns = dict(columns or {})
+    curves, notes = read_curves(list_paths(sources), columns)
+    rest, held_out = _split_curves(curves, list(predict_run), columns)
+    schedules = [_schedule_named(config) for config in list(schedule_of)]
+    fitted = fit_read_curves(
+        rest, law, objective=objective, delta=delta, bootstrap=min(bootstrap, MOST_RESAMPLES), seed=seed, level=level
+    )
+    predictions = [fitted.predict(curve, i) for i, curve in enumerate([*held_out, *schedules])]
+    return CurveStudy(fitted, predictions, notes)
+
+
+def _split_curves(curves: list[Curve], names: list[str], columns: Mapping[str, str]) -> tuple[list[Curve], list[Curve]]:
+    """(curves to fit, curves to predict): a run of the sources that is predicted is not fitted."""
+    held_out = []
+    for name in names:
+        inside = [curve for curve in curves if curve.name == name or _is_same_folder(curve.name, name)]
+        if inside:
+            held_out += inside
+        elif pathlib.Path(name).exists():
+            held_out.append(read_curve(name, columns))
+        else:
+            hint = nearest_hint(name, [curve.name for curve in curves])
+            raise BadInput(f"--predict-run={name}: no such folder, and no run of the sources{hint}")
+    rest = [curve for curve in curves if curve not in held_out]
+    if not rest:
+        raise BadInput("--predict-run holds out every run of the sources, and none is left to fit")
+    return rest, held_out
+
+
+def _is_same_folder(one: str, other: str) -> bool:
+    return pathlib.Path(other).is_dir() and pathlib.Path(one).resolve() == pathlib.Path(other).resolve()
+
+
+def _schedule_named(config: str) -> Curve:
+    try:
+        return schedule_of(config)
+    except BadInput as mistake:
+        raise BadInput(f"--schedule-of={config}: {mistake}") from None
 
 
 @check_arguments(source=STORED, columns=NAMES)
@@ -83,10 +154,8 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
 
 
 @check_arguments(config=ANYTHING)
-def schedule_of(config: Any) -> Curve:
+def schedule_of(config: Config) -> Curve:
     """The schedule of a config file, a shipped config's name or a config tree, without losses."""
-    from scalelab.api.work.door import load_config
-
     resolved = load_config(config)
     return make_curve(str(config) if isinstance(config, str | os.PathLike) else "the config", _every_lr(resolved))
 

@@ -1,87 +1,161 @@
-"""Plan and fit from Python, through the doors that the commands use."""
+"""A scaling law fitted from Python, as `scalelab fit` does, and what follows from it."""
 
 import os
-import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from scalelab.api.arguments import (
     ANYTHING,
-    FIT_OPTIONS,
+    FLAG,
     FUNCTION,
     NAMES,
+    POSITIVE,
     SHARE,
     STORED,
     TEXT,
+    VALUES,
     Kind,
+    Path,
     check_arguments,
-    check_options,
     check_value,
     either,
     instance,
+    list_paths,
     mapping_of,
     optional,
     several,
     whole,
 )
-from scalelab.api.reading.tables import Source
 from scalelab.errors import BadInput, nearest_hint
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from scalelab.laws.fits.fitted import Fitted
     from scalelab.laws.fits.groups.group_fits import GroupFits
+    from scalelab.laws.law.law import Law
+    from scalelab.laws.read.table import Table
     from scalelab.laws.use.settings.best import BestSettings
 
-
+Rows = Union[Path, Sequence[Path], "Mapping[str, ArrayLike]", Sequence[Mapping[str, object]], "Table"]
+AnyLaw = Union[str, "Law", Callable[..., object]]
+Counted = Callable[[str, int, int], None]
 OVER = optional(mapping_of(Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
     "a dict of lists of columns such as {'lr': ['N']}"))  # fmt: skip
+READING = {
+    "columns": NAMES, "n_convention": optional(TEXT), "where": several(TEXT), "drop_top_loss": whole(0),
+    "cluster": TEXT,
+}  # fmt: skip
+FITTING = {
+    "law": ANYTHING, "hold": VALUES, "objective": TEXT, "delta": optional(POSITIVE), "bootstrap": whole(0),
+    "seed": whole(0), "target_flops": several(POSITIVE), "target_values": VALUES, "level": SHARE,
+    "k": optional(POSITIVE), "progress": optional(FUNCTION),
+}  # fmt: skip
 
 
-def _path(value: Any, what: str) -> pathlib.Path:
-    if not isinstance(value, str | os.PathLike):
-        raise BadInput(f"{what}={str(value)[:60]!r} is a {type(value).__name__}: a path, or for a config its tree")
-    return pathlib.Path(os.path.expanduser(value))
+def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
+    """A law by its name, `pkg.mod:fn`, function or record, with the parameters of `hold` held at values."""
+    from scalelab.laws.law import law as law_lib
+    from scalelab.laws.law.names import load_law as load_named
+
+    check_value("law", law, either(instance("a law's name, a Law", str, law_lib.Law), FUNCTION))
+    known = load_named(law) if isinstance(law, str) else law if isinstance(law, law_lib.Law) else law_lib.law_of(law)
+    return law_lib.hold_params(known, **check_value("hold", hold, VALUES)) if hold else known
+
+
+@check_arguments(sources=several(STORED), law=ANYTHING, columns=NAMES, n_convention=optional(TEXT), where=several(TEXT))
+def read_table(
+    sources: Path | Sequence[Path], law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None, where: str | Sequence[str] = (),
+) -> "Table":  # fmt: skip
+    """The rows of runs and tables as `fit` reads them for a law, and notes on the reading (`Table.notes`)."""
+    from scalelab.api.laws.fit_rows import read_sources
+
+    names = [os.path.expanduser(source) for source in list_paths(sources)]
+    return read_sources(names, load_law(law), columns, n_convention, list(where))
+
+
+@check_arguments(source=ANYTHING, **READING, **FITTING, holdout=whole(0), identify=FLAG)
+def fit(
+    source: Rows, law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, cluster: str = "auto",
+    hold: Mapping[str, float] | None = None, objective: str = "huber_log", delta: float | None = None,
+    bootstrap: int = 1000, seed: int = 0, target_flops: float | Sequence[float] = (),
+    target_values: Mapping[str, float] | None = None, holdout: int = 0, level: float = 0.9, identify: bool = True,
+    k: float | None = None, progress: Counted | None = None,
+) -> "Fitted":  # fmt: skip
+    """Fit a scaling law (`scalelab fit`) to runs or a table, with intervals and what the data determine.
+
+    `source`: a folder of runs, a .csv, .jsonl or .parquet file, several of these; or rows, as `runs` returns them; or
+    columns `{"N": …, "D": …, "loss": …}`; or what `read_table` read. `law`: a name, `pkg.mod:fn`, a function or a
+    `Law`. The others are the command's options; `k`: FLOPs of a parameter and token, `identify`: find out what the data
+    determine, `progress(what, done, of)`. BadInput as the command; FitError where no optimum can be certified.
+    """
+    from scalelab.laws.fits.fitting import fit as fit_columns
+    from scalelab.laws.fits.study import fit_study
+
+    known, options = load_law(law, hold), _Options(
+        objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_numbers(target_flops),
+        level=level, k=k, held=target_values, progress=progress,
+    )  # fmt: skip
+    if isinstance(source, Mapping):
+        _check_columns(source)
+        if not (columns or n_convention or where or drop_top_loss):
+            return fit_columns(source, known, cluster=cluster, holdout=holdout, identify=identify, **options)
+    rows = _read_rows(source, known, columns, n_convention, list(where))
+    return fit_study(
+        rows, known, n_convention or "total", drop_top_loss, cluster, holdout=holdout, identify=identify, **options
+    )
 
 
 @check_arguments(
-    source=ANYTHING, law=ANYTHING, columns=NAMES, n=optional(TEXT), where=several(TEXT), drop_top_loss=whole(0),
-    cluster=TEXT, by=optional(TEXT),
-)  # fmt: skip
-def fit(
-    source: Any, law: Any = "chinchilla", *, columns: Mapping[str, str] | None = None, n: str | None = None,
-    where: Sequence[str] | str = (), drop_top_loss: int = 0, cluster: str = "auto", by: str | None = None,
-    **options: Any,
-) -> "Fitted | GroupFits":  # fmt: skip
-    """Fit a scaling law (`scalelab fit`) to runs or a table, with intervals and what the data determine.
+    source=ANYTHING, by=TEXT, **READING, **FITTING, exponents=TEXT, shared=several(TEXT), against=optional(TEXT)
+)
+def fit_groups(
+    source: Rows, by: str, law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, cluster: str = "auto",
+    hold: Mapping[str, float] | None = None, exponents: str = "shared", shared: str | Sequence[str] = (),
+    against: str | None = None, objective: str = "huber_log", delta: float | None = None, bootstrap: int = 1000,
+    seed: int = 0, target_flops: float | Sequence[float] = (), target_values: Mapping[str, float] | None = None,
+    level: float = 0.9, k: float | None = None, progress: Counted | None = None,
+) -> "GroupFits":  # fmt: skip
+    """Fit one law to groups of rows, those of equal values in column `by`, and compare them (`scalelab fit --by`).
 
-    `source`: a folder of runs, a .csv, .jsonl or .parquet file, several of these; or rows, as `scalelab.runs` returns
-    them; or columns `{"N": …, "D": …, "loss": …}`. `law`: a name, `pkg.mod:fn`, a function or a `Law`. `columns`, `n`,
-    `where`, `drop_top_loss` and `cluster` are the command's options; `options` those of `scalelab.laws.fit`
-    (`target_flops`, `bootstrap`, `holdout`, …). `by`: a column whose values make groups of rows; then a `GroupFits`
-    comes back, and `options` are those of `laws.groups.fit_groups` (`exponents`, `shared`, `against`, …). BadInput as
-    the command; FitError where no optimum can be certified.
+    `exponents`: shared, separate or pooled; `shared`: further parameters of all groups; `against`: the group of
+    reference. The others as for `fit`.
     """
-    from scalelab.laws.fits.fitting import fit as fit_columns
-    from scalelab.laws.fits.groups.fit_groups import fit_groups
-    from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study
-    from scalelab.laws.law.law import Law, law_of
-    from scalelab.laws.law.names import load_law
+    from scalelab.laws.fits.study import fit_group_study
 
-    check_value("law", law, either(instance("a law's name, a Law", str, Law), FUNCTION))
-    check_value("source", source, instance("paths, rows (dicts), or columns by name", str, os.PathLike, Iterable))
-    options = check_options(options, fit_columns if by is None else fit_groups, FIT_OPTIONS)
-    if n not in (None, *N_COLUMNS):
-        raise BadInput(f"n={n!r} is not a way to count N{nearest_hint(str(n), N_COLUMNS)}")
-    law = load_law(law) if isinstance(law, str) else law if isinstance(law, Law) else law_of(law)
+    known, options = load_law(law, hold), _Options(
+        objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_numbers(target_flops),
+        level=level, k=k, held=target_values, progress=progress,
+    )  # fmt: skip
     if isinstance(source, Mapping):
         _check_columns(source)
-        if by is None and not (columns or n or where or drop_top_loss):
-            return fit_columns(source, law, cluster=cluster, **options)
-        source = [dict(zip(source, values, strict=True)) for values in zip(*source.values(), strict=True)]
-    rows = _fit_rows(source, law, columns, n, [where] if isinstance(where, str) else list(where))
-    if by is not None:
-        return fit_group_study(rows, by, law, n or "total", drop_top_loss, cluster, **options)
-    return fit_study(rows, law, n or "total", drop_top_loss, cluster, **options)
+    rows = _read_rows(source, known, columns, n_convention, list(where))
+    return fit_group_study(
+        rows, by, known, n_convention or "total", drop_top_loss, cluster, exponents=exponents,
+        shared=tuple([shared] if isinstance(shared, str) else shared), against=against, **options,
+    )  # fmt: skip
+
+
+class _Options(TypedDict):
+    """What both kinds of fits are told."""
+
+    objective: str
+    delta: float | None
+    bootstrap: int
+    seed: int
+    target_flops: Sequence[float]
+    level: float
+    k: float | None
+    held: Mapping[str, float] | None
+    progress: Counted | None
+
+
+def list_numbers(values: float | Sequence[float]) -> Sequence[float]:
+    """The numbers of a parameter that may have one or several."""
+    return [values] if isinstance(values, int | float) else list(values)
 
 
 def _check_columns(columns: Mapping[str, Any]) -> None:
@@ -95,14 +169,42 @@ def _check_columns(columns: Mapping[str, Any]) -> None:
         raise BadInput(f"source: columns must be equally long, and these have {lengths or 'no value'}")
 
 
+def _read_rows(
+    source: Rows, law: "Law", columns: Mapping[str, str] | None, n_convention: str | None, where: list[str]
+) -> list[dict[str, Any]]:
+    from scalelab.api.laws.fit_rows import read_sources
+    from scalelab.laws.fits.study import N_COLUMNS
+    from scalelab.laws.read.table import Table
+    from scalelab.laws.read.where import filter_rows
+
+    if isinstance(source, Table):
+        return list(source.rows)
+    check_value("source", source, instance("paths, rows (dicts), or columns by name", str, os.PathLike, Iterable))
+    if n_convention not in (None, *N_COLUMNS):
+        raise BadInput(
+            f"n_convention={n_convention!r} is not a way to count N{nearest_hint(str(n_convention), N_COLUMNS)}"
+        )
+    if isinstance(source, Mapping):
+        source = [dict(zip(source, values, strict=True)) for values in zip(*source.values(), strict=True)]
+    sources: list[Any] = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if all(isinstance(each, str | os.PathLike) for each in sources):
+        paths = [os.path.expanduser(check_value("source", each, STORED)) for each in sources]
+        return read_sources(paths, law, columns, n_convention, where).rows
+    if not all(isinstance(row, Mapping) for row in sources):
+        raise BadInput(f"source={str(source)[:60]}: paths, rows (dicts), or columns by name")
+    fields = {"loss": "val_loss"} | dict(columns or {})
+    renamed = [{**row, **{field: row[name] for field, name in fields.items() if name in row}} for row in sources]
+    return filter_rows([{**row, "val_loss": row["loss"]} if "loss" in row else row for row in renamed], where)
+
+
 @check_arguments(
-    source=several(STORED), best_of=several(TEXT), per=several(TEXT), over=OVER, columns=NAMES, n=optional(TEXT),
-    where=several(TEXT), level=SHARE,
+    source=several(STORED), best_of=several(TEXT), per=several(TEXT), over=OVER, columns=NAMES,
+    n_convention=optional(TEXT), where=several(TEXT), drop_top_loss=whole(0), level=SHARE,
 )  # fmt: skip
 def best_settings(
-    source: Source | Sequence[Source], best_of: Sequence[str] | str = "lr", per: Sequence[str] | str = ("N", "D"),
-    over: Mapping[str, Sequence[str]] | None = None, *, columns: Mapping[str, str] | None = None, n: str | None = None,
-    where: Sequence[str] | str = (), level: float = 0.9,
+    source: Path | Sequence[Path], best_of: str | Sequence[str] = "lr", per: str | Sequence[str] = ("N", "D"),
+    over: Mapping[str, Sequence[str]] | None = None, *, columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, level: float = 0.9,
 ) -> "BestSettings":  # fmt: skip
     """Find the best settings of each group of runs, and laws through them (`scalelab fit --best-of=… --per=…`).
 
@@ -111,24 +213,8 @@ def best_settings(
     """
     from scalelab.api.laws.settings import read_best_settings
 
-    sources = [source] if isinstance(source, str | os.PathLike) else list(source)
     named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
-    settings, sizes = ([each] if isinstance(each, str) else list(each) for each in (best_of, per))
     return read_best_settings(
-        [str(_path(each, "source")) for each in sources], settings, sizes, over or {}, columns=named, n_convention=n,
-        where=[where] if isinstance(where, str) else list(where), level=level,
+        [os.path.expanduser(each) for each in list_paths(source)], list(best_of), list(per), over or {},
+        columns=named, n_convention=n_convention, where=list(where), drop_top_loss=drop_top_loss, level=level,
     ).best  # fmt: skip
-
-
-def _fit_rows(source: Any, law: Any, columns: Mapping[str, str] | None, n: str | None, where: list[str]) -> Any:
-    from scalelab.api.laws.fit_rows import read_sources
-    from scalelab.laws.read.where import filter_rows
-
-    sources: list[Any] = [source] if isinstance(source, str | os.PathLike) else list(source)
-    if all(isinstance(each, str | os.PathLike) for each in sources):
-        return read_sources([os.path.expanduser(each) for each in sources], law, columns, n, where).rows
-    if not all(isinstance(row, Mapping) for row in sources):
-        raise BadInput(f"source={str(source)[:60]}: paths, rows (dicts), or columns by name")
-    fields = {"loss": "val_loss"} | dict(columns or {})
-    renamed = [{**row, **{field: row[name] for field, name in fields.items() if name in row}} for row in sources]
-    return filter_rows([{**row, "val_loss": row["loss"]} if "loss" in row else row for row in renamed], where)

@@ -1,17 +1,40 @@
 """The runs of a ladder to accuracy, from tables and folders of runs (`laws/use/ladder.py`)."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.api.arguments import FIT_OPTIONS, NAMES, STORED, check_arguments, check_options, several
+from scalelab.api.arguments import (
+    NAMES,
+    POSITIVE,
+    SHARE,
+    STORED,
+    TEXT,
+    VALUES,
+    Path,
+    check_arguments,
+    list_paths,
+    optional,
+    several,
+    whole,
+)
 from scalelab.api.laws.fit_rows import read_sources
+from scalelab.errors import BadInput
 from scalelab.laws.fits.study import study_table
 from scalelab.laws.read.groups import choose_groups
-from scalelab.laws.use.ladder import TASK_LOSS, Ladder, LadderRuns, fit_ladder, gather_runs
+from scalelab.laws.use.ladder import (
+    TASK_LOSS,
+    Ladder,
+    LadderPrediction,
+    LadderRuns,
+    fit_ladder,
+    gather_runs,
+    hold_out_ladder,
+)
 
 LAST_CHECKPOINTS = 5
 READ_LAW = dataclasses.replace(TASK_LOSS, columns=("N", "D", "accuracy"))  # names the columns that are read
@@ -50,12 +73,46 @@ def read_ladder(
     return LadderTable(runs, len(kept), tuple(notes), tuple(excluded))
 
 
-@check_arguments(sources=several(STORED), columns=NAMES)
-def fit_accuracy(sources: str | Sequence[str], columns: Mapping[str, str] | None = None, **options: Any) -> Ladder:
-    """Fit a ladder to accuracy (`scalelab fit --accuracy`); `options` are those of `laws.use.ladder.fit_ladder`."""
-    options = check_options(options, fit_ladder, FIT_OPTIONS)
-    given = [os.fspath(each) for each in ([sources] if isinstance(sources, str | os.PathLike) else sources)]
-    return fit_ladder(read_ladder(given, columns).runs, **options)
+@dataclasses.dataclass(frozen=True, eq=False)
+class AccuracyStudy:
+    """A ladder to accuracy, its runs, the held-out runs as predicted, and a run that was asked for."""
+
+    ladder: Ladder
+    table: LadderTable
+    held_out: list[LadderPrediction]
+    prediction: LadderPrediction | None
+
+
+@check_arguments(
+    sources=several(STORED), columns=NAMES, n_convention=optional(TEXT), where=several(TEXT), cluster=TEXT,
+    last_checkpoints=whole(2), hold=VALUES, objective=TEXT, delta=optional(POSITIVE), bootstrap=whole(0),
+    seed=whole(0), level=SHARE, target_values=VALUES, holdout=optional(whole(0)),
+)  # fmt: skip
+def fit_accuracy(
+    sources: Path | Sequence[Path], columns: Mapping[str, str] | None = None, *, n_convention: str | None = None,
+    where: str | Sequence[str] = (), cluster: str = "auto", last_checkpoints: int = LAST_CHECKPOINTS,
+    hold: Mapping[str, float] | None = None, objective: str = "huber_log", delta: float | None = None,
+    bootstrap: int = 1000, seed: int = 0, level: float = 0.9, target_values: Mapping[str, float] | None = None,
+    holdout: int | None = None,
+) -> AccuracyStudy:  # fmt: skip
+    """Fit a ladder to accuracy (`scalelab fit --accuracy`), predict a run of N and D, score the `holdout` largest."""
+    target = target_values or {}
+    if target and set(target) != {"N", "D"}:
+        raise BadInput(
+            "--target-values: a ladder predicts a run of N parameters and D tokens: --target-values=N=7e9,D=4e12"
+        )
+    if not all(0 < value < float("inf") for value in target.values()):
+        raise BadInput("--target-values: N and D are positive numbers")
+    table = read_ladder(
+        [os.fspath(each) for each in list_paths(sources)], columns, n_convention=n_convention, where=list(where),
+        cluster=cluster, last=last_checkpoints,
+    )  # fmt: skip
+    ladder = functools.partial(
+        fit_ladder, hold=hold, objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, level=level
+    )
+    held = [] if holdout is None else hold_out_ladder(table.runs, holdout, **ladder.keywords)
+    fitted = ladder(table.runs)
+    return AccuracyStudy(fitted, table, held, fitted.predict(target["N"], target["D"]) if target else None)
 
 
 def _are_checkpoints(labels: Sequence[str], D: np.ndarray) -> bool:

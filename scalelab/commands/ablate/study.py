@@ -53,8 +53,7 @@ def _conduct(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tup
     )  # fmt: skip
     if judged is None:
         return 75, [f"stopped; the same command goes on where it was ({options.workdir})"], {"stopped": True}
-    baseline = str(judged.summary["baseline"])
-    lines = [text.describe_variant(each, baseline) for each in judged.summary["variants"]]
+    lines = [text.describe_variant(each, judged.baseline) for each in judged.summary["variants"]]
     return 0, [*text.join_lines(lines), f"the page: {judged.page}"], judged.summary
 
 

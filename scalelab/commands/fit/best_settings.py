@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from scalelab import api
 from scalelab.api.laws.settings import read_best_settings
 from scalelab.commands.fit import settings_text, text
 from scalelab.errors import BadInput, nearest_hint
@@ -31,9 +32,7 @@ def run_best_settings(options: Any) -> tuple[list[str], dict[str, Any]]:
     result |= {"columns": dict(read.columns), "read_as": list(read.notes), "shared": read.shared}
     result |= best_lib.to_json(best, at) | {"excluded": list(read.excluded)}
     if options.figures:
-        from scalelab.report.figures.lrplots import write_settings_figures
-
-        result["figures"] = write_settings_figures(options.figures, best, read.table)
+        result["figures"] = api.draw_fit(read, options.figures)
         lines += ["", *(f"wrote {path}" for path in result["figures"])]
     return lines, result
 

@@ -4,16 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scalelab.api.laws.fit_rows import read_sources
+from scalelab import api
 from scalelab.cli.parser import align_columns
 from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import text, trust_text
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL
 from scalelab.laws.fits.groups.group_fits import GroupFits
 from scalelab.laws.fits.groups.joint_law import is_offset
-from scalelab.laws.fits.study import fit_group_study
-from scalelab.laws.law import law as law_lib
-from scalelab.laws.law.names import load_law
 from scalelab.laws.read import units
 from scalelab.laws.read.columns import known_fields, parse_columns
 from scalelab.laws.read.table import Table
@@ -22,18 +19,19 @@ from scalelab.laws.use.decision import Interval
 
 def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit a law to groups of rows: (lines for a person, the JSON object). BadInput if options contradict."""
-    law = law_lib.hold_params(load_law(options.law or "chinchilla"), **(options.hold or {}))
-    table = read_sources(
-        options.sources, law, parse_columns(options.columns, known_fields(law)), options.n_convention, options.where
-    )
+    law = api.load_law(options.law or "chinchilla", options.hold)
+    table = api.read_table(
+        options.sources, law, columns=parse_columns(options.columns, known_fields(law)),
+        n_convention=options.n_convention, where=options.where,
+    )  # fmt: skip
     with WorkProgress() as bars, text.tell_reading(table.notes):
-        fits = fit_group_study(
-            table.rows, options.by, law, options.n_convention or "total", options.drop_top_loss,
-            options.cluster or "auto", exponents=options.exponents or "shared", against=options.against,
+        fits = api.fit_groups(
+            table, options.by, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
+            cluster=options.cluster or "auto", exponents=options.exponents or "shared", against=options.against,
             shared=tuple(options.shared.split(",")) if options.shared else (),
             objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
             seed=options.seed, target_flops=options.target_flops, level=options.level or INTERVAL_LEVEL,
-            held=options.target_values, progress=bars.update,
+            target_values=options.target_values, progress=bars.update,
         )  # fmt: skip
     findings = [*units.question_labels(table.columns), *fits.design]
     facts = {"sources": options.sources, "derived": table.derived, "left_out_by_where": table.left_out}

@@ -3,35 +3,25 @@
 import dataclasses
 from typing import Any
 
-from scalelab.api.laws.ladder import LAST_CHECKPOINTS, READ_LAW, LadderTable, read_ladder
+from scalelab import api
+from scalelab.api.laws.ladder import LAST_CHECKPOINTS, READ_LAW, LadderTable
 from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
-from scalelab.errors import BadInput
 from scalelab.laws.read.columns import known_fields, parse_columns
-from scalelab.laws.use.ladder import Ladder, LadderPrediction, fit_ladder, hold_out_ladder
+from scalelab.laws.use.ladder import Ladder, LadderPrediction
 
 
 def run_ladder(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit both steps, predict and score: (lines for a person, the JSON object). BadInput if options contradict."""
-    target = options.target_values or {}
-    if target and set(target) != {"N", "D"}:
-        raise BadInput(
-            "--target-values: a ladder predicts a run of N parameters and D tokens: --target-values=N=7e9,D=4e12"
-        )
-    if not all(0 < value < float("inf") for value in target.values()):
-        raise BadInput("--target-values: N and D are positive numbers")
-    table = read_ladder(
+    study = api.fit_accuracy(
         options.sources, parse_columns(options.columns, known_fields(READ_LAW)), n_convention=options.n_convention,
         where=options.where, cluster=options.cluster or "auto",
-        last=LAST_CHECKPOINTS if options.last_checkpoints is None else options.last_checkpoints,
+        last_checkpoints=LAST_CHECKPOINTS if options.last_checkpoints is None else options.last_checkpoints,
+        hold=options.hold, objective=options.objective or "huber_log", delta=options.delta,
+        bootstrap=options.bootstrap, seed=options.seed, level=0.9 if options.level is None else options.level,
+        target_values=options.target_values, holdout=options.holdout,
     )  # fmt: skip
-    how = {
-        "hold": options.hold, "objective": options.objective or "huber_log", "delta": options.delta,
-        "bootstrap": options.bootstrap, "seed": options.seed, "level": 0.9 if options.level is None else options.level,
-    }  # fmt: skip
-    held = [] if options.holdout is None else hold_out_ladder(table.runs, options.holdout, **how)
-    ladder = fit_ladder(table.runs, **how)
-    prediction = ladder.predict(**target) if target else None
+    table, ladder, held, prediction = study.table, study.ladder, study.held_out, study.prediction
     lines = [*table.notes, *_describe(ladder, table)]
     if prediction:
         lines += ["", *_describe_prediction(prediction, ladder.level)]

@@ -102,9 +102,13 @@ class BatchOrder:
     """
 
     def __init__(
-        self, stream: WindowStream, global_batch: int, accumulate: int, ramp: tuple[int, ...],
+        self,
+        stream: WindowStream,
+        global_batch: int,
+        accumulate: int,
+        ramp: tuple[int, ...],
         begin: "Begin | None" = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stream, self.global_batch = stream, global_batch
         self.accumulate, self.ramp, self.begin = accumulate, ramp, begin or BEGINNING
         self.block_steps = max(1, ORDER_BLOCK // global_batch)
@@ -250,7 +254,7 @@ def train_batches(
 
 
 def _counted_rows(begin: Begin, sources: Sequence[WindowSource]) -> list[int]:
-    """Rows of each source before `begin`: as counted there, or as the batches before it have them."""
+    """Rows of each source before `begin`: counted there, or else in the batches before it."""
     if len(sources) == 1:
         return [begin.row]
     counted = begin.by_source or (begin.earlier.rows_by_source(begin.batch) if begin.earlier else {})

@@ -90,9 +90,12 @@ class WindowStream:
     """
 
     def __init__(
-        self, sources: Sequence[WindowSource], stages: Sequence[tuple[int, list[Fraction]]], seed: int,
+        self,
+        sources: Sequence[WindowSource],
+        stages: Sequence[tuple[int, list[Fraction]]],
+        seed: int,
         earlier: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sources, self.stages, self.seed = sources, stages, seed
         self.earlier = np.array(earlier or [0] * len(sources), np.int64)
         self.starts = np.array([row for row, _ in stages])

@@ -73,9 +73,13 @@ def _check_options(request: Request) -> None:
 
 
 def _fill_folder(
-    request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None,
-    work: dict[str, list[specs.WorkUnit]], progress: Progress, stop: Stop,
-) -> dict[str, Any]:  # fmt: skip
+    request: Request,
+    parts: Sequence[specs.SourcePart],
+    given: Tokenizer | None,
+    work: dict[str, list[specs.WorkUnit]],
+    progress: Progress,
+    stop: Stop,
+) -> dict[str, Any]:
     """Write tokenizer, units, shards and index; returns the index."""
     job = make_job(request, given, work, progress, stop)
     _write_missing_units(job, work, request.workers, progress, stop)
@@ -115,9 +119,13 @@ def _clear(out: pathlib.Path, is_new: bool) -> None:
 
 
 def _reopen_finished(
-    request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None, plan: dict[str, Any],
-    progress: Progress, stop: Stop,
-) -> dict[str, Any]:  # fmt: skip
+    request: Request,
+    parts: Sequence[specs.SourcePart],
+    given: Tokenizer | None,
+    plan: dict[str, Any],
+    progress: Progress,
+    stop: Stop,
+) -> dict[str, Any]:
     """Check that a finished folder has this request's plan and is complete; restore a damaged or missing tokenizer."""
     out, mended = request.out, []
     check_same_plan(out, plan)

@@ -16,9 +16,7 @@ from scalelab.record import records
 from scalelab.record.jsonfiles import LIST, SCALAR, TEXT
 
 MOST_PLAN_BYTES = 2**28  # of two million source files
-PLAN_SCHEMA: dict[str, Any] = {
-    "sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR,
-}  # fmt: skip
+PLAN_SCHEMA: dict[str, Any] = {"sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR}
 GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in this range (llm.c pads) end with <|endoftext|>
 
 

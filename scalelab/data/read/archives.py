@@ -15,12 +15,20 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from scalelab.data.read import delimited, foreign, text
-from scalelab.data.read.files import PACKED_ENDINGS, READ_CHUNK_BYTES, ChunkStream, inner_name, read_chunks
+from scalelab.data.read.files import (
+    PACKED_ENDINGS,
+    READ_CHUNK_BYTES,
+    ChunkStream,
+    check_times,
+    inner_name,
+    read_chunks,
+)
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput
 
 NON_TEXT_ENDINGS = (".parquet", ".bin", ".idx", ".tar", ".zip", ".tgz", *PACKED_ENDINGS)  # refused inside an archive
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+MOST_DEFLATE_TIMES = 1032  # a match of 258 bytes takes at least 2 bits (RFC 1951)
 
 
 def split_tar(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
@@ -108,9 +116,18 @@ def _is_link(path: str, member: zipfile.ZipInfo, archive: zipfile.ZipFile) -> bo
 
 def _open_zip(path: str) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as error:
         raise BadInput(f"{path} is not a whole zip file: {error}") from error
+    check_times(path, sum(map(_unpacked_bytes, archive.infolist())), os.path.getsize(path))
+    return archive
+
+
+def _unpacked_bytes(member: zipfile.ZipInfo) -> int:
+    """What a member unpacks to at most: what it declares, or less where its packing can't yield so much."""
+    if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return min(member.file_size, MOST_DEFLATE_TIMES * member.compress_size)
+    return member.file_size
 
 
 def _check(path: str, name: str, offset: int) -> None:

@@ -13,6 +13,7 @@ READ_BYTES = 2**16  # packed bytes read at once: error lines name a byte to with
 ZSTD_READ_BYTES = 2**12
 MAX_DOCUMENT_BYTES = 2**28  # of a line, member or record: a longer one would not fit in memory twice
 MOST_TIMES, LEAST_BYTES = 200, 2**28  # a file that unpacks to more than both (times its size) is not text
+SUSPECT_BYTES = 2**24  # above it, and MOST_TIMES what was read so far, a file is checked to its end before it is used
 PACKED_ENDINGS = (".gz", ".zst")
 
 
@@ -26,18 +27,38 @@ def read_chunks(path: str, start: int = 0) -> Iterator[bytes]:
 
     Raises BadInput for a file that is damaged, missing, or made to unpack to far more than its size.
     """
-    unpacked = 0
+    unpacked, checked = 0, not path.endswith((*PACKED_ENDINGS, ".tgz"))
     try:
         with open_file(path, follow=True) as file:
             file.seek(start)
-            unpack = _gzip if path.endswith((".gz", ".tgz")) else _zstd if path.endswith(".zst") else _plain
-            for chunk in unpack(file, path):
+            for chunk in _unpack(file, path):
                 unpacked += len(chunk)
-                if unpack is not _plain and unpacked > max(LEAST_BYTES, MOST_TIMES * file.tell()):
-                    raise BadInput(f"{path} unpacks to more than {MOST_TIMES} times its size, which no text does")
+                if not checked and unpacked > max(SUSPECT_BYTES, MOST_TIMES * file.tell()):
+                    _check_unpacked_size(path)
+                    checked = True
                 yield chunk
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from error
+
+
+def _check_unpacked_size(path: str) -> None:
+    """Raise BadInput for a bomb. Unpacking takes a second per GB; to tokenize what it yields could take minutes."""
+    unpacked = 0
+    with open_file(path, follow=True) as file:
+        for chunk in _unpack(file, path):
+            unpacked += len(chunk)
+            check_times(path, unpacked, file.tell())
+
+
+def check_times(path: str, unpacked: int, packed: int) -> None:
+    """Raise BadInput where so many bytes come from so few that the file was made to fill disks, or time."""
+    if unpacked > max(LEAST_BYTES, MOST_TIMES * packed):
+        raise BadInput(f"{path} unpacks to more than {MOST_TIMES} times its size, which no text does")
+
+
+def _unpack(file: Any, path: str) -> Iterator[bytes]:
+    read = _gzip if path.endswith((".gz", ".tgz")) else _zstd if path.endswith(".zst") else _plain
+    return read(file, path)
 
 
 def _plain(file: Any, path: str) -> Iterator[bytes]:

@@ -61,13 +61,11 @@ def check_start(evidence: Evidence) -> Findings:
         over = float(event.get("value") or 0.0) / max(float(event.get("threshold") or 0.0), 1e-30)
         lr = float(evidence.values["optim.peak_lr"])
         knob = "schedule.warmup_steps: 2 to 5 % of the run" if no_warmup else f"optim.peak_lr={lr / 3:.2g}"
-        findings.append(
-            make_verdict(
-                "warmup_too_short" if no_warmup else "lr_too_high",
-                "signature" if event["signal"] == "large_updates" else "symptom", over, _words(event), knob,
-                "scalelab train … with it, and compare the first steps", (step, int(event.get("to") or step)),
-            )
-        )  # fmt: skip
+        confirm = "scalelab train … with it, and compare the first steps"
+        cause = "warmup_too_short" if no_warmup else "lr_too_high"
+        kind = "signature" if event["signal"] == "large_updates" else "symptom"
+        steps = step, int(event.get("to") or step)
+        findings.append(make_verdict(cause, kind, over, _words(event), knob, confirm, steps))
     return findings
 
 
@@ -97,10 +95,9 @@ def check_bad(evidence: Evidence) -> Findings:
     first, last = int(skipped[0]["step"]), int(skipped[-1]["step"])
     text = f"{len(skipped)} steps were skipped or lost a micro-batch, the first at step {first}: "
     text += str(skipped[0].get("text", ""))
-    return [
-        make_verdict("not_finite", "symptom", len(skipped) / BAD_STEPS, text, "a lower LR; the loss's own term or data",
-                     f"scalelab diagnose {evidence.quoted} --batch={first}", (first, last))
-    ]  # fmt: skip
+    knob = "a lower LR; the loss's own term or data"
+    confirm = f"scalelab diagnose {evidence.quoted} --batch={first}"
+    return [make_verdict("not_finite", "symptom", len(skipped) / BAD_STEPS, text, knob, confirm, (first, last))]
 
 
 def _first_of_each(evidence: Evidence, *signals: str) -> list[dict]:

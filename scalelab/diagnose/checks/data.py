@@ -53,8 +53,9 @@ def _vocabulary(evidence: Evidence, data: DataSample) -> Findings:
     text = (
         f"the tokenizer has {ids} ids, the model {rows} rows: {1 - ids / rows:.0%} of the vocabulary is never trained"
     )
-    return [make_verdict("vocabulary_mismatch", "test", (1 - ids / rows) / UNUSED, text, f"model.vocab_size={ids}",
-                         "scalelab config model.vocab_size, and the tokenizer of the data")]  # fmt: skip
+    knob = f"model.vocab_size={ids}"
+    confirm = "scalelab config model.vocab_size, and the tokenizer of the data"
+    return [make_verdict("vocabulary_mismatch", "test", (1 - ids / rows) / UNUSED, text, knob, confirm)]
 
 
 def _duplicates(data: DataSample) -> Findings:
@@ -73,8 +74,9 @@ def _duplicates(data: DataSample) -> Findings:
     text = f"{share:.0%} of {len(prints)} documents equal an earlier one, from document {at[0]} on"
     text += f", and {in_order:.0%} of them in the order of those" if shard else ", here and there"
     cause = "repeated_data" if shard else "duplicated_documents"
-    return [make_verdict(cause, "test", share / DUPLICATES, text, "remove them, and prepare the data again",
-                         "compare the files named twice in data.path")]  # fmt: skip
+    knob = "remove them, and prepare the data again"
+    confirm = "compare the files named twice in data.path"
+    return [make_verdict(cause, "test", share / DUPLICATES, text, knob, confirm)]
 
 
 def _corrupted(data: DataSample) -> Findings:
@@ -95,8 +97,9 @@ def _corrupted(data: DataSample) -> Findings:
         f"{describe_windows(data.windows[odd], data.windows[~odd], scores[odd].mean() > np.median(scores))} "
         f"({scores[odd].mean():.3g} nats a token under a bigram model, the others {np.median(scores):.3g})"
     )
-    return [make_verdict("corrupt_shard", "test", share / OUTLIERS, text, "replace or leave out those documents",
-                         "scalelab diagnose RUN --batch=STEP shows the text of a step")]  # fmt: skip
+    knob = "replace or leave out those documents"
+    confirm = "scalelab diagnose RUN --batch=STEP shows the text of a step"
+    return [make_verdict("corrupt_shard", "test", share / OUTLIERS, text, knob, confirm)]
 
 
 def _order(data: DataSample) -> Findings:
@@ -112,8 +115,9 @@ def _order(data: DataSample) -> Findings:
         return []
     text = f"window numbers of the first {len(order)} sequences follow their position (rank correlation {rho:.2g})"
     text += f", and {following:.0%} of them follow their predecessor in the corpus"
-    return [make_verdict("not_shuffled", "test", over, text, "the shuffle of data/batches/order.py",
-                         "scalelab diagnose RUN --batch=STEP shows neighbours in one batch")]  # fmt: skip
+    knob = "the shuffle of data/batches/order.py"
+    confirm = "scalelab diagnose RUN --batch=STEP shows neighbours in one batch"
+    return [make_verdict("not_shuffled", "test", over, text, knob, confirm)]
 
 
 def check_repetition(evidence: Evidence) -> Findings:
@@ -128,9 +132,13 @@ def check_repetition(evidence: Evidence) -> Findings:
     if epochs <= EPOCHS or gap <= OVERFIT:
         return []
     text = f"{name} was read {epochs:.3g} times, and the validation loss is {gap:.3g} nats above the training loss"
-    return [make_verdict("repeated_data", "test", min(epochs / EPOCHS, gap / OVERFIT), text,
-                         "more tokens, a smaller share of this source, or fewer steps",
-                         "scalelab train … with data.unique_tokens=\"\"", (0, int(loss.steps[-1])))]  # fmt: skip
+    knob = "more tokens, a smaller share of this source, or fewer steps"
+    confirm = 'scalelab train … with data.unique_tokens=""'
+    return [
+        make_verdict(
+            "repeated_data", "test", min(epochs / EPOCHS, gap / OVERFIT), text, knob, confirm, (0, int(loss.steps[-1]))
+        )
+    ]
 
 
 def check_too_good(evidence: Evidence) -> Findings:
@@ -147,9 +155,11 @@ def check_too_good(evidence: Evidence) -> Findings:
         text = f"the validation loss is {bpb:.2g} bits a byte; no model of text is near that"
     else:
         return []
-    return [make_verdict("mask_leak", "signature", 2.0, f"{text}: the model sees what it predicts",
-                         "the mask, and the shift of the targets", f"scalelab diagnose {evidence.quoted} --live",
-                         (at, at))]  # fmt: skip
+    knob = "the mask, and the shift of the targets"
+    confirm = f"scalelab diagnose {evidence.quoted} --live"
+    return [
+        make_verdict("mask_leak", "signature", 2.0, f"{text}: the model sees what it predicts", knob, confirm, (at, at))
+    ]
 
 
 CHECKS = (check_data, check_repetition, check_too_good)

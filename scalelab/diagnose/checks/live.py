@@ -76,8 +76,13 @@ def check_sharpness(evidence: Evidence) -> Findings:
     if limit is None or not product > EDGE * limit:
         return []
     if p["sharpness_step"] < SETTLED:
-        return [Gap("edge_of_stability", f"second moments of {p['sharpness_step']} steps are not settled",
-                    f"a checkpoint after step {SETTLED}")]  # fmt: skip
+        return [
+            Gap(
+                "edge_of_stability",
+                f"second moments of {p['sharpness_step']} steps are not settled",
+                f"a checkpoint after step {SETTLED}",
+            )
+        ]
     step, lr = int(p["sharpness_step"]), float(evidence.values["optim.peak_lr"])
     kind = "preconditioned as Adam does it, " if limit > 2 else ""
     text = f"the largest eigenvalue of the Hessian at step {step}, {kind}times the LR is {product:.3g}; "
@@ -122,8 +127,8 @@ def check_replay(evidence: Evidence) -> Findings:
     cause = "bad_resume" if resumed and not unsteady else "bit_flip"
     knob = "restore weights, cursor, seed" if resumed else "drain the host; go on from the step before"
     over = min(replays[first] / SAME, 1e6)
-    return [make_verdict(cause, "test", over, text, knob,
-                         f"scalelab diagnose {evidence.quoted} --live on another machine", (first, first))]  # fmt: skip
+    confirm = f"scalelab diagnose {evidence.quoted} --live on another machine"
+    return [make_verdict(cause, "test", over, text, knob, confirm, (first, first))]
 
 
 CHECKS = (check_model, check_optimizer, check_sharpness, check_replay)

@@ -15,7 +15,6 @@ BOUND_MARGIN = 1.1  # times the largest update RMS that Adam can take from any g
 BOUND_STEPS = 2000  # the bound's sums are cut there: it has converged for beta2 up to 0.999
 EPS_SHARE = 0.5  # share of measures in which a group's eps is above its gradients' RMS (stability.md 4)
 CLIPPED = 0.95  # share of lines above clip_norm (stability.md 4)
-CLIPPED_LINES = 0.5  # of the run, after its start; stability.md: 500 steps
 CLIP_FACTOR = 5.0  # median gradient norm / clip_norm; healthy runs here: at most 1.5 (adafactor), GPT-3: below 1
 DECAY_TIME = 0.04  # 1 / (LR x decay) in runs; Bergsma et al. 2025: best at some 0.1 to 0.3 for 20 tokens a parameter
 COUPLED_SHARE = 1.0  # norm of a coupled decay / norm of the loss's gradient
@@ -37,7 +36,7 @@ def largest_update(beta1: float, beta2: float, step: int) -> float:
 
 
 def update_rms(evidence: Evidence) -> Series:
-    """RMS of the update without its decay, at least, over the LR: what Adam's direction has."""
+    """A lower bound of the RMS of Adam's direction: the update without its decay, over the LR."""
     update, params, lr = (evidence.series(name).finite() for name in ("update_norm", "param_norm", "lr"))
     shared = functools.reduce(np.intersect1d, (update.steps, params.steps, lr.steps))
     update_norm, param_norm, rate = (s.values[np.isin(s.steps, shared)] for s in (update, params, lr))
@@ -75,14 +74,11 @@ def check_adam_bound(evidence: Evidence) -> Findings:
     where = int(steps[0]), int(steps[-1])
     if steps[0] <= 1 / (1 - beta2):
         text += f" (beta2 {beta2}; optim.bias_correction={v['optim.bias_correction']})"
-        return [
-            make_verdict("no_bias_correction", "test", over[i], text, "optim.bias_correction=true",
-                         "scalelab diagnose RUN --live feeds the optimizer constant gradients", where)
-        ]  # fmt: skip
-    return [
-        make_verdict("moments_poisoned", "test", over[i], text, "train --reset=moments, or the checkpoint before",
-                     "scalelab diagnose RUN --live compares moments with gradients", where)
-    ]  # fmt: skip
+        confirm = "scalelab diagnose RUN --live feeds the optimizer constant gradients"
+        return [make_verdict("no_bias_correction", "test", over[i], text, "optim.bias_correction=true", confirm, where)]
+    knob = "train --reset=moments, or the checkpoint before"
+    confirm = "scalelab diagnose RUN --live compares moments with gradients"
+    return [make_verdict("moments_poisoned", "test", over[i], text, knob, confirm, where)]
 
 
 def group_sizes(evidence: Evidence) -> dict[str, float]:
@@ -120,9 +116,15 @@ def check_eps(evidence: Evidence) -> Findings:
     text = f"optim.eps={eps:g} is above the RMS of the gradients of {worst[0]} ({worst[2]:.2g}) in {worst[1]:.0%} of "
     text += "the measures"
     return [
-        make_verdict("eps_dominates", "signature", eps / worst[2], text, "optim.eps=1e-8",
-                     "scalelab train … --config.optim.eps=1e-8, and compare update_norm")
-    ]  # fmt: skip
+        make_verdict(
+            "eps_dominates",
+            "signature",
+            eps / worst[2],
+            text,
+            "optim.eps=1e-8",
+            "scalelab train … --config.optim.eps=1e-8, and compare update_norm",
+        )
+    ]
 
 
 def _eps_measured(eps: float, share: Series) -> Findings:
@@ -135,9 +137,15 @@ def _eps_measured(eps: float, share: Series) -> Findings:
         f"sqrt(v) is below optim.eps={eps:g} for {by_layer[layer]:.0%} of the numbers of block {layer} (median measure)"
     )
     return [
-        make_verdict("eps_dominates", "test", float(by_layer[layer]) / EPS_SHARE, text, "optim.eps=1e-8",
-                     "scalelab train … --config.optim.eps=1e-8, and compare update_norm")
-    ]  # fmt: skip
+        make_verdict(
+            "eps_dominates",
+            "test",
+            float(by_layer[layer]) / EPS_SHARE,
+            text,
+            "optim.eps=1e-8",
+            "scalelab train … --config.optim.eps=1e-8, and compare update_norm",
+        )
+    ]
 
 
 def check_clipping(evidence: Evidence) -> Findings:
@@ -152,11 +160,10 @@ def check_clipping(evidence: Evidence) -> Findings:
     text = f"{share:.0%} of the steps from {norms.steps[0]} on are clipped, the median one {factor:.3g}-fold"
     text += f"; optim.clip_norm={clip:g}"
     high = float(np.quantile(norms.values, 0.9))
-    return [
-        make_verdict("over_clipping", "signature", factor / CLIP_FACTOR, text,
-                     f"optim.clip_norm={high:.2g} (the 90th percentile of the norm)",
-                     "scalelab train … with it, and compare", (int(norms.steps[0]), int(norms.steps[-1])))
-    ]  # fmt: skip
+    knob = f"optim.clip_norm={high:.2g} (the 90th percentile of the norm)"
+    confirm = "scalelab train … with it, and compare"
+    steps = int(norms.steps[0]), int(norms.steps[-1])
+    return [make_verdict("over_clipping", "signature", factor / CLIP_FACTOR, text, knob, confirm, steps)]
 
 
 def check_decay(evidence: Evidence) -> Findings:
@@ -178,9 +185,15 @@ def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
         return []
     text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
     return [
-        make_verdict("decay_wrong", "signature", 2 * turnovers * DECAY_TIME, text, "optim.weight_decay=0.1",
-                     "scalelab sweep over optim.weight_decay")
-    ]  # fmt: skip
+        make_verdict(
+            "decay_wrong",
+            "signature",
+            2 * turnovers * DECAY_TIME,
+            text,
+            "optim.weight_decay=0.1",
+            "scalelab sweep over optim.weight_decay",
+        )
+    ]
 
 
 def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:
@@ -202,8 +215,9 @@ def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:
         f"{share:.2g} times the gradient of the loss; the weight norm went from {params.values[0]:.3g} to "
         f"{params.values[-1]:.3g}"
     )
-    return [make_verdict("decay_wrong", "signature", 1 + share / COUPLED_SHARE, text, "optim.name=adamw",
-                         "scalelab train … --config.optim.name=adamw, and compare")]  # fmt: skip
+    knob = "optim.name=adamw"
+    confirm = "scalelab train … --config.optim.name=adamw, and compare"
+    return [make_verdict("decay_wrong", "signature", 1 + share / COUPLED_SHARE, text, knob, confirm)]
 
 
 def _none(evidence: Evidence, decay: float, params: Series) -> Findings:
@@ -212,8 +226,9 @@ def _none(evidence: Evidence, decay: float, params: Series) -> Findings:
     if decay or not usual or usual < 0.01 or growth < GROWTH_WITHOUT_DECAY:
         return []
     text = f"no weight decay, and the weight norm grew {growth:.3g}-fold; this optimizer's usual decay is {usual:g}"
-    return [make_verdict("decay_wrong", "symptom", growth / GROWTH_WITHOUT_DECAY, text, f"optim.weight_decay={usual:g}",
-                         "scalelab train … with it, and compare over seeds")]  # fmt: skip
+    knob = f"optim.weight_decay={usual:g}"
+    confirm = "scalelab train … with it, and compare over seeds"
+    return [make_verdict("decay_wrong", "symptom", growth / GROWTH_WITHOUT_DECAY, text, knob, confirm)]
 
 
 def _vectors(evidence: Evidence) -> Findings:
@@ -225,8 +240,9 @@ def _vectors(evidence: Evidence) -> Findings:
     if fall >= VECTOR_FALL:
         return []
     text = f"gains decay (optim.decay_vectors=true): the final norm's fell to {fall:.2g} of their first size"
-    return [make_verdict("decay_wrong", "signature", VECTOR_FALL / max(fall, 1e-3), text, "optim.decay_vectors=false",
-                         "scalelab optim --config=… lists what decays")]  # fmt: skip
+    knob = "optim.decay_vectors=false"
+    confirm = "scalelab optim --config=… lists what decays"
+    return [make_verdict("decay_wrong", "signature", VECTOR_FALL / max(fall, 1e-3), text, knob, confirm)]
 
 
 CHECKS = (check_adam_bound, check_eps, check_clipping, check_decay)

@@ -70,8 +70,9 @@ def check_overflow(evidence: Evidence) -> Findings:
     first = events[0]["step"] if events else None
     text = f"{skipped} of {step} steps were skipped under {policy.name}"
     text += f", the first at step {first}: {events[0].get('text', '')}" if events else ""
-    return [make_verdict("overflow", "signature", skipped / (SKIPPED * step), text, "precision.name=bf16",
-                         "scalelab train … --config.precision.name=bf16", (first or 0, step))]  # fmt: skip
+    knob = "precision.name=bf16"
+    confirm = "scalelab train … --config.precision.name=bf16"
+    return [make_verdict("overflow", "signature", skipped / (SKIPPED * step), text, knob, confirm, (first or 0, step))]
 
 
 def _by_parameter(evidence: Evidence, name: str) -> dict[str, float]:
@@ -103,8 +104,9 @@ def check_underflow(evidence: Evidence) -> Findings:
         return []
     text = f"{zeros[most]:.1%} of the gradients of {most} that fp32 has are zero under {policy.name}"
     text += f", and the gradient of {worst} differs from fp32's by {lost[worst]:.0%} of its norm" if lost else ""
-    return [make_verdict("underflow", "test", over, text, "precision.name=fp16 (scales the loss), or bf16",
-                         "scalelab train … --config.precision.name=fp16")]  # fmt: skip
+    knob = "precision.name=fp16 (scales the loss), or bf16"
+    confirm = "scalelab train … --config.precision.name=fp16"
+    return [make_verdict("underflow", "test", over, text, knob, confirm)]
 
 
 CHECKS = (check_state_formats, check_overflow, check_underflow)

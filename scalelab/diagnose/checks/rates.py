@@ -58,10 +58,14 @@ def _lr_too_high(evidence: Evidence, ratio: Series, diverged: Verdict | None) ->
     text = f"update/weight norm is above {HIGH_RATIO} at {len(steps)} logged steps, at most {largest:.2g}"
     text += f"; {diverged.evidence}" if diverged else ""
     return make_verdict(
-        "lr_too_high", "signature", largest / HIGH_RATIO, text, f"optim.peak_lr={lr / 3:.2g}",
+        "lr_too_high",
+        "signature",
+        largest / HIGH_RATIO,
+        text,
+        f"optim.peak_lr={lr / 3:.2g}",
         f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}; or scalelab proxy",
         (int(steps[0]), int(steps[-1])),
-    )  # fmt: skip
+    )
 
 
 def _divergence(evidence: Evidence) -> Verdict | None:
@@ -76,9 +80,14 @@ def _divergence(evidence: Evidence) -> Verdict | None:
     text = f"the loss reaches {worst:.3g} from step {first} on; a uniform guess has {evidence.ceiling:.2f}"
     lr = float(evidence.values["optim.peak_lr"])
     return make_verdict(
-        "lr_too_high", "symptom", float(worst) / evidence.ceiling, text, f"optim.peak_lr={lr / 3:.2g}",
-        f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}", (first, int(loss.steps[bad][-1])),
-    )  # fmt: skip
+        "lr_too_high",
+        "symptom",
+        float(worst) / evidence.ceiling,
+        text,
+        f"optim.peak_lr={lr / 3:.2g}",
+        f"scalelab sweep over optim.peak_lr={lr / 10:.2g}, {lr / 3:.2g}, {lr:.2g}",
+        (first, int(loss.steps[bad][-1])),
+    )
 
 
 def check_schedule(evidence: Evidence) -> Findings:
@@ -117,12 +126,9 @@ def _unlike_config(evidence: Evidence, lr: Series) -> Findings:
     where = int(lr.steps[differs][0]), int(lr.steps[differs][-1])
     changes = [event.get("text", "") for event in evidence.kinds("config_change")]
     text += f" (changed: {'; '.join(changes)})" if changes else ""
-    return [
-        make_verdict(
-            "schedule_wrong", "test", over, text, "schedule and train.steps as in the steps before",
-            f"scalelab schedule --config={quote_path(evidence.folder / 'config.json')}", where,
-        )
-    ]  # fmt: skip
+    knob = "schedule and train.steps as in the steps before"
+    confirm = f"scalelab schedule --config={quote_path(evidence.folder / 'config.json')}"
+    return [make_verdict("schedule_wrong", "test", over, text, knob, confirm, where)]
 
 
 def _restart(evidence: Evidence, lr: Series) -> Findings:
@@ -137,12 +143,9 @@ def _restart(evidence: Evidence, lr: Series) -> Findings:
         return []
     step, low = int(lr.steps[top:][i]), int(lr.steps[top:][np.argmin(lr.values[top : top + i + 1])])
     text = f"the LR rises {rise[i]:.3g}-fold again from step {low} to {step}, after it had fallen"
-    return [
-        make_verdict(
-            "schedule_wrong", "signature", rise[i] / 2, text, "a schedule without a restart, or one that says so",
-            "scalelab schedule --config=…", (low, step),
-        )
-    ]  # fmt: skip
+    knob = "a schedule without a restart, or one that says so"
+    confirm = "scalelab schedule --config=…"
+    return [make_verdict("schedule_wrong", "signature", rise[i] / 2, text, knob, confirm, (low, step))]
 
 
 def _end(evidence: Evidence, lr: Series) -> Findings:

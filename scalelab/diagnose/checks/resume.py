@@ -1,4 +1,4 @@
-"""What a restart changed: loss jumps, optimizer state, LR, data cursor; weights that moved without an update."""
+"""Changes at a restart: loss jumps, optimizer state, LR, data cursor; weights that moved without an update."""
 
 import numpy as np
 
@@ -40,8 +40,9 @@ def _judge_restart(evidence: Evidence, step: int) -> Verdict | None:
         "restore the optimizer's moments and count" if state else "restore weights, cursor and seed of the checkpoint"
     )
     knob += "; first on the mesh that it was saved on" if moved else ""
-    return make_verdict("bad_resume", kind, 1 + over, text, knob, f"scalelab checkpoint verify {evidence.quoted}",
-                        (step, step + AFTER))  # fmt: skip
+    return make_verdict(
+        "bad_resume", kind, 1 + over, text, knob, f"scalelab checkpoint verify {evidence.quoted}", (step, step + AFTER)
+    )
 
 
 def _around(series: Series, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -124,18 +125,18 @@ def check_bit_flip(evidence: Evidence) -> Findings:
         f"the weight norm goes from {params.values[at - 1]:.6g} to {params.values[at]:.6g} at step {step}, "
         f"{MOVE_MARGIN * moved.values[i]:.3g} times what the updates logged there can cause"
     )
-    return [
-        make_verdict("bit_flip", "test", float(moved.values[i]), text, "the checkpoint before; drain the host",
-                     f"scalelab diagnose {evidence.quoted} --live replays the steps before it", (step, step))
-    ]  # fmt: skip
+    knob = "the checkpoint before; drain the host"
+    confirm = f"scalelab diagnose {evidence.quoted} --live replays the steps before it"
+    return [make_verdict("bit_flip", "test", float(moved.values[i]), text, knob, confirm, (step, step))]
 
 
 def check_files(evidence: Evidence) -> Findings:
     """Checkpoints whose files are missing or cut, or that were saved under suspicion."""
     if evidence.damage:
         text = f"{len(evidence.damage)} files differ from their manifest: {evidence.damage[0]}"
-        return [make_verdict("damaged_checkpoint", "test", np.inf, text, "checkpoint.fallback=true, or another copy",
-                             f"scalelab checkpoint verify {evidence.quoted}")]  # fmt: skip
+        knob = "checkpoint.fallback=true, or another copy"
+        confirm = f"scalelab checkpoint verify {evidence.quoted}"
+        return [make_verdict("damaged_checkpoint", "test", np.inf, text, knob, confirm)]
     return []
 
 
@@ -160,8 +161,9 @@ def check_copies(evidence: Evidence) -> Findings:
     seen = {
         step: verdict.partition(": ")[2]
         for step, content in sorted(evidence.manifests.items())
-        for verdict in content.get("health", {}).values() if copies.DIFFERS in verdict
-    }  # fmt: skip
+        for verdict in content.get("health", {}).values()
+        if copies.DIFFERS in verdict
+    }
     warned = [event for event in evidence.kinds("warning") if copies.DIFFERS in event.get("text", "")]
     for event in warned if not seen else ():  # the manifests may be gone: suspect steps are not kept for long
         seen.setdefault(int(event.get("step") or 0), str(event["text"]).partition(": a bit")[0])
@@ -169,17 +171,17 @@ def check_copies(evidence: Evidence) -> Findings:
         return []
     first, last = min(seen), max(seen)
     healthy = [
-        step for step, content in evidence.manifests.items()
+        step
+        for step, content in evidence.manifests.items()
         if (not first or step < first) and set(content.get("health", {}).values()) <= {manifest.HEALTHY}
-    ]  # fmt: skip
+    ]
     text = f"{seen[first]}" + (f", as saved at step {first}" if first else "")
     knob = "leave that device and its host out"
     knob += (
         f"; go on from step {max(healthy)}, the last healthy one before" if healthy else "; go on from a step before"
     )
-    return [make_verdict("bit_flip", "test", np.inf, text, knob,
-                         f"scalelab diagnose {evidence.quoted} --live runs steps again: it stays, or it passes",
-                         (first, last) if first else None)]  # fmt: skip
+    confirm = f"scalelab diagnose {evidence.quoted} --live runs steps again: it stays, or it passes"
+    return [make_verdict("bit_flip", "test", np.inf, text, knob, confirm, (first, last) if first else None)]
 
 
 def check_end(evidence: Evidence) -> Findings:
@@ -192,10 +194,9 @@ def check_end(evidence: Evidence) -> Findings:
             if after and after[-1]["time"] >= event["time"]:
                 continue  # it went on
             text = f"the run {kind} at step {step}: {event.get('text', '')}"
-            findings.append(
-                make_verdict(kind, "test", np.inf, text, "mend what is named; the same command goes on",
-                             f"scalelab checkpoint verify {evidence.quoted}", (step, step))
-            )  # fmt: skip
+            knob = "mend what is named; the same command goes on"
+            confirm = f"scalelab checkpoint verify {evidence.quoted}"
+            findings.append(make_verdict(kind, "test", np.inf, text, knob, confirm, (step, step)))
     return findings
 
 

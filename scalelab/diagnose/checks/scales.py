@@ -11,7 +11,6 @@ BLOCK_GROWTH = 3.0  # factor of the residual's RMS over one block after the firs
 LARGE_RESIDUAL = 12.0  # RMS of the first block's output at the first measure, in a model with norms; healthy: 2.1
 MOVED = 0.3  # sum of update/weight norms before the first measure: beyond, it is not the initialisation that it shows
 HIGH_LOGIT = 50.0  # attention logits (stability.md 4; Wortsman et al. 2023 see divergence from 1e4, healthy here: 30)
-LOW_ENTROPY = 0.1  # of ln S (stability.md 4)
 HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
 RISES = 1.2  # last measure / first one
 
@@ -26,13 +25,13 @@ def check_first_loss(evidence: Evidence) -> Findings:
         return []
     text = f"the loss of step {loss.steps[0]} is {loss.values[0]:.3g}, {excess:.2g} nats above ln V"
     text += f"; model.init_std={evidence.values['model.init_std']}"
+    knob = "model.init_std=0.02, model.projection_std=0"
+    confirm = "scalelab coordcheck --config=… (step 0)"
     return [
         make_verdict(
-            "init_wrong", "signature", 2 * excess / FIRST_LOSS_ABOVE, text,
-            "model.init_std=0.02, model.projection_std=0", "scalelab coordcheck --config=… (step 0)",
-            (int(loss.steps[0]),) * 2,
+            "init_wrong", "signature", 2 * excess / FIRST_LOSS_ABOVE, text, knob, confirm, (int(loss.steps[0]),) * 2
         )
-    ]  # fmt: skip
+    ]
 
 
 def check_residual(evidence: Evidence) -> Findings:
@@ -96,12 +95,10 @@ def check_attention(evidence: Evidence) -> Findings:
     if len(entropy.steps):
         lowest = float(entropy.values.min()) / np.log(evidence.values["model.seq_len"])
         text += f"; the lowest attention entropy is {lowest:.2g} of ln S"
-    return [
-        make_verdict(
-            "attention_logits", "symptom", float(largest.max()) / HIGH_LOGIT, text, "model.qk_norm=true, or a lower LR",
-            "scalelab train … --config.model.qk_norm=true, and compare the curves", (int(steps[0]), int(steps[-1])),
-        )
-    ]  # fmt: skip
+    knob = "model.qk_norm=true, or a lower LR"
+    confirm = "scalelab train … --config.model.qk_norm=true, and compare the curves"
+    over, ends = float(largest.max()) / HIGH_LOGIT, (int(steps[0]), int(steps[-1]))
+    return [make_verdict("attention_logits", "symptom", over, text, knob, confirm, ends)]
 
 
 def check_log_z(evidence: Evidence) -> Findings:
@@ -118,13 +115,10 @@ def check_log_z(evidence: Evidence) -> Findings:
     text += f"{log_z.steps[high][0]} on"
     text += " and rising" if rising else ""
     text += f"; train.z_loss={evidence.values['train.z_loss']}"
-    return [
-        make_verdict(
-            "logit_drift", "signature" if rising else "symptom", float(size.max()) / HIGH_LOG_Z, text,
-            "train.z_loss=1e-4", "scalelab train … --config.train.z_loss=1e-4, and compare logits/log_z",
-            (int(log_z.steps[high][0]), int(log_z.steps[high][-1])),
-        )
-    ]  # fmt: skip
+    knob = "train.z_loss=1e-4"
+    confirm = "scalelab train … --config.train.z_loss=1e-4, and compare logits/log_z"
+    kind, ends = "signature" if rising else "symptom", (int(log_z.steps[high][0]), int(log_z.steps[high][-1]))
+    return [make_verdict("logit_drift", kind, float(size.max()) / HIGH_LOG_Z, text, knob, confirm, ends)]
 
 
 CHECKS = (check_first_loss, check_residual, check_attention, check_log_z)

@@ -31,9 +31,10 @@ def check_spikes(evidence: Evidence) -> Findings:
     if int(evidence.values["log.every_steps"]) > 1:
         seen = [verdict.steps for verdict in verdicts if verdict.steps]
         verdicts += [
-            _judge_incident(evidence, incident) for incident in alarms.incidents(evidence)
+            _judge_incident(evidence, incident)
+            for incident in alarms.incidents(evidence)
             if not any(first <= incident.last and incident.first <= last for first, last in seen)
-        ]  # fmt: skip
+        ]
     return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
 
 
@@ -79,16 +80,21 @@ def _judge_incident(evidence: Evidence, incident: alarms.Incident) -> Verdict:
 
 
 def _by_batches(evidence: Evidence, kind: str, height: float, text: str, where: tuple[int, int]) -> Verdict:
-    return make_verdict("data_outlier", kind, height, text, "train --skip-batches, or filter",
-                        f"scalelab diagnose {evidence.quoted} --batch={where[0]}", where)  # fmt: skip
+    knob = "train --skip-batches, or filter"
+    confirm = f"scalelab diagnose {evidence.quoted} --batch={where[0]}"
+    return make_verdict("data_outlier", kind, height, text, knob, confirm, where)
 
 
 def _by_weights(evidence: Evidence, growing: bool, height: float, text: str, where: tuple[int, int]) -> Verdict:
     return make_verdict(
-        "spike_growing" if growing else "spike_benign", "symptom", height, text,
+        "spike_growing" if growing else "spike_benign",
+        "symptom",
+        height,
+        text,
         "a lower LR or optim.clip_norm, model.qk_norm" if growing else "none: watch whether the next ones are higher",
-        f"scalelab diagnose {evidence.quoted} --batch={where[0]}", where,
-    )  # fmt: skip
+        f"scalelab diagnose {evidence.quoted} --batch={where[0]}",
+        where,
+    )
 
 
 def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, before: float) -> str:
@@ -133,10 +139,9 @@ def check_risen(evidence: Evidence) -> Findings:
         return []
     first = int(loss.steps[len(loss.steps) - blocks * BLOCK + (lowest + 1) * BLOCK - 1])
     text = f"the loss was {np.exp(medians[lowest]):.4g} up to step {first} and is {np.exp(medians[-1]):.4g} at the end"
-    return [
-        make_verdict("spike_growing", "symptom", over, text, "a lower LR or optim.clip_norm, model.qk_norm",
-                     f"scalelab diagnose {evidence.quoted} --live", (first, int(loss.steps[-1])))
-    ]  # fmt: skip
+    knob = "a lower LR or optim.clip_norm, model.qk_norm"
+    confirm = f"scalelab diagnose {evidence.quoted} --live"
+    return [make_verdict("spike_growing", "symptom", over, text, knob, confirm, (first, int(loss.steps[-1])))]
 
 
 def check_climb(evidence: Evidence) -> Findings:
@@ -154,10 +159,13 @@ def check_climb(evidence: Evidence) -> Findings:
     ends = smooth(recent.values)[[0, -1]]
     where = int(recent.steps[0]), int(recent.steps[-1])
     text = f"the gradient norm climbs {factor:.3g}-fold in {CLIMB_STEPS} steps, from {ends[0]:.3g} to {ends[1]:.3g}"
+    knob = "a lower LR, more weight decay, model.qk_norm"
+    confirm = "log.layers_every=10 shows which layers"
     return [
-        make_verdict("climbing", "signature", factor / CLIMB_FACTOR, f"{text}; the loss does not rise",
-                     "a lower LR, more weight decay, model.qk_norm", "log.layers_every=10 shows which layers", where)
-    ]  # fmt: skip
+        make_verdict(
+            "climbing", "signature", factor / CLIMB_FACTOR, f"{text}; the loss does not rise", knob, confirm, where
+        )
+    ]
 
 
 CHECKS = (check_spikes, check_risen, check_climb)

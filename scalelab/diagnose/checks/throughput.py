@@ -49,10 +49,22 @@ def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict
         each = seconds["dispatch"] / max(seconds["steps"] / per_dispatch, 1)
         text += f"; a dispatch of {per_dispatch} steps takes {each:.3g} s to send"
         if each > LONG_DISPATCH_S:
-            return make_verdict("recompiles", "signature", over, text, "shapes that stay the same from step to step",
-                                "JAX_LOG_COMPILES=1 scalelab train … names what is compiled again")  # fmt: skip
-        return make_verdict("host_sync", "signature", over, text, "train.steps_per_dispatch=20 or more",
-                            "the same run with it: tokens_per_s")  # fmt: skip
+            return make_verdict(
+                "recompiles",
+                "signature",
+                over,
+                text,
+                "shapes that stay the same from step to step",
+                "JAX_LOG_COMPILES=1 scalelab train … names what is compiled again",
+            )
+        return make_verdict(
+            "host_sync",
+            "signature",
+            over,
+            text,
+            "train.steps_per_dispatch=20 or more",
+            "the same run with it: tokens_per_s",
+        )
     cause, knob, confirm = KNOBS[part]
     every = {"save": "checkpoint.every_steps", "eval": "eval.every_steps"}.get(part)
     better = round(float(evidence.values[every]) * share / 0.05) if every else 0
@@ -125,8 +137,9 @@ def check_pipeline(evidence: Evidence) -> Findings:
     if share <= BUBBLE:
         return []
     text = f"{stages} stages and {micro} micro-batches wait for {share:.0%} of a step"
-    return [make_verdict("pipeline_bubble", "test", share / BUBBLE, text, f"parallel.microbatches={4 * stages}",
-                         "scalelab plan --config=… with it")]  # fmt: skip
+    knob = f"parallel.microbatches={4 * stages}"
+    confirm = "scalelab plan --config=… with it"
+    return [make_verdict("pipeline_bubble", "test", share / BUBBLE, text, knob, confirm)]
 
 
 def check_clock(evidence: Evidence) -> Findings:
@@ -143,8 +156,9 @@ def check_clock(evidence: Evidence) -> Findings:
         return []
     text = f"the rate fell from {early:,.0f} to {late:,.0f} tokens/s ({late / early:.0%}); quartiles: {spread:.2g}"
     where = int(rate.steps[len(rate.steps) // 2]), int(rate.steps[-1])
-    return [make_verdict("slow_clock", "symptom", SLOWER * early / late, text, "cooling, power limit, other processes",
-                         "scalelab doctor times one product on this machine", where)]  # fmt: skip
+    knob = "cooling, power limit, other processes"
+    confirm = "scalelab doctor times one product on this machine"
+    return [make_verdict("slow_clock", "symptom", SLOWER * early / late, text, knob, confirm, where)]
 
 
 def _steady(rates: np.ndarray) -> bool:

@@ -144,6 +144,9 @@ def _row_gradient(static: Static, h: Any, state: Any, row: jax.Array) -> tuple[j
 
 def _products(scales: Sequence[Any], a: Any, b: Any) -> jax.Array:
     """The inner product of two trees in each of the coordinates that `scales` stretches, [K]."""
-    return jnp.stack([
-        optax.tree.vdot(jax.tree.map(jnp.multiply, scale, a), jax.tree.map(jnp.multiply, scale, b)) for scale in scales
-    ])  # fmt: skip
+    return jnp.stack(
+        [
+            optax.tree.vdot(jax.tree.map(jnp.multiply, scale, a), jax.tree.map(jnp.multiply, scale, b))
+            for scale in scales
+        ]
+    )

@@ -59,9 +59,12 @@ def measure_baseline(losses: Sequence[float]) -> Baseline | None:
 
 
 def judge(
-    what_ifs: Sequence[WhatIf], losses: Mapping[str, np.ndarray], baseline: Baseline, lost_steps: int,
+    what_ifs: Sequence[WhatIf],
+    losses: Mapping[str, np.ndarray],
+    baseline: Baseline,
+    lost_steps: int,
     step_cost: float | None = None,
-) -> list[Verdict]:  # fmt: skip
+) -> list[Verdict]:
     """A verdict for each what-if, the best first: working ones, then by steps and batches lost, then by final loss.
 
     losses: {name: [n]} from the window's first step on; `lost_steps`: from the checkpoint to the window's end, which a

@@ -32,8 +32,12 @@ def replay_window(
         )
     end = min(total, last + after)
     window_lib.check_what_ifs(origin, what_ifs)
-    progress({"note": f"steps {origin.step + 1} to {end}, from the checkpoint of step {origin.step}: the original "
-                      f"and {len(what_ifs)} what-ifs"})  # fmt: skip
+    progress(
+        {
+            "note": f"steps {origin.step + 1} to {end}, from the checkpoint of step {origin.step}: the original "
+            f"and {len(what_ifs)} what-ifs"
+        }
+    )
     asked = [ORIGINAL, *what_ifs]
     curves = window_lib.replay(origin, asked, end, progress, stop)
     losses = {name: each["train_loss"] for name, each in curves.items()}
@@ -86,9 +90,14 @@ def _step_cost(origin: Origin, price: float | None) -> float | None:
 
 
 def _add_culprits(
-    origin: Origin, asked: list[WhatIf], tail: Mapping[str, np.ndarray], baseline: judge_lib.Baseline,
-    window: tuple[int, int, int], progress: Progress, stop: Callable[[], bool],
-) -> tuple[list[WhatIf], dict[str, np.ndarray], Culprits]:  # fmt: skip
+    origin: Origin,
+    asked: list[WhatIf],
+    tail: Mapping[str, np.ndarray],
+    baseline: judge_lib.Baseline,
+    window: tuple[int, int, int],
+    progress: Progress,
+    stop: Callable[[], bool],
+) -> tuple[list[WhatIf], dict[str, np.ndarray], Culprits]:
     """Bisect the window's batches; the what-if that leaves out what was found joins the others."""
     first, last, end = window
     tried: dict[str, np.ndarray] = {}

@@ -83,9 +83,12 @@ def _find_intact(saved: Mapping[int, tuple[pathlib.Path, str]], steps: Sequence[
 
 
 def replay(
-    origin: Origin, what_ifs: Sequence[WhatIf], last: int, progress: Progress = lambda _: None,
+    origin: Origin,
+    what_ifs: Sequence[WhatIf],
+    last: int,
+    progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Curves]:  # fmt: skip
+) -> dict[str, Curves]:
     """{name of a what-if: its curves} of the steps after `origin.step` up to `last`, `ORIGINAL` first if it is asked.
 
     Ends early, with shorter curves, if `stop` becomes true. BadInput if a value is refused.
@@ -127,8 +130,10 @@ def _replay_group(
     k, logs = min(origin.config.train.steps_per_dispatch, origin.config.train.steps), []
     for done in range(0, last - origin.step, k):
         n = min(k, last - origin.step - done)
-        fetched = {numbers: _chunk(batches, numbers, k, trials.rows)
-                   for numbers in {tuple(order[done : done + k]) for order in orders}}  # fmt: skip
+        fetched = {
+            numbers: _chunk(batches, numbers, k, trials.rows)
+            for numbers in {tuple(order[done : done + k]) for order in orders}
+        }
         states, metrics = trials.advance(states, [fetched[tuple(order[done : done + k])] for order in orders], n)
         logs.append([{key: np.asarray(one[key][:n]) for key in OUTPUTS} for one in jax.device_get(metrics)])
         progress({"step": origin.step + done + n, "train_loss": float(logs[-1][0]["train_loss"][-1])})

@@ -65,12 +65,14 @@ class Curve:
         """The run as it was known at `step`: without its later lines, events and result."""
         seen = self.steps <= step
         return dataclasses.replace(
-            self, status="running" if step < self.n_steps else self.status, steps=self.steps[seen],
+            self,
+            status="running" if step < self.n_steps else self.status,
+            steps=self.steps[seen],
             signals={name: values[seen] for name, values in self.signals.items()},
             evaluations=[pair for pair in self.evaluations if pair[0] <= step],
             events=[event for event in self.events if event["step"] is not None and event["step"] <= step],
             val_loss=self.val_loss if step >= self.n_steps else None,
-        )  # fmt: skip
+        )
 
     def mean_log_loss(self, low: float, high: float) -> float:
         """Mean of ln loss over the lines in (low, high], shares of the whole run; nan without any."""

@@ -48,11 +48,14 @@ def choose_siblings(run: Curve, others: Sequence[Curve]) -> list[Curve]:
     """The finished runs on the same data whose schedule has the same shape; never the run itself."""
     shape = run.schedule_shape()
     return [
-        other for other in others
-        if other.folder != run.folder and other.val_loss and math.isfinite(other.val_loss)
+        other
+        for other in others
+        if other.folder != run.folder
+        and other.val_loss
+        and math.isfinite(other.val_loss)
         and other.family == run.family
         and float(np.abs(other.schedule_shape() - shape).mean()) <= SAME_SCHEDULE
-    ]  # fmt: skip
+    ]
 
 
 def fit_family_law(siblings: Sequence[Curve]) -> Law | None:
@@ -107,7 +110,7 @@ def _overshoot(run: Curve, siblings: Sequence[Curve]) -> float:
 
 
 def sigmas_off_law(run: Curve, siblings: Sequence[Curve], law: Law | None) -> float | None:
-    """How far the loss of the moment is from that of siblings of its size and length at this share, in their scatter.
+    """Distance of the present loss from that of siblings of equal size and length at this share, in their scatter.
 
     Positive: worse than its law. None without a law or enough siblings.
     """

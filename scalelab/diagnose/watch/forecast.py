@@ -87,9 +87,13 @@ def forecast_run(
 
 
 def _choose(
-    run: Curve, siblings: Sequence[Curve], family_law: Law | None, law: Law | None, train: Estimate | None,
+    run: Curve,
+    siblings: Sequence[Curve],
+    family_law: Law | None,
+    law: Law | None,
+    train: Estimate | None,
     gap: Estimate,
-) -> tuple[Estimate, str]:  # fmt: skip
+) -> tuple[Estimate, str]:
     """(ln final validation loss, where it comes from), by the best source there is."""
     if family := estimate_from_family(run, siblings, family_law, "val_loss"):
         return family, f"{len(siblings)} finished siblings{' and their law' if family_law else ''}"
@@ -106,7 +110,7 @@ def _choose(
 
 
 def _curve_off_law(run: Curve, law: Law | None, train: Estimate | None, gap: Estimate) -> float | None:
-    """How far the end of the run's own curve is from a given law, in the sigmas of both."""
+    """Distance of the extrapolated end of the run's own curve from a given law, in the sigmas of both."""
     if law is None or train is None:
         return None
     return (train.mean + gap.mean - math.log(law(run.n_params, run.n_tokens))) / math.hypot(train.sd, gap.sd, LAW_SD)
@@ -133,8 +137,11 @@ def _own_train(fit: AnnealedFit | None) -> Estimate | None:
 
 def find_gap(run: Curve, siblings: Sequence[Curve], fit: AnnealedFit | None) -> Estimate:
     """ln validation - ln training loss: by the run's own evaluations, else its finished siblings, else unknown."""
-    pairs = [math.log(loss) - run.mean_log_loss(0.8 * step / run.n_steps, step / run.n_steps)
-             for step, loss in run.evaluations if loss > 0 and step > run.warmup]  # fmt: skip
+    pairs = [
+        math.log(loss) - run.mean_log_loss(0.8 * step / run.n_steps, step / run.n_steps)
+        for step, loss in run.evaluations
+        if loss > 0 and step > run.warmup
+    ]
     own = [pair for pair in pairs if math.isfinite(pair)][-5:]
     theirs = [math.log(other.val_loss or 1) - final_train_loss(other) for other in siblings]
     theirs = [pair for pair in theirs if math.isfinite(pair)]

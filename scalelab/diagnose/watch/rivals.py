@@ -13,10 +13,13 @@ SAME_FLOPS = 0.1  # relative: with more compute a run must be better, so it is n
 def find_rivals(run: Curve, others: Sequence[Curve]) -> list[Curve]:
     """The other runs on the same data whose whole training costs as many FLOPs, done or running."""
     return [
-        other for other in others
-        if other.folder != run.folder and other.family == run.family and run.flops > 0
+        other
+        for other in others
+        if other.folder != run.folder
+        and other.family == run.family
+        and run.flops > 0
         and abs(other.flops / run.flops - 1) <= SAME_FLOPS
-    ]  # fmt: skip
+    ]
 
 
 def p_worse_than_best(forecast: Forecast, rivals: Sequence[Curve], forecasts: Mapping[str, Forecast]) -> float | None:
@@ -35,6 +38,6 @@ def p_worse_than_best(forecast: Forecast, rivals: Sequence[Curve], forecasts: Ma
 
 
 def _chance_first_is_higher(first: Estimate, second: Estimate) -> float:
-    """For independent estimates; with the fewer degrees of freedom, which is the wider of the two."""
+    """Chance that the first of two independent estimates is higher, with the fewer degrees of freedom (the wider)."""
     freedom = min(first.freedom, second.freedom)
     return Estimate(first.mean, math.hypot(first.sd, second.sd), freedom).chance_above(second.mean)

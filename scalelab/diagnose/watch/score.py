@@ -8,7 +8,8 @@ from typing import Any
 from scalelab.diagnose.watch.forecast import Forecast
 from scalelab.errors import BadInput, quote_path
 from scalelab.record import records
-from scalelab.record.jsonfiles import NUMBER, PAIR, TEXT, describe_mismatch, last_line
+from scalelab.record.jsonfiles import NUMBER, PAIR, TEXT, describe_mismatch
+from scalelab.record.jsonlines import last_line
 
 FORECASTS_FILE = "forecasts.jsonl"
 FORECAST_SCHEMA = {"step": NUMBER, "steps": NUMBER, "val_loss": NUMBER, "interval90": PAIR, "method": TEXT}

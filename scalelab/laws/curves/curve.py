@@ -40,7 +40,7 @@ class Curve:
 
     @property
     def schedule(self) -> bytes:
-        """Equal for runs of one schedule: the LRs to six digits of the peak."""
+        """A key that runs of one schedule share: their LRs to six digits of the peak."""
         return np.round(self.lr / self.lr.max(), 6).tobytes() + f"{self.lr.max():.5g}".encode()
 
 

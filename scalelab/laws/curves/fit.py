@@ -1,4 +1,4 @@
-"""The door: fit a law of curves to some runs' curves, and predict the whole curve of another schedule.
+"""The entry point: fit a law of curves to some runs' curves, and predict the whole curve of another schedule.
 
 fitted = fit_curves([Curve, …], "annealing")
 fitted.predict(curve).final            # (loss, low, high) at the schedule's last row
@@ -14,7 +14,7 @@ from scipy import special
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.curves import spread
 from scalelab.laws.curves.curve import Columns, Curve, even_steps, schedule_columns, stack_columns, thin_curve
-from scalelab.laws.curves.problem import build_curve_problem
+from scalelab.laws.curves.problem import CurveProblem
 from scalelab.laws.law import curve_forms as forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import load_objective
@@ -102,7 +102,7 @@ class FittedCurves:
         return self.problem.law
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Intervals of the parameters by run (not widened: they are the law's own, if its form holds)."""
+        """Intervals of the parameters from tables simulated by run; not widened, as they assume the law's form."""
         ends = [50 - 50 * self.level, 50 + 50 * self.level]
         spans = {name: np.percentile(values, ends) for name, values in self.samples.items()}
         return {name: (float(low), float(high)) for name, (low, high) in spans.items()}
@@ -152,13 +152,13 @@ def fit_curves(
     _check_curves(thin, spec)
     columns = stack_columns([_columns(spec, curve, curve.steps) for curve in thin])
     target, chosen = np.concatenate([curve.loss for curve in thin]), load_objective(objective, delta)
-    problem = build_curve_problem(spec, columns, target, chosen)
+    problem = CurveProblem(spec, columns, target, chosen)
     best = optimum.minimise_objective(problem)
     labels = np.repeat(np.arange(len(thin)), [len(curve.steps) for curve in thin])
     errors = spread.estimate_errors(problem, best, labels)
     samples = spread.simulate_params(problem, best, errors, labels, bootstrap, seed)
     left_out, widening = _leave_out(problem, best, errors, samples, thin, labels)
-    flat = optimum.minimise_objective(build_curve_problem(forms.BASELINE, columns, target, chosen))
+    flat = optimum.minimise_objective(CurveProblem(forms.BASELINE, columns, target, chosen))
     return FittedCurves(problem, best, thin, errors, samples, left_out, widening, flat, level, seed)
 
 
@@ -185,10 +185,10 @@ def _leave_out(
     problem: Problem, best: Optimum, errors: spread.RunErrors, samples: spread.Samples, curves: Sequence[Curve],
     labels: np.ndarray,
 ) -> tuple[tuple[LeftOut, ...], float | None]:  # fmt: skip
-    """Each schedule left out in turn, and the factor that intervals take from it.
+    """Leave each schedule out in turn: (how far each was missed, the factor by which intervals are widened).
 
-    It is the errors' root mean square over the expected one, at least 1, times Student's t over the normal's, since few
-    schedules tell it.
+    The factor is the errors' root mean square over the expected one, at least 1, times Student's t over the normal
+    quantile, as few schedules enter it.
     """
     schedules: dict[bytes, list[int]] = {}
     for i, curve in enumerate(curves):

@@ -5,15 +5,16 @@ logarithm of `memory`, and for C of `multi_power` the logarithm it has if LRs ar
 Legend: R problems, K parameters, M shape parameters, P rows, G seeds.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalelab.laws.law import curve_forms as forms
-from scalelab.laws.law.law import Law
-from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve.problem import Columns, Derivatives, Moved, Problem, coordinate_bounds
+from scalelab.laws.solve.log_problem import Linearised, LogProblem
+from scalelab.laws.solve.problem import Columns
 
 SHAPE = 4  # place of the first shape parameter
 Term = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -74,84 +75,105 @@ def mean_log_lr(columns: Columns) -> float:
 KERNELS = {forms.annealing: annealing_kernel, forms.multi_power: multi_power_kernel}
 
 
-def build_curve_problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective) -> Problem:
-    """Pose the fit of a law of `forms` to losses `target` [P]; residuals are of logs."""
-    base = columns[law.columns[0]]  # S1, or the step
-    mean, y = np.log(base).mean(), np.log(target)
-    size = np.log(base) - mean
-    kernel = KERNELS[law.function](columns) if law.function in KERNELS else None
-    reference = mean_log_lr(columns) if law.function is forms.multi_power else 0.0
-    logs = [place for place, kind in enumerate(law.params.values()) if kind.how == "log"]
+class CurveParts(NamedTuple):
+    """A law of curves near x: the centred `power` [R, P], and the annealing term with derivatives if there is one."""
 
-    def evaluate(x: np.ndarray, slopes: bool) -> tuple[np.ndarray, np.ndarray, Term | None]:
-        """(loss [R, P], centred power [R, P], the annealing term [R, ...])."""
-        power = np.exp(-x[:, 2:3] * size)
+    power: np.ndarray
+    term: Term | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CurveProblem(LogProblem):
+    """The fit of a law of `curve_forms` to losses `target` [P]; residuals are of logs."""
+
+    @functools.cached_property
+    def centre(self) -> float:
+        """Mean logarithm of S1, or of the step."""
+        return np.log(self.columns[self.law.columns[0]]).mean()
+
+    @functools.cached_property
+    def size(self) -> np.ndarray:
+        """Logarithm of S1, or of the step, less its mean [P]."""
+        return np.log(self.columns[self.law.columns[0]]) - self.centre
+
+    @functools.cached_property
+    def kernel(self) -> Kernel | None:
+        """The annealing term; None for the baseline, which has none."""
+        return KERNELS[self.law.function](self.columns) if self.law.function in KERNELS else None
+
+    @property
+    def mixed(self) -> tuple[str, ...]:
+        """A stands in x at the centre, and C of `multi_power` as if LRs were divided by their mean."""
+        return ("A", "C")
+
+    def losses(self, x: np.ndarray) -> np.ndarray:
+        """The law [R, P]."""
+        loss = x[:, 0:1] + x[:, 1:2] * self._power(x)
+        return loss if self.kernel is None else loss - x[:, 3:4] * self._terms(x[:, SHAPE:])
+
+    def linearise(self, x: np.ndarray) -> Linearised:
+        """The law with its first derivatives, and its parts."""
+        power = self._power(x)
         loss = x[:, 0:1] + x[:, 1:2] * power
-        if kernel is None:
-            return loss, power, None
-        terms = [kernel(row[SHAPE:], slopes) for row in x]
-        term, first, second = (np.stack([each[i] for each in terms]) for i in range(3))
-        return loss - x[:, 3:4] * term, power, (term, first, second)
+        slopes, term = [np.ones_like(loss), power, -x[:, 1:2] * self.size * power], None
+        if self.kernel is not None:
+            each = [self.kernel(row[SHAPE:], True) for row in x]
+            values, first, second = (np.stack(arrays) for arrays in zip(*each, strict=True))
+            loss, term = loss - x[:, 3:4] * values, (values, first, second)
+            slopes += [-values, *np.moveaxis(-x[:, 3:4, None] * first, 1, 0)]
+        return Linearised(loss, np.stack(slopes, axis=1), CurveParts(power, term))
 
-    def value(x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> np.ndarray:
-        with np.errstate(all="ignore"):  # a law below zero gets value inf
-            total = np.sum(weights * objective.penalty(np.log(evaluate(x, False)[0]) - y - moved), axis=1)
-        return np.where(np.isfinite(total), total, np.inf)
+    def law_bend(self, x: np.ndarray, share: np.ndarray, parts: CurveParts) -> np.ndarray:
+        """Second derivatives of the law [R, K, K], summed over points with weights `share` [R, P]."""
+        bend = np.zeros((len(x), x.shape[1], x.shape[1]))
+        pulled = share * parts.power * self.size
+        bend[:, 1, 2] = bend[:, 2, 1] = -pulled.sum(axis=1)
+        bend[:, 2, 2] = x[:, 1] * (pulled @ self.size)
+        if parts.term:
+            _, first, second = parts.term
+            cross = -np.einsum("rmp,rp->rm", first, share)
+            bend[:, 3, SHAPE:] = bend[:, SHAPE:, 3] = cross
+            bend[:, SHAPE:, SHAPE:] = -x[:, 3, None, None] * np.einsum("rmnp,rp->rmn", second, share)
+        return bend
 
-    def linearise(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Term | None]:
-        loss, power, term = evaluate(x, True)
-        slopes = [np.ones_like(loss), power, -x[:, 1:2] * size * power]
-        if term:
-            slopes += [-term[0], *np.moveaxis(-x[:, 3:4, None] * term[1], 1, 0)]
-        return np.log(loss) - y, np.stack(slopes, axis=1) / loss[:, None], loss, power, term
-
-    def derivatives(x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> Derivatives:
-        with np.errstate(all="ignore"):  # `newton.descend` drops starts whose derivative isn't finite
-            r, jac, loss, power, term = linearise(x)
-            r = r - moved
-            pull = weights * objective.slope(r)
-
-            def gram(scale: np.ndarray) -> np.ndarray:
-                return (jac * scale[:, None]) @ jac.transpose(0, 2, 1)
-
-            hessian = gram(weights * objective.bend(r) - pull) + _law_bend(x, pull / loss, power, size, term)
-            return (jac @ pull[..., None])[..., 0], gram(weights * objective.weight(r)), hessian
-
-    def basis(searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ones = np.ones((len(searched), len(y)))
-        terms = [ones, np.exp(-searched[:, :1] * size)]
-        if kernel:
-            terms.append(-np.stack([kernel(row[1:], False)[0] for row in searched]))
+    def basis(self, searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A constant, the centred power and the annealing term [G, L, P]; no offset."""
+        ones = np.ones((len(searched), self.points))
+        terms = [ones, np.exp(-searched[:, :1] * self.size)]
+        if self.kernel is not None:
+            terms.append(-self._terms(searched[:, 1:]))
         return np.stack(terms, axis=1), 0 * ones
 
-    def to_params(x: np.ndarray) -> dict[str, np.ndarray]:
+    def to_params(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """Parameters of coordinates x."""
         values = list(np.moveaxis(np.asarray(x, float), -1, 0))
-        values[1] = values[1] * np.exp(values[2] * mean)
-        for place in logs:
-            values[place] = np.exp(values[place] + (reference * values[-1] if reference else 0.0))
-        return dict(zip(law.params, values, strict=True))
+        values[1] = values[1] * np.exp(values[2] * self.centre)
+        for place in self._scales:
+            values[place] = np.exp(values[place] + self._lr_shift(values))
+        return dict(zip(self.law.params, values, strict=True))
 
-    def from_params(params: Mapping[str, Any]) -> np.ndarray:
-        values = list(np.broadcast_arrays(*(np.asarray(params[name], float) for name in law.params)))
-        values[1] = values[1] * np.exp(-values[2] * mean)
-        for place in logs:
-            values[place] = np.log(values[place]) - (reference * values[-1] if reference else 0.0)
+    def from_params(self, params: Mapping[str, Any]) -> np.ndarray:
+        """The inverse of `to_params`."""
+        values = list(np.broadcast_arrays(*(np.asarray(params[name], float) for name in self.law.params)))
+        values[1] = values[1] * np.exp(-values[2] * self.centre)
+        for place in self._scales:
+            values[place] = np.log(values[place]) - self._lr_shift(values)
         return np.stack(values, -1)
 
-    return Problem(
-        law, objective, columns, target, *coordinate_bounds(law), value, derivatives, basis, to_params, from_params,
-        lambda x: linearise(x)[:2], ("A", "C"),
-    )  # fmt: skip
+    @property
+    def _scales(self) -> list[int]:
+        """Places of the parameters that stand in x as logarithms."""
+        return [place for place, kind in enumerate(self.law.params.values()) if kind.how == "log"]
 
+    def _lr_shift(self, values: Sequence[np.ndarray]) -> np.ndarray | float:
+        """gamma times the mean log LR, by which log C of `multi_power` changes if LRs are divided by their mean."""
+        reference = mean_log_lr(self.columns) if self.law.function is forms.multi_power else 0.0
+        return reference * values[-1] if reference else 0.0
 
-def _law_bend(x: np.ndarray, share: np.ndarray, power: np.ndarray, size: np.ndarray, term: Term | None) -> np.ndarray:
-    """Second derivatives of the law [R, K, K], summed over rows with weights `share` [R, P]."""
-    result = np.zeros((len(x), x.shape[1], x.shape[1]))
-    pulled = share * power * size
-    result[:, 1, 2] = result[:, 2, 1] = -pulled.sum(axis=1)
-    result[:, 2, 2] = x[:, 1] * (pulled @ size)
-    if term:
-        cross = -np.einsum("rmp,rp->rm", term[1], share)
-        result[:, 3, SHAPE:] = result[:, SHAPE:, 3] = cross
-        result[:, SHAPE:, SHAPE:] = -x[:, 3, None, None] * np.einsum("rmnp,rp->rmn", term[2], share)
-    return result
+    def _power(self, x: np.ndarray) -> np.ndarray:
+        return np.exp(-x[:, 2:3] * self.size)
+
+    def _terms(self, shapes: np.ndarray) -> np.ndarray:
+        """The annealing term [R, P] for shape parameters [R, M]."""
+        assert self.kernel is not None
+        return np.stack([self.kernel(shape, False)[0] for shape in shapes])

@@ -1,8 +1,8 @@
-"""How far to trust a fitted curve law: by run. Residuals within a run hang together, so rows are not counted as such.
+"""Intervals of a fitted law of curves, by run: residuals within a run are correlated, so rows are not independent.
 
-Tables are simulated from the fitted law with an effect a run and, within it, errors that follow an autoregression of
-order 1; the law is refitted to each. Where three schedules or more are fitted, each is left out in turn: as far as it
-is missed by more than the simulations say, intervals are widened. Legend: R simulated tables, P rows, K parameters.
+The law is refitted to tables simulated from it. Each simulated run has one error of its own and, within it, row errors
+that follow an autoregression of order 1. With three schedules or more, each is left out in turn: where the fit misses
+it by more than the simulations do, intervals are widened. Legend: R simulated tables, P rows, K parameters.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Samples = Mapping[str, np.ndarray]
 @dataclasses.dataclass(frozen=True)
 class RunErrors:
     """Errors of log losses: standard deviation between runs (with its degrees of freedom) and within, correlation of
-    neighbouring rows. `runs`: None of the first can be told from a single one.
+    neighbouring rows. `runs`: their number; with one run `run_sd` can't be estimated, and is 0.
     """
 
     run_sd: float
@@ -35,7 +35,7 @@ class RunErrors:
 
     @property
     def effective_share(self) -> float:
-        """Rows that one row of a run counts as, for its mean."""
+        """The number of independent rows that one row of a run is worth, in the run's mean."""
         return (1 - self.correlation) / (1 + self.correlation)
 
     def simulate(self, labels: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
@@ -64,7 +64,7 @@ def estimate_errors(problem: Problem, best: Optimum, labels: np.ndarray) -> RunE
         spare = max(len(residuals) - len(best.params), 1)
         return RunErrors(0.0, LEAST_DOF, float(np.sqrt(residuals @ residuals / spare)), correlation, 1)
     shared = estimate_dependence(problem, best, labels, "run")
-    # Correlated errors alone move a run's mean; only what is beyond is an effect of the run.
+    # Correlated row errors move a run's mean, too; the effect of the run is what exceeds them.
     alone = shared.row_sd**2 * ((1 + correlation) / (1 - correlation) - 1) / sizes.mean()
     run_sd = float(np.sqrt(max(shared.group_sd**2 - alone, 0.0)))
     return RunErrors(run_sd, max(shared.dof, LEAST_DOF), shared.row_sd, correlation, runs)

@@ -1,4 +1,4 @@
-"""A fitted law with all that tells how far to trust it: what `fit.fit` returns, and its JSON."""
+"""A fitted law with its certificate, intervals and tests: what `fit.fit` returns, and its JSON."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -40,9 +40,9 @@ class Fitted:
     """A fitted law. `kept` rows were fitted; `excluded` holds {"name", "reason"} of every other (if rows are known).
 
     `k` is that of C = k N D: the median of the fitted runs' own C / (N D), or 6 if their C is not known.
-    `dependence`: what rows of one run share, None if rows are independent. `form`: the test of the law's form, None
-    where too few rows are left to tell; `wider`: the wider law that fits better where it fails. `design` holds the weak
-    points of the runs themselves, `holdout` how well the small runs predict the largest.
+    `dependence`: the error that rows of one run share, None if rows are independent. `form`: the test of the law's
+    form, None where too few rows are left to tell; `wider`: the wider law that fits better where it fails. `design`
+    holds the weak points of the runs themselves, `holdout` how well the small runs predict the largest.
     """
 
     problem: Problem

@@ -1,4 +1,4 @@
-"""From columns of numbers to a fitted law and all that tells how far to trust it: the entry point of this room.
+"""From columns of numbers to a fitted law with its certificate, intervals and tests: the entry point of this room.
 
     from scalelab import laws
     fitted = laws.fit({"N": N, "D": D, "loss": loss}, law="chinchilla", target_flops=[1e24])
@@ -126,7 +126,7 @@ def _solve(law: Law, columns: Columns, target: np.ndarray, objective: Objective)
 def _find_dependence(
     posed: Problem, best: Optimum, table: Mapping[str, ArrayLike], cluster: str | Groups
 ) -> Dependence | None:
-    """What rows of one group share, where rows are grouped."""
+    """The error that rows of one group share; None if rows are not grouped."""
     arrays = {name: np.asarray(values) for name, values in table.items()}
     groups = choose_groups(arrays, posed.law, cluster) if isinstance(cluster, str) else cluster
     return estimate_dependence(posed, best, np.asarray(groups.labels), groups.column) if groups else None

@@ -44,7 +44,7 @@ def multi_power(
 def _power_of_steps(step, *, E: Coefficient, A: Coefficient, alpha: Exponent):
     """L = E + A/step^alpha
 
-    The baseline: it knows nothing of the schedule.
+    A baseline that ignores the schedule.
     """
     return E + A * step**-alpha
 

@@ -1,4 +1,4 @@
-"""A weak point of a table's runs: no error, but what a reader of the fit must bear in mind."""
+"""A weak point of a table's runs: not an error, but a caveat for readers of the fit."""
 
 import dataclasses
 from typing import Any

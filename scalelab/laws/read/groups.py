@@ -17,7 +17,7 @@ RUN_NAMES = (
     "id",
     "name",
 )  # columns that name a run, the first wins
-NAMES_OF_RUNS = ("run_name", "run", "run_id", "trial", "name")  # those of them that are no row's number
+NAMES_OF_RUNS = ("run_name", "run", "run_id", "trial", "name")  # those of them that are not a row's number
 SEED_NAMES = ("seed", "train.seed")
 LENGTHS = ("D", "C", "M", "step", "tokens")  # what grows while a run trains
 MOST_ROWS_ALONE = 0.5  # a column is a run's name by structure if at most this share of its rows stands alone

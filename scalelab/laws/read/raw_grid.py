@@ -1,6 +1,6 @@
 """Refuses a law over the raw grid of a sweep, in which every size has good and bad settings.
 
-The law of the best settings is not the regression over all that were tried: it follows the grid, not the optimum.
+A regression over all settings that were tried follows the grid, not the optimum: it is not a law of best settings.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ MOST_REPEATED = 0.5  # a target with so few distinct values, as a share of the r
 def refuse_raw_grid(table: Mapping[str, Sequence[Any] | np.ndarray], law: Law) -> None:
     """BadInput where most rows are equal in the law's columns and differ in a setting: its target, or another column.
 
-    A target is a setting by its name, or if the same values come back at other sizes; what is measured hardly does.
+    A target counts as a setting by its name, or if its values recur at other sizes, as measured ones hardly do.
     """
     if not all(name in table and is_numeric(table[name]) for name in law.columns):
         return

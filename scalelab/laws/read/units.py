@@ -13,7 +13,7 @@ from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.solve.problem import Columns
 
-SMALLEST = 1e3  # a model of fewer parameters, or a run of fewer tokens, is no language model
+SMALLEST = 1e3  # a model of fewer parameters, or a run of fewer tokens, is not a language model
 LOGS = (2.0, 60.0)  # logarithms of N and D, natural or decimal, lie here
 HIGHEST_DECIMAL = 16.0  # higher ones are natural logarithms
 LOG_SPAN = 4.0  # ... and span less than this factor, while N itself spans decades
@@ -53,7 +53,7 @@ def question_labels(columns: Mapping[str, str]) -> list[Finding]:
     name = columns.get("loss", "")
     if "*" in name or name.startswith(("log(", "exp(")):
         return []
-    for pattern, meaning, mend in reversed(LABELS):  # the more exact label of two is the later one
+    for pattern, meaning, mend in reversed(LABELS):  # of two that match, the later one is more exact
         if re.search(pattern, name.lower().replace("_", " ")):
             how = f": --columns='{mend.format(name)}'" if mend else "; laws of loss are in nats per token"
             return [Finding("units", f"the loss is column {name!r}, by its name {meaning}{how}")]

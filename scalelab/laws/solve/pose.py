@@ -5,7 +5,9 @@ import numpy as np
 from scalelab.laws.law import forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve import autodiff_problem, farseer_problem, power_law_problem
+from scalelab.laws.solve.autodiff_problem import AutodiffProblem
+from scalelab.laws.solve.farseer_problem import UNITS, FarseerProblem
+from scalelab.laws.solve.power_law_problem import PowerLawProblem
 from scalelab.laws.solve.problem import Columns, Problem
 
 POWER_LAWS = (
@@ -25,13 +27,17 @@ def pose_problem(
     columns of the rows about which the others are centred, by default these. Derivatives by hand are in numpy: fast for
     thousands of resamples, with nothing to compile; any other law's come from autodiff.
     """
-    if law.function in POWER_LAWS and objective.log:
-        return power_law_problem.build_power_law_problem(law, columns, target, objective, direct, centre_at)
-    if law.function in farseer_problem.UNITS:
-        return farseer_problem.build_farseer_problem(law, columns, target, objective, direct, centre_at)
-    return autodiff_problem.build_autodiff_problem(law, columns, target, objective, direct, centre_at)
+    return _problem_class(law, objective)(law, columns, target, objective, direct, centre_at)
 
 
 def has_own_derivatives(law: Law, objective: Objective) -> bool:
     """Whether the law's derivatives are by hand, so that nothing is compiled for another number of rows."""
-    return (law.function in POWER_LAWS and objective.log) or law.function in farseer_problem.UNITS
+    return _problem_class(law, objective) is not AutodiffProblem
+
+
+def _problem_class(
+    law: Law, objective: Objective
+) -> type[PowerLawProblem] | type[FarseerProblem] | type[AutodiffProblem]:
+    if law.function in POWER_LAWS and objective.log:
+        return PowerLawProblem
+    return FarseerProblem if law.function in UNITS else AutodiffProblem

@@ -1,8 +1,8 @@
-"""Rows that belong together (checkpoints of one run, seeds of one setting) share a part of their error: its size.
+"""The size of the error that rows of one group (checkpoints of one run, seeds of one setting) share.
 
 The error of a row is an effect of its group plus one of its own, both Gaussian. Their variances are estimated from the
 residuals, less the degrees of freedom that the law takes from each: five runs that fix three parameters leave two, and
-intervals are as wide as two ask for.
+intervals are as wide as two degrees of freedom require.
 Legend: P points, G groups, K parameters, R simulated tables.
 """
 
@@ -21,9 +21,9 @@ from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
 
-DENSE = 2000  # groups, up to which the law's projection is exact; of more it takes less than one per mille a parameter
+DENSE = 2000  # up to so many groups the law's projection is exact; with more it takes under 1 per mille a parameter
 NODES = 400  # quantiles of each Gaussian in a mean over errors
-LEAST_DOF = 1.0  # below, Student's t has no width that helps anybody
+LEAST_DOF = 1.0  # with fewer, an interval by Student's t is too wide to be of use
 SURE = 1e6  # degrees of freedom beyond which Student's t is the normal distribution
 FITTED_AT_ONCE = 60_000  # tables x rows: what a processor's cache holds, and often enough for a progress bar
 HELD_AT_ONCE = 4_000_000  # errors of simulated large tables in memory at once
@@ -32,7 +32,7 @@ LEAST_VARIANCE = 1e-24  # of losses without error
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dependence:
-    """How rows of one group depend: `labels` [P] from 0, standard deviations by group and by row, `column` that tells.
+    """How rows of one group depend: `labels` [P] from 0, standard deviations by group and row, the `column` of groups.
 
     `dof`: degrees of freedom of the group's variance; `uncertainty` [2, 2]: covariance of the two estimated variances.
     `weights` {name: [P]}: each parameter's error is this sum over the rows' errors, linearised.
@@ -139,7 +139,7 @@ def sum_groups(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def estimate_dependence(problem: Problem, best: Optimum, labels: np.ndarray, column: str = "") -> Dependence:
-    """Estimate what rows with one label share, from the residuals of a fit. BadInput if there is one group only."""
+    """Estimate the error that rows with one label share, from residuals. BadInput if there is one group only."""
     labels = group_labels(labels, problem.points)
     if labels.max() == 0:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""Whether a law has the right form: what of its residuals is systematic, against what chance would give.
+"""Test of a law's form: is more of its residuals systematic than chance would give?
 
 A wrong form leaves a smooth pattern. Two statistics see it: the share of the residuals' variance that a polynomial in
 the logs of the law's columns explains, and along each column the number of runs of residuals of one sign. Their null
@@ -23,7 +23,7 @@ from scalelab.laws.trust.information import run_sizes
 ORDERS = 999
 CHUNK = 4_000_000  # orders x rows at once
 OWN_DISTANCE = np.log(2.0)  # distance of a run that is no larger than the fitted ones: the law misses there, too
-REJECT = 0.01  # of the smallest p-value, corrected for the number of statistics: one right law in a hundred is accused
+REJECT = 0.01  # of the smallest p-value, corrected for the number of statistics: one right law in a hundred is rejected
 DEGREES = (3, 2)  # of the polynomial: the first that leaves SPARE rows for each of its terms
 SPARE = 2.0
 FLAT = 1e-6  # a direction of this length, after the others are taken out, adds nothing
@@ -53,7 +53,7 @@ class FormTest:
 
 @dataclasses.dataclass(frozen=True)
 class Misfit:
-    """Half-width of an interval by misfit: `rate` for each e-fold of size beyond `largest`, and OWN_DISTANCE more.
+    """Half-width of an interval by misfit: `rate` for each e-fold of size beyond `largest`, plus OWN_DISTANCE e-folds.
 
     `forecasts`: how many forecasts the rate is the worst of. In the objective's terms, mostly of log loss.
     """
@@ -114,7 +114,7 @@ def _tail(statistic: np.ndarray) -> float:
 
 
 def _smooth_basis(logs: list[np.ndarray], tangent: np.ndarray) -> np.ndarray | None:
-    """Orthonormal basis [P, B] of the polynomials in standardised logs that the law's tangent doesn't hold."""
+    """Orthonormal basis [P, B] of polynomials in standardised logs, less the directions of the law's parameters."""
     rows = len(tangent)
     standard = [(log - log.mean()) / max(log.std(), 1e-12) for log in logs if log.std() > FLAT]
     for degree in DEGREES:

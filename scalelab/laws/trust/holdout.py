@@ -51,8 +51,8 @@ class Holdout:
 
     @property
     def inside_by_chance(self) -> tuple[int, int]:
-        """How many lie inside in nine of ten cases, were errors independent and the intervals right."""
-        from scipy.stats import binom  # here: it takes 0.8 s, and few commands come by
+        """The range that holds `inside` in nine of ten cases, if errors are independent and intervals right."""
+        from scipy.stats import binom  # here: it takes 0.8 s, and few commands need it
 
         low, high = binom.interval(0.9, len(self.rows), self.level)
         return int(low), int(high)
@@ -61,7 +61,7 @@ class Holdout:
     def interval_score(self) -> float | None:
         """Mean interval score of log targets (Gneiting & Raftery 2007, eq. 43): width, and a penalty where one misses.
 
-        Less is better: too wide, too narrow and beside the mark all cost.
+        Lower is better: intervals that are too wide, too narrow or off the mark all score higher.
         """
         if self.low is None or self.high is None:
             return None

@@ -34,7 +34,7 @@ NESTED_LEVEL = 0.99
 
 
 class WiderLaw(NamedTuple):
-    """A wider law that fits better than chance allows: its name, what it adds, and by what share it is lower."""
+    """A wider law that fits better than chance allows: its name, what it adds, and the share by which it is better."""
 
     name: str
     param: str

@@ -1,4 +1,4 @@
-"""Profile likelihood: which parameters the data determine, before any digit of them is believed.
+"""Profile likelihood: which parameters the data determine, and the interval of each.
 
 A parameter is held at a value, all others are fitted again, and the objective's rise is judged by the likelihood for
 which the objective stands: residuals of density exp(-penalty / s), s free. Legend: R held values, K parameters.

@@ -170,7 +170,7 @@ def _noise_interval(
 
 
 def _widen(interval: tuple[float, float], a: float, dof: float, level: float) -> tuple[float, float]:
-    """The interval as wide as Student's t asks for: the noise itself was estimated."""
+    """Widen the interval by Student's t, as the noise itself was estimated."""
     tail = (1 + level) / 2
     factor = float(special.stdtrit(dof, tail) / special.ndtri(tail))
     low, high = (a + factor * (end - a) for end in interval)

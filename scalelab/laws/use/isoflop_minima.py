@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-NEAR = 1.0  # in units of x: of a learning rate an octave
+NEAR = 1.0  # in units of x: for a learning rate an octave
 
 
 class Minima(NamedTuple):
@@ -62,7 +62,7 @@ def akima(x: np.ndarray, y: np.ndarray) -> Minima:
     Between two sizes each is a cubic c3 t^3 + c2 t^2 + c1 t + c0: lowest at a size, or where its first derivative
     is zero and the second positive.
     """
-    from scipy.interpolate import Akima1DInterpolator  # here: the parabola of every sweep needs none of it
+    from scipy.interpolate import Akima1DInterpolator  # here: a sweep's parabola does not need it
 
     curve = Akima1DInterpolator(x, y)
     c3, c2, c1, c0 = curve.c  # each [S - 1, R]

@@ -22,9 +22,9 @@ from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 
-PRIOR_CHECKPOINTS = 4.0  # a run's own scatter counts beside all runs' as if that had so many checkpoints
+PRIOR_CHECKPOINTS = 4.0  # all runs' scatter counts as so many checkpoints beside a run's own
 WIDE = 0.2  # of accuracy: a floor or ceiling whose interval is wider is not determined
-CHANCE = 0.05  # level of the rank correlation's test: accuracies that don't follow the loss tell nothing
+CHANCE = 0.05  # level of the rank correlation's test: accuracies that don't follow the loss determine no law
 
 
 def task_accuracy(loss, *, floor: Coefficient, span: Coefficient, k: Scale(0.2, 50), L0: Scale(0.05, 20)):
@@ -135,7 +135,7 @@ class Ladder:
 def gather_runs(
     N: np.ndarray, D: np.ndarray, loss: np.ndarray, accuracy: np.ndarray, labels: Sequence[str] | None, last: int
 ) -> LadderRuns:
-    """One row a run from rows of checkpoints (`labels`: which run; None: every row is one), the one of most tokens.
+    """Keep one row a run of rows of checkpoints: that of most tokens (`labels` name runs; None: every row is one).
 
     The scatter is that of the last `last` checkpoints around a straight line through them.
     """
@@ -155,7 +155,7 @@ def fit_ladder(
     runs: LadderRuns, *, hold: Mapping[str, float] | None = None, objective: str = "huber_log",
     delta: float | None = None, bootstrap: int = 1000, seed: int = 0, level: float = 0.9,
 ) -> Ladder:  # fmt: skip
-    """Fit both steps to runs. BadInput for runs that can't tell, FitError if an optimum is not certain."""
+    """Fit both steps to runs. BadInput for runs that can't determine them, FitError if an optimum is not certain."""
     laws = _hold(hold or {})
     _check_runs(runs, laws, bootstrap, level)
     problems = (
@@ -170,12 +170,7 @@ def fit_ladder(
     sds = [float(np.sqrt(z @ z / n)) for z, n in zip(scaled, spare, strict=True)]
     norms = np.linalg.norm(scaled[0]) * np.linalg.norm(scaled[1])
     correlation = float(scaled[0] @ scaled[1] / norms) if norms > 0 else 0.0
-    random = np.random.default_rng(seed)
-    # One scale a table, of Student's t: intervals carry the uncertainty of the noise itself.
-    scales = np.sqrt(min(spare) / random.chisquare(min(spare), bootstrap))
-    errors = random.standard_normal((2, bootstrap, len(runs.N) + 1))
-    errors[1] = correlation * errors[0] + np.sqrt(1 - correlation**2) * errors[1]
-    errors *= np.array(sds)[:, None, None] * scales[:, None]
+    errors = _simulate_errors(bootstrap, len(runs.N) + 1, sds, correlation, min(spare), seed)
     refits = []
     for problem, each, w, r, e in zip(problems, best, weights, residuals, errors, strict=True):
         rows = np.tile(w, (bootstrap, 1))
@@ -186,6 +181,18 @@ def fit_ladder(
         runs, problems, (best[0], best[1]), (samples[0], samples[1]), errors[:, good, -1].T, (sds[0], sds[1]),
         correlation, level,
     )  # fmt: skip
+
+
+def _simulate_errors(
+    tables: int, rows: int, sds: Sequence[float], correlation: float, dof: int, seed: int
+) -> np.ndarray:
+    """Errors [2, tables, rows] of both steps, correlated in each row."""
+    random = np.random.default_rng(seed)
+    # One scale a table, of Student's t: intervals carry the uncertainty of the noise itself.
+    scales = np.sqrt(dof / random.chisquare(dof, tables))
+    errors = random.standard_normal((2, tables, rows))
+    errors[1] = correlation * errors[0] + np.sqrt(1 - correlation**2) * errors[1]
+    return errors * (np.array(sds)[:, None, None] * scales[:, None])
 
 
 def hold_out_ladder(runs: LadderRuns, count: int, **options: object) -> list[LadderPrediction]:

@@ -58,8 +58,8 @@ def measure_noise(
     """Measure the noise of one run from runs of equal `budget` and N, or from neighbouring sizes; each argument [P].
 
     Repeated runs count if there are enough; where `seeds` [P] are known, those of a setting must differ: else something
-    other than the seed was varied there. Else each four neighbouring sizes of a budget give what is left of their log
-    losses by a parabola (as Gasser, Sroka & Jennen-Steinmetz 1986 do with three and a line): no curve of the whole
+    other than the seed was varied there. Else every four neighbouring sizes of a budget give the residual of a parabola
+    through their log losses (as Gasser, Sroka & Jennen-Steinmetz 1986 do with three and a line): no curve of the whole
     budget is needed. BadInput where neither is possible.
     """
     budget, N, log_loss = np.asarray(budget), np.asarray(N, float), np.log(np.asarray(loss, float))
@@ -93,7 +93,7 @@ def _measure_repeats(
 def _measure_neighbours(
     budget: np.ndarray, N: np.ndarray, log_loss: np.ndarray, near: float
 ) -> MeasuredNoise | None:  # fmt: skip
-    """What parabolas through three of four neighbouring sizes leave of the fourth; None if no budget has four.
+    """The noise by residuals of a fourth size from parabolas through three neighbours; None if no budget has four.
 
     Log losses of all four are within `near` of the budget's least.
     """

@@ -171,9 +171,14 @@ def _central_interval(book: LawBook, values: np.ndarray) -> Interval:
 
 
 def _make_allocation(
-    book: LawBook, question: str, N: np.ndarray, D: np.ndarray, served: Serving | None, repeated: Repetition | None,
+    book: LawBook,
+    question: str,
+    N: np.ndarray,
+    D: np.ndarray,
+    served: Serving | None,
+    repeated: Repetition | None,
     notes: list[str],
-) -> BudgetAllocation:  # fmt: skip
+) -> BudgetAllocation:
     loss = book.loss(N[0], D[0])  # the law and its draws at the same N and D
     with np.errstate(divide="ignore", invalid="ignore"):  # infinite in rows without an answer
         facts: dict[str, Any] = {"n": N, "d": D, "loss": loss, "flops": book.k * N * D, "tokens_per_parameter": D / N}

@@ -110,8 +110,13 @@ def _reachable(computations: Computations, names: Iterator[str]) -> set[str]:
 def _saved_bytes(computations: Computations, times: Mapping[str, int]) -> int:
     """Bytes of the arrays into which the forward writes a layer's part at a time, each array once."""
     buffers: dict[tuple[str, str], int] = {}
-    fused = {called for lines in computations.values() for line in lines if line.operation == "fusion"
-             for called in called_computations(line)}  # fmt: skip
+    fused = {
+        called
+        for lines in computations.values()
+        for line in lines
+        if line.operation == "fusion"
+        for called in called_computations(line)
+    }
     for name, lines in computations.items():
         if not times.get(name) or name in fused:
             continue

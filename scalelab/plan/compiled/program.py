@@ -149,8 +149,11 @@ def join_fused(computations: Mapping[str, Sequence[Instruction]]) -> dict[str, l
         parts.add(called[1])
         (one, *_), start = inner[called[1]], line.name.startswith(ends[0])
         channel = f"channel-{(re.search(r'channel_id=([0-9]+)', one.rest) or [''])[0]}"
-        return (Instruction(channel, one.type, f"{one.operation}-start", one.rest) if start
-                else Instruction(line.name, one.type, f"{one.operation}-done", f"%{channel})"))  # fmt: skip
+        return (
+            Instruction(channel, one.type, f"{one.operation}-start", one.rest)
+            if start
+            else Instruction(line.name, one.type, f"{one.operation}-done", f"%{channel})")
+        )
 
     for name, lines in computations.items():
         joined[name] = [replace(line) for line in lines]
@@ -166,8 +169,11 @@ def describe_collectives(
         return
     overlapped, result = False, line
     if line.operation.endswith("-start"):
-        end = next(i for i in range(place, len(lines)) if f"%{line.name})" in f"{lines[i].rest.split(',')[0]})"
-                   and lines[i].operation == f"{kind}-done")  # fmt: skip
+        end = next(
+            i
+            for i in range(place, len(lines))
+            if f"%{line.name})" in f"{lines[i].rest.split(',')[0]})" and lines[i].operation == f"{kind}-done"
+        )
         overlapped = '"is_sync":true' not in line.rest and any(
             between.operation in COMPUTES for between in lines[place + 1 : end]
         )
@@ -229,5 +235,10 @@ def count_host_transfers(text: str) -> int:
     computations, entry = read_computations(text)
     times = count_calls(computations, entry)
     words = ("send", "recv", "infeed", "outfeed")
-    return sum(times[name] for name, lines in computations.items() if times.get(name)
-               for line in lines if line.operation in words or "S(5)" in line.type)  # fmt: skip
+    return sum(
+        times[name]
+        for name, lines in computations.items()
+        if times.get(name)
+        for line in lines
+        if line.operation in words or "S(5)" in line.type
+    )

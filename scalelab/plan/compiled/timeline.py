@@ -67,9 +67,12 @@ def machine_rates(machine: Machine, unit: str) -> Rates:
     shares, chip = default_efficiency(machine), machine.chip
     sent = shares.network.expected
     return Rates(
-        peak_of_unit(machine, unit)[0] * shares.matmul.expected, chip.hbm_bytes_per_s * shares.hbm.expected,
-        chip.link_bytes_per_s * chip.links * sent, machine.node_bytes_per_s * sent, machine.devices_per_node,
-    )  # fmt: skip
+        peak_of_unit(machine, unit)[0] * shares.matmul.expected,
+        chip.hbm_bytes_per_s * shares.hbm.expected,
+        chip.link_bytes_per_s * chip.links * sent,
+        machine.node_bytes_per_s * sent,
+        machine.devices_per_node,
+    )
 
 
 def play_schedule(text: str, rates: Rates) -> Timeline:

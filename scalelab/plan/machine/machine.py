@@ -154,19 +154,29 @@ def _read_machine_file(path: pathlib.Path) -> Machine:
     _check_fields(path, fields)
     flops = {precision: float(rate) for precision, rate in fields["flops"].items()}
     chip = Chip(
-        str(fields["name"]), flops, int(fields["hbm_bytes"]), float(fields["hbm_bytes_per_s"]),
-        float(fields["link_bytes_per_s"]), int(fields["links"]), str(fields["source"]),
-    )  # fmt: skip
+        str(fields["name"]),
+        flops,
+        int(fields["hbm_bytes"]),
+        float(fields["hbm_bytes_per_s"]),
+        float(fields["link_bytes_per_s"]),
+        int(fields["links"]),
+        str(fields["source"]),
+    )
     price = None if fields["price_per_hour"] is None else float(fields["price_per_hour"])
     host_bytes = None if fields["host_bytes"] is None else int(fields["host_bytes"])
     return Machine(
-        chip, int(fields["devices_per_node"]), float(fields["node_bytes_per_s"]), price, str(fields["source"]),
+        chip,
+        int(fields["devices_per_node"]),
+        float(fields["node_bytes_per_s"]),
+        price,
+        str(fields["source"]),
         host_bytes,
-    )  # fmt: skip
+    )
 
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16", "float8")
 COUNTS = ("links", "devices_per_node")
+SMALLEST, LARGEST = 1, 1e30  # of FLOP/s and bytes: beyond them seconds and their products overflow
 
 
 def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
@@ -188,5 +198,9 @@ def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
             raise BadInput(f"--hardware={path}: {key}={value!r} is not a number above 0")
         if not math.isfinite(value):
             raise BadInput(f"--hardware={path}: {key}={value!r} is not finite")
+        if key not in (*COUNTS, "price_per_hour") and not SMALLEST <= value <= LARGEST:
+            nearest = SMALLEST if value < SMALLEST else LARGEST
+            reason = f"is outside {SMALLEST} to {LARGEST:g}; nearest: {nearest:g}"
+            raise BadInput(f"--hardware={path}: {key}={value!r} {reason}")
         if key in COUNTS and value != int(value):
             raise BadInput(f"--hardware={path}: {key}={value!r} is not a whole number; nearest: {max(1, round(value))}")

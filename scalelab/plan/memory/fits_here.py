@@ -1,4 +1,4 @@
-"""Is there room on the devices that are here? Asked before a run compiles anything."""
+"""Whether a step fits the present devices, checked before a run compiles anything."""
 
 import dataclasses
 from typing import TYPE_CHECKING

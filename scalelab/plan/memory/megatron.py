@@ -1,8 +1,7 @@
 """Closed forms of the Megatron papers, by their conventions: GPT with biases, 4-fold MLP, 16-bit activations, dropout.
 
-Narayanan et al. 2021 (arXiv 2104.04473): parameters, FLOPs with full recomputation, training time. Korthikanti et al.
-2022 (arXiv 2205.05198): activation memory by technique, model and hardware FLOPs. What our own step keeps is in
-`saved_activations.py`.
+Narayanan et al. 2021 (arXiv 2104.04473): FLOPs with full recomputation. Korthikanti et al. 2022 (arXiv 2205.05198):
+activation memory by technique, model and hardware FLOPs. What our own step keeps is in `saved_activations.py`.
 """
 
 import dataclasses
@@ -19,22 +18,11 @@ class GptShape:
     seq_len: int
 
 
-def gpt_parameters(g: GptShape) -> float:
-    """12 l h^2 (1 + 13 / 12h + (V + s) / 12lh) (Narayanan et al. 2021, equation 2)."""
-    lh = g.n_layers * g.d_model
-    return 12 * lh * g.d_model * (1 + 13 / (12 * g.d_model) + (g.vocab_size + g.seq_len) / (12 * lh))
-
-
 def recomputed_flops(g: GptShape, sequences: int) -> float:
     """FLOPs of a step with full recomputation: 96 B s l h^2 (1 + s / 6h + V / 16lh) (Narayanan et al. 2021, eq. 3)."""
     size = g.n_layers * g.d_model**2
     inner = 1 + g.seq_len / (6 * g.d_model) + g.vocab_size / (16 * g.n_layers * g.d_model)
     return 96 * sequences * g.seq_len * size * inner
-
-
-def training_s(parameters: float, tokens: float, devices: int, flops_per_s: float) -> float:
-    """8 T P / (n X): seconds of a training with full recomputation (Narayanan et al. 2021, equation 4); X a device."""
-    return 8 * tokens * parameters / (devices * flops_per_s)
 
 
 def model_flops(g: GptShape, sequences: int, recomputed: str = "none") -> float:

@@ -73,7 +73,7 @@ def memory_on_backend(
     count_saved: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
     capability: Capability | None = None,
 ) -> Memory:
-    """`plan_memory` for a device of `backend` (cpu, gpu, tpu) with `capacity` bytes; `trials` share it in turn."""
+    """`step_memory` for a device of `backend` (cpu, gpu, tpu) with `capacity` bytes; `trials` share it in turn."""
     kernel = step_kernel(static, backend, capability).removeprefix("ring of ")
     static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=kernel))
     grown, fixed = _saved_bytes(static, count_saved)
@@ -97,7 +97,7 @@ def _rows_split(layout: Layout) -> int:
 
 
 def _state_key(static: Static) -> Static:
-    """With all that changes nothing about the state at its default: many ways of computing a step share one."""
+    """`static` with what the state does not depend on at its default: many ways to compute a step share one."""
     return dataclasses.replace(static, model=static.model.plain, global_batch=1, accumulate=1, batch_ramp=())
 
 
@@ -179,7 +179,7 @@ def _saved_bytes(
     static: Static,
     count_saved: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> tuple[int, int]:
-    """Bytes that the forward leaves for the backward: of the rows, and whatever their number."""
+    """Bytes that the forward leaves for the backward: those that grow with the rows, and those that don't."""
     layout, rows = static.layout, saved_activations.rows_per_device(static)
     if layout.stage == 1:
         whole = count_saved(static)
@@ -195,12 +195,12 @@ def _blocks_per_chunk(static: Static) -> int:
 
 
 def pipeline_slots(layout: Layout) -> int:
-    """How many micro-batches' inputs a stage holds at once, one a chunk of layers: as the schedule's table has it."""
+    """How many micro-batches' inputs a stage holds at once, one a chunk of layers, by the schedule's table."""
     return ticks.make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds).slots
 
 
 def _stream_bytes(static: Static) -> int:
-    """Of the residual stream of one sequence."""
+    """Bytes of the residual stream of one sequence on a device."""
     layout, shape = static.layout, static.model
     split = layout.context * (layout.tensor if shape.sequence_parallel else 1)
     return math.ceil(shape.seq_len / split) * shape.d_model * array_dtype(POLICIES[static.precision].residual).itemsize

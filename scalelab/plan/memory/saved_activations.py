@@ -44,7 +44,7 @@ class SavedActivations:
     fixed_bytes: int
 
     def bytes(self, rows: int) -> int:
-        """Of a micro-batch of so many sequences a device."""
+        """Bytes of a micro-batch with so many sequences a device."""
         return rows * self.row_bytes + self.fixed_bytes
 
 
@@ -100,7 +100,7 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
 
 
 def bytes_outside_blocks(static: Static) -> int:
-    """Of a sequence, what lies outside the blocks: the look-up's mask and rows, the final norm's input and output."""
+    """Bytes a sequence keeps outside the blocks: the look-up's mask and rows, the final norm's input and output."""
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width = array_dtype(policy.compute).itemsize + array_dtype(policy.residual).itemsize
     tokens = math.ceil(shape.seq_len / layout.context)
@@ -131,17 +131,20 @@ def _canonical_static(static: Static) -> Static:
 
 
 def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
-    """Axes that the mesh can't divide, which the trainer refuses, filled up: what the fullest device would hold."""
+    """The shape with the axes that the mesh can't divide filled up, as the fullest device would hold them."""
 
     def up(size: int, parts: int) -> int:
         return -(-size // parts) * parts
 
     keys = up(shape.n_kv_heads, layout.tensor)
     return dataclasses.replace(
-        shape, n_kv_heads=keys, n_heads=up(shape.n_heads, keys), d_ff=up(shape.d_ff, layout.tensor),
+        shape,
+        n_kv_heads=keys,
+        n_heads=up(shape.n_heads, keys),
+        d_ff=up(shape.d_ff, layout.tensor),
         vocab_size=up(shape.vocab_size, layout.tensor),
         seq_len=up(shape.seq_len, layout.context * (layout.tensor if shape.sequence_parallel else 1)),
-    )  # fmt: skip
+    )
 
 
 @functools.cache
@@ -270,6 +273,6 @@ def _axes_by_dimension(x: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]:
 
 
 def _device_bytes(x: jax.ShapeDtypeStruct) -> int:
-    """Of one device's part."""
+    """Bytes of one device's part."""
     split = math.prod(x.sharding.mesh.shape[axis] for axes in _axes_by_dimension(x) for axis in axes)
     return math.prod(x.shape) * x.dtype.itemsize // split

@@ -59,6 +59,11 @@ def lean_memory(static: Static, ours: Memory, per_layer: bool) -> Memory:
     how = "weights and gradients in bf16, without fp32 copies" + ", updated parameter by parameter" * per_layer
     notes = (*ours.notes, f"{how}: this trainer has no such step")
     return dataclasses.replace(
-        ours, components=components, total=total, least=ours.least + total - before, fits=margin >= 0,
-        margin_bytes=margin, notes=notes,
-    )  # fmt: skip
+        ours,
+        components=components,
+        total=total,
+        least=ours.least + total - before,
+        fits=margin >= 0,
+        margin_bytes=margin,
+        notes=notes,
+    )

@@ -69,10 +69,13 @@ def _zero_rows() -> Iterator[ComparisonRow]:
                 ours = zero.state_bytes(parameters, devices, stage) / 1e9
                 # The paper rounds some figures and cuts others off: a unit of the last digit.
                 yield make_comparison_row(
-                    f"{parameters / 1e9:g}B, stage {stage}, {devices} devices", ours, text,
+                    f"{parameters / 1e9:g}B, stage {stage}, {devices} devices",
+                    ours,
+                    text,
                     f"plan/published/zero.py: (2 + 2 + 12) bytes a parameter, split by stage; {MEMORY}",
-                    judge_unverified, 2 * rounding_tolerance(text),
-                )  # fmt: skip
+                    judge_unverified,
+                    2 * rounding_tolerance(text),
+                )
 
 
 @functools.cache

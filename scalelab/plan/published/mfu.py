@@ -4,8 +4,6 @@ Model FLOPs utilisation (Chowdhery et al. 2022, appendix B) counts what the mode
 utilisation what is computed again as well. Each function takes the FLOPs of a convention that `step/flops.py` names.
 """
 
-import math
-
 from scalelab.config import Static
 from scalelab.model import count
 from scalelab.plan.step.flops import count_flops
@@ -31,12 +29,3 @@ def training_flops(static: Static, tokens: float) -> dict[str, float]:
     blocks = 3.0 * (sum(terms.values()) - terms["embedding"] - terms["final_logits"]) / static.model.seq_len
     each = known.per_token | {"blocks": blocks, "blocks + remat": 4.0 / 3.0 * blocks}
     return {name: value * tokens for name, value in each.items()}
-
-
-def matching_conventions(figures: dict[str, float], published: float, digits: int = 3) -> list[str]:
-    """The conventions whose figure is the published one to `digits` significant digits; [] if there is none."""
-
-    def rounded(value: float) -> float:
-        return round(value, digits - 1 - math.floor(math.log10(value)))
-
-    return [name for name, value in figures.items() if math.isclose(rounded(value), rounded(published), rel_tol=1e-9)]

@@ -14,9 +14,13 @@ from scalelab.plan.step import links
 
 
 def critical_tokens(
-    flops: float, bytes_per_s: float, weight_bytes: float = 2, activation_bytes: float = 2, inputs: float = math.inf,
+    flops: float,
+    bytes_per_s: float,
+    weight_bytes: float = 2,
+    activation_bytes: float = 2,
+    inputs: float = math.inf,
     outputs: float = math.inf,
-) -> float:  # fmt: skip
+) -> float:
     """Tokens from which a product of `inputs` x `outputs` weights is bound by FLOP/s, not by a memory's `bytes_per_s`.
 
     2 T K N / C against (a T (K + N) + w K N) / W, solved for T; with K and N infinite w C / 2 W (part 1). Infinite

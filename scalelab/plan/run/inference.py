@@ -46,9 +46,14 @@ class Inference:
 
 
 def inference_memory(
-    static: Static, machine: Machine, batch: int = 1, context: int = 0, weights: str = "bfloat16",
-    cache: str = "bfloat16", tensor: int = 1,
-) -> Inference:  # fmt: skip
+    static: Static,
+    machine: Machine,
+    batch: int = 1,
+    context: int = 0,
+    weights: str = "bfloat16",
+    cache: str = "bfloat16",
+    tensor: int = 1,
+) -> Inference:
     """Memory of serving a resolved config's model to `batch` sequences of up to `context` tokens (0: model.seq_len).
 
     Weights and cache have their own formats (`BYTES`). `tensor` devices split heads, feed-forward units and vocabulary;

@@ -17,7 +17,7 @@ class Bubble:
 
 
 def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
-    """Of a pipeline of `layout.stage` stages; without one everything is zero.
+    """The bubble of a pipeline of `layout.stage` stages; with one stage everything is zero.
 
     (p - 1) / (v m) of the ideal time (Narayanan et al. 2021, section 2.2) for p stages, m micro-batches and v rounds;
     GPipe and 1F1B have the same bubble. The trainer has no `zb_h1`, which fills it with gradients of weights.
@@ -29,7 +29,7 @@ def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
 
 
 def stage_layers(n_layers: int, stages: int, rounds: int = 1) -> tuple[int, int]:
-    """(layers of the fullest stage, of the last one): what doesn't divide is missing at both ends, as Llama 3 has it.
+    """(layers of the fullest stage, layers of the last one): both ends get fewer if they don't divide, as in Llama 3.
 
     Dubey et al. 2024, section 3.3.2: 126 layers over 16 stages are 8 each, and 7 on the first and the last, which hold
     embedding and head.

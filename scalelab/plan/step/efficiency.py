@@ -66,9 +66,13 @@ MATMUL_BY_CHIP = {"TPU v4": 0.72, "TPU v5e": 0.83, "TPU v5p": 0.89, "TPU v6e": 0
 LOWER_END_MARGIN = 0.15  # how far below it a TPU's programs fall, as a GPU's do
 UNKNOWN_RANGE = Range(0.3, 0.6, 0.9)
 CPU_EFFICIENCY = Efficiency(
-    UNKNOWN_RANGE, UNKNOWN_RANGE, UNKNOWN_RANGE, UNKNOWN_RANGE, Range(0.0, 0.0, 0.5),
+    UNKNOWN_RANGE,
+    UNKNOWN_RANGE,
+    UNKNOWN_RANGE,
+    UNKNOWN_RANGE,
+    Range(0.0, 0.0, 0.5),
     ("the peak is a measured product's, the bandwidth a measured copy's; programs share caches, cores and memory",),
-)  # fmt: skip
+)
 
 
 def default_efficiency(machine: Machine) -> Efficiency:

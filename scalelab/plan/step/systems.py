@@ -34,8 +34,13 @@ class SystemTraits:
 OUR_TRAITS = SystemTraits()
 # Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.
 MEGATRON_TRAITS = SystemTraits(
-    pipeline_recomputes=False, summed_bytes=2, joined=True, in_parts=False, chunked_head=False,
-    fused_attention="ring", casts=False,
-)  # fmt: skip
+    pipeline_recomputes=False,
+    summed_bytes=2,
+    joined=True,
+    in_parts=False,
+    chunked_head=False,
+    fused_attention="ring",
+    casts=False,
+)
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
 MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_once=False)

@@ -85,7 +85,7 @@ def step_time(
 
 
 def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits = OUR_TRAITS) -> float:
-    """`step_time`'s total alone, for who compares many: a tenth of its cost."""
+    """The total of `step_time` alone, at a tenth of its cost: to compare many layouts."""
     ops, moves = operations.step_operations(static, machine, traits), step_transfers(static, traits)
     shares, lost = _shares_at(efficiency), idle_share(static)
     return _step_parts(static, machine, shares, ops, moves, lost)["total_s"]
@@ -110,10 +110,16 @@ def _shares_at(efficiency: Efficiency, **ends: str) -> dict[str, float]:
 
 
 def _step_end(
-    static: Static, machine: Machine, efficiency: Efficiency, end: str, ops: tuple[Operation, ...],
-    moves: tuple[Transfer, ...], lost: float, expected_s: float,
-) -> float:  # fmt: skip
-    """Seconds where the efficiencies are at this end: each alone, added as errors that know nothing of each other."""
+    static: Static,
+    machine: Machine,
+    efficiency: Efficiency,
+    end: str,
+    ops: tuple[Operation, ...],
+    moves: tuple[Transfer, ...],
+    lost: float,
+    expected_s: float,
+) -> float:
+    """Seconds with efficiencies at one end of their ranges: each alone, added as independent errors."""
     alone = (
         _step_parts(static, machine, _shares_at(efficiency, **{field: end}), ops, moves, lost)["total_s"]
         for field in FIELDS
@@ -128,9 +134,13 @@ def idle_share(static: Static) -> float:
 
 
 def _step_parts(
-    static: Static, machine: Machine, at: dict[str, float], ops: tuple[Operation, ...], moves: tuple[Transfer, ...],
+    static: Static,
+    machine: Machine,
+    at: dict[str, float],
+    ops: tuple[Operation, ...],
+    moves: tuple[Transfer, ...],
     lost: float,
-) -> dict:  # fmt: skip
+) -> dict:
     """The fields of `StepTime` that are seconds, at these shares of the datasheet."""
     layout, overlap = static.layout, at["overlap"]
     at = at | {name: at[name] * at["measured"] for name in RATES}
@@ -183,7 +193,7 @@ def moments_s(static: Static, machine: Machine) -> float:
 def describe_assumptions(
     static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits
 ) -> tuple[str, ...]:
-    """What the figures rest on, in words: one line each."""
+    """Assumptions behind the figures, a line each."""
     layout, policy = static.layout, POLICIES[static.precision]
 
     def described(name: str, of: Range) -> str:

@@ -36,7 +36,7 @@ def update_operations(static: Static) -> list[Operation]:
 
 
 def _update_key(static: Static) -> Static:
-    """With all that changes nothing about the optimizer's update at its default."""
+    """`static` with what the optimizer's update does not depend on at its default."""
     return dataclasses.replace(
         static, layout=Layout(), global_batch=1, accumulate=1, batch_ramp=(), documents="cross", seq_warmup=False,
         model=static.model.plain, ema=False,

@@ -111,10 +111,15 @@ def load_planned_study(path: str | pathlib.Path, arguments: Sequence[str] = ()) 
 
 
 def sweep_plan(
-    path: str | pathlib.Path, machine: Machine, arguments: Sequence[str] = (), devices: int = 1,
-    efficiency: Efficiency | None = None, price_per_hour: float | None = None, law: str | None = None,
+    path: str | pathlib.Path,
+    machine: Machine,
+    arguments: Sequence[str] = (),
+    devices: int = 1,
+    efficiency: Efficiency | None = None,
+    price_per_hour: float | None = None,
+    law: str | None = None,
     noise: float | None = None,
-) -> SweepPlan:  # fmt: skip
+) -> SweepPlan:
     """Plan the sweep of a file on `devices` devices of a machine; nothing is trained or allocated.
 
     `law` and `noise` (relative scatter of a run's loss) are assumed for the expected intervals; default: the study's,
@@ -125,9 +130,15 @@ def sweep_plan(
 
 
 def plan_study(
-    study: PlannedStudy, source: str, machine: Machine, devices: int = 1, efficiency: Efficiency | None = None,
-    price_per_hour: float | None = None, law: str | None = None, noise: float | None = None,
-) -> SweepPlan:  # fmt: skip
+    study: PlannedStudy,
+    source: str,
+    machine: Machine,
+    devices: int = 1,
+    efficiency: Efficiency | None = None,
+    price_per_hour: float | None = None,
+    law: str | None = None,
+    noise: float | None = None,
+) -> SweepPlan:
     """Plan a study that is not in a file, as `sweep_plan` does."""
     columns = forks.candidate_columns(study.runs)
     packs = {pack: tuple(names) for pack, names in trials.group_into_packs(study.runs).items()}
@@ -166,9 +177,15 @@ def plan_study(
 
 
 def _plan_run(
-    name: str, pack: str, config: ConfigDict, static: Static, sizes: Mapping[str, float], machine: Machine,
-    estimate: tuple[Memory, StepTime], price_per_hour: float | None,
-) -> PlannedRun:  # fmt: skip
+    name: str,
+    pack: str,
+    config: ConfigDict,
+    static: Static,
+    sizes: Mapping[str, float],
+    machine: Machine,
+    estimate: tuple[Memory, StepTime],
+    price_per_hour: float | None,
+) -> PlannedRun:
     memory, step = estimate
     training = estimate_training(static, machine, config.train.steps, step, price_per_hour)
     return PlannedRun(

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput
-from scalelab.record.jsonfiles import Schema, describe_mismatch, last_line
+from scalelab.record.jsonfiles import Schema, describe_mismatch
+from scalelab.record.jsonlines import last_line
 from scalelab.record.soundness import size
 
 # The status of a run that ended -> the kind of the event that its trainer writes just before.

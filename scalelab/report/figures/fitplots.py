@@ -25,8 +25,6 @@ from scalelab.report.figures.style import (
     INK,
     LOSS_LABEL,
     MUTED,
-    format_scientific,
-    format_short,
     make_figure,
     save_figure,
     set_log_axis,
@@ -34,6 +32,7 @@ from scalelab.report.figures.style import (
     value_colours,
     write_pdf_and_csv,
 )
+from scalelab.report.tables import format_scientific, format_short
 
 DOTS_PER_INCH = 130
 CURVE_POINTS = 60  # points of a drawn line
@@ -99,7 +98,7 @@ def fitted_budgets(fitted: Fitted) -> np.ndarray:
 
 @styled
 def plot_fit(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
-    """Left: what was measured, over compute (else over the law's first column), and the law; right: what it misses."""
+    """Left: measured losses over compute (else the law's first column), and the law; right: its residuals."""
     law, columns = fitted.law, fitted.problem.columns
     x_name = "C" if len(fitted_budgets(fitted)) else law.columns[0]
     x = fitted_budgets(fitted) if x_name == "C" else columns[x_name]
@@ -172,8 +171,14 @@ def plot_decision(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
                 [decision.C], [value], [[value - least], [most - value]], fmt="none", ecolor=INK, capsize=4, lw=1.4
             )
             ax.plot(decision.C, value, **STAR_MARK, color=ACCENT)
-            ax.annotate(f"{format_scientific(decision.C)}: {format_short(value)}", (decision.C, most), xytext=(-6, 5),
-                        textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
+            ax.annotate(
+                f"{format_scientific(decision.C)}: {format_short(value)}",
+                (decision.C, most),
+                xytext=(-6, 5),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+            )
     for ax, label in zip(axes, (f"N ({fitted.n_convention})", "D (tokens)"), strict=True):
         set_log_axis(ax, "x", flops=True)
         set_log_axis(ax, "y")

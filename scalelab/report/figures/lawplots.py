@@ -23,13 +23,13 @@ from scalelab.report.figures.style import (
     MUTED,
     add_legend,
     figure_title,
-    format_scientific,
     is_narrow,
     make_figure,
     set_log_axis,
     styled,
     value_colours,
 )
+from scalelab.report.tables import format_scientific
 
 _warm = matplotlib.colormaps["viridis"](np.linspace(0.35, 1.0, 256))
 STAR_MARK: dict[str, Any] = {"marker": "*", "ls": "", "ms": 13, "mec": INK, "mew": 0.8, "zorder": 4}
@@ -122,12 +122,13 @@ def _residual_points(fig: Figure, ax: Axes, rows: Sequence[dict]) -> None:
     norm = TwoSlopeNorm(0.0, -span, span)
     held = np.array([row["role"] == "holdout" for row in rows])
     for mask, marker, size, edge, width, label in (
-        (~held, "o", 44, FIELD_INK, 0.7, "fitted run"), (held, "D", 70, ACCENT, 1.4, "held-out run"),
-    ):  # fmt: skip
+        (~held, "o", 44, FIELD_INK, 0.7, "fitted run"),
+        (held, "D", 70, ACCENT, 1.4, "held-out run"),
+    ):
         if mask.any():
             n, d = ([row[key] for row, on in zip(rows, mask, strict=True) if on] for key in "ND")
-            drawn = ax.scatter(n, d, c=percent[mask], cmap=RESIDUAL_COLORMAP, norm=norm, s=size, marker=marker,
-                               edgecolors=edge, linewidths=width, zorder=4, label=label)  # fmt: skip
+            shape: dict[str, Any] = {"s": size, "marker": marker, "edgecolors": edge, "linewidths": width}
+            drawn = ax.scatter(n, d, c=percent[mask], cmap=RESIDUAL_COLORMAP, norm=norm, zorder=4, label=label, **shape)
     fig.colorbar(drawn, ax=ax, label="measured / predicted − 1 (%)", shrink=0.85, aspect=28)
 
 
@@ -149,17 +150,25 @@ def plot_residuals(
         set_log_axis(ax, flops=key == "C")
         ax.set(xlabel=label)
     axes[0].set(ylabel="measured / predicted − 1 (%)", title=figure_title(title))
-    handles = [Line2D([], [], marker="o", ls="", color=MUTED, label="fitted"),
-               Line2D([], [], marker="D", ls="", color=MUTED, mec=ACCENT, mew=1.5, label="held out")]  # fmt: skip
+    handles = [
+        Line2D([], [], marker="o", ls="", color=MUTED, label="fitted"),
+        Line2D([], [], marker="D", ls="", color=MUTED, mec=ACCENT, mew=1.5, label="held out"),
+    ]
     add_legend(fig, axes[1], colours, "N", handles[: 1 + any(row["role"] == "holdout" for row in rows)])
     return fig
 
 
 @styled
 def plot_held_out(
-    rows: Sequence[dict], held: dict, params: ChinchillaParams, flops_per_nd: float, band: dict | None = None,
-    floor: float | None = None, title: str = "", colours: dict[Any, str] | None = None,
-) -> Figure:  # fmt: skip
+    rows: Sequence[dict],
+    held: dict,
+    params: ChinchillaParams,
+    flops_per_nd: float,
+    band: dict | None = None,
+    floor: float | None = None,
+    title: str = "",
+    colours: dict[Any, str] | None = None,
+) -> Figure:
     """Left: losses over compute, the fitted frontier L(C) and its extrapolation. Right: interval and measured loss.
 
     held: `C`, `predicted_loss`, `interval90` (low, high), `measured_loss` (None while it trains).
@@ -201,8 +210,10 @@ def _interval(ax: Axes, at: float, held: dict, wide: bool = False) -> None:
     low, high = held["interval90"]
     point, measured = held["predicted_loss"], held.get("measured_loss")
     bars = [[point - low], [high - point]]
-    ax.errorbar([at], [point], yerr=bars, fmt="_", ms=14 if wide else 9, color=ACCENT, capsize=8 if wide else 4,
-                elinewidth=5 if wide else 2, capthick=2, alpha=0.85, label="prediction, 90 %")  # fmt: skip
+    ms, cap, lw = (14, 8, 5) if wide else (9, 4, 2)
+    look: dict[str, Any] = {"fmt": "_", "color": ACCENT, "capthick": 2, "alpha": 0.85}
+    look |= {"ms": ms, "capsize": cap, "elinewidth": lw}
+    ax.errorbar([at], [point], yerr=bars, label="prediction, 90 %", **look)
     if measured is not None and math.isfinite(measured):
         ax.plot([at], [measured], "D", color=INK, ms=9 if wide else 7, mec="white", label="measured", zorder=5)
     if not wide:

@@ -19,13 +19,13 @@ from scalelab.report.figures.style import (
     MUTED,
     add_legend,
     figure_title,
-    format_short,
     make_figure,
     set_log_axis,
     styled,
     value_colours,
     write_figure,
 )
+from scalelab.report.tables import format_short
 
 MOST_NAMED = 8  # curves in a legend, ticks on an axis
 MARKERS = ("o", "s", "D", "^")
@@ -168,8 +168,10 @@ def _draw_setting_curve(
         ax.plot(np.exp(at[k]), 0, "*", color=colour, ms=10, mec=INK, mew=0.5, zorder=5)
     ends = best.interval(group, name) or (None, None)
     facts = {"setting": name, **group.values}
-    numbers = [{"kind": "run", **facts, "value": v, "above": y, "used": u}
-               for v, y, u in zip(table[name][group.rows], above, used, strict=True)]  # fmt: skip
+    numbers = [
+        {"kind": "run", **facts, "value": v, "above": y, "used": u}
+        for v, y, u in zip(table[name][group.rows], above, used, strict=True)
+    ]
     numbers += [{"kind": "parabola", **facts, "value": v, "above": y} for v, y in zip(line, rise, strict=True)]
     end = {
         "status": "edge" if beyond else "used",
@@ -232,8 +234,10 @@ def _draw_setting_law(ax: Axes, best: BestSettings, law: SettingLaw, colours: di
         colour = colours[value] if value is not None else INK
         ax.plot(line, curve[:, 0], color=colour, lw=1.1)
         ax.fill_between(line, curve[:, 1], curve[:, 2], color=colour, alpha=0.12, lw=0)
-        rows += [{"kind": "law", "setting": law.setting, **given, x_name: at, "value": y, "low": low, "high": high}
-                 for at, (y, low, high) in zip(line, curve, strict=True)]  # fmt: skip
+        rows += [
+            {"kind": "law", "setting": law.setting, **given, x_name: at, "value": y, "low": low, "high": high}
+            for at, (y, low, high) in zip(line, curve, strict=True)
+        ]
     return rows
 
 

@@ -14,7 +14,6 @@ from matplotlib.ticker import FuncFormatter
 from scalelab.report.figures.style import (
     INK,
     add_legend,
-    format_short,
     is_narrow,
     make_figure,
     set_log_axis,
@@ -22,6 +21,7 @@ from scalelab.report.figures.style import (
     thin_points,
     value_colours,
 )
+from scalelab.report.tables import format_short
 
 COLUMNS = 3
 WIDE = 20.0  # largest / smallest value beyond which the axis of a panel is logarithmic

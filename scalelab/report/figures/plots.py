@@ -20,7 +20,6 @@ from scalelab.report.figures.style import (
     add_axes_legend,
     add_legend,
     figure_title,
-    format_short,
     key_colours,
     make_figure,
     set_log_axis,
@@ -28,6 +27,7 @@ from scalelab.report.figures.style import (
     thin_points,
     value_colours,
 )
+from scalelab.report.tables import format_short
 
 # kind -> marker, colour, name in the legend. Starts and ends of runs are left out: the curve shows them.
 EVENT_MARKS = {

@@ -19,7 +19,7 @@ LEAST_SHARE = 1e-5  # share of a layer's numbers below which a power of two isn'
 def plot_exponents(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[dict[str, Any]]]:
     """One panel a kind: each layer's share of numbers at each power of two, over the ranges of formats.
 
-    rows: as `exponents.rows` gives them. Also returns the numbers behind it, one row a (kind, layer, power).
+    rows: those of `exponents.rows`. Also returns the numbers behind it, one row a (kind, layer, power).
     """
     kinds = [kind for kind in TENSOR_KINDS if any(row["kind"] == kind for row in rows)]
     fig = Figure(figsize=(3.3 * len(kinds) + 1.2, 4.6), layout="constrained")
@@ -56,7 +56,8 @@ def _ranges(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
             ax.plot([start, end], [i, i], color=MUTED, alpha=alpha, lw=7, solid_capstyle="butt")
         worst = max(row["lost"][form]["zero"] + row["lost"][form]["overflow"] for row in rows)
         text, colour = (f"loses {worst:.1%}", ACCENT) if worst >= 5e-4 else ("loses < 0.05 %", INK)
-        ax.annotate(text, (0.02, i), xycoords=("axes fraction", "data"), fontsize=7, color=colour, va="center",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8})  # fmt: skip
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8}
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "va": "center"}
+        ax.annotate(text, (0.02, i), fontsize=7, color=colour, bbox=box, **place)
     ax.set(xlabel="power of two")
     ax.grid(axis="y", visible=False)

@@ -20,7 +20,7 @@ LOG_AXIS_RATIO = 20.0  # high / low beyond which a profile's axis is logarithmic
 
 @styled
 def plot_profiles(fitted: Fitted) -> tuple[Figure, list[dict[str, Any]]]:
-    """The profile of each parameter: how much worse the best fit is with it held; bars: resamples."""
+    """Profiles of the parameters: how much worse the best fit is with one held fixed; bars: resamples."""
     names = list(fitted.identifiability)
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
@@ -63,8 +63,10 @@ def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: ParamProfile) -
     ax.set_title(f"{name}: {profile.verdict}", color=INK if known else ACCENT)
     if log:
         set_log_axis(ax)
-    rows = [{"kind": "profile", "parameter": name, "value": value, "objective": at, "threshold": profile.threshold}
-            for value, at in zip(values, objective, strict=True)]  # fmt: skip
+    rows = [
+        {"kind": "profile", "parameter": name, "value": value, "objective": at, "threshold": profile.threshold}
+        for value, at in zip(values, objective, strict=True)
+    ]
     return rows + [{"kind": "resamples", "parameter": name, **bar} for bar in bars]
 
 

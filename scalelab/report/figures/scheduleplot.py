@@ -7,16 +7,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from scalelab.laws.curves.fit import FittedCurves, Prediction
-from scalelab.report.figures.style import (
-    ACCENT,
-    INK,
-    MUTED,
-    format_short,
-    make_figure,
-    styled,
-    value_colours,
-    write_figure,
-)
+from scalelab.report.figures.style import ACCENT, INK, MUTED, make_figure, styled, value_colours, write_figure
+from scalelab.report.tables import format_short
 
 PANELS = (
     ("lr", "learning rate"),

@@ -1,4 +1,4 @@
-"""Shared by all figures: one look, a colour map a quantity, layouts, short numbers, and saving with the CSV behind."""
+"""Shared by all figures: one look, a colour map a quantity, layouts, and saving with the CSV behind."""
 
 import contextlib
 import contextvars
@@ -21,7 +21,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.report.tables import csv_text
+from scalelab.report.tables import csv_text, format_scientific, format_short
 from scalelab.untrusted.files import replace_file
 
 INK = "#222222"
@@ -125,18 +125,6 @@ def make_figure(
     return fig, axes[0] if columns == 1 else axes[:columns]
 
 
-def format_short(value: float | None, digits: int = 3) -> str:
-    """A short number: 12345 -> 12.3k, 3.2e9 -> 3.2B, 1.25e17 -> 1.25e17, .0123 -> 0.0123."""
-    if value is None or not math.isfinite(value):
-        return "–" if value is None or math.isnan(value) else ("∞" if value > 0 else "-∞")
-    if abs(value) >= 1e15 or 0 < abs(value) < 1e-3:
-        return f"{value:.{digits}g}".replace("e+", "e").replace("e-0", "e-")
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size * (1 - 0.5 * 10**-digits):
-            return f"{value / size:.{digits}g}{unit}"
-    return f"{value:.{digits}g}"
-
-
 def key_colours(key: str | None, values: Iterable[Any]) -> dict[Any, str]:
     """Colours of the values of a key (of a config or of a row), by the palette of its quantity."""
     return value_colours(values, PALETTE_OF.get(key or "", "value"))
@@ -180,8 +168,9 @@ def _add_legend_below(fig: Figure, handles: Sequence[Any], title: str = "") -> N
     columns = max(1, min(4, 44 // (longest + 6)))
     lines = -(-len(handles) // columns) + bool(title)
     fig.set_figheight(fig.get_figheight() + 0.17 * lines + 0.12)
-    fig.legend(handles=handles, title=title, alignment="left", title_fontsize=8, loc="outside lower left",
-               ncols=columns)  # fmt: skip
+    fig.legend(
+        handles=handles, title=title, alignment="left", title_fontsize=8, loc="outside lower left", ncols=columns
+    )
 
 
 def colour_handles(colours: dict[Any, str]) -> list[Any]:
@@ -203,20 +192,6 @@ def add_axes_legend(fig: Figure, ax: Axes, **style: Any) -> None:
         _add_legend_below(fig, style.get("handles") or ax.get_legend_handles_labels()[0], style.get("title") or "")
     else:
         ax.legend(**style)
-
-
-def format_power_of_ten(power: int) -> str:
-    """10 to a power as text: 10¹²."""
-    return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def format_scientific(value: float, digits: int = 3) -> str:
-    """A number times a power of ten, as for FLOPs: 1.25e11 -> 1.25×10¹¹."""
-    if not math.isfinite(value) or value <= 0:
-        return format_short(value)
-    mantissa, power = f"{value:.{digits - 1}e}".split("e")
-    mantissa = mantissa.rstrip("0").rstrip(".")
-    return format_power_of_ten(int(power)) if mantissa == "1" else f"{mantissa}×{format_power_of_ten(int(power))}"
 
 
 def set_log_axis(ax: Axes, which: str = "x", flops: bool = False) -> None:

@@ -14,12 +14,12 @@ from scalelab.report.figures.style import (
     LOSS_LABEL,
     add_axes_legend,
     figure_title,
-    format_short,
     key_colours,
     make_figure,
     set_log_axis,
     styled,
 )
+from scalelab.report.tables import format_short
 from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, is_final
 
 LEGEND_STYLE: dict[str, Any] = dict(fontsize=7, title_fontsize=7, frameon=True, framealpha=0.8, edgecolor="none")

@@ -13,10 +13,10 @@ from scalelab.errors import quote_path
 from scalelab.record import listing, records
 from scalelab.record.jsonfiles import FLAG, LIST, NUMBER, PAIR, TEXT, WHOLE
 from scalelab.report import gather, html
-from scalelab.report.figures.style import format_scientific
 from scalelab.report.parts import ReportPage, logbook_section, origin_section, runs_table
 from scalelab.report.studies import ablation_figures as figures
-from scalelab.sweep.ablate.conduct import PREDICTION_SCHEMA, TUNED_SIDE
+from scalelab.report.tables import format_scientific
+from scalelab.sweep.ablate.files import PREDICTION_SCHEMA, TUNED_SIDE
 
 STUDY_FILE = "ablation.json"
 STUDY_SCHEMA = {"baseline": TEXT, "variants": {"*": {"*": LIST}}, "tuned": [TEXT]}

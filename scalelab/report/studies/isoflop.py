@@ -21,7 +21,7 @@ from scalelab.record import listing, records
 from scalelab.record.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.report import charts, gather, html
 from scalelab.report.figures import lawplots, plots
-from scalelab.report.figures.style import LOSS_LABEL, format_scientific, format_short, value_colours
+from scalelab.report.figures.style import LOSS_LABEL, value_colours
 from scalelab.report.parts import (
     ReportPage,
     logbook_section,
@@ -31,6 +31,7 @@ from scalelab.report.parts import (
     runs_table,
 )
 from scalelab.report.studies import verdict
+from scalelab.report.tables import format_scientific, format_short
 
 _PARTS: tuple = ({}, None)
 SUMMARY_SCHEMA = {
@@ -190,7 +191,7 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
 
 
 def _fit_parabolas(rows: list[dict]) -> IsoFlop | None:
-    """The same budgets by parabolas; None where these rows do not suffice."""
+    """Parabolas through the IsoFLOP rows of each budget; None where the rows do not suffice."""
     try:
         C, N, loss = ([row[key] for row in rows] for key in ("C", "N", "loss"))
         return fit_isoflop(C, N, loss, "parabola")

@@ -155,8 +155,14 @@ def plot_isolated(rows: Sequence[Mapping[str, Any]], key: str, scale: str, inter
         mine = [row for row in rows if row["round"] == number]
         ended = [row for row in mine if row["loss"] is not None]
         lost = [place(row[key]) for row in mine if row["loss"] is None]
-        ax.plot([place(row[key]) for row in ended], [row["loss"] for row in ended], "o", color=colour, ms=4,
-                label=f"round {number}")  # fmt: skip
+        ax.plot(
+            [place(row[key]) for row in ended],
+            [row["loss"] for row in ended],
+            "o",
+            color=colour,
+            ms=4,
+            label=f"round {number}",
+        )
         ax.plot(lost, [0.97] * len(lost), "x", color=ACCENT, transform=ax.get_xaxis_transform())
     losses = sorted(row["loss"] for row in rows if row["loss"] is not None)
     if losses:

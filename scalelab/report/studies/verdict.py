@@ -3,7 +3,7 @@
 import math
 
 from scalelab.report import gather, html
-from scalelab.report.figures.style import format_scientific, format_short
+from scalelab.report.tables import format_scientific, format_short
 
 PARAMETER_MEANINGS = {
     "E": "irreducible loss (nats/token)",
@@ -196,9 +196,13 @@ def isoflop_lines(isoflop: dict, parabola: float | None, fit: dict) -> list[str]
         lines.append(html.render_paragraph(exponent_to_believe(isoflop, fit)))
     edges = [format_scientific(fit["budget"]) for fit in isoflop["budgets"] if fit["edge"]]
     if edges:
-        lines.append(html.render_paragraph(
-            f"MINIMUM AT THE EDGE at {', '.join(edges)} FLOPs: the best size may lie outside those tried; "
-            "left out of the exponent.", "bad"))  # fmt: skip
+        lines.append(
+            html.render_paragraph(
+                f"MINIMUM AT THE EDGE at {', '.join(edges)} FLOPs: the best size may lie outside those tried; "
+                "left out of the exponent.",
+                "bad",
+            )
+        )
     return lines
 
 
@@ -206,8 +210,11 @@ def exponent_to_believe(isoflop: dict, fit: dict) -> str:
     """Which exponent of the best size to quote, the law's or the one through the IsoFLOP minima, and why."""
     a, (low, high), read = fit["exponents"]["a"], fit["intervals"]["a"], isoflop["a"]
     inside = sum(not each["edge"] for each in isoflop["budgets"])
-    unsure = [name for name in ("alpha", "beta")
-              if fit["identifiability"].get(name, {}).get("verdict", "identified") != "identified"]  # fmt: skip
+    unsure = [
+        name
+        for name in ("alpha", "beta")
+        if fit["identifiability"].get(name, {}).get("verdict", "identified") != "identified"
+    ]
     if unsure or not fit["certificate"]["converged"]:
         why = f"{' and '.join(unsure)} of the law are not identified" if unsure else "the law's fit did not converge"
         return f"Which to believe: neither alone. {why}, and a line through {inside} minima has no interval."

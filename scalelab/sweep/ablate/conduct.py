@@ -19,33 +19,20 @@ from scalelab.errors import BadInput
 from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
 from scalelab.record import records
-from scalelab.record.jsonfiles import NUMBER, PAIR, TEXT, WHOLE
-from scalelab.sweep.ablate import tuning
+from scalelab.sweep.ablate import files, tuning
 from scalelab.sweep.ablate.sides import changed_values
-from scalelab.sweep.ablate.study import Ablation, Rung, final_runs, make_run, name_run
+from scalelab.sweep.ablate.study import Ablation, final_runs, make_run, name_run
 from scalelab.sweep.ablate.throughput import measure_throughput
-from scalelab.sweep.ablate.tuning import TunedSide
 
 Train = Callable[[Mapping[str, ConfigDict]], bool]  # trains all these runs; False if a signal stopped it
 STUDY_FILE = "ablation.json"
-TUNED_SIDE = {
-    "name": TEXT, "trials": WHOLE, "diverged": WHOLE, "how": {"*": TEXT}, "problems": [TEXT],
-    "settings": [{"C": NUMBER, "values": {"*": [NUMBER]}}],
-    "rows": [{"C": NUMBER, "loss": (NUMBER, None), "point": [NUMBER], "*": NUMBER}],
-}  # fmt: skip
-TUNED_SCHEMA = {"sides": [TUNED_SIDE], "tuned_at": NUMBER}
-PREDICTION_SCHEMA = {
-    "C": NUMBER, "predicted_at": NUMBER,
-    "variants": {"*": {"m": (NUMBER, None), "interval90": (PAIR, None), "criterion": (TEXT, None), "why": TEXT}},
-}  # fmt: skip
-THROUGHPUT_SCHEMA = {"*": {"*": [NUMBER]}}
 CURVE_POINTS = 9  # of the trend's band, for the figure
 
 
 def open_study(study: Ablation, folder: pathlib.Path) -> None:
     """Write what the study compares, or check it against what is written: BadInput if they differ.
 
-    Another number of seeds is no difference: more of them are added to those that are there.
+    The number of seeds may differ: further seeds are added to the ones already there.
     """
     content = describe_study(study)
     path = folder / STUDY_FILE
@@ -80,9 +67,12 @@ def describe_study(study: Ablation) -> dict[str, Any]:
 
 
 def conduct_study(
-    study: Ablation, folder: pathlib.Path, train: Train, note: Callable[[str], None],
+    study: Ablation,
+    folder: pathlib.Path,
+    train: Train,
+    note: Callable[[str], None],
     fix: Mapping[str, float] | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Train (or resume) all of it; False if a signal stopped it. `note` is given a line for each step of the study."""
     trained: dict[str, ConfigDict] = {}
 
@@ -96,7 +86,7 @@ def conduct_study(
     *lower, last = study.rungs
     if not run(final_runs(study, lower, settings)):
         return False
-    prediction = predict_once(study, folder, read_rows(study, folder, lower), fix)
+    prediction = predict_once(study, folder, files.read_rows(study, folder, lower), fix)
     for name, each in prediction["variants"].items():
         note(f"predicted at {last.flops:.3g} FLOPs, {name}: {describe_prediction(each)}")
     return run(final_runs(study, [last], settings))
@@ -110,20 +100,20 @@ def _tune(
         return {}
     path = folder / "tuned.json"
     if path.exists():
-        known = dict(_known_trials(study, read_tuned(study, folder)))
+        known = dict(_known_trials(study, files.read_tuned(study, folder)))
         if not run(known):
             return None
     else:
 
         def losses_of(trials: Mapping[str, ConfigDict]) -> dict[str, float] | None:
-            return {name: read_loss(folder, name) for name in trials} if run(trials) else None
+            return {name: files.read_loss(folder, name) for name in trials} if run(trials) else None
 
         losses = tuning.tune_sides(study, losses_of)
         if losses is None:
             return None
         sides = [tuning.carry_up(study, side, losses) for side in study.sides]
-        records.write_json(path, {"sides": [tuned_json(study, each) for each in sides], "tuned_at": time.time()})
-    content = read_tuned(study, folder)
+        records.write_json(path, {"sides": [files.tuned_json(study, each) for each in sides], "tuned_at": time.time()})
+    content = files.read_tuned(study, folder)
     for side in content["sides"]:
         note(
             f"{side['name']}, {side['trials']} trials ({side['diverged']} diverged): {'; '.join(side['how'].values())}"
@@ -136,21 +126,6 @@ def _tune(
     }
 
 
-def read_tuned(study: Ablation, folder: pathlib.Path) -> dict[str, Any]:
-    """The content of tuned.json. BadInput if it is damaged, or not of this study's sides, rungs and keys."""
-    path = folder / "tuned.json"
-    content: dict[str, Any] = records.read_json(path, TUNED_SCHEMA)
-    names, budgets = [side.name for side in study.sides], {rung.flops for rung in study.rungs}
-    sides = content["sides"]
-    parts = [part for side in sides for part in (*side["settings"], *side["rows"])]
-    fits = [side["name"] for side in sides] == names and {part["C"] for part in parts} <= budgets
-    fits = fits and all({part["C"] for part in side["settings"]} == budgets for side in sides)
-    ends = [ends for side in sides for part in side["settings"] for ends in part["values"].values()]
-    if not fits or not all(ends) or any(len(row["point"]) != len(study.tuned) for s in sides for row in s["rows"]):
-        raise BadInput(f"{path} is not of this study's sides, rungs and tuned keys; was it edited?")
-    return content
-
-
 def _known_trials(study: Ablation, tuned: Mapping[str, Any]) -> list[tuple[str, ConfigDict]]:
     """The tuning trials that tuned.json lists, which have ended: they stay in the sweep's table."""
     sides, rungs = {side.name: side for side in study.sides}, {rung.flops: rung for rung in study.rungs}
@@ -161,62 +136,6 @@ def _known_trials(study: Ablation, tuned: Mapping[str, Any]) -> list[tuple[str, 
         (tuning.name_trial(side, rung, study.tuned, point), tuning.tuning_run(study, side, rung, point))
         for side, rung, point in rows
     ]
-
-
-def tuned_json(study: Ablation, side: TunedSide) -> dict[str, Any]:
-    """What tuning found for a side, as plain JSON."""
-    return {
-        "name": side.name,
-        "trials": len(side.rows),
-        "diverged": sum(not math.isfinite(row["loss"]) for row in side.rows),
-        "how": side.how,
-        "problems": side.problems,
-        "settings": [
-            {"C": flops, "values": {key: list(ends) for key, ends in values.items()}}
-            for flops, values in side.settings.items()
-        ],
-        "optima": [_optimum_json(side, i, study.tuned) for i in range(len(side.best.groups))] if side.best else [],
-        "rows": [
-            {"C": row["C"], "loss": row["loss"] if math.isfinite(row["loss"]) else None, "point": list(row["point"])}
-            | {key: row[key] for key in study.tuned}
-            for row in side.rows
-        ],
-    }
-
-
-def _optimum_json(side: TunedSide, i: int, keys: Sequence[str]) -> dict[str, Any]:
-    assert side.best
-    group = side.best.groups[i]
-    intervals = {key: side.best.interval(group, key) for key in keys}
-    return {
-        "C": group.values["C"],
-        "status": group.optimum.status,
-        "why": group.optimum.why,
-        "best": {key: math.exp(tuning.group_optimum(group, k)) for k, key in enumerate(keys)},
-        "interval90": {key: None if ends is None else list(ends) for key, ends in intervals.items()},
-        "cost_of_twice": {key: side.best.cost_of_factor(group, key) for key in keys},
-    }
-
-
-def read_loss(folder: pathlib.Path, name: str) -> float:
-    """The final validation loss of a run that has ended; inf if it diverged."""
-    record = records.read_sound_record(folder / "runs" / name)
-    loss = record.get("val_loss") if record.get("status") == "done" else None
-    return math.inf if loss is None else float(loss)
-
-
-def read_rows(study: Ablation, folder: pathlib.Path, rungs: Sequence[Rung]) -> list[dict[str, Any]]:
-    """The runs that have ended, one row each: side, C (the rung's budget), seed, loss, N, tokens, flops (exact)."""
-    rows = []
-    for side in study.sides:
-        for rung in rungs:
-            for seed in range(1, study.seeds + 1):
-                place = folder / "runs" / name_run(side, rung, seed)
-                if records.read_record(place).get("status") in ("done", "diverged"):
-                    loss = read_loss(folder, place.name)
-                    row = {"side": side.name, "C": rung.flops, "seed": seed, "loss": loss}
-                    rows.append(row | records.read_size(place))
-    return rows
 
 
 def predict_once(
@@ -233,16 +152,7 @@ def predict_once(
         records.write_json(
             path, {"C": last, "seeds": study.seeds, "variants": predictions, "predicted_at": time.time()}
         )
-    return read_prediction(study, folder)
-
-
-def read_prediction(study: Ablation, folder: pathlib.Path) -> dict[str, Any]:
-    """The content of prediction.json. BadInput if it is damaged, or lacks a variant of this study."""
-    path = folder / "prediction.json"
-    content: dict[str, Any] = records.read_json(path, PREDICTION_SCHEMA)
-    if missing := [side.name for side in study.sides[1:] if side.name not in content["variants"]]:
-        raise BadInput(f"{path} has no prediction of {missing[0]}; was it edited?")
-    return content
+    return files.read_prediction(study, folder)
 
 
 def _predict(
@@ -280,7 +190,7 @@ def throughput_once(study: Ablation, folder: pathlib.Path) -> dict[str, dict[str
                 measured[programs] = measure_throughput(runs)
             speeds[f"{rung.flops:g}"] = measured[programs]
         records.write_json(path, speeds)
-    content: dict[str, dict[str, list[float]]] = records.read_json(path, THROUGHPUT_SCHEMA)
+    content: dict[str, dict[str, list[float]]] = records.read_json(path, files.THROUGHPUT_SCHEMA)
     for budget, side in ((f"{rung.flops:g}", side.name) for rung in study.rungs for side in study.sides):
         if not content.get(budget, {}).get(side):
             raise BadInput(f"{path} has no speeds of {side} at {budget} FLOPs; was it edited?")
@@ -291,11 +201,11 @@ def score_study(
     study: Ablation, folder: pathlib.Path, target_flops: float, fix: Mapping[str, float] | None, with_next: bool = False
 ) -> dict[str, Any]:
     """The content of summary.json from the runs of all rungs: each variant's multiplier, verdict and score."""
-    rows = read_rows(study, folder, study.rungs)
+    rows = files.read_rows(study, folder, study.rungs)
     speeds = throughput_once(study, folder)
     rows = [row | {"tokens_per_s": _speed_of(study, row, speeds)} for row in rows]
-    tuned = read_tuned(study, folder)["sides"] if study.tuned else []
-    prediction = read_prediction(study, folder)
+    tuned = files.read_tuned(study, folder)["sides"] if study.tuned else []
+    prediction = files.read_prediction(study, folder)
     problems = {side["name"]: side["problems"] for side in tuned}
     variants = []
     for side in study.sides[1:]:
@@ -323,7 +233,7 @@ def score_study(
 
 
 def _speed_of(study: Ablation, row: Mapping[str, Any], speeds: Mapping[str, Mapping[str, Sequence[float]]]) -> float:
-    """Each seed's rows get turns of their own, the same for all sides, so that the error of a ratio is seen."""
+    """Tokens/s of a run: the median of its seed's own turns, so that rows of several seeds show a ratio's error."""
     turns = speeds[f"{row['C']:g}"][row["side"]]
     return statistics.median(turns[(row["seed"] - 1) % len(turns) :: min(study.seeds, len(turns))])
 

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.design import smallest_effect
-from scalelab.sweep.ablate import conduct, tuning
+from scalelab.sweep.ablate import conduct, files, tuning
 from scalelab.sweep.ablate.study import Ablation, final_runs
 
 # A law to plan with where none is known: bytes, two layers, at the best sizes (experiments/results/quickstart.json,
@@ -29,10 +29,10 @@ def all_runs(study: Ablation) -> dict[str, ConfigDict]:
 def known_noise(
     study: Ablation, folder: pathlib.Path | None, noise: float | None, correlation: float | None, usual: float
 ) -> tuple[float, float, str]:
-    """(relative noise, correlation, where they are from): as told, else measured in the folder's runs, else usual."""
+    """(relative noise, correlation, their source): as given, else measured in the folder's runs, else usual."""
     if noise is not None or correlation is not None:
         return noise or usual, correlation or 0.0, "as given"
-    rows = conduct.read_rows(study, folder, study.rungs) if folder and (folder / conduct.STUDY_FILE).exists() else []
+    rows = files.read_rows(study, folder, study.rungs) if folder and (folder / conduct.STUDY_FILE).exists() else []
     measured = _measure(study, rows)
     if measured is None:
         return usual, 0.0, "an assumption: no runs to measure it on; --noise and --correlation set it"

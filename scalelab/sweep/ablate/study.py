@@ -60,9 +60,14 @@ class Ablation:
 
 
 def make_study(
-    sides: Sequence[Side], budgets: Sequence[float], sizes: Sequence[int], seeds: int, rule: str, tuned: Sequence[str],
+    sides: Sequence[Side],
+    budgets: Sequence[float],
+    sizes: Sequence[int],
+    seeds: int,
+    rule: str,
+    tuned: Sequence[str],
     tokens_per_param: float = TOKENS_PER_PARAM,
-) -> Ablation:  # fmt: skip
+) -> Ablation:
     """Check what the user asked for, and choose widths where none are given. BadInput, before anything runs."""
     if len(budgets) < LEAST_RUNGS:
         raise BadInput(

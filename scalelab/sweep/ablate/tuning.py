@@ -1,4 +1,4 @@
-"""The same tuning for every side: as many trials at the same rungs, edges widened, laws that carry optima up."""
+"""Equal tuning of all sides: as many trials at the same rungs, edges widened, laws that carry optima up."""
 
 import dataclasses
 import math

@@ -106,9 +106,7 @@ def _each_level(settings: Sequence[SweptSetting]) -> float | None:
     return 1 - (1 - LEVEL) / others if others > 0 else None
 
 
-def _ranked(
-    setting: SweptSetting, best: SweptSetting | None, rank: int | None, level: float | None
-) -> RankedSetting:  # fmt: skip
+def _ranked(setting: SweptSetting, best: SweptSetting | None, rank: int | None, level: float | None) -> RankedSetting:
     if rank is None or best is None:
         return RankedSetting(setting, None, None, UNRANKED)
     if setting is best:

@@ -87,9 +87,13 @@ def is_local() -> bool:
 
 
 def open_executor(
-    folder: pathlib.Path, configs: Collection[Any], allow: Collection[str] = (), take_over: bool = False,
-    judge: Any = None, report: Callable[[str], None] = lambda text: None,
-) -> contextlib.AbstractContextManager[Executor]:  # fmt: skip
+    folder: pathlib.Path,
+    configs: Collection[Any],
+    allow: Collection[str] = (),
+    take_over: bool = False,
+    judge: Any = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> contextlib.AbstractContextManager[Executor]:
     """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one. BadInput as theirs.
 
     `report` gets a line on each worker of this machine that was killed and is started again.

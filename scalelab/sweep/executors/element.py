@@ -1,4 +1,4 @@
-"""What a job of Slurm does: train its pack, and have itself requeued where it was stopped before the end."""
+"""A Slurm job: it trains its pack, and has itself requeued if it was stopped before the end."""
 
 import os
 import pathlib
@@ -30,9 +30,13 @@ class Element:
     permissions: Mapping[str, Sequence[str]] | None = None  # of an element that an older version submitted
 
     def __init__(
-        self, folder: str, pack: str, submission: str, judge: Any = None,
+        self,
+        folder: str,
+        pack: str,
+        submission: str,
+        judge: Any = None,
         permissions: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.pack, self.submission, self.judge = folder, pack, submission, judge
         self.permissions = permissions
 
@@ -41,7 +45,7 @@ class Element:
         return train_element(pathlib.Path(self.folder), self.pack, self.submission, self.judge)
 
     def checkpoint(self) -> Any:
-        """What submitit submits again."""
+        """The call that submitit submits again."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -30,12 +30,18 @@ START_SCHEMA = {"time": NUMBER, "submission": TEXT, "job": TEXT, "host": TEXT, "
                 "code?": (WHOLE, None), "why?": TEXT}  # fmt: skip
 JOB_SCHEMA = {"trials": {"*": {"*": {}}}, "code": {"*": {"*": SCALAR}}, "allow": LIST, "take_over": SCALAR,
               "stop_if": (TEXT, None)}  # fmt: skip
+TRAINER_OPTIONS = ("allow", "take_over", "code")  # of a job, as `train_pack` and `train_single` take them
 
 
 def write_job(
-    folder: pathlib.Path, pack: str, trials: Mapping[str, ConfigDict], code: Mapping[str, git.RepoState] | None,
-    allow: Collection[str], take_over: bool, judge: Any,
-) -> None:  # fmt: skip
+    folder: pathlib.Path,
+    pack: str,
+    trials: Mapping[str, ConfigDict],
+    code: Mapping[str, git.RepoState] | None,
+    allow: Collection[str],
+    take_over: bool,
+    judge: Any,
+) -> None:
     """Write what another process needs to train the pack."""
     place = folder / "packs" / pack
     place.mkdir(parents=True, exist_ok=True)
@@ -87,9 +93,12 @@ def trust_options(trials: Iterable[ConfigDict], config_file: str) -> str:
 
 
 def train_job(
-    folder: pathlib.Path, pack: str, stop: Callable[[], bool], judge: Any = None,
+    folder: pathlib.Path,
+    pack: str,
+    stop: Callable[[], bool],
+    judge: Any = None,
     stalled: Callable[[str], None] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Train (or resume) a pack in this process, with its output in the pack's log; the exit code, 0, 1 or 75.
 
     Only user code that the process trusts already is run. `judge` as `train_pack` has it. `stalled(why)` is called in
@@ -107,15 +116,20 @@ def train_job(
     beat = pulse.Pulse(stalled) if stalled else None
     if place := processes.find_process_place(None, None, None):
         return _train_among(place, folder, pack, trials, job, stop, beat)
-    verdicts = train_pack(folder, pack, trials, log_warning, stop=stop, allow=job["allow"], take_over=job["take_over"],
-                          code=job["code"], judge=judge, pulse=beat)  # fmt: skip
+    options = {key: job[key] for key in TRAINER_OPTIONS}
+    verdicts = train_pack(folder, pack, trials, log_warning, stop=stop, judge=judge, pulse=beat, **options)
     return STOPPED_EXIT_CODE if "stopped" in verdicts.values() else 0
 
 
 def _train_among(
-    place: Any, folder: pathlib.Path, pack: str, trials: Mapping[str, ConfigDict], job: Mapping[str, Any],
-    stop: Callable[[], bool], beat: Any,
-) -> int:  # fmt: skip
+    place: Any,
+    folder: pathlib.Path,
+    pack: str,
+    trials: Mapping[str, ConfigDict],
+    job: Mapping[str, Any],
+    stop: Callable[[], bool],
+    beat: Any,
+) -> int:
     """Train the pack as one of several processes, one trial after the other: each is a run over all their devices."""
     from scalelab.parallel import processes, pulse
     from scalelab.train.single import train_single
@@ -128,10 +142,10 @@ def _train_among(
 
     facts = {name: str(job["trials"][name]) for name in trials}
     stall_s = max(config.train.stall_s for config in trials.values())
+    options = {key: job[key] for key in TRAINER_OPTIONS}
     with processes.run_together(place, facts, folder / "packs" / pack, lost, beat, stall_s):
         for name, config in trials.items():
-            result = train_single(config, folder / "runs" / name, stop=stop, allow=job["allow"],
-                                  take_over=job["take_over"], code=job["code"], pulse=beat)  # fmt: skip
+            result = train_single(config, folder / "runs" / name, stop=stop, pulse=beat, **options)
             if result["status"] == "stopped":
                 return STOPPED_EXIT_CODE
     return 0

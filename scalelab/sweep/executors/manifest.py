@@ -33,9 +33,14 @@ class Manifest:
     """Writes D/manifest/ instead of training; to its caller as a pool that was stopped before the first pack."""
 
     def __init__(
-        self, folder: pathlib.Path, report: Callable[[str], None], allow: Collection[str] = (),
-        take_over: bool = False, judge: Any = None, config_file: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        folder: pathlib.Path,
+        report: Callable[[str], None],
+        allow: Collection[str] = (),
+        take_over: bool = False,
+        judge: Any = None,
+        config_file: str = "",
+    ) -> None:
         self.folder, self.report, self.options = folder.absolute(), report, (tuple(allow), take_over, judge)
         self.config_file = config_file
 
@@ -46,9 +51,12 @@ class Manifest:
         """Nothing was started."""
 
     def run(
-        self, packs: PackJobs, watch: WatchTrials = lambda running: None, stop: Callable[[], bool] = lambda: False,
+        self,
+        packs: PackJobs,
+        watch: WatchTrials = lambda running: None,
+        stop: Callable[[], bool] = lambda: False,
         code: Mapping[str, git.RepoState] | None = None,
-    ) -> dict[str, int]:  # fmt: skip
+    ) -> dict[str, int]:
         """Write the packs and the commands that train them; {pack: 75}."""
         for pack, trials in packs.items():
             jobs.write_job(self.folder, pack, trials, code, *self.options)
@@ -61,8 +69,10 @@ class Manifest:
         replace_file(place / "commands.txt", "\n".join([*commands, ""]))
         replace_file(place / "skypilot.yaml", skypilot_task(list(packs), self.folder.name, trust))
         replace_file(place / "jobset.yaml", kubernetes_jobset(list(packs), self.folder.name, trust))
-        self.report(f"{len(packs)} packs to train elsewhere, in any order: {place}/commands.txt, skypilot.yaml, "
-                    "jobset.yaml; when they have ended, the same command goes on")  # fmt: skip
+        self.report(
+            f"{len(packs)} packs to train elsewhere, in any order: {place}/commands.txt, skypilot.yaml, "
+            "jobset.yaml; when they have ended, the same command goes on"
+        )
         return dict.fromkeys(packs, STOPPED_EXIT_CODE)
 
 

@@ -66,13 +66,13 @@ class _Worker:
         return not self.process.is_alive() and (self.has_closed or self.process.exitcode != deaths.UNKNOWN_EXIT_CODE)
 
     def signs(self) -> list[Any]:
-        """What becomes ready when the process reports or ends; without its fork server the sentinel always is."""
+        """Objects that become ready when the process reports or ends; no sentinel once its fork server is gone."""
         is_known = self.process.exitcode != deaths.UNKNOWN_EXIT_CODE
         return [self.pipe, self.process.sentinel] if is_known else [self.pipe]
 
 
 class WorkerPool:
-    """As many processes as `worker_count` says of `configs` (of all trials, or of one).
+    """A pool of as many processes as `worker_count` gives for `configs` (of all trials, or of one).
 
     They start when there is work for them and end when the context is left. A worker whose parent died saves its pack
     and ends.
@@ -104,9 +104,12 @@ class WorkerPool:
             worker.process.join()
 
     def run(
-        self, jobs: PackJobs, watch: WatchTrials = lambda running: None, stop: Callable[[], bool] = lambda: False,
+        self,
+        jobs: PackJobs,
+        watch: WatchTrials = lambda running: None,
+        stop: Callable[[], bool] = lambda: False,
         code: Mapping[str, git.RepoState] | None = None,
-    ) -> dict[str, int]:  # fmt: skip
+    ) -> dict[str, int]:
         """Train `{pack: {trial: config}}`, roughly in this order. Returns each pack's exit code.
 
         0 trained, 1 failed (its log holds the reason; other packs go on), 75 stopped, negative: killed by that signal

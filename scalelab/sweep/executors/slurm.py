@@ -35,10 +35,15 @@ class SlurmArray:
     """Trains packs as the elements of an array job; as `pool.WorkerPool` to its caller."""
 
     def __init__(
-        self, folder: pathlib.Path, settings: Mapping[str, str], max_parallel: int = 0,
-        report: Callable[[str], None] = lambda line: None, allow: Collection[str] = (), take_over: bool = False,
+        self,
+        folder: pathlib.Path,
+        settings: Mapping[str, str],
+        max_parallel: int = 0,
+        report: Callable[[str], None] = lambda line: None,
+        allow: Collection[str] = (),
+        take_over: bool = False,
         judge: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         _import_submitit()
         queue.require_slurm()
         check_settings(settings)
@@ -53,9 +58,12 @@ class SlurmArray:
         """Nothing to end: jobs are Slurm's."""
 
     def run(
-        self, packs: PackJobs, watch: WatchTrials = lambda running: None, stop: Callable[[], bool] = lambda: False,
+        self,
+        packs: PackJobs,
+        watch: WatchTrials = lambda running: None,
+        stop: Callable[[], bool] = lambda: False,
         code: Mapping[str, git.RepoState] | None = None,
-    ) -> dict[str, int]:  # fmt: skip
+    ) -> dict[str, int]:
         """Submit the packs that have no job yet, and wait until all have ended; exit codes as of the pool.
 
         `stop` leaves the jobs running.
@@ -116,10 +124,14 @@ class SlurmArray:
         records.write_json(place / f"{submission}.json", {"packs": indices, "time": time.time()})
         executor = submitit.SlurmExecutor(place / "jobs", max_num_timeout=element.MOST_REQUEUES)
         executor.update_parameters(
-            job_name=sweep_jobs.job_name(self.folder), comment=submission, time=None, wckey=None, stderr_to_stdout=True,
+            job_name=sweep_jobs.job_name(self.folder),
+            comment=submission,
+            time=None,
+            wckey=None,
+            stderr_to_stdout=True,
             array_parallelism=self.max_parallel or len(packs),
             additional_parameters={key: value or True for key, value in self.settings.items()} | {"requeue": True},
-        )  # fmt: skip
+        )
         given = submission, self.judge, user_code.export_permissions()
         try:
             with executor.batch():
@@ -162,7 +174,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 def _describe_refusal(text: str, settings: Mapping[str, str]) -> str:
-    """What sbatch said, in one line, with the partitions that there are where it is about them."""
+    """The refusal of sbatch in one line, with the existing partitions if it is about a partition."""
     lines = [line for line in queue.error_lines(text) if "sbatch" in line] or list(queue.error_lines(text))
     what = "; ".join(reversed(lines)) or "sbatch refused the job"
     if "partition" in what and (name := settings.get("partition")):

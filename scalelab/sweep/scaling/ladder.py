@@ -53,9 +53,14 @@ def rule_inputs(config: ConfigDict, budget_flops: float) -> dict[str, float]:
 
 
 def make_rung(
-    base: ConfigDict, d_model: int, budget_flops: float, by: LadderRule, role: str = "fit", lr_factor: float = 1.0,
+    base: ConfigDict,
+    d_model: int,
+    budget_flops: float,
+    by: LadderRule,
+    role: str = "fit",
+    lr_factor: float = 1.0,
     batch_factor: float = 1.0,
-) -> ConfigDict:  # fmt: skip
+) -> ConfigDict:
     """The run of width `d_model` that spends `budget_flops`, with the LR and batch of the rule `by` times the factors.
 
     A changed batch changes the number of steps, and its LR grows as the root of `batch_factor` (Malladi et al. 2022, on

@@ -39,9 +39,13 @@ Evaluate = Callable[[int, Mapping[str, Sequence[Point]]], Mapping[str, Sequence[
 
 
 def search(
-    arms: Sequence[str], space: Space, rounds: Sequence[int], seed: int, evaluate: Evaluate,
+    arms: Sequence[str],
+    space: Space,
+    rounds: Sequence[int],
+    seed: int,
+    evaluate: Evaluate,
     note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Arm] | None:  # fmt: skip
+) -> dict[str, Arm] | None:
     """Search every arm for `rounds` [points of each round]; None if `evaluate` was stopped.
 
     `evaluate(round, {arm: points})` returns {arm: losses}, inf for an infeasible trial. All arms of the first round get

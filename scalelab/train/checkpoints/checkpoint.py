@@ -23,16 +23,15 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.parallel.processes import broadcast_from_first, gather_lists
 from scalelab.record import records
 from scalelab.record.jsonfiles import RETRY_WAITS_S, is_transient
-from scalelab.train.checkpoints import copies, hashes, health, manifest
-from scalelab.train.checkpoints import logs as log_lengths
-from scalelab.train.checkpoints.leaves import check_same_leaves, describe_leaves
+from scalelab.train.checkpoints import copies, hashes, manifest
+from scalelab.train.checkpoints.leaves import check_same_leaves
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.checkpoints.plain_path import plain_path
 from scalelab.train.checkpoints.restore import hide_abandoned_reads, restore_arrays
+from scalelab.train.checkpoints.unfinished import Facts, UnfinishedSave, inspect_save
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs every save; its errors reach us as exceptions
 
-Facts = Mapping[str, Any]
 AcceptFacts = Callable[[int, dict[str, Any]], None]
 # Arrays to restore, or a function that makes them from a manifest.
 TargetStates = Mapping[str, Any] | Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -101,16 +100,8 @@ class Checkpoints:
     def _start(self, step: int, states: Mapping[str, Any], ledgers: Mapping[str, Facts] | None) -> None:
         start, draft = time.perf_counter(), self.folder / f"{step}.tmp"
         self.failure = None
-        arguments = (
-            step,
-            draft,
-            describe_leaves(states),
-            health.inspect_states(states),
-            copies.inspect_copies(states),
-            log_lengths.log_sizes(self.logs),
-            ledgers or {},
-        )
-        commit = threading.Thread(target=self._commit, args=arguments, name="commit")
+        unfinished = inspect_save(step, draft, states, self.logs, ledgers or {})
+        commit = threading.Thread(target=self._commit, args=(unfinished,), name="commit")
         for wait in (*RETRY_WAITS_S, None) if jax.process_count() == 1 else (None,):
             try:
                 broadcast_from_first(lambda: manifest.prepare_draft(draft, self.warn))
@@ -125,12 +116,9 @@ class Checkpoints:
         self.commit = commit
         commit.start()
 
-    def _commit(
-        self, step: int, draft: pathlib.Path, tree: dict[str, str], inspections: Any,
-        copied: copies.Inspection, sizes: Mapping[pathlib.Path, int], ledgers: Mapping[str, Facts],
-    ) -> None:  # fmt: skip
+    def _commit(self, save: UnfinishedSave) -> None:
         """Finish a save in the background: when it returns without a failure, the step is committed."""
-        process, processes = jax.process_index(), jax.process_count()
+        process, processes, draft = jax.process_index(), jax.process_count(), save.draft
         try:
             start = time.perf_counter()
             self.orbax.wait_until_finished()
@@ -139,25 +127,19 @@ class Checkpoints:
             if process != 0:
                 hashes.hash_own_share(draft, process)
                 return
-            self.difference = copies.describe_difference(copied)
-            facts = {
-                "time": time.time(),
-                "health": health.health_verdicts(inspections, self.difference),
-                "logs": log_lengths.hash_log_prefixes(self.folder, sizes),
-            }
+            self.difference = copies.describe_difference(save.copied)
+            findings = save.findings(self.folder, self.difference)
             files = hashes.hash_with_others(draft, manifest.list_step_files(draft), processes)
-            known = {name: {**each, **({"ledger": ledgers[name]} if name in ledgers else {})}
-                     for name, each in self.facts.items()}  # fmt: skip
-            manifest.write_manifest(draft, step, files, tree, known, **facts)
+            manifest.write_manifest(draft, save.step, files, save.tree, save.add_ledgers(self.facts), **findings)
             for log in self.logs:
                 records.sync_to_disk(log)
-            manifest.rename_with_retry(draft, self.folder / str(step))
+            manifest.rename_with_retry(draft, self.folder / str(save.step))
             manifest.fsync(self.folder)
             self.lost = False
             self.shares["hash"] = time.perf_counter() - start
             manifest.prune_steps(self.folder, self.keep_last, self.keep_every, self.rewinds)
         except BaseException as error:  # of any kind: the thread that saves next raises it
-            self.failure = (step, error)
+            self.failure = (save.step, error)
             if processes > 1:
                 hashes.report_failure(draft, process, error)
 

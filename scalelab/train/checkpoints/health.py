@@ -43,7 +43,7 @@ def _last_alarm(state: Any) -> jax.Array:
     return jnp.where(alarmed, counts.last_flag, -1)
 
 
-def health_verdicts(inspections: Mapping[str, tuple[Any, Any]], difference: str = "") -> dict[str, str]:
+def health_verdicts(inspections: Mapping[str, tuple[jax.Array, ...]], difference: str = "") -> dict[str, str]:
     """`{trial: "healthy" or "suspect: REASON"}` from the result of `inspect_states`; waits for it.
 
     `difference`: what `copies.describe_difference` says, which makes every trial suspect.

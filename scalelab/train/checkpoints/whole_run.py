@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from scalelab import set_by
 from scalelab.errors import BadInput
 from scalelab.record import listing, records
-from scalelab.record.jsonfiles import numbered_lines
+from scalelab.record.jsonlines import numbered_lines
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.untrusted.files import read_bytes

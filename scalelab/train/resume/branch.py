@@ -24,8 +24,8 @@ from scalelab.train.lineage import extend
 from scalelab.train.lineage.facts import checkpoint_facts, config_from_facts, diff_facts
 from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.resume import handover, start
-from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import Run
+from scalelab.train.run.session import Progress
 from scalelab.train.step import program, state
 
 TRUNK_SCHEDULES = ("constant", "wsd")

@@ -4,13 +4,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.data.dataset import Dataset
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.resume import handover, rewind
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
 from scalelab.train.run.alarms import Call
 from scalelab.train.run.run import Run
+from scalelab.train.run.session import Progress, Session
 from scalelab.train.step import program
 from scalelab.train.step.state import TrainState
 
@@ -24,10 +24,11 @@ def decide_all(runs: Mapping[str, Run], calls: Sequence[Call | None], checkpoint
 
 
 def catch_up(
-    runs: Mapping[str, Run], checkpoints: Checkpoints, start: loop.StartStates, data: Dataset, progress: loop.Progress,
-) -> loop.StartStates:  # fmt: skip
+    runs: Mapping[str, Run], checkpoints: Checkpoints, start: loop.StartStates, session: Session
+) -> loop.StartStates:
     """`start` with the trials that go back: each takes the steps up to the pack's alone; its neighbours keep theirs."""
-    step, states = start[0], list(start[1])
+    step, states, progress = start[0], list(start[1]), session.progress
+    alone = Session(session.dataset, progress)
     for i, (name, run) in enumerate(runs.items()):
         while run.status == "running" and (decision := rewind.pending_decision(run)):
             loaded = load_step(run, checkpoints, name, decision["to"], progress)
@@ -40,14 +41,14 @@ def catch_up(
                 continue
             held = HeldStates(checkpoints.folder)
             back = decision["to"], [state]
-            outcome = loop.train_runs([run], data, held, [name], "turn", back, progress, until=step)
+            outcome = loop.train_runs({name: run}, held, alone, back, until=step)
             states[i] = held.states.get(name, states[i])
             if call := outcome.calls[0]:
                 rewind.decide_rewind(run, call, checkpoints.folder, name)
     return step, states
 
 
-def load_step(run: Run, checkpoints: Checkpoints, name: str, step: int, progress: loop.Progress) -> TrainState:
+def load_step(run: Run, checkpoints: Checkpoints, name: str, step: int, progress: Progress) -> TrainState:
     """The run's state at a saved step, for the program of one trial; its ledger goes on from there."""
     (like,) = program.restore_targets(run.spec.static, 1, "turn")
     loaded = checkpoints.load(
@@ -67,7 +68,13 @@ class HeldStates:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder, self.states = folder, dict[str, TrainState]()
 
-    def save(self, step: int, states: Mapping[str, TrainState], last: bool = False, ledgers: Any = None) -> None:
+    def save(
+        self,
+        step: int,
+        states: Mapping[str, TrainState],
+        last: bool = False,
+        ledgers: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         """Keep the states of the `last` step."""
         self.states = dict(states) if last else self.states
 

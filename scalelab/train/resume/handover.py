@@ -18,7 +18,8 @@ from scalelab.optim.registry import find_optimizer
 from scalelab.parallel import mesh
 from scalelab.parallel.processes import compile_together
 from scalelab.precision.policy import POLICIES
-from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep, describe_leaves
+from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
+from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step import program, state
 from scalelab.train.step.state import TrainState

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab.config.choices import GUARD_POLICIES
 from scalelab.errors import BadInput
 from scalelab.hf import read
+from scalelab.model.transformer import Params
 from scalelab.parallel import rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.record import records
@@ -24,12 +26,13 @@ from scalelab.train.lineage.facts import describe_version_changes, diff_facts
 from scalelab.train.lineage.spec import TrainSpec
 from scalelab.train.resume import handover
 from scalelab.train.run.feed import DataShift
-from scalelab.train.run.loop import Progress, StartStates
+from scalelab.train.run.loop import StartStates
 from scalelab.train.run.run import Run
+from scalelab.train.run.session import Progress, Session
 from scalelab.train.step import guard, program, state
 
 HF_PREFIX = "hf:"  # before a folder in the format of Hugging Face's transformers
-Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from
+Weights = tuple[Params, dict[str, Any]]  # parameters, and what is recorded of where they come from
 
 
 def find_last_checkpoint(folder: pathlib.Path) -> tuple[Checkpoints, str] | None:
@@ -40,16 +43,23 @@ def find_last_checkpoint(folder: pathlib.Path) -> tuple[Checkpoints, str] | None
     return None if best is None else candidates[steps.index(best)]
 
 
-def restore_runs(
-    runs: dict[str, Run], checkpoints: Checkpoints, allow: Collection[str], progress: Progress, fallback: bool,
-    mode: str = "turn",
-) -> StartStates | None:  # fmt: skip
+def open_checkpoints(folder: pathlib.Path, runs: Mapping[str, Run], progress: Progress) -> Checkpoints:
+    """The checkpoints of `runs`, whose names there are the keys; how many are kept is in the first one's config."""
+    each = list(runs.values())
+    c, rewinds = each[0].config.checkpoint, GUARD_POLICIES[each[0].config.guard.policy].rewinds
+    facts = {name: run.facts for name, run in runs.items()}
+    logs = [path for run in each for path in records.saved_log_paths(run.folder)]
+    return Checkpoints(folder, c.keep_last, c.keep_every, facts, logs, make_warner(each, progress), rewinds)
+
+
+def restore_runs(runs: dict[str, Run], checkpoints: Checkpoints, session: Session) -> StartStates | None:
     """(step, states) of the runs from the last step in `checkpoints`, whose names there are the keys; None: none saved.
 
-    Each array is restored straight onto the place that the program of this `mode` wants it in. BadInput where a step
-    was saved under facts that may not change, DamagedCheckpoint where it is damaged and `fallback` is false. What was
-    let through is an event of each run.
+    Each array is restored straight onto the place that the program of the session's mode wants it in. BadInput where a
+    step was saved under facts that may not change, DamagedCheckpoint where it is damaged and checkpoint.fallback is
+    false. What was let through is an event of each run.
     """
+    first, progress, allow = next(iter(runs.values())), session.progress, session.allow
 
     def accept(step: int, facts: dict[str, Any]) -> None:
         for name, run in runs.items():
@@ -61,14 +71,14 @@ def restore_runs(
 
     for stray in list_strays(checkpoints.folder):
         progress({"warning": f"ignoring {checkpoints.folder / stray}: not a checkpoint"})
-    like = dict(zip(runs, program.restore_targets(next(iter(runs.values())).spec.static, len(runs), mode), strict=True))
+    like = dict(zip(runs, program.restore_targets(first.spec.static, len(runs), session.mode), strict=True))
 
     def wanted(content: dict[str, Any]) -> dict[str, Any]:
         return {
             name: handover.select_restorable_fields(content, name, like[name], run.config) for name, run in runs.items()
         }
 
-    loaded = checkpoints.load(wanted, accept, fallback)
+    loaded = checkpoints.load(wanted, accept, first.config.checkpoint.fallback)
     if loaded is None:
         return None
     _note_doubts(runs, checkpoints.folder / str(loaded.step), progress)
@@ -197,7 +207,7 @@ def _load_foreign_weights(config: ConfigDict) -> Weights:
     return params, source.origin() | {"digest": state.params_digest(params)}
 
 
-def start_from_weights(run: Run, weights: Weights) -> Any:
+def start_from_weights(run: Run, weights: Weights) -> Params:
     """Note in the run's record and logbook where its weights come from; returns a copy of them."""
     params, origin = weights
     run.record["init_from"] = origin

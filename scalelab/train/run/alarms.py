@@ -18,6 +18,7 @@ import numpy as np
 from scalelab.config.choices import GUARD_POLICIES
 from scalelab.parallel.processes import gather_to_host, is_first_process
 from scalelab.record import records
+from scalelab.train.run.feed import GuardMemory
 from scalelab.train.run.run import Run
 from scalelab.train.step import guard, incident
 from scalelab.train.step.guard import RECENT, SIGNALS
@@ -79,13 +80,15 @@ class Alarms:
     `describe_rows(step, rows, excerpts)` says where rows of a batch come from (`Feed.describe_rows`).
     """
 
-    def __init__(self, run: Run, step: int, memory: Any, describe_rows: Callable[..., list[dict[str, Any]]]) -> None:
+    def __init__(
+        self, run: Run, step: int, memory: GuardMemory, describe_rows: Callable[..., list[dict[str, Any]]]
+    ) -> None:
         self.run, self.describe_rows = run, describe_rows
         self.call: Call | None = None
         self.facts: dict[str, Any] = {"risen_since": None, "climbed": None} | run.facts.get("alarms", {})
         self.on = isinstance(memory, guard.GuardState)
         self.policy, self.events = GUARD_POLICIES[run.spec.static.guard.policy], 0
-        if self.on:
+        if isinstance(memory, guard.GuardState):
             counts = guard.Counts(*(int(x) for x in gather_to_host(memory.counts)))
             self.base_step = counts.base_step
             self.recent = np.roll(gather_to_host(memory.recent), -(step % RECENT))  # oldest first

@@ -16,6 +16,8 @@ from scalelab.train.run.run import Run, bits_per_byte
 from scalelab.train.step import guard
 from scalelab.train.step.hooks import EVAL_PREFIX
 
+Order = tuple[int, str]  # a run's seed and stretches
+GuardMemory = guard.GuardState | tuple[()]  # () while the guard is off
 EXCERPT = 80  # bytes of a sequence's text in the logbook
 
 
@@ -26,7 +28,7 @@ class DataShift(NamedTuple):
     jumps: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, memory: Any) -> "DataShift":
+    def of(cls, memory: GuardMemory) -> "DataShift":
         """What a guard's memory says, as the step itself counts it; none without a guard."""
         if not isinstance(memory, guard.GuardState):
             return cls()
@@ -38,7 +40,7 @@ class DataShift(NamedTuple):
         return step + self.by + sum(n for at, n in self.jumps if at <= step)
 
 
-def _order(run: Run) -> tuple[int, str]:
+def _order(run: Run) -> Order:
     """What decides the order of a run's data, among runs that share a program."""
     return run.config.train.seed, run.config.log.stretches
 
@@ -59,9 +61,9 @@ class Feed:
         self.val = [np.pad(s, ((0, most - len(s)), (0, 0), (0, 0)), constant_values=NO_WINDOW) for s in sets]
         self.batches = {_order(run): sources.make_train_batches(run.config, dataset) for run in runs}
         self.shifts: list[DataShift] = [DataShift()] * len(runs)
-        self.ready: tuple[int, dict[Any, np.ndarray]] = (-1, {})
+        self.ready: tuple[int, dict[tuple[Order, DataShift], np.ndarray]] = (-1, {})
 
-    def follow(self, memories: Sequence[Any]) -> None:
+    def follow(self, memories: Sequence[GuardMemory]) -> None:
         """Take over which batches each run skips from its guard's memory."""
         self.shifts = [DataShift.of(memory) for memory in memories]
         self.ready = (-1, {})
@@ -74,7 +76,7 @@ class Feed:
         numbers = {shift: [shift.number(s) for s in range(step, step + self.k)] for _, shift in wanted}
         self.ready = (step, {(s, d): self.batches[s].numbered(numbers[d], self.rows) for s, d in wanted})
 
-    def _key(self, i: int) -> tuple[tuple[int, str], "DataShift"]:
+    def _key(self, i: int) -> tuple[Order, DataShift]:
         """What decides the batches of run `i`."""
         return _order(self.runs[i]), self.shifts[i]
 

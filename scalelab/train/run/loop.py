@@ -7,31 +7,30 @@ after the next one was sent, so the device never waits for the host.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab.data.dataset import Dataset
+from scalelab.model.transformer import Params
 from scalelab.parallel.processes import gather_numbers, make_agreed_flag
 from scalelab.parallel.pulse import Pulse
 from scalelab.record import records
 from scalelab.train import ledger
 from scalelab.train.run import early_stop
 from scalelab.train.run.alarms import Alarms, Call
-from scalelab.train.run.early_stop import Judge
-from scalelab.train.run.feed import Feed
-from scalelab.train.run.reader import MetricReader, Progress
+from scalelab.train.run.feed import Feed, GuardMemory
+from scalelab.train.run.reader import MetricReader
 from scalelab.train.run.run import Run
-from scalelab.train.run.sinks import SinkReport
+from scalelab.train.run.session import Progress, Saver, Session
+from scalelab.train.run.trackers.sinks import SinkReport
 from scalelab.train.step import guard
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS, Program
 
 TIMED = ("compile", "dispatch", "data", "device", "eval", "save")  # what `Pulse.seconds` counts here
-Saver = Any  # `Checkpoints`, or what stands for them where nothing is to be saved
 StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
 
@@ -58,76 +57,75 @@ def _stop_before(step: int, run: Run) -> int:
 
 
 def train_runs(
-    runs: Sequence[Run],
-    dataset: Dataset,
+    runs: Mapping[str, Run],
     checkpoints: Saver,
-    names: Sequence[str],
-    mode: str = "turn",
+    session: Session,
     start: StartStates | None = None,
-    progress: Progress = lambda _: None,
-    stop: Callable[[], bool] = lambda: False,
-    params: Sequence[Any] | None = None,
-    pulse: Pulse | None = None,
-    judge: Judge | None = None,
+    params: Sequence[Params] | None = None,
     until: int | None = None,
 ) -> TrainOutcome:
     """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
 
-    Without `start`, `params` replace the drawn initial parameters. `names` are the runs' keys in the checkpoints.
+    Their keys are their names in the checkpoints. Without `start`, `params` replace the drawn initial parameters.
     Returns after the last save is on disk. The runs' records hold the verdicts; if a run diverges, the others go on. If
-    no step ends for longer than `train.stall_s`, the `pulse` ends the process. A `judge` may end runs early. With
-    `until` it ends, without verdicts, at that step. It also ends, without saving, where the guard calls for a run to go
-    back (`TrainOutcome.calls`).
+    no step ends for longer than `train.stall_s`, the session's pulse ends the process; its judge may end runs early.
+    With `until` it ends, without verdicts, at that step. It also ends, without saving, where the guard calls for a run
+    to go back (`TrainOutcome.calls`).
     """
-    pulse, folder = pulse or Pulse(), checkpoints.folder.parent
+    pulse, folder = session.pulse or Pulse(), checkpoints.folder.parent
+    first = next(iter(runs.values()))
 
     def note(why: str) -> None:
-        for run in runs:
+        for run in runs.values():
             run.event("stalled", pulse.step, why)
 
-    with pulse.watched(runs[0].config.train.stall_s, folder, note):
+    with pulse.watched(first.config.train.stall_s, folder, note):
         try:
-            program = PACKINGS[mode](runs[0].spec.static, [run.spec.hparams for run in runs])
+            program = PACKINGS[session.mode](first.spec.static, [run.spec.hparams for run in runs.values()])
             step, states = _initial_states(program, start, params)
-            parts = _prepare(runs, names, program, dataset, start, checkpoints, pulse, progress, judge)
-            if step >= runs[0].config.train.steps and any(run.val_loss is None for run in parts.alive):
+            parts = _prepare(runs, program, start, checkpoints, pulse, session)
+            if step >= first.config.train.steps and any(run.val_loss is None for run in parts.alive):
                 _evaluate(parts, states, step)  # its evaluation was lost
             if params and not start:  # the given weights are evaluated before the first step
                 _evaluate(parts, states, 0)
-            step, states, stopped = _take_steps(parts, step, states, make_agreed_flag(stop), until)
+            step, states, stopped = _take_steps(parts, step, states, make_agreed_flag(session.stop), until)
             return _finish(parts, start[0] if start else None, step, states, stopped, until)
         finally:
-            for run in runs:
-                run.close_sinks()
+            for run in runs.values():
+                run.files.close_sinks()
 
 
 class _Parts(NamedTuple):
-    """What the loop drives. `alive`: the runs that had not ended before; `alarms`: one a run."""
+    """What the loop drives. `names`: in the checkpoints; `alive`: the runs that had not ended before."""
 
     runs: Sequence[Run]
-    alive: Sequence[Run]
     names: Sequence[str]
+    alive: Sequence[Run]
     program: Program
     feed: Feed
     alarms: Sequence[Alarms]
     reader: MetricReader
     checkpoints: Saver
     pulse: Pulse
-    progress: Progress
-    judge: Judge | None
+    session: Session
 
 
 def _prepare(
-    runs: Sequence[Run], names: Sequence[str], program: Program, dataset: Dataset, start: StartStates | None,
-    checkpoints: Saver, pulse: Pulse, progress: Progress, judge: Judge | None,
-) -> _Parts:  # fmt: skip
+    by_name: Mapping[str, Run],
+    program: Program,
+    start: StartStates | None,
+    checkpoints: Saver,
+    pulse: Pulse,
+    session: Session,
+) -> _Parts:
     """Take over the runs' folders, and make what reads their data and their metrics."""
+    runs = list(by_name.values())
     step, alive = start[0] if start else 0, [run for run in runs if run.status == "running"]
-    report = SinkReport(progress)
+    report = SinkReport(session.progress)
     for run in alive:
         run.enter(step, "resume" if start else "start", report)
-    feed = Feed(runs, dataset, program.rows)
-    memories = (
+    feed = Feed(runs, session.dataset, program.rows)
+    memories: list[GuardMemory] = (
         [state.guard for state in start[1]] if start else [guard.init_guard(run.spec.static.guard) for run in runs]
     )
     feed.follow(memories)
@@ -135,15 +133,15 @@ def _prepare(
         Alarms(run, step, memory, functools.partial(feed.describe_rows, i))
         for i, (run, memory) in enumerate(zip(runs, memories, strict=True))
     ]
-    reader = MetricReader(runs, feed, progress, pulse, alarms)
-    return _Parts(runs, alive, names, program, feed, alarms, reader, checkpoints, pulse, progress, judge)
+    reader = MetricReader(runs, feed, session.progress, pulse, alarms)
+    return _Parts(runs, list(by_name), alive, program, feed, alarms, reader, checkpoints, pulse, session)
 
 
 def _take_steps(
     parts: _Parts, step: int, states: Any, stop: Callable[[], bool], until: int | None
 ) -> tuple[int, Any, bool]:
     """Take the steps after `step`; returns the last one, the states there, and whether a signal ended it."""
-    runs, reader, pulse, config = parts.runs, parts.reader, parts.pulse, parts.runs[0].config
+    runs, reader, pulse, session, config = parts.runs, parts.reader, parts.pulse, parts.session, parts.runs[0].config
     stopped, end = False, until or config.train.steps
     while step < end and any(run.status == "running" for run in runs) and not stopped:
         n = pulse.steps_at_once = min(_stop_before(step, runs[0]), end) - step
@@ -153,11 +151,11 @@ def _take_steps(
             _evaluate(parts, states, step)
             if config.eval.patience and not last:
                 reader.read()
-                early_stop.end_impatient(runs, step, parts.progress)
+                early_stop.end_impatient(runs, step, session.progress)
         stopped = stop()
-        if parts.judge and not last and early_stop.is_look_due(step - n, step, config.train.steps):
+        if session.judge and not last and early_stop.is_look_due(step - n, step, config.train.steps):
             reader.read()
-            early_stop.end_hopeless(runs, step, parts.judge, parts.progress)
+            early_stop.end_hopeless(runs, step, session.judge, session.progress)
         last |= bool(config.eval.patience) and not any(run.status == "running" for run in runs)
         due = last or stopped or step % config.checkpoint.every_steps == 0
         if due:
@@ -234,7 +232,7 @@ def report_resume(name: str, start: StartStates | None, config: ConfigDict, prog
         progress({"note": f"{name}: resumed at step {start[0]}"})
 
 
-def _initial_states(program: Program, start: StartStates | None, params: Sequence[Any] | None) -> tuple[int, Any]:
+def _initial_states(program: Program, start: StartStates | None, params: Sequence[Params] | None) -> tuple[int, Any]:
     """(step, states) to start from."""
     if start:
         return start[0], program.join(start[1])
@@ -245,7 +243,7 @@ def _initial_states(program: Program, start: StartStates | None, params: Sequenc
     return 0, states
 
 
-def _as_drawn(drawn: Any, given: Any) -> Any:
+def _as_drawn(drawn: Params, given: Params) -> Params:
     """The given weights (fp32), cast to the dtypes of the drawn ones."""
     return jax.tree.map(lambda d, g: g if g.dtype == d.dtype else g.astype(d.dtype), drawn, given)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from scalelab.errors import BadInput
 from scalelab.record import lock, records
-from scalelab.train.run.sinks import (
+from scalelab.train.run.trackers.sinks import (
     MetricSink,
     SinkReport,
     TrackedRun,
@@ -15,8 +15,8 @@ from scalelab.train.run.sinks import (
     open_user_sink,
     split_names,
 )
-from scalelab.train.run.tensorboard import check_tensorboard, open_tensorboard
-from scalelab.train.run.wandb_run import check_wandb, open_wandb
+from scalelab.train.run.trackers.tensorboard import check_tensorboard, open_tensorboard
+from scalelab.train.run.trackers.wandb_run import check_wandb, open_wandb
 
 NOT_SCALARS = ("step", "time")
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from scalelab.parallel.pulse import Pulse
 from scalelab.train.run.alarms import Alarms
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
+from scalelab.train.run.session import Progress
 from scalelab.train.step.guard import GUARD, OUTLIERS
 from scalelab.train.step.layers import DUE, LAYERS
 from scalelab.train.step.metrics import as_number
@@ -19,7 +20,6 @@ from scalelab.train.step.step import STEP_METRICS
 
 # Values whose not being finite skips a step: name in the logbook -> metric.
 GUARDED_METRICS = {"loss": "train_loss", "gradient norm": "grad_norm", "LR": "lr"}
-Progress = Callable[[dict[str, Any]], None]
 
 
 class MetricReader:
@@ -59,7 +59,7 @@ class MetricReader:
         self.rates.append(rate)
         for run, metrics, alarms in zip(self.runs, values, self.alarms, strict=True):
             if metrics is not None and run.status == "running":
-                run.write(_train_lines(run, step, n, metrics, rate), _layer_lines(step, n, metrics))
+                run.files.write_lines(_train_lines(run, step, n, metrics, rate), _layer_lines(step, n, metrics))
                 alarms.read(step, n, metrics)
                 _note_skips(run, alarms, step, n, metrics)
         losses = [None if m is None else float(m["train_loss"][n - 1]) for m in values]
@@ -71,7 +71,7 @@ class MetricReader:
                 continue
             scored = self.feed.scored(run, step, losses)
             run.scored(scored)
-            run.write([_counted(run, step) | scored | {"time": time.time()}])
+            run.files.write_lines([_counted(run, step) | scored | {"time": time.time()}])
         self.progress({"step": step} | self._shown("val_loss", [run.val_loss for run in self.runs]))
 
     def _shown(self, name: str, losses: Sequence[float | None]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def test_a_table_of_checkpoints_predicts_a_larger_run(capsys, table):
     assert result["prediction"]["accuracy"][1] < 0.8 < result["prediction"]["accuracy"][2]
     assert np.mean(result["checkpoint_sd"]["loss"]) == pytest.approx(0.005, rel=0.3)
     fitted = fit_accuracy(table, {"loss": "task_loss", "accuracy": "acc"}, bootstrap=40)
-    assert fitted.params() == pytest.approx(result["params"])
+    assert fitted.ladder.params() == pytest.approx(result["params"])
     assert main(["fit", table, *options]) == 0
     text = capsys.readouterr().out
     assert "run: 20 runs; the last row of each counts" in text and "which holds both steps' errors" in text

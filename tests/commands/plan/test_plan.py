@@ -85,6 +85,8 @@ def test_a_budget_and_a_run_beside_the_best_one(capsys):
         ("host_bytes", "1e400", "host_bytes=inf is not finite"),
         ("devices_per_node", "1.6", "devices_per_node=1.6 is not a whole number; nearest: 2"),
         ("links", "NaN", "links=nan is not a number above 0"),
+        ("flops", '{"float32": 1e-300}', "flops.float32=1e-300 is outside 1 to 1e+30; nearest: 1"),
+        ("hbm_bytes", "1e308", "hbm_bytes=1e+308 is outside 1 to 1e+30; nearest: 1e+30"),
     ],
 )
 def test_a_number_of_a_machine_file_that_no_machine_has_is_one_line(tmp_path, capsys, key, value, reason):

@@ -6,7 +6,7 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.laws.curves.curve import even_steps, make_curve, schedule_columns, stack_columns, thin_curve
 from scalelab.laws.curves.fit import fit_curves
-from scalelab.laws.curves.problem import build_curve_problem
+from scalelab.laws.curves.problem import CurveProblem
 from scalelab.laws.law import curve_forms as forms
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import load_objective
@@ -73,7 +73,7 @@ def test_derivatives_are_those_of_the_form(name, truth):
     ])  # fmt: skip
     target = law(columns, truth) * (1 + 0.01 * np.sin(np.arange(24)))
     objective = load_objective("mse_log")
-    by_hand = build_curve_problem(law, columns, target, objective)
+    by_hand = CurveProblem(law, columns, target, objective)
     start = {key: 1.1 * value for key, value in truth.items()}
     x = by_hand.from_params(start)[None]
     assert {key: float(value[0]) for key, value in by_hand.to_params(x).items()} == pytest.approx(start)
@@ -98,7 +98,7 @@ def test_a_known_law_is_found_again(name, truth):
     law = forms.CURVE_LAWS[name]
     curves = [make_curve(each, SCHEDULES[each](STEPS)) for each in ("constant", "cosine", "two_step")]
     columns = stack_columns([schedule_columns(c, even_steps(c, 30), name in forms.WARMUP_LAWS) for c in curves])
-    best = minimise_objective(build_curve_problem(law, columns, law(columns, truth), load_objective("huber_log")))
+    best = minimise_objective(CurveProblem(law, columns, law(columns, truth), load_objective("huber_log")))
     assert best.params == pytest.approx(truth, rel=1e-4)
     assert best.certificate.agree >= 3
 

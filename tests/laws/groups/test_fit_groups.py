@@ -242,8 +242,8 @@ def test_what_cannot_be_compared_is_refused():
 
 def test_datasets_of_gadre():
     """C4's own runs predict C4 better than those of RedPajama do, which the interval of the compute factor says."""
-    fits = api.fit(
-        str(table_path("gadre/runs.csv")), by="dataset_name", columns={"N": "N", "D": "D", "loss": "loss_c4_val"},
+    fits = api.fit_groups(
+        str(table_path("gadre/runs.csv")), "dataset_name", columns={"N": "N", "D": "D", "loss": "loss_c4_val"},
         cluster="none", bootstrap=100,
     )  # fmt: skip
     (row,) = fits.compute.values()

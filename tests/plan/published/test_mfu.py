@@ -1,12 +1,14 @@
 """Published utilisation and training FLOPs, and which convention each paper counts by."""
 
+import math
+
 import pytest
 
 from checks.speed.step_times.rows import build_static
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import megatron
-from scalelab.plan.published.mfu import flops_utilisation, matching_conventions, run_utilisation, training_flops
+from scalelab.plan.published.mfu import flops_utilisation, run_utilisation, training_flops
 from scalelab.plan.step.flops import count_flops
 
 V4, H100 = load_machine("v4").chip.flops["bfloat16"], load_machine("h100").chip.flops["bfloat16"]
@@ -27,6 +29,15 @@ def gpt3():
 
 def llama3(length):
     return build_static("llama", 126, 16_384, 128, 1, length, 128_256, model={"n_kv_heads": 8, "d_ff": 53_248})
+
+
+def matching_conventions(figures, published, digits=3):
+    """The conventions whose figure is the published one to `digits` significant digits; [] if there is none."""
+
+    def rounded(value):
+        return round(value, digits - 1 - math.floor(math.log10(value)))
+
+    return [name for name, value in figures.items() if math.isclose(rounded(value), rounded(published), rel_tol=1e-9)]
 
 
 def test_palm():

@@ -12,6 +12,7 @@ from fontTools.pens.recordingPen import RecordingPen
 from fontTools.ttLib import TTFont
 from matplotlib import font_manager
 
+from scalelab.report import tables
 from scalelab.report.figures import style
 from scalelab.report.tables import csv_text
 
@@ -37,14 +38,14 @@ from scalelab.report.tables import csv_text
     ],
 )
 def test_short_numbers(value, text):
-    assert style.format_short(value) == text
+    assert tables.format_short(value) == text
 
 
 @pytest.mark.parametrize(
     "value, text", [(1e12, "10¹²"), (1.25e11, "1.25×10¹¹"), (4e-3, "4×10⁻³"), (9.999e11, "10¹²"), (0, "0")]
 )
 def test_scientific_numbers(value, text):
-    assert style.format_scientific(value) == text
+    assert tables.format_scientific(value) == text
 
 
 def test_shades_are_one_colour_a_value_and_ordered():

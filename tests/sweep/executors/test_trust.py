@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import user_code
+from scalelab import user_code, user_imports
 from scalelab.__main__ import main
 from scalelab.config import override
 from scalelab.configs import tiny
@@ -49,8 +49,9 @@ def code(tmp_path, monkeypatch, request):
 
 def forget(monkeypatch) -> None:
     """As a new process: nothing is trusted, and no module of a user is loaded."""
-    for name, empty in {"_trusted": set(), "_config_folders": [], "_loaded": {}, "_objects": {}}.items():
+    for name, empty in {"_trusted": set(), "_config_folders": [], "_objects": {}}.items():
         monkeypatch.setattr(user_code, name, empty)
+    monkeypatch.setattr(user_imports, "_loaded", {})
 
 
 def stranger(folder, name: str, home, **changes):

@@ -17,7 +17,7 @@ from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.run import alarms
 from scalelab.train.run.alarms import Alarms, Call
-from scalelab.train.run.run import open_run
+from scalelab.train.run.opening.opening import open_run
 from scalelab.train.run.sources import make_train_batches
 from scalelab.train.single import load_run_dataset, train_single
 from scalelab.train.step import guard, incident
@@ -223,7 +223,7 @@ def read_series(run, losses, norms, first=0, memory=None, reports=None):
         metrics = {"train_loss": losses[part], "grad_norm": norms[part]}
         metrics["guard"] = np.tile(quiet, (len(losses[part]), 1)) if reports is None else reports[part]
         rows = zip(range(first + at + 1, first + at + 21), losses[part].tolist(), norms[part].tolist(), strict=False)
-        run.write([{"step": s, "train_loss": x, "grad_norm": g} for s, x, g in rows if s % 10 == 0])
+        run.files.write_lines([{"step": s, "train_loss": x, "grad_norm": g} for s, x, g in rows if s % 10 == 0])
         each.read(first + at, len(losses[part]), metrics)
     return each
 

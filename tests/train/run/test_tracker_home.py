@@ -7,7 +7,7 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.record import records
 from scalelab.train.checkpoints import manifest
-from scalelab.train.run import sinks
+from scalelab.train.run.trackers import sinks
 from tests.train.runs import SMALL
 
 CONFIG = """

@@ -35,7 +35,7 @@ def wandb_runs(folder):
     """(run record, {(step, key): value}, summary) of each part of a W&B run kept offline, in order of time."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    from scalelab.train.run.wandb_run import _file_records
+    from scalelab.train.run.trackers.wandb_run import _file_records
 
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
         last, shown, summary = None, {}, {}
@@ -194,7 +194,7 @@ def test_without_a_key_one_line_says_that_wandb_logs_offline_and_all_packs_train
 LOST = """
 import pathlib, psutil, sys
 from scalelab.train.run.metrics import open_sinks
-from scalelab.train.run.sinks import SinkReport, TrackedRun
+from scalelab.train.run.trackers.sinks import SinkReport, TrackedRun
 
 def tracked(name):
     log = {"tensorboard": False, "wandb": "project"}
@@ -283,7 +283,7 @@ ONLINE = """
 import pathlib, sys
 from scalelab.record import records
 from scalelab.train.run.metrics import open_sinks, write_metric_lines
-from scalelab.train.run.sinks import SinkReport, TrackedRun
+from scalelab.train.run.trackers.sinks import SinkReport, TrackedRun
 folder, first, last = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 run = TrackedRun(folder, "abc", {"log": {"tensorboard": False, "wandb": "project"}}, first, record={"status": "done"})
 sinks = open_sinks(run, SinkReport(lambda fact: print(fact, flush=True)))

@@ -327,7 +327,7 @@ def test_a_command_prints_the_line_alone_unless_asked_for_the_traceback(mistakes
     line = "scalelab: mistakes.py, line 5, in python_if: Python 'if' on a traced value; use jnp.where"
     assert capsys.readouterr().err == f"{line} (train.metrics='mistakes:python_if')\n"
     assert not (mistakes / "run" / "config.json").exists()
-    monkeypatch.setenv(user_code.TRACE_VARIABLE, "1")
+    monkeypatch.setenv("SCALELAB_TRACE", "1")
     assert main([*words, "--config.train.loss=high"]) == 2
     error = capsys.readouterr().err
     assert "Traceback" in error and error.endswith(

@@ -85,11 +85,21 @@ def _stores() -> Iterator[Case]:
     """Paths in the index of a bucket, and what its head says."""
     for name, path in PATHS.items():
         seen = "runs" if name in ("absolute, of a file", "5 up") else "checkpoint" if name == "absolute" else ""
-        yield Case(f"bucket: the index has a file whose path is {name}", "bucket_run", _index_file(path),
-                   later=functools.partial(_drop_file, path), seen=seen)  # fmt: skip
+        yield Case(
+            f"bucket: the index has a file whose path is {name}",
+            "bucket_run",
+            _index_file(path),
+            later=functools.partial(_drop_file, path),
+            seen=seen,
+        )
     for name in ("absolute, of a file", "5 up", "12 up", "into the home"):
-        yield Case(f"bucket of a corpus: the index has a file whose path is {name}", "bucket_corpus",
-                   _index_file(PATHS[name]), functools.partial(_drop_file, PATHS[name]), "train")  # fmt: skip
+        yield Case(
+            f"bucket of a corpus: the index has a file whose path is {name}",
+            "bucket_corpus",
+            _index_file(PATHS[name]),
+            functools.partial(_drop_file, PATHS[name]),
+            "train",
+        )
     for key in ("format", "owner", "machine", "index", "put"):
         for what in ("a list", "400 digits"):
             build = edit("head.json", key, TYPES[what])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from checks.hostile.strangers.cases.opened import RUN_FILES, SWEEP_FILES
+from checks.hostile.strangers.cases.studies import study_cases
 from checks.hostile.strangers.cases.unopened_files import second_files
 from checks.hostile.strangers.edits import (
     ESCAPES,
@@ -33,7 +34,7 @@ from checks.hostile.strangers.edits import (
 def second_cases() -> list[Case]:
     """All of this half."""
     parts = (_swaps(), _drafts(), _json(), _texts(), _stores())
-    return [*(case for part in parts for case in part), *second_files()]
+    return [*(case for part in parts for case in part), *second_files(), *study_cases()]
 
 
 def _swaps() -> Iterator[Case]:
@@ -47,7 +48,7 @@ def _swaps() -> Iterator[Case]:
             yield Case(f"sweep: {name} is a {what}", "sweep", swap(name, what))
     for name in ("checkpoints", "figures", "checkpoints/24/state", "checkpoints/24"):
         yield Case(f"run: {name} is a file", "run", text(name, "x"))
-    yield Case("run: it is a link to a run outside", "run", _whole_link)
+    yield Case("run: it is a link to a run outside", "run", _whole_link, linked=True)
     yield Case("sweep: a trial is a link to a run outside", "sweep", swap("runs/d_model=8-seed=0", "link to a run"))
     yield Case("sweep: a trial is a link to the sweep", "sweep", swap("runs/x", "link to its parent"))
     for name in ("record.json", "metrics.jsonl", "checkpoints/24/manifest.json"):

@@ -62,7 +62,7 @@ def make_interval(value: float, draws: np.ndarray, level: float, corrected: bool
 
 
 def check_compute(law: Law, held: Mapping[str, float]) -> None:
-    """BadInput if a budget of FLOPs has no best loss by this law, or a column neither follows from it nor is held."""
+    """BadInput if the law has no best loss at a budget of FLOPs, or a column neither follows from it nor is held."""
     if law.target != "loss":
         raise BadInput(f"law {law.name!r} predicts {law.target}, not a loss: groups have no factor of compute")
     if law.columns != ("C",) and "M" not in law.columns and not {"N", "D"} <= set(law.columns):

@@ -50,20 +50,13 @@ def fit_groups(
     """Fit `law` to a table of columns [P] whose rows belong to groups `labels` [P], and compare each with `against`.
 
     `exponents`: "shared" by all groups (coefficients are each group's own), "separate", or "pooled": separate ones,
-    each shrunk towards the mean as far as its error asks for. `shared` names further parameters of all groups.
+    each shrunk towards the mean, the more the larger its error. `shared` names further parameters of all groups.
     `against`: the group of reference, by default the first of `order` (by default, of the labels). Groups are compared
     at `target_flops`, by default at the largest budget that each of them reached. Other arguments as in `fit.fit`.
     BadInput for groups that can't be fitted or compared, FitError if an optimum is not certain.
     """
     start = time.process_time()
-    if not 0 < level < 1:
-        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
-    if exponents not in EXPONENTS:
-        raise BadInput(
-            f"--exponents={exponents}: unknown{nearest_hint(exponents, EXPONENTS)}; one of {', '.join(EXPONENTS)}"
-        )
-    if objective == "mle":
-        raise BadInput("--objective=mle has a scale of its own for one table: groups need huber_log or mse_log")
+    _check_choices(exponents, objective, level)
     law = law_lib.hold_params(load_law(law) if isinstance(law, str) else law, **(fixed or {}))
     columns, target = law_columns(table, law)
     if bootstrap:
@@ -104,6 +97,17 @@ def fit_groups(
     return dataclasses.replace(result, compute=compute, seconds=time.process_time() - start)
 
 
+def _check_choices(exponents: str, objective: str, level: float) -> None:
+    if not 0 < level < 1:
+        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
+    if exponents not in EXPONENTS:
+        raise BadInput(
+            f"--exponents={exponents}: unknown{nearest_hint(exponents, EXPONENTS)}; one of {', '.join(EXPONENTS)}"
+        )
+    if objective == "mle":
+        raise BadInput("--objective=mle has a scale of its own for one table: groups need huber_log or mse_log")
+
+
 def _fit(joint: JointProblem, groups: GroupRows) -> tuple[Optimum, dict[str, Certificate]]:
     """(the joint optimum, its certificate under "" or one of each group where nothing is shared)."""
     if joint.shared:
@@ -121,7 +125,7 @@ def _find_dependence(
     joint: JointProblem, best: Optimum, table: Mapping[str, ArrayLike], labels: Sequence[Any], groups: GroupRows,
     by: str, cluster: str | Groups,
 ) -> Dependence | None:  # fmt: skip
-    """What rows of one run share, inside each group of rows; None if every row stands alone."""
+    """The error that rows of one run share, within each group of rows; None if every row stands alone."""
     runs = run_labels(table, labels, joint.law, groups, by, cluster)
     return estimate_dependence(joint.problem, best, np.asarray(runs.labels), runs.column) if runs else None
 

@@ -1,4 +1,4 @@
-"""Which rows belong to which group, and whether they can identify what each group has for itself. Legend: P points."""
+"""Rows numbered by group, and a check that they identify each group's own parameters. Legend: P points."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,9 +54,9 @@ def number_groups(labels: Sequence[Any], order: Sequence[Any], by: str, against:
 def run_labels(
     table: Mapping[str, Any], labels: Sequence[Any], law: Law, groups: GroupRows, by: str, cluster: str | Groups
 ) -> Groups | None:
-    """Which rows share a part of their error: `groups.choose_groups`, and rows of different groups never do.
+    """Labels of rows that share a part of their error (`groups.choose_groups`), different in each group.
 
-    So run 3 of one optimizer is not run 3 of another. None where no two rows of a group belong together.
+    Run 3 of one optimizer is not run 3 of another. None if no two rows of a group belong together.
     """
     if isinstance(cluster, Groups):
         return _split_by_group(cluster, groups)
@@ -78,9 +78,9 @@ def _label_by_group(groups: GroupRows, labels: Iterable[Any]) -> list[str]:
 
 
 def check_rows(joint: JointProblem, groups: GroupRows, flops: np.ndarray | None, alone: bool) -> list[Finding]:
-    """Check that the rows identify each group's parameters, alone or with what is shared; BadInput names the group.
+    """Check that the rows identify the parameters of each group, fitted `alone` or all together; BadInput names it.
 
-    Returns what is weak about the rows of each group, where it is fitted `alone`.
+    Returns weak points of the rows of each group, if it is fitted alone.
     """
     law, problem, findings = joint.law, joint.problem, list[Finding]()
     own = len(law.params) - len(joint.shared)

@@ -33,7 +33,7 @@ class Draws(NamedTuple):
 def start_points(joint: JointProblem, weights: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     """Starts [R, S, J] at seeds [S, K - L] of the searched parameters: each group's linear ones are solved for.
 
-    A shared linear parameter starts at the mean of what the groups ask for.
+    A shared linear parameter starts at the mean of the groups' solutions.
     """
     x = np.zeros((len(weights), len(seeds), len(joint.problem.law.params)))
     users = np.zeros(x.shape[-1])
@@ -141,7 +141,7 @@ def refit(
 
 
 def _unfit_reasons(joint: JointProblem, weights: np.ndarray) -> np.ndarray:
-    """Why a table fixes no joint law [R], "" if it does: each group needs rows for what it has for itself."""
+    """The reason [R] why a table determines no joint law, "" if it does: each group must fix its own parameters."""
     reasons = np.full(len(weights), "", dtype=object)
     for part in joint.parts:
         own = np.flatnonzero(part.mask)

@@ -16,7 +16,7 @@ GROUP = "group"  # the joint law's further column: the number of each row's grou
 
 
 def own_name(name: str, group: int) -> str:
-    """The joint law's name of a parameter that each group has for itself."""
+    """The joint law's name for a parameter of one group."""
     return f"{name}[{group}]"
 
 

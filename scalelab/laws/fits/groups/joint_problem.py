@@ -3,6 +3,7 @@
 Legend: R problems, P points, G groups, K parameters of one group's law, J of the joint law.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from scalelab.laws.solve.problem import Columns, Derivatives, Moved, Problem
 class GroupPart(NamedTuple):
     """One group's problem: the places [K] of its coordinates in the joint x, and which rows [P] are its own.
 
-    `problem` has the group's rows alone, or all rows (`rows` None): then others get weight zero, and a law whose
-    derivatives are compiled is compiled once for all groups.
+    `problem` has the group's rows alone, or all rows (`rows` None): then rows of others get weight zero, and
+    derivatives that must be compiled are compiled once for all groups.
     """
 
     problem: Problem
@@ -28,11 +29,11 @@ class GroupPart(NamedTuple):
     rows: np.ndarray | None
 
     def weigh(self, weights: np.ndarray) -> np.ndarray:
-        """The part's weights, of those of all rows [R, P]."""
+        """Select the part's weights from those of all rows [R, P]."""
         return weights * self.mask if self.rows is None else weights[:, self.rows]
 
     def move(self, moved: Moved) -> Moved:
-        """The part's shifts of targets, of those of all rows: [R, P], [R, 1] or a number."""
+        """Select the part's shifts of targets from those of all rows: [R, P], [R, 1] or a number."""
         if self.rows is None or np.ndim(moved) == 0 or np.shape(moved)[-1] == 1:
             return moved
         return np.asarray(moved)[:, self.rows]
@@ -47,26 +48,28 @@ class JointProblem(NamedTuple):
     parts: tuple[GroupPart, ...]
 
     def params_of(self, params: Mapping[str, Any], group: int) -> dict[str, Any]:
-        """One group's parameters, of those of the joint law."""
+        """Select one group's parameters from those of the joint law."""
         return group_params(self.law, self.shared, dict(params), group)
 
 
-def build_joint_problem(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, group: np.ndarray, shared: Sequence[str]
-) -> JointProblem:
-    """Build the problem of `law` for rows of groups 0 to G - 1 (`group` [P]), with parameters `shared` by all."""
-    count = int(group.max()) + 1
-    joint = join_law(law, count, shared)
-    parts = tuple(_build_parts(law, columns, target, objective, group, joint, shared))
-    size = len(joint.params)
+@dataclasses.dataclass(frozen=True, eq=False)
+class SumOfParts(Problem):
+    """The fit of a joint law as the sum of the groups' problems; starts come from these (`joint_fit.start_points`)."""
 
-    def value(x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> np.ndarray:
-        each = [part.problem.value(x[:, part.places], part.weigh(weights), part.move(moved)) for part in parts]
+    parts: tuple[GroupPart, ...]
+    group_law: Law
+    shared: tuple[str, ...]
+
+    def value(self, x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> np.ndarray:
+        """The sum of the parts' objectives [R]."""
+        each = [part.problem.value(x[:, part.places], part.weigh(weights), part.move(moved)) for part in self.parts]
         return np.sum(each, axis=0)
 
-    def derivatives(x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> Derivatives:
+    def derivatives(self, x: np.ndarray, weights: np.ndarray, moved: Moved = 0.0) -> Derivatives:
+        """The sum of the parts' derivatives, each at its own coordinates."""
+        size = x.shape[1]
         gradient, majoriser, hessian = np.zeros((len(x), size)), *np.zeros((2, len(x), size, size))
-        for part in parts:
+        for part in self.parts:
             slope, *curvatures = part.problem.derivatives(x[:, part.places], part.weigh(weights), part.move(moved))
             gradient[:, part.places] += slope
             block = part.places[:, None], part.places
@@ -74,37 +77,43 @@ def build_joint_problem(
                 total[:, *block] += curvature
         return gradient, majoriser, hessian
 
-    def slopes(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        residuals, jac = np.zeros((len(x), len(target))), np.zeros((len(x), size, len(target)))
-        for part in parts:
+    def slopes(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Residuals [R, P] and their derivatives [R, J, P], each row's from its own group."""
+        residuals, jac = np.zeros((len(x), self.points)), np.zeros((len(x), x.shape[1], self.points))
+        for part in self.parts:
             r, each = part.problem.slopes(x[:, part.places])
-            own = np.flatnonzero(part.mask)
-            residuals[:, own] = r if part.rows is not None else r[:, own]
-            jac[:, part.places[:, None], own] = each if part.rows is not None else each[..., own]
+            rows = np.flatnonzero(part.mask)
+            residuals[:, rows] = r if part.rows is not None else r[:, rows]
+            jac[:, part.places[:, None], rows] = each if part.rows is not None else each[..., rows]
         return residuals, jac
 
-    def to_params(x: np.ndarray) -> dict[str, np.ndarray]:
-        given = [part.problem.to_params(x[..., part.places]) for part in parts]
-        names = {own_name(name, g): values for g, each in enumerate(given) for name, values in each.items()}
-        return {name: names[name] if name in names else given[0][name] for name in joint.params}
+    def to_params(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """Parameters of the joint law; shared ones by the first group's coordinates."""
+        each = [part.problem.to_params(x[..., part.places]) for part in self.parts]
+        separate = {own_name(name, g): values for g, params in enumerate(each) for name, values in params.items()}
+        return {name: separate[name] if name in separate else each[0][name] for name in self.law.params}
 
-    def from_params(params: Mapping[str, Any]) -> np.ndarray:
-        given = [part.problem.from_params(group_params(law, shared, dict(params), g)) for g, part in enumerate(parts)]
-        x = np.zeros((*given[0].shape[:-1], size))
-        for part, each in zip(parts, given, strict=True):
-            x[..., part.places] = each
+    def from_params(self, params: Mapping[str, Any]) -> np.ndarray:
+        """The inverse of `to_params`."""
+        groups = [group_params(self.group_law, self.shared, dict(params), g) for g in range(len(self.parts))]
+        each = [part.problem.from_params(values) for part, values in zip(self.parts, groups, strict=True)]
+        x = np.zeros((*each[0].shape[:-1], len(self.law.params)))
+        for part, coordinates in zip(self.parts, each, strict=True):
+            x[..., part.places] = coordinates
         return x
 
-    def basis(searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def basis(self, searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Not defined: shared coordinates are not linear in one group's terms."""
         raise NotImplementedError("a joint problem's starts come from its parts: `joint_fit.start_points`")
 
-    lower, upper = np.zeros(size), np.zeros(size)
-    for part in parts:
-        lower[part.places], upper[part.places] = part.problem.lower, part.problem.upper
-    problem = Problem(
-        joint, objective, {**columns, GROUP: group + 1.0}, target, lower, upper, value, derivatives, basis,
-        to_params, from_params, slopes,
-    )  # fmt: skip
+
+def build_joint_problem(
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, group: np.ndarray, shared: Sequence[str]
+) -> JointProblem:
+    """Build the problem of `law` for rows of groups 0 to G - 1 (`group` [P]), with parameters `shared` by all."""
+    joint = join_law(law, int(group.max()) + 1, shared)
+    parts = tuple(_build_parts(law, columns, target, objective, group, joint, shared))
+    problem = SumOfParts(joint, {**columns, GROUP: group + 1.0}, target, objective, parts, law, tuple(shared))
     return JointProblem(problem, law, tuple(shared), parts)
 
 

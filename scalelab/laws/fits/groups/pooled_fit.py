@@ -22,8 +22,8 @@ def pool_exponents(
 ) -> dict[str, Any]:
     """Pool the exponents of separate fits: {"params", "draws", "pooled"} as `GroupFits` has them.
 
-    The error of each exponent is that of its resamples (half of the middle 68 %, which no outlier moves). BadInput
-    without resamples, or for a law whose exponents have no coordinate of their own.
+    The error of each exponent is that of its resamples (half the width of the middle 68 %, which outliers hardly move).
+    BadInput without resamples, or for a law whose exponents have no coordinate of their own.
     """
     if draws is None:
         raise BadInput("--exponents=pooled needs the error of each exponent, and --bootstrap=0 gives none")

@@ -1,4 +1,4 @@
-"""Partial pooling: exponents of several groups, each shrunk towards their mean as far as its error asks for.
+"""Partial pooling: exponents of several groups, each shrunk towards their mean, the more the larger its error.
 
 A random-effects model: the estimate of group g is normal about its true value with a known error s_g, and true values
 are normal about a common mean with a standard deviation between groups (DerSimonian & Laird 1986; Gelman et al. 2013,

@@ -1,4 +1,4 @@
-"""Do the data ask for separate exponents? Shared ones are tested against them by tables simulated from the former.
+"""Test of shared exponents against separate ones, by tables simulated from the fit with shared ones.
 
 Legend: R tables, P points.
 """
@@ -13,14 +13,14 @@ from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.trust.dependence import Dependence
 
 TABLES = 200  # simulated; 1 of 200 is the least chance that can be told
-SUPPORTED = 0.05  # separate exponents are supported if chance gives as much to fewer tables than this share
+SUPPORTED = 0.05  # separate exponents are supported if `p` is below this
 
 
 class SeparateTest(NamedTuple):
-    """How much lower the objective is with separate exponents (a share), and what chance gives.
+    """How much lower the objective is with separate exponents: `lower_by`, as a share.
 
-    `by_chance`: the share that 95 % of tables with shared exponents stay below; `p`: the share of them that reach
-    `lower_by`, of `tables`.
+    `by_chance`: the 95th percentile of this share in `tables` simulated with shared exponents; `p`: the fraction of
+    these tables that reach `lower_by`.
     """
 
     lower_by: float
@@ -30,7 +30,7 @@ class SeparateTest(NamedTuple):
 
     @property
     def supported(self) -> bool:
-        """Whether the data ask for separate exponents."""
+        """Whether separate exponents gain more than chance gives."""
         return self.p < SUPPORTED
 
 
@@ -60,12 +60,12 @@ def check_separate(
 
 
 def shared_value(best: Optimum, name: str) -> float:
-    """The value of a parameter of a joint law under another that shares more."""
+    """A parameter's value in the fit of a joint law that shares at least as much: its own, or the shared one."""
     return best.params[name] if name in best.params else best.params[name.partition("[")[0]]
 
 
 def _draw_errors(joint: JointProblem, residuals: np.ndarray, seed: int) -> np.ndarray:
-    """Residuals of each group [R, P], drawn with replacement, centred, and as wide as before they were fitted."""
+    """Residuals of each group [R, P], drawn with replacement, centred, and widened by the degrees of freedom lost."""
     random, errors = np.random.default_rng(seed), np.zeros((TABLES, len(residuals)))
     spare = len(residuals) - len(joint.problem.law.params)
     wider = np.sqrt(len(residuals) / max(spare, 1))

@@ -24,7 +24,7 @@ class Laws:
         """log of the factor on compute that takes a law from loss `reached` to `wanted`, each [B, R].
 
         The law keeps E and alpha and goes through `reached` exactly: its lack of fit does not enter. A loss at or below
-        E would need a compute without end; it gets what FLOOR above E needs.
+        E would need infinite compute; it counts as a share FLOOR above E.
         """
         gaps = [np.maximum(losses - self.E[:, None], FLOOR * losses) for losses in (reached, wanted)]
         return np.log(gaps[0] / gaps[1]) / self.alpha[:, None]

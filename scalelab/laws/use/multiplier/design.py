@@ -10,7 +10,7 @@ from scipy import stats
 from scalelab.laws.use.multiplier.result import Multiplier
 
 BEYOND = 3.0
-MOST_SEEDS = 8  # further pairs at one rung that are thought of
+MOST_SEEDS = 8  # further pairs at one rung that are considered
 
 
 def target_error(flops: np.ndarray, seeds: np.ndarray, noise: float, law: Mapping[str, float], target: float) -> float:

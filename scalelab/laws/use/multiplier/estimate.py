@@ -13,14 +13,13 @@ import numpy as np
 from scalelab.errors import BadInput
 from scalelab.laws.use.multiplier.baseline_law import Laws, fit_laws
 from scalelab.laws.use.multiplier.noise import Noise, draw_means, measure_noise
-from scalelab.laws.use.multiplier.result import CURRENCIES, Interval, Multiplier, RungMultiplier
+from scalelab.laws.use.multiplier.result import Multiplier
+from scalelab.laws.use.multiplier.rungs import rung_multipliers
 from scalelab.laws.use.multiplier.sides import Pair, read_pairs
+from scalelab.laws.use.multiplier.trend import fit_trend, trend_curve
+from scalelab.laws.use.multiplier.verdict import judge_target, reader_notes
 
 DRAWS = 2000
-LEAST_SLOPE_SHARE = 0.95  # of draws in which the baseline's loss must fall with compute
-# s.d. of the bend of log m over log C, over its slope. A multiplier that falls to 1 as c C^-k bends by k; exponents of
-# losses are 0.05 to 0.3. Chosen by the coverage of simulated studies (checks/results/multiplier.md).
-BEND = 0.15
 OTHER_E = (0.8, 0.9, 1.1)  # factors on a given E, to show what giving it does
 FIXABLE = ("E", "alpha")
 
@@ -51,7 +50,7 @@ def multiplier(
 
 
 def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:
-    """BadInput for values that can't be given, or too few rungs for what is not."""
+    """BadInput for values that can't be given, or too few rungs to fit those that are not."""
     for name, value in fix.items():
         if name not in FIXABLE:
             raise BadInput(f"--fix {name}={value:g}: only {' and '.join(FIXABLE)} of E + A C^-alpha can be given")
@@ -83,13 +82,13 @@ def _estimate(
     ones, others = draw_means(pair, noise, draws if known else 1, rng)
     drawn_laws, drawn = _log_multipliers(pair, ones, others, fix)
     falls = float(np.mean((drawn_laws.A > 0) & (laws.A[0] > 0)))
-    rungs = _rungs(whole, usable, logs[0], drawn if known else None, noise, level, rng)
-    curve = _curve(pair, logs[0], drawn if known else None, target, level, points)
-    trend, at_target = _trend(pair, logs[0], drawn if known else None, target, level, rng)
-    verdict, criterion = _judge(whole, at_target, noise, falls, target, level)
+    rungs = rung_multipliers(whole, usable, logs[0], drawn if known else None, noise, level, rng)
+    curve = trend_curve(pair, logs[0], drawn if known else None, target, level, points)
+    trend, at_target = fit_trend(pair, logs[0], drawn if known else None, target, level, rng)
+    verdict, criterion = judge_target(whole, at_target, noise, falls, target, level)
     return Multiplier(
         whole.name, rungs, trend, at_target, verdict, criterion,
-        tuple(_notes(whole, usable, noise, at_target, fix)),
+        tuple(reader_notes(whole, usable, noise, at_target, fix)),
         _law_json(laws), _noise_json(noise),
         tuple(_pinned(pair, target, fix)) if "E" in fix else (), curve,
     )  # fmt: skip
@@ -101,9 +100,12 @@ def _without_rungs(pair: Pair, target: float, fix: dict[str, float], level: floa
     rng = np.random.default_rng(0)
     base = _only(pair, [i for i, cell in enumerate(pair.baseline) if cell.losses])
     laws = fit_laws(base.flops, _measured(base)[0], np.array([cell.runs for cell in base.baseline], float), fix)
-    trend, at_target = _trend(_only(pair, []), np.zeros(0), None, target, level, rng)
-    verdict, criterion = _judge(pair, at_target, noise, 0.0, target, level)
-    rungs, notes = _rungs(pair, [], np.zeros(0), None, noise, level, rng), _notes(pair, [], noise, at_target, fix)
+    trend, at_target = fit_trend(_only(pair, []), np.zeros(0), None, target, level, rng)
+    verdict, criterion = judge_target(pair, at_target, noise, 0.0, target, level)
+    rungs, notes = (
+        rung_multipliers(pair, [], np.zeros(0), None, noise, level, rng),
+        reader_notes(pair, [], noise, at_target, fix),
+    )
     return Multiplier(pair.name, rungs, trend, at_target, verdict, criterion, tuple(notes), _law_json(laws),
                       _noise_json(noise), (), ())  # fmt: skip
 
@@ -139,212 +141,6 @@ def _log_multipliers(
     return laws, laws.log_compute_ratio(ones, others) + np.log(flops / own)
 
 
-def _rungs(
-    pair: Pair,
-    usable: Sequence[int],
-    logs: np.ndarray,
-    drawn: np.ndarray | None,
-    noise: Noise,
-    level: float,
-    rng: np.random.Generator,
-) -> tuple[RungMultiplier, ...]:
-    out = []
-    for i, (one, other) in enumerate(zip(pair.baseline, pair.variant, strict=True)):
-        m: dict[str, float | None] = dict.fromkeys(CURRENCIES)
-        ends: dict[str, Interval | None] = dict.fromkeys(CURRENCIES)
-        for key in CURRENCIES if i in usable else ():
-            k = usable.index(i)
-            if (value := in_currency(pair, i, key, logs[k])) is not None:
-                m[key] = math.exp(float(value))
-                spread = None if drawn is None else in_currency(pair, i, key, drawn[:, k])
-                if spread is not None and key == "time":
-                    spread = spread + _draw_speeds(pair, i, len(spread), rng)
-                ends[key] = None if spread is None else _interval(spread, level)
-        out.append(
-            RungMultiplier(
-                one.flops, one.mean if one.losses else None, other.mean if other.losses else None, m, ends,
-                (one.runs, other.runs), noise.correlation, (one.diverged, other.diverged),
-            )
-        )  # fmt: skip
-    return tuple(out)
-
-
-def in_currency(pair: Pair, i: int, key: str, logs: Any) -> Any:
-    """log m in FLOPs at rung i, in another currency; None where the table does not have it.
-
-    Tokens: those that the baseline would see on its way to that loss, which grow with its FLOPs as they do between its
-    rungs. Time: at the FLOP/s that each side has at this rung.
-    """
-    one, other = pair.baseline[i], pair.variant[i]
-    if key == "flops":
-        return logs
-    if one.tokens is None or other.tokens is None:
-        return None
-    if key == "time":
-        if one.rate is None or other.rate is None:
-            return None
-        return logs + math.log(other.flops * other.rate / other.tokens) - math.log(one.flops * one.rate / one.tokens)
-    return _tokens_exponent(pair) * (logs + math.log(other.flops / one.flops)) + math.log(one.tokens / other.tokens)
-
-
-def _draw_speeds(pair: Pair, i: int, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws of the error of the log ratio of both sides' tokens/s: by seed where the sides took turns, else apart."""
-    one, other = (np.log(list(cell.rates.values())) for cell in (pair.baseline[i], pair.variant[i]))
-    if pair.paired and len(one) == len(other):
-        one, other = other - one, np.zeros(1)
-    errors = [values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0 for values in (one, other)]
-    df = max(1, min(len(values) for values in (one, other) if len(values) > 1) - 1) if any(errors) else 1
-    return math.hypot(*errors) * rng.standard_t(df, draws)
-
-
-def _tokens_exponent(pair: Pair) -> float:
-    """How the baseline's tokens grow with its FLOPs over the rungs; 1 where one rung tells nothing."""
-    known = [(math.log(cell.flops), math.log(cell.tokens)) for cell in pair.baseline if cell.tokens]
-    x, y = np.array(known).T
-    return float(np.polyfit(x, y, 1)[0]) if len(known) > 1 else 1.0
-
-
-def _trend(
-    pair: Pair, logs: np.ndarray, drawn: np.ndarray | None, target: float, level: float, rng: np.random.Generator
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(trend, target): a line through log m over log C, weighted by each rung's error.
-
-    The target's interval allows for a line that bends beyond the rungs, as much as BEND says.
-    """
-    x = np.log([cell.flops for cell in pair.variant]) if pair.variant else np.zeros(0)
-    finite = np.isfinite(logs)
-    empty: dict[str, Any] = {"a": None, "b": None, "centre": None, "interval90": None, "p_b": None}
-    at_target: dict[str, Any] = {"C": target, "m": None, "interval90": None, "p_better": None, "beyond": None}
-    if not finite.any():
-        return empty, at_target
-    x, logs, drawn = x[finite], logs[finite], None if drawn is None else drawn[:, finite]
-    errors = np.ones(len(x)) if drawn is None else np.maximum(_spread(drawn), 1e-12)
-    line = _line(x, errors, math.log(target))
-    (a, b, there), centre = line @ logs, float(np.exp((x / errors**2).sum() / (1 / errors**2).sum()))
-    trend = empty | {"a": float(a), "b": float(b) if len(x) > 1 else None, "centre": centre}
-    at_target |= {"m": float(np.exp(there)), "beyond": target / float(np.exp(x[-1]))}
-    if drawn is not None:
-        _, slopes, ends = line @ drawn.T
-        strayed = (math.log(target) ** 2 - line[2] @ x**2) / 2
-        ends = ends + BEND * np.abs(slopes) * strayed * rng.standard_normal(len(slopes))
-        if len(x) > 1:
-            low, high = _quantiles(slopes, level)
-            trend |= {
-                "interval90": [low, high],
-                "p_b": float(min(1.0, 2 * min((slopes > 0).mean(), (slopes < 0).mean()))),
-            }
-        at_target |= {"interval90": list(_interval(ends, level)), "p_better": _share_above(ends)}
-    return trend, at_target
-
-
-def _curve(
-    pair: Pair, logs: np.ndarray, drawn: np.ndarray | None, target: float, level: float, points: int
-) -> tuple[dict[str, Any], ...]:
-    """The trend with its band at so many points from the smallest rung to the target, for a figure."""
-    flops = [cell.flops for cell in pair.variant]
-    if len(flops) < 2 or not points:
-        return ()
-    ends = min(flops[0], target), max(flops[-1], target)
-    places = [
-        _trend(pair, logs, drawn, float(at), level, np.random.default_rng(0))[1] for at in np.geomspace(*ends, points)
-    ]
-    return tuple({"C": each["C"], "m": each["m"], "interval90": each["interval90"]} for each in places)
-
-
-def _spread(drawn: np.ndarray) -> np.ndarray:
-    """Robust standard deviations of draws [B, R]: half the width of the middle 68 %."""
-    low, high = np.quantile(drawn, [0.16, 0.84], axis=0)
-    return (high - low) / 2
-
-
-def _line(x: np.ndarray, errors: np.ndarray, at: float) -> np.ndarray:
-    """The matrix [3, R] that takes values to (middle, slope, value at `at`) of their weighted line; one rung: flat."""
-    w = errors**-2 / (errors**-2).sum()
-    dx = x - (w * x).sum()
-    spread = (w * dx**2).sum()
-    slope = w * dx / spread if len(x) > 1 else np.zeros(1)
-    return np.stack([w, slope, w + slope * (at - (w * x).sum())])
-
-
-def _quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def _interval(logs: np.ndarray, level: float) -> Interval:
-    low, high = _quantiles(logs, level)
-    return math.exp(min(low, 700.0)), math.exp(min(high, 700.0))
-
-
-def _share_above(logs: np.ndarray) -> float:
-    """P(m > 1), where ties count half."""
-    return float((logs > 0).mean() + (logs == 0).mean() / 2)
-
-
-def _judge(
-    pair: Pair, target: Mapping[str, Any], noise: Noise, falls: float, flops: float, level: float
-) -> tuple[str, str]:
-    """(verdict, criterion)."""
-    criterion = (
-        f"adopt if the {level:.0%} interval of the multiplier at {flops:.3g} FLOPs lies above 1, reject if it lies "
-        "below 1 or if every run of a rung diverges, else undecided"
-    )
-    lost = [cell for cell in pair.variant if cell.diverged]
-    if dead := [cell for cell in lost if not cell.losses]:
-        return f"reject: every run at {dead[0].flops:.3g} FLOPs diverged", criterion
-    if any(cell.diverged for cell in pair.baseline):
-        return "undecided: runs of the baseline diverged, so it is no ground to stand on", criterion
-    if noise.difference_df == 0:
-        return "undecided: no interval: one seed", criterion
-    if falls < LEAST_SLOPE_SHARE:
-        return (
-            "undecided: the baseline's loss does not clearly fall with compute: its rungs tell no exchange rate",
-            criterion,
-        )
-    if noise.difference == 0 and target["m"] == 1:
-        return "undecided: no difference shown: both sides' losses are equal to the last digit", criterion
-    low, high = target["interval90"]
-    where = f"{target['m']:.3f} times the compute at {flops:.3g} FLOPs, {level:.0%} in {low:.3f} to {high:.3f}"
-    if high < 1:
-        return f"reject: {where}", criterion
-    if lost:
-        number = sum(cell.diverged for cell in lost)
-        return f"undecided: {number} runs diverged; the others: {where}", criterion
-    if low > 1:
-        return f"adopt: {where}", criterion
-    return f"undecided: no difference shown: {where}", criterion
-
-
-def _notes(
-    pair: Pair, usable: Sequence[int], noise: Noise, target: Mapping[str, Any], fix: Mapping[str, float]
-) -> list[str]:
-    """What a reader must know beside the numbers."""
-    notes = []
-    if pair.paired and noise.correlation is not None and noise.saved is not None:
-        notes.append(
-            f"paired by seed: correlation {noise.correlation:.2f}; pairing "
-            + (f"takes {noise.saved:.0%} off the difference's variance" if noise.saved > 0 else "saves nothing here")
-        )
-    elif not pair.paired and noise.difference_df:
-        notes.append("unpaired: the sides do not have the same seeds at every rung, so their errors add up")
-    notes += [
-        f"at {cell.flops:.3g} FLOPs {cell.diverged} of {cell.diverged + cell.runs} runs of {name} diverged"
-        for name, side in (("the baseline", pair.baseline), (pair.name, pair.variant))
-        for cell in side
-        if cell.diverged
-    ]
-    if len(usable) < len(pair.baseline):
-        notes.append(
-            f"{len(pair.baseline) - len(usable)} rungs have no finished run on one side and are not in the trend"
-        )
-    if target["beyond"] and target["beyond"] > 1.05:
-        notes.append(f"the target is {target['beyond']:.3g} times beyond the largest rung: the trend is extrapolated")
-    if len(usable) == 2:
-        notes.append("two rungs: their line has nothing to check it")
-    notes += [f"{name} was given as {value:g}, not fitted" for name, value in fix.items()]
-    return notes
-
-
 def _pinned(pair: Pair, target: float, fix: dict[str, float]) -> list[dict[str, float]]:
     """m at the target at other values of an E that was given."""
     least = min(cell.mean for cell in (*pair.baseline, *pair.variant))
@@ -352,5 +148,5 @@ def _pinned(pair: Pair, target: float, fix: dict[str, float]) -> list[dict[str, 
     for factor in OTHER_E:
         E = min(fix["E"] * factor, 0.999 * least)
         _, logs = _log_multipliers(pair, *_measured(pair), fix | {"E": E})
-        out.append({"E": E, "m": _trend(pair, logs[0], None, target, 0.9, np.random.default_rng(0))[1]["m"]})
+        out.append({"E": E, "m": fit_trend(pair, logs[0], None, target, 0.9, np.random.default_rng(0))[1]["m"]})
     return out

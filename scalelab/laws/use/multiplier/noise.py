@@ -1,4 +1,4 @@
-"""What seeds tell of the losses' errors, and draws of all rungs' mean losses from it: Student's t, not a normal law.
+"""Errors of losses measured over seeds, and draws of all rungs' mean losses: by Student's t, not a normal law.
 
 Errors are of log losses, equal at all rungs. Their variance is drawn as well (nu s^2 / chi^2 of nu degrees of freedom),
 so that a mean's draws follow Student's t exactly.

@@ -1,4 +1,4 @@
-"""The answer: multipliers of every rung, their trend, the target, the verdict, and their JSON."""
+"""The result: multipliers of every rung, their trend, the target, the verdict, and their JSON."""
 
 import dataclasses
 from typing import Any

@@ -130,7 +130,7 @@ def choose_columns(
 
 
 def check_names(best_of: Sequence[str], per: Sequence[str]) -> None:
-    """BadInput for names that say nothing: none at all, one twice, or the loss."""
+    """BadInput for no name at all, a name that comes twice, or the loss."""
     names = [*best_of, *per]
     if not best_of or not per:
         raise BadInput("--best-of names settings (lr,batch) and --per what they may depend on (N,D): give both")

@@ -88,7 +88,7 @@ def fit_setting_law(
     inflation = step.square / step.expected if df else np.inf
     weights = (step.known / (data.own + scatter2))[:, None]
     shared = step.inverse @ design.T @ (weights * (np.zeros((len(y), 1)) if common is None else common))
-    # Few groups tell the scatter poorly, which Student's t answers; what they share is known from all of their runs.
+    # Student's t allows for a scatter estimated from few groups; errors that they share are known from all runs.
     known_better = special.ndtri((1 + level) / 2) / special.stdtrit(df, (1 + level) / 2) if df else 1.0
     covariance = step.inverse * inflation + known_better**2 * shared @ shared.T
     return SettingLaw(
@@ -107,8 +107,8 @@ class _Optima(NamedTuple):
 
 
 class _Solved(NamedTuple):
-    """Coefficients [T], the inverse of their information [T, T], `known` [G]: how much of an optimum a group tells (1,
-    less for a bound), and the weighted sum of squares beside what it is expected to be."""
+    """Coefficients [T], the inverse of their information [T, T], `known` [G]: the information in each optimum (1,
+    less for a bound), and the weighted sum of squares with its expectation."""
 
     coefficients: np.ndarray
     inverse: np.ndarray
@@ -135,7 +135,7 @@ def _solve(data: _Optima, scatter2: float) -> _Solved:
 
 
 def _scores(z: np.ndarray, side: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of standardised residuals z [G]: (the residual, or its mean beyond a bound; information; the square likewise)."""
+    """Scores of standardised residuals z [G] (their means beyond bounds), their information, and their squares."""
     at = z * side  # beyond it lies the optimum
     hazard = np.exp(-0.5 * at**2 - 0.5 * np.log(2 * np.pi) - special.log_ndtr(-at))
     known = np.where(side == 0, 1.0, np.clip(hazard * (hazard - at), 1e-12, 1.0))
@@ -143,12 +143,12 @@ def _scores(z: np.ndarray, side: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
 
 
 def _expected(squares: np.ndarray, exact: np.ndarray, design: np.ndarray) -> float:
-    """The sum of squares of exact optima that is to be expected, given what lies beyond bounds."""
+    """The expected sum of squares of exact optima, given those that lie beyond bounds."""
     return float(exact.sum() + np.sum(1 - squares[~exact]) - design.shape[1])
 
 
 def _scatter_variance(data: _Optima) -> float:
-    """The variance beyond the own ones for which the weighted sum of squares is what it is expected to be."""
+    """The variance of the scatter at which the weighted sum of squares equals its expectation."""
 
     def excess(scatter2: float) -> float:
         step = _solve(data, scatter2)
@@ -164,7 +164,7 @@ def _scatter_variance(data: _Optima) -> float:
 
 
 def collinear_columns(columns: Mapping[str, np.ndarray]) -> Sequence[str]:
-    """Columns that do not vary, or that the others determine but for COLLINEAR of their spread."""
+    """Columns that do not vary, or that the others determine up to a share COLLINEAR of their spread."""
     logs = {name: np.log(values) - np.log(values).mean() for name, values in columns.items()}
     bad: list[str] = []
     for name, values in logs.items():

@@ -51,7 +51,7 @@ class GroupOptimum:
 
     @property
     def own_errors(self) -> np.ndarray | None:
-        """Standard errors [K] of `at` but for what all groups share."""
+        """Standard errors [K] of `at`, without the error that all groups share."""
         return None if self.own is None else np.sqrt(np.diag(self.own))
 
     @property
@@ -260,7 +260,7 @@ def _judge(
 
 
 def _few(rows: Rows, names: Sequence[str]) -> GroupOptimum:
-    """What is known of a group before any fit."""
+    """The optimum of a group before any fit: its counts and ranges, of status "few"."""
     why = _too_few(rows, names) or "the settings tried determine no surface"
     tried = np.stack([rows.x.min(axis=0), rows.x.max(axis=0)], axis=1)
     seeds = len(np.unique(rows.seed))

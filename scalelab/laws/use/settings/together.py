@@ -1,4 +1,4 @@
-"""What the surfaces of all groups tell about each: how a curve is lopsided, and how it bends.
+"""Surfaces of single groups corrected by those of all: how lopsided a curve is, and how much it bends.
 
 Legend: G groups, K columns of settings, T terms of a surface, M errors that groups share.
 """
@@ -18,7 +18,7 @@ LEAST_USUAL = 1e-9
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DrawnSurface:
-    """A surface after the other groups had their say: `common` [T, M] is what its coefficients change by if M numbers
+    """A surface corrected by the other groups: `common` [T, M] is what its coefficients change by if M numbers
     that all groups share are wrong by one standard error each; the surface's covariance does not hold this."""
 
     surface: Surface
@@ -44,7 +44,7 @@ def _take_off_cubes(
 ) -> tuple[list[Surface], list[np.ndarray]]:
     """Surfaces less the cube of each column about the lowest point, with one coefficient for all groups.
 
-    Losses rise faster on one side, everywhere on the same; a parabola's lowest point is then off to the other. A prior
+    Losses rise faster on one side, the same in all groups; a parabola's lowest point is then off to the other. A prior
     of deviation LOPSIDED holds the cube where the settings tried are too close together to tell it. Returns the
     surfaces about their lowest points, and what their coefficients [T, K] change by for one standard error each.
     """
@@ -72,7 +72,7 @@ def _take_off_cubes(
 
 
 def _draw_together(surfaces: Sequence[Surface], variances: np.ndarray) -> list[DrawnSurface]:
-    """Surfaces whose bends are drawn towards those of all, the more the less the groups differ for their errors.
+    """Shrink the surfaces' bends towards their mean, the more the less the groups differ beyond their errors.
 
     The lowest point is a ratio of slope and bend; a bend that noise made too small would place it too far off, and
     weigh it too little. Empirical Bayes: each bend's prior has the mean and the spread of all groups (`variances` [G]
@@ -106,7 +106,7 @@ def _bends(K: int) -> int:
 
 
 def _odd_ones(surfaces: Sequence[Surface], variances: np.ndarray) -> np.ndarray:
-    """The surfaces [G] that do not surely bend, while they surely bend less than the middle one."""
+    """Mask [G] of surfaces whose bend is not significant, but significantly below the median one."""
     K = len(surfaces[0].centre)
     squares = np.array([each.coefficients[1 + K : 1 + 2 * K] for each in surfaces])
     errors = np.sqrt(

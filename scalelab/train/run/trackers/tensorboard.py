@@ -12,7 +12,7 @@ from typing import Any
 from scalelab.config.keys import default_values, key_records
 from scalelab.errors import needs_package
 from scalelab.record import records
-from scalelab.train.run.sinks import MetricSink, TrackedRun
+from scalelab.train.run.trackers.sinks import MetricSink, TrackedRun
 
 # Columns of the table, also where they are at their defaults, as they may be in one trial of several.
 ALWAYS = (

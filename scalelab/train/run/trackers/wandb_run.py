@@ -17,7 +17,7 @@ from typing import Any
 
 from scalelab.errors import BadInput
 from scalelab.record import records
-from scalelab.train.run.sinks import MetricSink, SinkReport, TrackedRun, split_names
+from scalelab.train.run.trackers.sinks import MetricSink, SinkReport, TrackedRun, split_names
 from scalelab.untrusted.files import read_bytes, replace_file
 
 GROUP_CHARACTERS = 128  # at most, of a group's name at W&B
