@@ -10,7 +10,6 @@ here.
 import contextlib
 import contextvars
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -23,9 +22,6 @@ BATCH_AXES = ("data", "fsdp")
 CONTEXT_AXIS = "context"
 TENSOR_AXIS = "tensor"
 STAGE_AXIS = "stage"
-# TPUs that send each other parts of gradients. Parts of more pass through too many others: on 2x2x4 a link carries a
-# whole gradient's bytes, in an all-reduce by three rings 0.63 of them; on 2x2x2 it is 0.50 and 0.58.
-MOST_EXCHANGING = 8
 SPLIT_BY_TENSOR = ("heads", "kv_heads", "mlp", "vocab")
 MESH_AXES_OF: dict[str | None, Any] = {
     "batch": BATCH_AXES,
@@ -34,6 +30,7 @@ MESH_AXES_OF: dict[str | None, Any] = {
 }
 MESH_AXES_OF |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS)
 
+AxisNames = tuple[str | None, ...]  # logical axes of an array
 Capability = tuple[int, int]  # CUDA's compute capability: major, minor
 ASSUMED_CAPABILITY = (9, 0)  # of a GPU that is neither here nor named: Hopper's
 _PLATFORM: contextvars.ContextVar[tuple[str, Capability | None]] = contextvars.ContextVar(
@@ -85,6 +82,16 @@ def activation_spec(*names: str | None) -> PartitionSpec:
     Within a shard_map, of a device's part: without the axes over which it is mapped.
     """
     return without_axes(PartitionSpec(*[MESH_AXES_OF.get(n) for n in names]), mapped_axes())
+
+
+def axes_of(*names: str | None) -> tuple[str, ...]:
+    """The mesh axes that split any of these logical axes."""
+    return mesh_axes(activation_spec(*names))
+
+
+def within_block(names: AxisNames) -> AxisNames:
+    """The logical axes within a block, of an array that has these between blocks: the sequence is whole on `tensor`."""
+    return tuple("context" if name == "split_seq" else name for name in names)
 
 
 def mapped_axes() -> frozenset[str]:
@@ -226,37 +233,14 @@ def _recompute_in_backward(
     return called
 
 
-def scatters_by_exchange(gradient: PartitionSpec) -> bool:
-    """Whether a weight's gradient, of this sharding, is added up by `scatter_sum`, as devices exchange parts of it."""
-    split = "fsdp" in gradient.partitions and not gradient.unreduced and not mapped_axes()
-    return split and _sums_by_exchange(mesh_axis_size("fsdp"))
-
-
-def _sums_by_exchange(devices: int) -> bool:
-    return target_platform() == "tpu" and 1 < devices <= MOST_EXCHANGING
-
-
-def scatter_sum(x: jax.Array, axes: tuple[str, ...], dimension: int) -> jax.Array:
-    """Sum of all devices' `x` along `axes` of the mesh; each device gets its part of `dimension`. In a shard_map.
-
-    On TPUs the devices send each other parts and add them up themselves. libtpu makes a reduce-scatter an all-reduce
-    of twice the bytes if the devices have three axes (v5p, 2x2x2 and larger), and waits for it on all TPUs; an
-    all-to-all of the bytes of a reduce-scatter goes on beside computation.
-    """
-    devices = math.prod(mesh_axis_size(axis) for axis in axes)
-    if not _sums_by_exchange(devices):
-        return jax.lax.psum_scatter(x, axes, scatter_dimension=dimension, tiled=True)
-    parts = x.reshape(*x.shape[:dimension], devices, -1, *x.shape[dimension + 1 :])
-    received = jax.lax.all_to_all(parts, axes, dimension, dimension)
-    # Not `sum`, which libtpu doesn't fuse with what follows: it estimates 3.7 times the cycles.
-    return functools.reduce(
-        jnp.add, [jax.lax.index_in_dim(received, i, dimension, keepdims=False) for i in range(devices)]
-    )
-
-
 def mesh_axis_size(axis: str) -> int:
     """The number of devices along `axis` of the mesh; 1 without a mesh, and where the compiler shards (`auto_axes`)."""
     return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1) if has_explicit_mesh() else 1
+
+
+def sum_along(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Sum of all devices' `x` along `axes` of the mesh. In a shard_map; without a mesh `x`."""
+    return jax.lax.psum(x, axes) if has_explicit_mesh() and axes else x
 
 
 def vary_like(x: jax.Array, *others: jax.Array) -> jax.Array:

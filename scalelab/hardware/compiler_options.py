@@ -1,4 +1,4 @@
-"""What XLA is told: of a step on several devices, so that what it sends goes on beside computation; of a first state.
+"""Only compiled programs speak for these options of XLA: a step on several devices sends beside computation.
 
 On TPUs its own choice is to wait for every collective. With these options an 8B under FSDP on 8 v5p gathers and adds
 up all of its blocks beside computation (`python -m checks.compilers.programs`).
@@ -8,7 +8,9 @@ layer, and sends one thing at a time, so that two networks (NVLink, and what joi
 these options gradients go on beside the next layer: a 70B on 32 x 8 H100 waits 1.4 s of a step where it waited 3.6, an
 8B on 8 x 8 .14 s where it waited .38, by estimate (`plan/compiled/timeline.py`). In one node they gain nothing and cost
 an 8B 1 %. Tried and left out: pipelined gathers part a recomputed forward from its backward; loops of two turns and an
-estimate of latencies from datasheets change nothing.
+estimate of latencies from datasheets change nothing. Off: SCALELAB_TACTICS_OFF=compiler_options.
+
+The option for the program of a first state is measured, on a CPU: it stays.
 """
 
 import os
@@ -16,6 +18,7 @@ import re
 from collections.abc import Mapping
 
 from scalelab.errors import BadInput
+from scalelab.hardware.tactics.switch import is_on
 
 Options = dict[str, str | bool]
 ASYNC_TPU: Options = {
@@ -41,6 +44,8 @@ VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 def collective_options(platform: str, devices: int) -> Options:
     """XLA's options for a step over so many devices of a `platform` (cpu, gpu, tpu); {} where it needs none."""
+    if not is_on("compiler_options"):
+        return {}
     if platform == "gpu":
         return dict(BETWEEN_NODES_GPU) if devices > NODE_GPUS else {}
     return dict(ASYNC_TPU) if platform == "tpu" and devices > 1 else {}

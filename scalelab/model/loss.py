@@ -13,7 +13,17 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from scalelab.model.measures import NO_TOKEN, HeadMeasures, combine, sum_over_devices, when
+from scalelab.hardware.tactics.exchange import scatter_sum
+from scalelab.model.head_measures import (
+    add_chunk,
+    measure_head,
+    measures_specs,
+    sum_between_devices,
+    token_losses,
+    with_token_losses,
+    zero_measures,
+)
+from scalelab.model.measures import combine
 from scalelab.precision.products import matmul_gradients, mixed_matmul
 from scalelab.sharding import (
     TENSOR_AXIS,
@@ -25,7 +35,6 @@ from scalelab.sharding import (
     has_explicit_mesh,
     mesh_axes,
     per_device,
-    scatter_sum,
     spec_of,
     target_platform,
     times_scalar,
@@ -91,33 +100,8 @@ def _chunk_sums(
     )
     nll = jnp.sum(jnp.where(counts_T, log_z_T - correct_T, 0.0))
     z = jnp.sum(jnp.where(counts_T, jnp.square(log_z_T), 0.0))
-    measured = () if due is None else _measure(due, logits_TV, log_z_T, correct_T, counts_T)
+    measured = () if due is None else measure_head(due, logits_TV, log_z_T, correct_T, counts_T)
     return nll + z_weight * z, (nll, jnp.sum(counts_T, dtype=jnp.float32), measured)
-
-
-def _measure(
-    due: jax.Array, logits_TV: jax.Array, log_z_T: jax.Array, correct_T: jax.Array, counts_T: jax.Array
-) -> HeadMeasures:
-    """Measures of the tokens that count, on this device's part of the vocabulary; `token_nll` is [T]."""
-
-    def measure(logits_TV: jax.Array, log_z_T: jax.Array, correct_T: jax.Array, counts_T: jax.Array) -> HeadMeasures:
-        squares_T, most_T = jnp.sum(jnp.square(logits_TV), axis=-1), jnp.max(logits_TV, axis=-1)
-        return HeadMeasures(
-            jnp.sum(jnp.where(counts_T, squares_T, 0.0)),
-            jnp.sum(jnp.where(counts_T, log_z_T, 0.0)),
-            jnp.max(jnp.where(counts_T, most_T, -jnp.inf)),
-            jnp.where(counts_T, jnp.maximum(log_z_T - correct_T, 0.0), NO_TOKEN),  # rounding may leave less than 0
-        )
-
-    return when(
-        due, measure, _none_measured(logits_TV, log_z_T, counts_T.size), logits_TV, log_z_T, correct_T, counts_T
-    )
-
-
-def _none_measured(logits: jax.Array, tokens: jax.Array, size: int) -> HeadMeasures:
-    """Measures of no token, varying over the devices as logits and tokens do."""
-    by_logits, by_tokens = vary_like(jnp.zeros(()), logits, tokens), vary_like(jnp.zeros(()), tokens)
-    return HeadMeasures(by_logits, by_tokens, by_logits - jnp.inf, vary_like(jnp.full(size, NO_TOKEN), tokens))
 
 
 def _whole_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -158,11 +142,12 @@ def smooth_cross_entropy(
         def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, Any]:
             logits_TV = _chunk_logits(part[0], head_DV, x_BSD.dtype)
             objective, more = _chunk_sums(logits_TV, part[1], z_weight, softcap, *due)
-            return _added(sums, objective, *more), _token_nll(more[2])
+            return _added(sums, objective, *more), token_losses(more[2])
 
         begin = _zero(x_BSD, head_DV, bool(due))
         sums, nll = jax.lax.scan(body, begin, _chunks(x_BSD, head_DV, targets_BS, chunk))
-        return _with_tokens(_sum_over_devices(sums, axes), nll, targets_BS)
+        sums = _sum_over_devices(sums, axes)
+        return sums._replace(measures=with_token_losses(sums.measures, nll, targets_BS))
 
     more = () if due is None else (due,)
     specs = (*_argument_specs(x_BSD, head_DV), *[PartitionSpec() for _ in more])
@@ -205,47 +190,28 @@ def _gather(head_DV: jax.Array, axes: tuple[str, ...], form: Any) -> jax.Array:
 
 
 def _added(sums: LossSums, objective: jax.Array, nll: jax.Array, count: jax.Array, measured: Any) -> LossSums:
-    added = combine(sums.measures, measured and measured._replace(token_nll=()))
-    return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count, added)
-
-
-def _token_nll(measured: Any) -> Any:
-    return measured.token_nll if measured else ()
-
-
-def _with_tokens(sums: LossSums, nll: Any, targets_BS: jax.Array) -> LossSums:
-    """`sums` with the chunks' losses [n, c] as `measures.token_nll` [B, S]."""
-    if not sums.measures:
-        return sums
-    token_nll = nll.ravel()[: targets_BS.size].reshape(targets_BS.shape)
-    return sums._replace(measures=sums.measures._replace(token_nll=token_nll))
+    measures = add_chunk(sums.measures, measured)
+    return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count, measures)
 
 
 def _sums_specs(due: Any) -> Any:
     """How a mesh splits the sums: only single tokens' values are split."""
     whole: Any = PartitionSpec()
-    if due is None:
-        return whole
-    measured = HeadMeasures(whole, whole, whole, activation_spec("batch", "context"))
-    return LossSums(whole, whole, whole, measured, ())
+    return whole if due is None else LossSums(whole, whole, whole, measures_specs(), ())
 
 
-def _sum_over_devices(tree: Any, axes: tuple[str, ...]) -> Any:
-    """Sums of all devices. Of the logits' squares each device has those of its part of the vocabulary."""
+def _sum_over_devices(sums: LossSums, axes: tuple[str, ...]) -> LossSums:
+    """Sums of all devices."""
     if not has_explicit_mesh():
-        return tree
-    if isinstance(tree, LossSums) and tree.measures:
-        squares, log_z, most, _ = tree.measures
-        squares, most = jax.lax.psum(squares, TENSOR_AXIS), jax.lax.pmax(most, TENSOR_AXIS)
-        measured = sum_over_devices(HeadMeasures(squares, log_z, most, ()), axes)
-        return _sum_over_devices(tree._replace(measures=()), axes)._replace(measures=measured)
-    return jax.tree.map(lambda x: jax.lax.psum(x, axes), tree)
+        return sums
+    measured = sum_between_devices(sums.measures, axes) if sums.measures else ()
+    return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums._replace(measures=()))._replace(measures=measured)
 
 
 def _zero(x: jax.Array, head: jax.Array, measured: bool) -> LossSums:
     zeros = LossSums(*[vary_like(jnp.zeros(()), x) for _ in range(3)])
     by_head, by_token = vary_like(jnp.zeros(()), x, head), vary_like(jnp.zeros(()), x)
-    return zeros._replace(measures=HeadMeasures(by_head, by_token, by_head - jnp.inf, ()) if measured else ())
+    return zeros._replace(measures=zero_measures(by_head, by_token) if measured else ())
 
 
 def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -276,7 +242,7 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
             (objective, more), logits_grad = of_logits(logits_TV, part[1], z_weight, softcap, *due)
             x_grad, part_grad = matmul_gradients(vary_like(part[0], whole_DV), whole_DV, logits_grad, form)
             carry = _added(sums, objective, *more), head_grad + part_grad
-            return carry, (x_grad.astype(grad_dtype if shared else jnp.float32), _token_nll(more[2]))
+            return carry, (x_grad.astype(grad_dtype if shared else jnp.float32), token_losses(more[2]))
 
         # Gradients of single tokens before the loss scale: fp16 would lose the smallest ones.
         grad_dtype = jnp.float32 if form == jnp.float16 else form
@@ -288,7 +254,8 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
         if has_explicit_mesh() and not shared:
             x_grad = jax.lax.psum(x_grad, TENSOR_AXIS).astype(grad_dtype)
         grads = as_partial_sums(x_grad, x_spec), as_partial_sums(_scatter(head_grad, split, rest), head_spec)
-        return _with_tokens(_sum_over_devices(sums, axes), nll, targets_BS), grads
+        sums = _sum_over_devices(sums, axes)
+        return sums._replace(measures=with_token_losses(sums.measures, nll, targets_BS)), grads
 
     x_spec, head_spec = gradient_spec(x_BSD), gradient_spec(master)
     out = _sums_specs(due), (x_spec, head_spec)

@@ -1,10 +1,12 @@
-"""A sequence that `tensor` splits between blocks, gathered and added up in parts, beside the products of other parts.
+"""Only a compiler's estimate speaks for this: sequences are gathered and added up in parts, beside products of others.
 
-A block's first products wait for the whole sequence, and what follows its last ones for their sums over devices. In
-parts, one is multiplied while the next is on its way (Wang et al. 2023, "Overlap communication with dependent
-computation via decomposition", do so inside the compiler). Only forward: in parts a backward would write the weights'
-gradients once a part, and gathering its gradients in parts costs more in copies than it hides (an 8B compiled for 64
-H100, by `plan/compiled/timeline.py`: 2 % of the step).
+A block's first products wait for the whole sequence that `tensor` splits between blocks, and what follows its last ones
+for their sums over devices. In parts, one is multiplied while the next is on its way (Wang et al. 2023, "Overlap
+communication with dependent computation via decomposition", do so inside the compiler). By plan a step of Llama 3 8B on
+8 x 8 H100 takes 22.5 s, not 24.3 (2026-11-26, run on none; compiled: checks/results/programs.md). Only forward: in
+parts a backward would write the weights' gradients once a part, and gathering its gradients in parts costs more in
+copies than it hides (an 8B compiled for 64 H100, by `plan/compiled/timeline.py`: 2 % of the step).
+Off: SCALELAB_TACTICS_OFF=parts, for one run parallel.parts=1.
 
 Shapes: B batch, S sequence, W devices that split it, P parts, T = S / (W P) positions; trailing axes are free.
 """
@@ -17,11 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
+from scalelab.hardware.tactics.switch import is_on
 from scalelab.precision.policy import Policy
 from scalelab.sharding import (
     BATCH_AXES,
     CONTEXT_AXIS,
     TENSOR_AXIS,
+    AxisNames,
     activation_spec,
     has_explicit_mesh,
     mapped_axes,
@@ -52,6 +56,11 @@ def whole_sequence(x: jax.Array | GatheredSequence) -> jax.Array:
     return x.whole if isinstance(x, GatheredSequence) else x
 
 
+def sequence_like(x: jax.Array | GatheredSequence, whole: jax.Array) -> Any:
+    """`whole` in the place of `x`, without its parts: what a backward reads."""
+    return GatheredSequence((), whole) if isinstance(x, GatheredSequence) else whole
+
+
 def sequence_gradient_like(x: jax.Array | GatheredSequence, gradient: jax.Array) -> Any:
     """The gradient of `x` as a backward returns it."""
     return GatheredSequence(None, gradient) if isinstance(x, GatheredSequence) else gradient  # type: ignore[arg-type]
@@ -80,6 +89,8 @@ def choose_parts(asked: int, platform: str, tokens: int, stretch: int) -> int:
 
     `tokens` of a micro-batch on a device in a product; `stretch`: positions of a sequence on a device between blocks.
     """
+    if not is_on("parts"):
+        return 1
     if asked:
         return 1 if stretch % asked else asked
     if platform == "cpu":
@@ -141,7 +152,29 @@ def send_in_turn(send: Callable[[jax.Array], jax.Array], xs: Parts) -> Parts:
     return tuple(sent)
 
 
-def multiply_parts(multiply: Callable[[jax.Array, jax.Array], jax.Array], xs: Parts, w: jax.Array) -> Parts:
+def cast_parts(
+    x: jax.Array | GatheredSequence, whole: jax.Array, cast: Callable, parts: int, names: AxisNames
+) -> Parts:
+    """The operand in the parts in which it is multiplied: each that was gathered, `cast`; else the cast `whole` split.
+
+    `names`: the logical axes of its features; `parts`: those in which the products will be added up.
+    """
+    if isinstance(x, GatheredSequence):
+        return map_parts(cast, x.parts)
+    return split_parts(whole, parts, "batch", "context", *names)
+
+
+def multiply_in_parts(
+    multiply: Callable[[jax.Array, jax.Array], jax.Array], add_up: Callable[[jax.Array], jax.Array] | None,
+    xs: Parts, w: jax.Array, out_axes: AxisNames,
+) -> jax.Array:  # fmt: skip
+    """`add_up(multiply(x, w))`, part by part and joined; None: the products are whole sums."""
+    ys = _multiply_in_turn(multiply, xs, w)
+    ys = send_in_turn(add_up, ys) if add_up else ys
+    return join_parts(ys, *out_axes)
+
+
+def _multiply_in_turn(multiply: Callable[[jax.Array, jax.Array], jax.Array], xs: Parts, w: jax.Array) -> Parts:
     """Each part times the weight, one after the other: a compiler would join products that read one weight."""
     ys: list[jax.Array] = []
     for x in xs:

@@ -17,9 +17,11 @@ from ml_collections import ConfigDict
 
 from scalelab.errors import WorkFailed
 from scalelab.hardware.chips import expects_accelerator
+from scalelab.hardware.tactics.switch import tactics_off
 from scalelab.record import records
 
 AUTOTUNE_FILE = "autotuned.textproto"
+TACTICS_OFF = "tactics_off"  # a fact where there are any
 GPU = "gpu"
 ORDERED_BACKENDS = {"cpu", "tpu"}  # backends whose sums follow from program and machine alone; they need no flags
 MOVED_EVENT = "moved"  # the kind of event that notes another mesh, machine or version under a run
@@ -65,11 +67,13 @@ def hardware_facts(mesh: str, deterministic: bool) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     device = jax.devices()[0]
     by_platform: dict[str, dict[str, Any]] = {"cpu": {"cores": cores}, GPU: {"deterministic": deterministic}}
-    return {"mesh": mesh, "device": device.device_kind} | by_platform.get(device.platform, {})
+    off = {TACTICS_OFF: ",".join(tactics_off())} if tactics_off() else {}
+    return {"mesh": mesh, "device": device.device_kind} | off | by_platform.get(device.platform, {})
 
 
 def describe_hardware_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """What differs between two `hardware_facts`s, as text; "" where nothing does, or where the old one is not known."""
+    old, new = ({TACTICS_OFF: "none"} | dict(facts) for facts in (old, new))
     return ", ".join(f"{key} {old[key]} -> {value}" for key, value in new.items() if key in old and old[key] != value)
 
 

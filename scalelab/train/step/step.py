@@ -11,6 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import auto_axes
 
 from scalelab.config import Static
+from scalelab.hardware.tactics.parameter_copy import copy_for_loss
+from scalelab.hardware.tactics.turn import tie_to_turn
 from scalelab.model.loss import LossSums
 from scalelab.model.measures import when
 from scalelab.optim import schedules
@@ -111,9 +113,7 @@ def _loss_and_gradients(
         return *measure_gradient(static, params, tokens, h.train.z_loss, ends), (), None
     n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
     ends = document_ends(static, h, state.step)
-    # Behind a barrier: else the partitioner slices the parameters to update from the tables gathered for the loss,
-    # which then stay in memory to the end (two tables of the vocabulary in fp32 on GPUs).
-    forward_params = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
+    forward_params = copy_for_loss(params, static.layout.devices)
     batch = static, forward_params, tokens, h.train.z_loss, state.precision, n_micro_batches, ends, due
     summed, left_out = scaled_gradients(*batch), None
     if static.guard.leaves_out:
@@ -152,8 +152,8 @@ def _update_once(
 ) -> UpdatedState:  # fmt: skip
     """Update parameters, optimizer state and EMA at `step`; with `measured` also the norms."""
     policy = POLICIES[static.precision]
-    # The barrier ties the gradients to the turn: else products of gradients alone run before it, turn or none.
-    (params, opt_state, average, lost, norms), grads, extra = jax.lax.optimization_barrier((state, grads, extra))
+    # Tied with the gradients: else products of gradients alone run before the turn.
+    (params, opt_state, average, lost, norms), grads, extra = tie_to_turn((state, grads, extra))
     if isinstance(grads, Kept):
         params, opt_state, moved, size = update_layers(static, grads, now, step, params, opt_state)
         norms = (jnp.sqrt(moved), jnp.sqrt(size), {}) if measured else norms

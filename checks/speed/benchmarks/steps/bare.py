@@ -5,8 +5,8 @@ every projection is a product of two matrices, tokens flattened (1.5x: with [bat
 takes the weight's gradient from a transposed copy with the activation's backward fused into it); attention is one batch
 of matrices a (sequence, head) (1.1x of `jax.nn.dot_product_attention`); the loss takes its gradient chunk by chunk
 while the logits exist (1.4x at vocabulary 32,768), and that of the head from a transposed copy, which the barrier keeps
-(`precision/products.py`; its gain was measured in scalelab's step, not here). Layers are a Python list: scanned, with a
-loop on the device, they cost 1.2x.
+(`hardware/tactics/transposed_copy.py`; its gain was measured in scalelab's step, not here). Layers are a Python list:
+scanned, with a loop on the device, they cost 1.2x.
 
 Shapes: B batch, S sequence, T = B S tokens, D d_model, N heads, H head_dim, F d_ff, V vocab.
 """

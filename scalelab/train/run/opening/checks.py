@@ -15,6 +15,7 @@ from scalelab.config.checks import interplay
 from scalelab.data.dataset import Dataset
 from scalelab.hardware import host_memory
 from scalelab.hardware.compiler_options import collective_options, refuse_other_values
+from scalelab.hardware.tactics import switch
 from scalelab.model.attention import kernels
 from scalelab.optim import schedules
 from scalelab.optim.chain import check_optimizer_options
@@ -109,11 +110,14 @@ def describe_parts(run: Candidate) -> Iterable[Note]:
 
 
 def check_machine(run: Candidate) -> Iterable[Note]:
-    """Refuse flags against the compiler's options that a step on several devices needs; memory of the host in use."""
+    """Refuse flags against the compiler's options of a step on several devices; tactics that are off; memory in use."""
     if options := collective_options(jax.default_backend(), run.spec.static.layout.devices):
         refuse_other_values(options)
         text = f"XLA's options: {', '.join(f'{name}={value}' for name, value in options.items())}"
         yield Note("chosen", text, {"compiler_options": options})
+    if off := switch.tactics_off():
+        text = f"without tactics for compilers: {', '.join(off)} ({switch.VARIABLE})"
+        yield Note("chosen", text, {"tactics_off": list(off)})
     if pinned := host_bytes(run.spec.static) * run.trials:
         reserved = host_memory.reserved_facts(pinned)
         yield Note("chosen", host_memory.describe_reserved(reserved), {"host_memory": reserved})

@@ -24,7 +24,7 @@ from scalelab.train.run.run import IMPORTED_STATUS, Run, has_ended
 
 TELLING_KINDS = ("chosen", "taken_over")  # kinds of notes that are not warnings
 KEPT_FACTS = ("pack", "init_from", "branch_from", "tracker_id", "tracker_home", "forked_from")  # of a resumed record
-MACHINE_FACTS = ("host_memory", "compiler_options")  # facts of checks that stand last in the record
+MACHINE_FACTS = ("host_memory", "compiler_options", "tactics_off")  # facts of checks that stand last in the record
 
 
 def open_run(

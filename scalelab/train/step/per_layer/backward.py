@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from scalelab.config import Static
+from scalelab.hardware.tactics.stack_layout import keep_layout
 from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
@@ -22,7 +22,6 @@ from scalelab.model.loss import LossSums
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
-from scalelab.sharding import target_platform
 from scalelab.train.step.state import upcast
 
 
@@ -62,14 +61,6 @@ def make_pieces(static: Static, tokens: jax.Array, z_weight: Any, counted: jax.A
         ),
         leave=leave,
     )
-
-
-def keep_layout(x: jax.Array) -> jax.Array:
-    """`x`, one of a stack, in the order of its axes.
-
-    Else a GPU's compiler hands the layout that a product likes on to the whole stack, and keeps a second copy of it.
-    """
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if target_platform() == "gpu" else x
 
 
 def read_layer(static: Static, params: Any, layer: Any) -> Any:

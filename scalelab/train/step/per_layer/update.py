@@ -12,6 +12,7 @@ import optax
 from jax.ad_checkpoint import checkpoint_name
 
 from scalelab.config import Static
+from scalelab.hardware.tactics.stack_layout import keep_layout
 from scalelab.optim import parts
 from scalelab.optim.parts import sum_squares
 from scalelab.optim.schedules import Hparams
@@ -19,7 +20,7 @@ from scalelab.precision import rounding
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 from scalelab.train.step.per_layer import backward
-from scalelab.train.step.per_layer.backward import Kept, keep_layout, read_layer, read_rest
+from scalelab.train.step.per_layer.backward import Kept, read_layer, read_rest
 from scalelab.train.step.state import upcast
 
 
