@@ -9,6 +9,8 @@ A config file starts from here and changes what it studies:
         return config
 
 A record holds the default, the meaning, the unit, the range or choices, and the source of a default or choice.
+Choices are the names in tables of the package that implement them: to add one, add a row there (docs/fork.md). The
+words behind `#` are today's; `scalelab config KEY` reads them from the tables.
 `derived(type)` is None until `scalelab.config.resolve` derives it; the run's config.json shows the value it came to.
 
 `key`      what decides the program or the data: part of the run's identity, and it may not change on resume
@@ -21,7 +23,6 @@ On the command line counts are written as people write them: 20k, 1.5M, 7B, 1T, 
 from typing import TYPE_CHECKING
 
 from scalelab.config.keys import COUNT, POSITIVE, TOKENS, above, build_group, build_tree, derived, key, number, setting
-from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS as OPTIMIZERS
 
 if TYPE_CHECKING:  # the records can be read without it: `scalelab config` and `scalelab runs` start faster
     from ml_collections import ConfigDict
@@ -37,11 +38,13 @@ MODEL = {
     "d_ff": key(derived(int), "width of the MLP; None: 4 d_model (swiglu: 8/3, rounded up to 8)", range=COUNT),
     "vocab_size": key(256, "rows of the embedding; bytes need 256", unit="tokens", range=COUNT),
     "seq_len": key(128, "length of a sequence", unit="tokens", range=COUNT),
-    "position": key("rope", "how positions are encoded", choices="rope learned relative none",
-        source="rope: Su et al. 2021; relative: Transformer-XL (Dai et al. 2019), as in Chinchilla"),
+    "position": key("rope", "how positions are encoded",
+        source="rope: Su et al. 2021; relative: Transformer-XL (Dai et al. 2019), as in Chinchilla",
+        choices="model/attention/attention.py:POSITIONS"),  # rope learned relative none
     "rope_theta": key(10_000.0, "rope: base wavelength", unit="positions", range=POSITIVE, source="Su et al. 2021"),
-    "rope_scaling": key("none", "how rope is stretched to longer sequences", choices="none linear ntk llama3 yarn",
-        source="linear: Chen et al. 2023; ntk: bloc97 2023; llama3: Llama 3.1; yarn: Peng et al. 2023"),
+    "rope_scaling": key("none", "how rope is stretched to longer sequences",
+        source="linear: Chen et al. 2023; ntk: bloc97 2023; llama3: Llama 3.1; yarn: Peng et al. 2023",
+        choices="model/attention/rotary.py:ROPE_SCALINGS"),  # none linear ntk llama3 yarn
     "rope_factor": key(1.0, "rope_scaling: by how much positions are stretched", range=(1, 1e6),
         source="Llama 3.1: 8, from an original length of 8192"),
     "rope_original": key(8192, "llama3, yarn: sequence length before stretching", unit="tokens", range=COUNT),
@@ -54,41 +57,50 @@ MODEL = {
     "nope_every": key(0, "rope: every n-th layer has no positions; 0: none", unit="layers", range=(0, 1e6),
         source='SmolLM3: 4; Yang et al. 2025, "Rope to Nope"'),
     "block": key("sequential", "attention, then MLP; parallel: both after one norm, added; or your own as pkg.mod:fn",
-        choices="sequential parallel", source="parallel: PaLM (Chowdhery et al. 2022), sec. 2", user_code=True),
+        source="parallel: PaLM (Chowdhery et al. 2022), sec. 2", user_code=True,
+        choices="model/transformer.py:BLOCKS"),  # sequential parallel
     "norm_place": key("before", "norms before attention and MLP, or after them, on their outputs",
-        choices="before after", source="after: OLMo 2 (2024), sec. 2.1"),
-    "norm": key("rmsnorm", "kind of norm", choices="rmsnorm layernorm layernorm_nobias",
-        source="rmsnorm: Zhang & Sennrich 2019; layernorm_nobias: PaLM, sec. 2"),
+        source="after: OLMo 2 (2024), sec. 2.1",
+        choices="model/transformer.py:NORM_PLACES"),  # before after
+    "norm": key("rmsnorm", "kind of norm",
+        source="rmsnorm: Zhang & Sennrich 2019; layernorm_nobias: PaLM, sec. 2",
+        choices="model/layers.py:NORMS"),  # rmsnorm layernorm layernorm_nobias
     "norm_eps": key(1e-6, "added to the mean square", range=POSITIVE),
-    "mlp": key("swiglu", "activation of the MLP; gelu in its tanh form", choices="swiglu gelu relu2 relu",
-        source="swiglu: Shazeer 2020; relu2: So et al. 2021; relu: OPT (2022)"),
+    "mlp": key("swiglu", "activation of the MLP; gelu in its tanh form",
+        source="swiglu: Shazeer 2020; relu2: So et al. 2021; relu: OPT (2022)",
+        choices="model/layers.py:GATED+UNGATED"),  # swiglu | gelu relu2 relu
     "qk_norm": key(False, "whether queries and keys have an RMSNorm", source="Henry et al. 2020"),
     "qk_norm_over": key("head", "qk_norm: over each head by itself, or over all heads at once",
-        choices="head projection", source="head: Qwen 3 (2025); projection: OLMo 2 (2024)"),
+        source="head: Qwen 3 (2025); projection: OLMo 2 (2024)",
+        choices="model/attention/attention.py:QK_NORM_AXES"),  # head projection
     "tied_head": key(False, "whether the head is the embedding, transposed"),
     "bias": key(False, "whether every projection has a bias"),
     "qkv_bias": key(False, "whether queries, keys and values alone have biases", source="Qwen 2.5 (2024)"),
     "logit_softcap": key(0.0, "cap: logits -> cap x tanh(logits / cap); 0: off", range=(0, 1e6), source="Gemma 2: 30"),
     "logit_scale": key("none", "rsqrt_width: logits / sqrt(d_model), for a tied embedding of init_std 1",
-        choices="none rsqrt_width", source="PaLM, sec. 5"),
+        source="PaLM, sec. 5",
+        choices="model/layers.py:LOGIT_SCALES"),  # none rsqrt_width
     "init_std": key(0.02, "initial standard deviation of embedding, head and learned positions", range=POSITIVE),
     "projection_std": key(0.0, "initial standard deviation of projections; 0: each 1/sqrt(its fan_in)",
         range=(0, 1e3), source="GPT-2: 0.02; DeepSeek: 0.006"),
     "depth_scaled_init": key(False, "whether projections into the residual stream start 1/sqrt(2 n_layers) as large",
         source="GPT-2, sec. 2.3"),
     "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls; auto: least that fits",
-        choices="none dots full auto"),
+        choices="model/transformer.py:REMAT_POLICIES plan/memory/remat.py:CHOOSERS"),  # none dots full | auto
     "attention": setting("auto", "attention kernel; auto: by chip and length; cudnn: NVIDIA; splash: TPU; in rings too",
-        choices="auto plain blockwise cudnn splash xla", source="blockwise: Dao et al. 2022"),
+        source="blockwise: Dao et al. 2022",
+        choices="model/attention/kernels.py:CHOOSERS+KERNELS"),  # auto | plain blockwise cudnn splash xla
 }  # fmt: skip
 
 # Where the tokens come from.
 DATA = {
     "source": key("stdlib", "Python's own .py files, data.path as bytes, a bigram language, the output of `prepare`, "
-        "or your own documents as pkg.mod:fn", choices="stdlib text synthetic prepared", user_code=True),
+        "or your own documents as pkg.mod:fn", user_code=True,
+        choices="data/sources/sources.py:SOURCES data/dataset.py:READY"),  # stdlib text synthetic | prepared
     "path": key("", "text: files and globs, separated by commas; prepared: the folder, with split and tokenizer"),
     "documents": key("cross", "whether attention crosses documents; mask: it does not, and positions restart in each",
-        choices="cross mask", source="cross: GPT-3, sec. 2.3; mask: Llama 3, sec. 3.2"),
+        source="cross: GPT-3, sec. 2.3; mask: Llama 3, sec. 3.2",
+        choices="config/choices.py:DOCUMENTS"),  # cross mask
     "val_fraction": key(0.1, "share of bytes held out for validation, in whole documents", range=above(0, 1)),
     "split_seed": key(0, "which documents are held out", range=(0, 2**31 - 1)),
     "cache_dir": setting("", 'folder of token shards; "": $SCALELAB_CACHE or ~/.cache/scalelab; stored: read only'),
@@ -102,8 +114,8 @@ DATA = {
 
 # The optimizer. Derived values are its own (scalelab/config/optimizer_defaults.py); a value it can't use is refused.
 OPTIM = {
-    "name": key("adamw", "which optimizer (`scalelab optim --help`), or your own as pkg.mod:fn", choices=OPTIMIZERS,
-        user_code=True),
+    "name": key("adamw", "which optimizer (`scalelab optim --help`), or your own as pkg.mod:fn", user_code=True,
+        choices="optim/registry.py:OPTIMIZERS"),
     "peak_lr": number(derived(float), "learning rate at the end of warm-up; tiny models want 1e-3 to 1e-2",
         unit="per step", range=(0, 1e3)),
     "beta1": number(derived(float), "decay of the first moment, or of momentum", unit="per step", range=(0, 0.999999)),
@@ -118,8 +130,9 @@ OPTIM = {
     "decay_embeddings": key(True, "whether the embedding and learned positions decay", source="OLMo 2: no"),
     "decay_vectors": key(False, "whether gains and biases decay", source="OLMo 2: yes"),
     "clip": key("global", "how gradients are clipped: only at clip_norm; zclip: also outliers of the norm; adagc: each "
-        "tensor at its own past norm; spam: also each number at sqrt(5000 v)", choices="global zclip adagc spam",
-        source="Kumar et al. 2025; Wang et al. 2025; Huang et al. 2025; constants: scalelab/optim/clip.py"),
+        "tensor at its own past norm; spam: also each number at sqrt(5000 v)",
+        source="Kumar et al. 2025; Wang et al. 2025; Huang et al. 2025; constants: scalelab/optim/clip.py",
+        choices="optim/clip.py:CLIPPERS"),  # global zclip adagc spam
     "clip_norm": number(1.0, "global gradient norm above which gradients are scaled down (adagc: in its warm-up alone)",
         range=above(0, 1e9), source="GPT-3, App. B"),
     "nesterov": key(derived(bool), "momentum, muon: whether to look ahead"),
@@ -127,8 +140,10 @@ OPTIM = {
     "factored": key(derived(bool), "adafactor: rows and columns of second moments only; false: whole",
         source="PaLM: false"),
     "bias_correction": key(derived(bool), "whether Adam's moments are bias-corrected; false to study its absence"),
-    "scale": key(derived(str), "muon: sqrt(max(1, out/in)), or 0.2 sqrt(max(in, out))", choices="spectral rms"),
-    "newton_schulz": key(derived(str), "muon: format of the products", choices="bf16 fp32"),
+    "scale": key(derived(str), "muon: sqrt(max(1, out/in)), or 0.2 sqrt(max(in, out))",
+        choices="optim/muon.py:SCALES"),  # spectral rms
+    "newton_schulz": key(derived(str), "muon: format of the products",
+        choices="optim/muon.py:ARITHMETICS"),  # bf16 fp32
     "every": key(derived(int), "interval of preconditioners, projections or Hessians", unit="steps", range=COUNT),
     "rank": key(derived(int), "galore, galore8bit, apollo: rows kept of the smaller side", range=COUNT),
     "low_rank_scale": number(derived(float), "galore, galore8bit, apollo: factor of a low-rank update",
@@ -138,7 +153,7 @@ OPTIM = {
     "rest_beta1": number(derived(float), "beta1 of rest_lr's AdamW", unit="per step", range=(0, 0.999999)),
     "rest_beta2": number(derived(float), "beta2 of rest_lr's AdamW", unit="per step", range=(0, 0.999999)),
     "rest_eps": number(derived(float), "eps of rest_lr's AdamW", range=(1e-36, 1)),
-    "own": number({}, 'traced numbers of your own optimizer, which reads h["gamma"]: optim.own.gamma=0.025'),
+    "own": number({}, 'traced numbers of your own optimizer, which reads h.optim.own.gamma: optim.own.gamma=0.025'),
     "groups": key("", 'LR multipliers of embed, head, position, hidden, vector: "embed=0.1,head=0.5"; "": none'),
 }  # fmt: skip
 
@@ -146,13 +161,15 @@ OPTIM = {
 # run and into each other: warm-up and decay that overlap are refused, as no step would have peak_lr.
 SCHEDULE = {
     "name": key("cosine", "schedule of the LR, or your own (step, h) -> LR as pkg.mod:fn", user_code=True,
-        choices="constant linear cosine cosine_restarts wsd wsd_s power multi_step inverse_sqrt"),
+        choices="optim/schedules.py:SCHEDULES+DECAYING_SCHEDULES"),
+    # linear cosine cosine_restarts multi_step inverse_sqrt | constant wsd wsd_s power
     "warmup_steps": number(derived(int), "linear warm-up; None: by tokens or share, else 5 %, at most 2000",
         unit="steps", range=(0, 1e12)),
     "warmup_tokens": number(derived(int), "warm-up, rounded to steps", unit="tokens", range=(0, 1e18), identity=False),
     "warmup_share": number(derived(float), "linear warm-up", unit="share of train.steps", range=(0, 1), identity=False),
     "decay_shape": key("linear", "wsd, wsd_s, power: shape of the decay", resume=True,
-        choices="linear cosine sqrt exponential inverse", source="Hägele et al. 2024; Hu et al. 2024; Wen et al. 2024"),
+        source="Hägele et al. 2024; Hu et al. 2024; Wen et al. 2024",
+        choices="optim/schedules.py:DECAYS"),  # linear cosine sqrt exponential inverse
     "decay_steps": number(derived(int), "wsd, wsd_s, power: length of the decay; None: by tokens or share, else 20 %",
         unit="steps", range=(0, 1e12)),
     "decay_tokens": number(derived(int), "decay, rounded to steps", unit="tokens", range=(0, 1e18), identity=False),
@@ -172,7 +189,8 @@ SCHEDULE = {
     "hold_steps": number(0, "inverse_sqrt: step from which the LR falls; 0: end of warm-up", unit="steps",
         range=(0, 1e12), source="T5, PaLM: 10,000"),
     "wd_shape": key("constant", "weight_decay times LR, along a cosine, times LR^2, or times LR / peak", resume=True,
-        choices="constant cosine lr2 independent", source="Caron et al. 2021; PaLM; Wortsman et al. 2023"),
+        source="Caron et al. 2021; PaLM; Wortsman et al. 2023",
+        choices="optim/schedules.py:WEIGHT_DECAYS"),  # constant cosine lr2 independent
     "wd_final_share": number(1.0, "wd_shape=cosine: last weight_decay / first", range=(0, 1e3),
         source="Caron et al. 2021: 10, from 0.04 to 0.4"),
     # The batch grows linearly in tokens seen, by whole micro-batches of train.accumulate (as in Megatron-LM), or jumps.
@@ -194,8 +212,9 @@ SCHEDULE = {
 }  # fmt: skip
 
 PARAMETRIZATION = {
-    "name": key("standard", "how initialisation, LR and multipliers depend on size", choices="standard mup completep",
-        source="mup: Yang et al. 2022, Table 8; completep: Dey et al. 2025, Table 1"),
+    "name": key("standard", "how initialisation, LR and multipliers depend on size",
+        source="mup: Yang et al. 2022, Table 8; completep: Dey et al. 2025, Table 1",
+        choices="config/choices.py:PARAMETRIZATIONS"),  # standard mup completep
     "base_width": key(64, "mup, completep: the d_model at which everything equals standard's", range=COUNT),
     "base_layers": key(2, "completep: the n_layers at which everything equals standard's", range=COUNT),
     "base_d_head": key(derived(float), "mup, completep: d_head at base_width; None: the same heads", range=POSITIVE),
@@ -207,8 +226,8 @@ PRECISION = {
     # Without fp32 weights: bf16_stochastic (2 bytes a weight), bf16_kahan (2 and 2 for what rounding lost).
     # Harmful, to show it: bf16_master; warned of: fp16_unscaled | bf16_moments (experiments/results/precision.md).
     "name": key("fp32", "formats of activations and products; each in scalelab/precision/policy.py",
-        choices="fp32 tf32 bf16 fp16 fp8 fp8_delayed fp8_block fp16_unscaled bf16_moments bf16_master "
-        "bf16_stochastic bf16_kahan"),
+        choices="precision/policy.py:POLICIES"),
+    # fp32 tf32 bf16 fp16 fp8 fp8_delayed fp8_block fp16_unscaled bf16_moments bf16_master bf16_stochastic bf16_kahan
 }  # fmt: skip
 
 # Devices along each axis of the mesh; one may be -1: the rest.
@@ -224,13 +243,13 @@ PARALLEL = {
     "sequence": setting(False, "whether `tensor` splits the sequence between blocks",
         source="Korthikanti et al. 2022, sec. 4.2.2"),
     "sums": setting("compute", "format of the partial products that `tensor` adds up: of activations, or fp32",
-        choices="compute float32"),
+        choices="precision/policy.py:SUMS"),  # compute float32
     "parts": setting(0, "with sequence: stretches gathered and multiplied one after another; 0: up to 4 by the device",
         range=(0, 64), source="Wang et al. 2023, ASPLOS"),
     "zero": setting(3, "split along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
         range=(0, 3), source="Rajbhandari et al. 2020; 3: FSDP"),
     "schedule": setting("1f1b", "order of a pipeline; 1f1b holds at most 2 * stage - 1 micro-batches, the others all",
-        choices="gpipe 1f1b circular"),
+        choices="parallel/ticks.py:PIPELINE_SCHEDULES"),  # gpipe 1f1b circular
     "microbatches": setting(1, "micro-batches of a pipeline; bubble: (p-1)/(rounds*m+p-1)", range=COUNT),
     "rounds": setting(1, "not gpipe: rounds of a micro-batch, each through layers / (stage * rounds)", range=COUNT),
 }  # fmt: skip
@@ -249,11 +268,13 @@ TRAIN = {
     "ema": number(0.0, "decay of a bias-corrected average of the weights, for `eval --ema`; 0: none", unit="per step",
         range=(0, 0.9999999), resume=False),
     "updates": setting("whole", "when weights change: after the backward; or in a second one, each layer as its "
-        "gradient arises, so that no other layer's exists", choices="whole per_layer",
-        source="per_layer: LOMO (Lv et al. 2023), sec. 3; GaLore (Zhao et al. 2024), sec. 4.3"),
+        "gradient arises, so that no other layer's exists",
+        source="per_layer: LOMO (Lv et al. 2023), sec. 3; GaLore (Zhao et al. 2024), sec. 4.3",
+        choices="config/choices.py:UPDATES"),  # whole per_layer
     "moments": setting("device", "where the optimizer's state lies; pinned_host: in the host's memory, from which "
-        "each layer's is fetched for its update (train.updates=per_layer)", choices="device pinned_host",
-        source="Ren et al. 2021, ZeRO-Offload"),
+        "each layer's is fetched for its update (train.updates=per_layer)",
+        source="Ren et al. 2021, ZeRO-Offload",
+        choices="config/choices.py:MOMENTS"),  # device pinned_host
     "deterministic": setting(False, "the same bits every time, at some speed: on a GPU, ops of fixed order"),
     "init_from": key("", 'start on the weights of RUN, RUN@STEP or hf:DIR (safetensors), all else anew; "": random'),
     "branch_from": setting("", 'go on from RUN@STEP with all state; `scalelab train --branch-from` sets it; "": none',
@@ -294,15 +315,17 @@ LOG = {
     "set_by": setting("", "who set each value of optim and schedule; filled in by scalelab"),
     "stretches": setting("", "what was counted before a changed batch, length or mixture; filled in by scalelab"),
     "remat": setting("", "model.remat=auto: why it became what it is; filled in by scalelab"),
-    "role": setting("", 'what the run is to its study, for the fitter; "": nothing', choices="fit check holdout"),
+    "role": setting("", 'what the run is to its study, for the fitter; "": nothing',
+        choices="laws/fits/study.py:ROLES"),  # fit check holdout
 }  # fmt: skip
 
 # What watches every step, and what it may do; its memory is part of the checkpoints (scalelab/train/step/guard.py).
 GUARD = {
     "policy": key("watch", "off; watch: log alarms, change nothing; skip: drop outliers; rewind: also go back",
-        choices="off watch skip rewind", resume=True),
+        resume=True, choices="config/choices.py:GUARD_POLICIES"),  # off watch skip rewind
     "detector": key("log", "outliers; log: of logarithms, which never enter the window; sigma: as in OLMo-core",
-        choices="log sigma", resume=True, source="sigma: OLMo-core's SkipStepOptimizer"),
+        resume=True, source="sigma: OLMo-core's SkipStepOptimizer",
+        choices="config/choices.py:DETECTORS"),  # log sigma
     "window": key(128, "losses and gradient norms that a step is compared with", unit="steps", range=(8, 4096),
         resume=True, source="OLMo-core: 128"),
     "minimum": number(64, "values in the window before a step is judged by it", unit="steps", range=(2, 4096),
@@ -310,13 +333,14 @@ GUARD = {
     "sigmas": number(6.0, "standard deviations above the mean from which a value is an outlier", range=above(0, 1e3),
         source="OLMo-core: 6"),
     "spike": key("skip", "skip, rewind: what happens to an outlier; clip: to the window's median gradient norm",
-        choices="skip clip", resume=True),
+        resume=True, choices="config/choices.py:SPIKES"),  # skip clip
     "skip": key("step", "skip, rewind: what a loss or gradient that is not finite costs (train.accumulate > 1)",
-        choices="step micro_batch", resume=True),
+        resume=True, choices="config/choices.py:SKIPS"),  # step micro_batch
 }  # fmt: skip
 
 SWEEP = {
-    "pack": setting("auto", "how trials of a pack share a process; turn: in sequence", choices="auto vmap turn"),
+    "pack": setting("auto", "how trials of a pack share a process; turn: in sequence",
+        choices="train/step/program.py:PACKING_CHOOSERS+PACKINGS"),  # auto | vmap turn
     "workers": setting(0, "most at once, for trials that can't share one; 0: half the cores", unit="processes",
         range=(0, 1024)),
 }  # fmt: skip

@@ -93,9 +93,9 @@ def train_policy(folder: pathlib.Path, setting: str, policy: str, seed: int, ste
     }  # fmt: skip
 
 
-def static_and_hparams(config: ConfigDict) -> tuple[Any, dict[str, Any]]:
+def static_and_hparams(config: ConfigDict) -> tuple[Any, config_lib.Hparams]:
     """(compiled half of a config, its hparams as arrays)."""
-    return config_lib.static(config), {name: jnp.float32(x) for name, x in config_lib.hparams(config).items()}
+    return config_lib.static(config), jax.tree.map(jnp.float32, config_lib.hparams(config))
 
 
 def measure_bytes(config: ConfigDict) -> dict[str, int]:

@@ -77,9 +77,32 @@ def fork(tmp_path_factory):
     return folder, run_commands(folder, COMMANDS)
 
 
-def test_the_page_has_the_seven_edits_and_each_applies_to_todays_source(tmp_path):
+# What follows from a row of GATED: N, FLOPs, width, muP, dead units, the count of a stored config, and a refusal.
+ACTIVATION = """
+import json
+from scalelab import config
+from scalelab.configs import tiny
+from scalelab.hf.llama import LLAMA
+from scalelab.hf.formats import unsupported_keys
+from scalelab.model.count import count_parameters, flops_per_token
+from scalelab.model.layers import has_zero_units
+from scalelab.model.parametrization import parameter_scales
+from scalelab.record.soundness import size
+values = {"model.mlp": "geglu", "model.d_model": "128", "parametrization.name": "mup"}
+resolved = config.resolve(config.override(tiny.get_config(), values))
+shape, stored = config.static(resolved).model, resolved.to_dict()
+print(json.dumps({
+    "choices": config.key_records()["model.mlp"].choices, "d_ff": shape.d_ff, "n": count_parameters(shape),
+    "flops": flops_per_token(shape)["exact"], "counted": size.count_parameters(stored),
+    "lr": parameter_scales(shape, "adam")["blocks"]["mlp"]["gate"]["w"].lr, "zero": has_zero_units("geglu"),
+    "refused": unsupported_keys(LLAMA, shape)["mlp"],
+}))
+"""
+
+
+def test_the_page_has_the_eight_edits_and_each_applies_to_todays_source(tmp_path):
     """What they do once applied `make test-slow` runs."""
-    assert list(COMMANDS) == ["block", "metric", "law", "optimizer", "schedule", "key", "command"]
+    assert list(COMMANDS) == ["block", "metric", "law", "optimizer", "schedule", "activation", "key", "command"]
     apply_all(tmp_path)
     sources = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.py")}
     changed = [name for name in sources if not (ROOT / name).exists() or (ROOT / name).read_text() != sources[name]]
@@ -133,9 +156,33 @@ def test_a_new_schedule_and_a_new_key_change_the_learning_rate(fork):
 
 
 @pytest.mark.slow
+def test_a_new_activation_is_planned_with_its_gate(fork):
+    plan, changed = fork[1]["activation"], fork[1]["block"]
+    assert plan["params"] == changed["params"] and plan["flops"] == changed["flops"]
+
+
+@pytest.mark.slow
 def test_a_new_command_counts_the_changed_block(fork):
     assert fork[1]["command"]["total"] == fork[1]["block"]["params"]["total"]
     assert fork[1]["command"]["total"] > count_parameters(SHAPE)["total"]
+
+
+def test_what_follows_from_a_new_activation(tmp_path):
+    """One row of one table, and nothing else knows of it: all is as for swiglu, which has the same products."""
+    copy_package(tmp_path)
+    apply_diff(tmp_path, "activation")
+    done = subprocess.run(
+        [sys.executable, "-c", ACTIVATION], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout)
+    values = {"model.d_model": "128", "parametrization.name": "mup"}
+    like = config.static(config.resolve(config.override(tiny.get_config(), values))).model
+    assert answer["choices"] == ["swiglu", "geglu", "gelu", "relu2", "relu"] and answer["d_ff"] == like.d_ff == 344
+    assert answer["n"] == count_parameters(like) and answer["flops"] == flops_per_token(like)["exact"]
+    assert answer["counted"] == answer["n"]
+    assert answer["lr"] == 0.5 and answer["zero"] is False and answer["refused"] == ["geglu", "swiglu"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.config import schedule_steps
+from scalelab.config import replace_hparams, schedule_steps
 from scalelab.model import count
 from scalelab.sweep.scaling import recipes
 from scalelab.sweep.scaling.shrink import shrink_recipe
@@ -122,10 +122,8 @@ def test_a_small_one_trains(name):
     """Two steps on random bytes: finite losses that change."""
     config = shrink_recipe(recipes.find_recipe(name).config, d_model=32, steps=60)
     static = config_lib.static(config)
-    h = {
-        key: jnp.float32(value)
-        for key, value in (config_lib.hparams(config) | {"log_every": 1, "separator": 0}).items()
-    }
+    h = replace_hparams(config_lib.hparams(config), {"log.every_steps": 1, "dataset.separator": 0})
+    h = jax.tree.map(jnp.float32, h)
     batch = np.random.default_rng(0).integers(0, 256, (2, 16, config.model.seq_len + 1), np.int32)
     run, init = (jax.jit(function, static_argnums=0) for function in (many_steps, state_lib.init_state))
     state, metrics = run(static, init(static, h), jnp.asarray(batch), jnp.int32(2), h)

@@ -36,6 +36,7 @@ from scalelab.plan.memory.memory import step_memory
 from scalelab.sharding import trace_for_platform
 from scalelab.train.lineage.facts import package_versions
 from scalelab.train.step import state as state_lib
+from scalelab.train.step.program import hparam_shapes
 from scalelab.train.step.step import many_steps
 
 CHILD_CODE = "import sys; from checks.gpu import compiled; compiled.child(sys.argv[1], sys.argv[2])"
@@ -179,8 +180,7 @@ def _chunked_step(settings: Settings, tokens: int) -> tuple[Callable, tuple[Any,
     """A step of the 1B model at two rows, and the shapes of its arguments."""
     tree = build_config(settings.models["1b"], model__remat="full", train__global_batch=2)
     static = config_lib.static(tree)
-    h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in config_lib.hparams(tree)}
-    h |= {"seed": jax.ShapeDtypeStruct((), jnp.uint32), "separator": jax.ShapeDtypeStruct((), jnp.int32)}
+    h = hparam_shapes([*config_lib.flatten_hparams(config_lib.hparams(tree)), "dataset.separator"])
     batch = jax.ShapeDtypeStruct((1, 2, static.model.seq_len + 1), jnp.int32)
 
     def step(*arguments: Any) -> Any:

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from scalelab import config as config_lib
 from scalelab.cli.parser import print_status
-from scalelab.config import Static
+from scalelab.config import Hparams, Static, replace_hparams
 from scalelab.configs import tiny
 from scalelab.experiments.studies import outcome
 from scalelab.optim.chain import build_optimizer_chain
@@ -42,7 +42,7 @@ ROUNDING = 1e-5  # relative; fp32 sums in another order differ by about 1e-6
 ARMS = {"SGD": ("sgd", 1e9), "AdamW": ("adamw", 1e9), "AdamW, clip 1": ("adamw", 1.0)}
 
 
-def build_setting(optimizer: str = "adamw", clip_norm: float = 1.0) -> tuple[Static, dict[str, jax.Array]]:
+def build_setting(optimizer: str = "adamw", clip_norm: float = 1.0) -> tuple[Static, Hparams]:
     """(static, traced hparams) of configs/tiny.py with one layer, a constant learning rate and this optimizer."""
     values = {
         "model.d_model": 32, "model.n_layers": 1, "model.n_heads": 2, "model.seq_len": SEQ_LEN,
@@ -51,7 +51,7 @@ def build_setting(optimizer: str = "adamw", clip_norm: float = 1.0) -> tuple[Sta
         "optim.weight_decay": 0.0,
     }  # fmt: skip
     config = config_lib.resolve(config_lib.override(tiny.get_config(), values))
-    return config_lib.static(config), {key: jnp.float32(each) for key, each in config_lib.hparams(config).items()}
+    return config_lib.static(config), jax.tree.map(jnp.float32, config_lib.hparams(config))
 
 
 def draw_batch(seed: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def relative_distance(tree: Any, reference: Any) -> float:
 def split_errors(seed: int) -> list[dict[str, float]]:
     """For each number of micro-batches the relative errors of both ways of adding them."""
     static, h = build_setting()
-    params = state_lib.init_state(static, h | {"seed": jnp.uint32(seed)}).params
+    params = state_lib.init_state(static, replace_hparams(h, {"train.seed": jnp.uint32(seed)})).params
     tokens = draw_batch(seed)
     whole = mean_gradient(static, params, tokens)
     rows = []
@@ -98,10 +98,10 @@ def split_errors(seed: int) -> list[dict[str, float]]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def train_steps(static: Static, h: Mapping[str, jax.Array], factor: jax.Array, batches: jax.Array) -> Any:
+def train_steps(static: Static, h: Hparams, factor: jax.Array, batches: jax.Array) -> Any:
     """Parameters before, after one step and after all `batches`, with gradients times `factor`."""
     state = state_lib.init_state(static, h)
-    chain = build_optimizer_chain(static, h, h["peak_lr"])
+    chain = build_optimizer_chain(static, h, h.optim.peak_lr)
 
     def step(carry: Any, tokens: jax.Array) -> tuple[Any, Any]:
         params, opt_state = carry
@@ -117,7 +117,7 @@ def train_steps(static: Static, h: Mapping[str, jax.Array], factor: jax.Array, b
 def forgotten_division(arm: str, seed: int) -> dict[str, float]:
     """How far the first step goes with the division forgotten, over without; and how far apart 60 steps end."""
     static, h = build_setting(*ARMS[arm])
-    h |= {"seed": jnp.uint32(seed)}
+    h = replace_hparams(h, {"train.seed": jnp.uint32(seed)})
     batches = jnp.asarray([draw_batch(1000 * seed + i) for i in range(STEPS)])
     start, first, last = train_steps(static, h, jnp.float32(1), batches)
     _, far_first, far_last = train_steps(static, h, jnp.float32(FORGOTTEN), batches)

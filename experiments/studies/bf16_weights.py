@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from scalelab import config as config_lib
 from scalelab.cli.parser import print_status
-from scalelab.config import Static
+from scalelab.config import Hparams, Static, replace_hparams
 from scalelab.configs import tiny
 from scalelab.experiments.shared import markdown_table
 from scalelab.experiments.studies import outcome
@@ -46,7 +46,7 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-def build_setting(policy: str, rate: float, steps: int) -> tuple[Static, dict[str, float]]:
+def build_setting(policy: str, rate: float, steps: int) -> tuple[Static, Hparams]:
     """(static, hparams) of a model of width 32 with two layers; the cosine ends at zero."""
     values = {
         "model.d_model": 32, "model.n_layers": 2, "model.n_heads": 2, "model.seq_len": SEQ_LEN,
@@ -54,7 +54,7 @@ def build_setting(policy: str, rate: float, steps: int) -> tuple[Static, dict[st
         "optim.peak_lr": rate, "schedule.name": "cosine", "schedule.final_share": 0.0, "guard.policy": "off",
     }  # fmt: skip
     config = config_lib.resolve(config_lib.override(tiny.get_config(), values))
-    return config_lib.static(config), config_lib.hparams(config) | {"log_every": AT_ONCE}
+    return config_lib.static(config), replace_hparams(config_lib.hparams(config), {"log.every_steps": AT_ONCE})
 
 
 def draw_language(seed: int) -> np.ndarray:
@@ -78,7 +78,7 @@ def train(policy: str, rate: float, seed: int, steps: int) -> list[float]:
     static, h = build_setting(policy, rate, steps)
     language = draw_language(0)
     batches, held_out = draw_batches(language, 1 + seed, steps), draw_batches(language, 0, 8)
-    run = program.sequential_program(static, [h | {"seed": seed}])
+    run = program.sequential_program(static, [replace_hparams(h, {"train.seed": seed})])
     states, losses = run.init(), list[float]()
     for at in range(0, steps, AT_ONCE):
         states, _ = run.advance(states, [batches[at : at + AT_ONCE]], AT_ONCE)

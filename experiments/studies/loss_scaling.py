@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from scalelab import config as config_lib
 from scalelab.cli.parser import print_status
-from scalelab.config import Static
+from scalelab.config import Hparams, Static, replace_hparams
 from scalelab.configs import tiny
 from scalelab.experiments.shared import markdown_table
 from scalelab.experiments.studies import outcome
@@ -42,7 +42,7 @@ SEEDS, QUICK_SEEDS = 3, 1
 SAFE_SCALE = 2.0**12  # one of SCALES
 
 
-def build_setting(precision: str, tokens: int = 1024) -> tuple[Static, dict[str, jax.Array]]:
+def build_setting(precision: str, tokens: int = 1024) -> tuple[Static, Hparams]:
     """(static, traced hparams) of configs/tiny.py with one layer, for batches of this many tokens."""
     values = {
         "model.d_model": 32, "model.n_layers": 1, "model.n_heads": 2, "model.seq_len": SEQ_LEN,
@@ -50,8 +50,8 @@ def build_setting(precision: str, tokens: int = 1024) -> tuple[Static, dict[str,
         "schedule.name": "constant", "schedule.warmup_steps": 0, "optim.weight_decay": 0.0,
     }  # fmt: skip
     config = config_lib.resolve(config_lib.override(tiny.get_config(), values))
-    hparams = config_lib.hparams(config) | {"log_every": 1}
-    return config_lib.static(config), {key: jnp.float32(each) for key, each in hparams.items()}
+    hparams = replace_hparams(config_lib.hparams(config), {"log.every_steps": 1})
+    return config_lib.static(config), jax.tree.map(jnp.float32, hparams)
 
 
 def draw_batch(seed: int, tokens: int) -> jax.Array:
@@ -71,7 +71,7 @@ def gradient_errors(tokens: int, seed: int) -> list[float | None]:
     """Relative error of fp16's gradient for each of SCALES; None where it overflowed."""
     exact, h = build_setting("fp32", tokens)
     half, _ = build_setting("fp16", tokens)
-    params = state_lib.init_state(exact, h | {"seed": jnp.uint32(seed)}).params
+    params = state_lib.init_state(exact, replace_hparams(h, {"train.seed": jnp.uint32(seed)})).params
     batch = draw_batch(seed, tokens)
     reference = flat_gradient(exact, params, batch, jnp.float32(1))
     errors: list[float | None] = []
@@ -90,7 +90,7 @@ def lost_updates(rate: float, seed: int) -> dict[str, float]:
     The first step moves each weight by the learning rate, whatever its gradient.
     """
     static, h = build_setting("bf16_master")
-    h |= {"peak_lr": jnp.float32(rate), "seed": jnp.uint32(seed)}
+    h = replace_hparams(h, {"optim.peak_lr": jnp.float32(rate), "train.seed": jnp.uint32(seed)})
     state = state_lib.init_state(static, h)
     after, _ = _step(static, state, draw_batch(seed, 1024), h)
     before, after = (_flatten(each.params) for each in (state, after))

@@ -10,13 +10,13 @@ from scalelab.laws import Coefficient, Exponent
 def soft_signs(declared, o, h, lr):
     """An optimizer: momentum, then g / (|g| + gamma), a sign that is soft near 0. Returns an optax transform.
 
-    `h` holds traced numbers: no Python `if` on them. Weight decay, clipping and the learning rate are scalelab's part.
+    `h` holds traced numbers by key: no Python `if` on them. Weight decay, clipping and the LR are scalelab's part.
     """
 
     def soften(gradients, _):
-        return jax.tree.map(lambda g: g / (jnp.abs(g) + h["gamma"]), gradients)
+        return jax.tree.map(lambda g: g / (jnp.abs(g) + h.optim.own.gamma), gradients)
 
-    return optax.chain(optax.trace(h["beta1"]), optax.stateless(soften))
+    return optax.chain(optax.trace(h.optim.beta1), optax.stateless(soften))
 
 
 def tokens_only(D, *, E: Coefficient, B: Coefficient, beta: Exponent):

@@ -95,6 +95,7 @@ def _describe_key(name: str, record: Key) -> str:
         "default": _format_default(record),
         "unit": record.unit,
         "values": _format_values(record),
+        "tables": ", ".join(f"scalelab/{table}" for table in record.tables),
         "compiled": "traced: a new value needs no new compilation" if record.traced else "static",
         "identity": "yes: what is computed depends on it" if record.identity else "no: nothing computed depends on it",
         "resume": "may change when a run goes on" if record.resume else "fixed: a run can't go on under another value",

@@ -1,8 +1,9 @@
 """Configs: read files and overrides, resolve them, and split them into what is compiled and what is traced.
 
-Read in this order: `files` (the tree), `keys` (one record a key), `resolve` (derived values, checks), `static` (the two
-halves). `validate` checks single values, `combinations` checks values against each other; `optimizer_defaults`,
-`schedule_steps`, `batch_ramp` and `mixture_text` each read one group of keys; `changes` compares with the defaults.
+Read in this order: `files` (the tree), `keys` (one record a key), `resolve` (derived values, checks), `static` and
+`traced` (the two halves). `validate` checks single values, `combinations` checks values against each other;
+`optimizer_defaults`, `schedule_steps`, `batch_ramp` and `mixture_text` each read one group of keys; `changes` compares
+with the defaults.
 
 Loading this room needs neither numpy nor ml_collections, so that commands that only read configs start fast.
 """
@@ -22,16 +23,22 @@ from scalelab.config.files import (
 from scalelab.config.keys import default_values, hparam_keys, key_records, traced_keys
 from scalelab.config.resolve import config_value_origins, identity, load, resolve
 from scalelab.config.static import (
-    LAYERS_NUMBERS,
     Guard,
     Layout,
     ModelShape,
     Optim,
     Static,
-    hparams,
     static,
-    traced_names,
     unset_numbers,
+)
+from scalelab.config.traced import (
+    LAYERS_NUMBERS,
+    Hparams,
+    flatten_hparams,
+    group_hparams,
+    hparams,
+    replace_hparams,
+    traced_names,
 )
 
 load_module = load_config_module  # the name that config files written by `sweep/forks.py` of version 0.1 call
@@ -40,6 +47,7 @@ __all__ = [
     "LAYERS_NUMBERS",
     "USER_OPTIM_PREFIX",
     "Guard",
+    "Hparams",
     "Layout",
     "ModelShape",
     "Optim",
@@ -48,6 +56,8 @@ __all__ = [
     "default_tree",
     "default_values",
     "find_config_file",
+    "flatten_hparams",
+    "group_hparams",
     "hparam_keys",
     "hparams",
     "identity",
@@ -59,6 +69,7 @@ __all__ = [
     "load_module",
     "override",
     "read_config_file",
+    "replace_hparams",
     "resolve",
     "shipped_configs",
     "split_overrides",

@@ -5,6 +5,7 @@
 
 import functools
 import importlib.util
+import keyword
 import math
 import os
 import pathlib
@@ -270,7 +271,7 @@ def check_tree(config: "ConfigDict") -> None:
 def _check_user_number(config: "ConfigDict", key: str, value: Any) -> None:
     """Check that a number of a user's own optimizer has a Python name and is finite."""
     name = key.removeprefix(USER_OPTIM_PREFIX)
-    if not name.isidentifier():
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):  # it is read as h.optim.own.gamma
         raise BadInput(f"{key!r}: a number of your own optimizer has one word for a name, as {USER_OPTIM_PREFIX}gamma")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise BadInput(

@@ -9,9 +9,13 @@ Which keys are traced, which belong to a run's identity, which may change on res
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from scalelab.config.choices import TABLES, table_names
+from scalelab.errors import BadInput
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -86,12 +90,22 @@ class Key:
     unit: str  # "" for a plain number, a name or a switch
     source: str  # of the default, or of the choices
     range: Range | None
-    choices: tuple[str, ...]  # () if any text is a value
+    tables: tuple[str, ...]  # whose names are the choices; () if any text is a value
     user_code: bool  # whether users may pass their own function as pkg.mod:fn
     several: bool  # whether they may pass several, separated by commas
     traced: bool  # whether a new value needs no new compilation
     identity: bool  # whether what is computed depends on it
     resume: bool  # whether a run may go on under another value
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names in `tables`; () if any text is a value."""
+        return tuple(name for tables in self.tables for name in table_names(tables))
+
+    def choices_in(self, table: str) -> tuple[str, ...]:
+        """The names in one of the tables, such as `GATED` of `model.mlp`."""
+        paths = [tables.partition(":")[0] for tables in self.tables if table in re.split("[:+]", tables)]
+        return tuple(name for path in paths for name in table_names(f"{path}:{table}"))
 
 
 def key(
@@ -101,18 +115,24 @@ def key(
     unit: str = "",
     source: str = "",
     range: Range | tuple[float, float] | None = None,
-    choices: str | Iterable[str] = "",
+    choices: str = "",
     user_code: bool = False,
     several: bool = False,
     traced: bool = False,
     identity: bool = True,
     resume: bool | None = None,
 ) -> Key:
-    """The record of a key. `choices` are words separated by blanks, or an iterable of them.
+    """The record of a key. `choices`: the tables whose names they are, by file, separated by blanks.
 
     Unless `resume` says otherwise, a run may go on under another value of what is traced or computes nothing.
     """
     kind = default.kind if isinstance(default, Derived) else type(default)
+    for table in choices.split():
+        if not TABLES.fullmatch(table):
+            raise BadInput(
+                f"configs/base.py: choices={choices!r}: {table!r} is not a table: choices are the names in a table of "
+                "functions, written as its file and name, such as model/layers.py:GATED"
+            )
     return Key(
         None if isinstance(default, Derived) else default,
         kind,
@@ -120,7 +140,7 @@ def key(
         unit,
         source,
         Range(*range) if isinstance(range, tuple) else range,
-        tuple(choices.split() if isinstance(choices, str) else choices),
+        tuple(choices.split()),
         user_code,
         several,
         traced,
@@ -173,7 +193,7 @@ def default_values() -> MappingProxyType[str, Any]:
 def traced_keys() -> tuple[str, ...]:
     """Keys whose values are traced: trials that differ only in these share a compiled program.
 
-    Not among them are the numbers in `optim.own`, which depend on the config (`static.traced_names`).
+    Not among them are the numbers in `optim.own`, which depend on the config (`traced.traced_names`).
     """
     return tuple(name for name, record in key_records().items() if record.traced and record.kind is not dict)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from scalelab.errors import BadInput
 from scalelab.set_by import DEFAULT
 
 OptimDefaults = dict[str, tuple[Any, str]]  # key of `optim` -> (value, source)
@@ -189,6 +190,11 @@ def default_optim_values(name: str, scale: str | None = None) -> OptimDefaults:
         }
     if name in OPTIM_DEFAULTS:
         return OPTIM_DEFAULTS[name]
+    if ":" not in name:
+        raise BadInput(
+            f"optim.name={name!r} has no default values: add a row to OPTIM_DEFAULTS in "
+            "scalelab/config/optimizer_defaults.py"
+        )
     everything = {key: (None, "") for values in OPTIM_DEFAULTS.values() for key in values}
     return everything | REST_DEFAULTS | {key: value for key, value in _ADAMW.items() if key != "peak_lr"}
 

@@ -11,7 +11,7 @@ from scalelab.config.checks.combinations import check_combinations
 from scalelab.config.checks.interplay import check_plans
 from scalelab.config.checks.validate import check_values
 from scalelab.config.files import check_tree, leaves, override, read_config_file
-from scalelab.config.keys import default_values, key_records, traced_keys
+from scalelab.config.keys import default_values, key_records
 from scalelab.errors import BadInput
 from scalelab.record import identity as identity_lib
 
@@ -77,8 +77,8 @@ def _derive_model_sizes(model: "ConfigDict") -> None:
             )
         model.d_head = model.d_model // model.n_heads
     if model.d_ff is None:
-        swiglu_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
-        model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
+        gated_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
+        model.d_ff = gated_width if model.mlp in key_records()["model.mlp"].choices_in("GATED") else 4 * model.d_model
 
 
 def config_value_origins(config: "ConfigDict") -> dict[str, str]:
@@ -117,10 +117,6 @@ def _optimizer_values(optim: "ConfigDict") -> None:
             raise BadInput(
                 f"optim.own.{name}={optim.own[name]:g}: {optim.name} has none; optim.own is for an optimizer of your "
                 "own, optim.name=pkg.mod:fn"
-            )
-        if name in {key.split(".")[1] for key in (*traced_keys(), "data.log_every", "data.separator")}:
-            raise BadInput(
-                f"optim.own.{name}={optim.own[name]:g}: h[{name!r}] is another number already; choose another name"
             )
     for key, value in optim.items():
         if key not in values and key not in optimizer_defaults.COMMON_KEYS and value is not None:

@@ -1,4 +1,4 @@
-"""The two halves of a resolved config: `static` decides the compiled program, `hparams` are traced scalars."""
+"""The compiled half of a resolved config: `static` decides the program; `traced.hparams` are its scalars."""
 
 import dataclasses
 import functools
@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab import user_code
 from scalelab.config import batch_ramp, mixture_text, stretches
-from scalelab.config.files import leaves
-from scalelab.config.keys import hparam_keys, traced_keys
+from scalelab.config.choices import DOCUMENTS, GUARD_POLICIES, MOMENTS, PARAMETRIZATIONS, SKIPS, SPIKES, UPDATES
+from scalelab.config.keys import traced_keys
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
-
-
-LAYERS_NUMBERS = ("layers_every", "layers_after_alarm")  # of `log`: traced where layers are measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +69,12 @@ class ModelShape:
     @property
     def width_ratio(self) -> float:
         """m_d: how many times as wide as the base; 1 where width changes nothing (standard)."""
-        return 1.0 if self.parametrization == "standard" else self.d_model / self.base_width
+        return self.d_model / self.base_width if PARAMETRIZATIONS[self.parametrization].width else 1.0
 
     @property
     def depth_ratio(self) -> float:
         """m_L: how many times as deep as the base; 1 where depth changes nothing (standard, mup)."""
-        return self.n_layers / self.base_layers if self.parametrization == "completep" else 1.0
+        return self.n_layers / self.base_layers if PARAMETRIZATIONS[self.parametrization].depth else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,14 +136,24 @@ class Guard:
     stages: tuple[int, ...] = ()
 
     @property
+    def watches(self) -> bool:
+        """Whether there is a guard."""
+        return GUARD_POLICIES[self.policy].watches
+
+    @property
     def acts(self) -> bool:
         """Whether an outlier's step is changed."""
-        return self.policy in ("skip", "rewind")
+        return GUARD_POLICIES[self.policy].acts
+
+    @property
+    def clips(self) -> bool:
+        """Whether an outlier's gradient is clipped."""
+        return self.acts and SPIKES[self.spike]
 
     @property
     def leaves_out(self) -> bool:
         """Whether a step may do without a micro-batch that is not finite."""
-        return self.acts and self.skip == "micro_batch"
+        return self.acts and SKIPS[self.skip]
 
 
 class PastStretch(NamedTuple):
@@ -189,6 +196,21 @@ class Static:
     moments: str = "device"  # from train.moments: the memory in which the optimizer's state lies
     sources: tuple[str, ...] = ()  # of users' functions: hashes, as two folders may have functions of one name
 
+    @property
+    def masks_documents(self) -> bool:
+        """Whether attention stops at the ends of documents."""
+        return DOCUMENTS[self.documents]
+
+    @property
+    def updates_layers(self) -> bool:
+        """Whether each layer is updated as its gradient arises."""
+        return UPDATES[self.updates]
+
+    @property
+    def moments_on_host(self) -> bool:
+        """Whether the optimizer's state lies in the host's memory."""
+        return MOMENTS[self.moments]
+
 
 def static(config: "ConfigDict") -> Static:
     """The compiled half of a resolved config."""
@@ -227,7 +249,7 @@ def _past(config: "ConfigDict") -> tuple[PastStretch, ...]:
 
 
 def _guard(config: "ConfigDict") -> Guard:
-    if config.guard.policy == "off":
+    if not GUARD_POLICIES[config.guard.policy].watches:
         return Guard()
     options = {field.name: config.guard[field.name] for field in dataclasses.fields(Guard) if field.name != "stages"}
     return Guard(**options, stages=tuple(stage.step for stage in mixture_text.parse_mixture(config.data.mixture)[1:]))
@@ -237,19 +259,3 @@ def unset_numbers(config: "ConfigDict") -> tuple[str, ...]:
     """Numbers that the config of a user's own optimizer (`pkg.mod:fn`) leaves open; () for scalelab's optimizers."""
     keys = [key.removeprefix("optim.") for key in traced_keys() if key.startswith("optim.")]
     return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()
-
-
-def traced_names(o: Optim) -> list[str]:
-    """Names of the traced numbers that a program under the optimizer `o` gets, besides those of logging and data."""
-    return [key.split(".")[1] for key in traced_keys()] + list(o.own)
-
-
-def hparams(config: "ConfigDict") -> dict[str, float]:
-    """The traced half of a resolved config: scalars that change without recompiling."""
-    values = leaves(config)
-    traced = {key.split(".")[1]: values[key] for key in hparam_keys()}
-    # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
-    given = {key: 0.0 if value is None else value for key, value in traced.items()}
-    given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}
-    given |= {name: config.log[name] for name in LAYERS_NUMBERS} if config.log.layers_every else {}
-    return given | config.optim.own.to_dict() | {"log_every": config.log.every_steps}

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,8 @@ class Dataset:
 
     @property
     def hparams(self) -> dict[str, float]:
-        """Numbers of the data that the training step needs, traced like a config's `hparams`."""
-        return {"separator": self.separator}
+        """Numbers of the data that the training step needs, traced like a config's: `h.dataset.separator`."""
+        return {"dataset.separator": self.separator}
 
 
 def open_dataset(config: DataConfig) -> Dataset:
@@ -60,8 +60,8 @@ def open_dataset(config: DataConfig) -> Dataset:
     """
     if not 0 < config.val_fraction < 1:
         raise BadInput(f"data.val_fraction={config.val_fraction} is not between 0 and 1; 0.1 is usual")
-    if config.source == "prepared":
-        return _open_prepared(config)
+    if config.source in READY:
+        return READY[config.source](config)
     source = open_source(config)
     tokenizer = byte_tokenizer() if source.vocab_size is None else id_tokenizer(source.vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
@@ -108,6 +108,9 @@ def _open_prepared(config: DataConfig) -> Dataset:
     }
     ids = tokenizer["vocab_size"], tokenizer["separator"]
     return Dataset(parts, *ids, fingerprint, description["bytes_per_token"], None, description)
+
+
+READY: dict[str, Callable[[DataConfig], Dataset]] = {"prepared": _open_prepared}  # sources that are datasets already
 
 
 def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:

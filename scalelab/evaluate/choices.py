@@ -51,7 +51,7 @@ def encode_task(model: EvaluatedModel, task: Task) -> EncodedTask:
     tokenizer = None if synthetic and not texts else load_model_tokenizer(model)
     separator = tokenizer.separator if tokenizer else DEFAULT_SEPARATOR
     # A document follows a separator; if documents are masked from each other, it begins with its own first token.
-    before = [] if model.static.documents == "mask" else [separator]
+    before = [] if model.static.masks_documents else [separator]
 
     def encode(text: TextOrIds) -> np.ndarray:
         """Ids [n] int32 of a text, or of given ids, which are checked."""

@@ -61,7 +61,7 @@ def draw_samples(
     document's first token (data.documents=mask).
     """
     _check_options(options, most, count)
-    before = [] if model.static.documents == "mask" else [tokenizer.separator]
+    before = [] if model.static.masks_documents else [tokenizer.separator]
     prompt_ids = np.array([*before, *encode_prompt(tokenizer, prompt)], np.int32)
     room = model.seq_len - len(prompt_ids)
     if not len(prompt_ids):
@@ -162,7 +162,7 @@ def _program(model: EvaluatedModel, count: int, separator: int) -> tuple[Callabl
     The state is a KV cache as long as the model's sequences: a prompt of another length recompiles only `begin`. A
     user's block may mix tokens outside of attention, which the cache does not hold: there the state is all tokens.
     """
-    ends = jnp.int32(separator) if model.static.documents == "mask" else None
+    ends = jnp.int32(separator) if model.static.masks_documents else None
     if ":" in model.static.model.block:
         return _whole_program(model, count, ends)
     cache = decode.empty_cache(model.static.model, count, model.seq_len, POLICIES[model.static.precision])

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import Layout, Static
+from scalelab.config import Layout, Static, group_hparams
 from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.data.tokenizers import load
 from scalelab.data.tokenizers.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ def token_losses(model: EvaluatedModel, tokens: np.ndarray, separator: int) -> T
 @functools.partial(jax.jit, static_argnums=0)
 def _token_losses(static: Static, params: Any, tokens: jax.Array, separator: jax.Array) -> tuple[jax.Array, ...]:
     policy = POLICIES[static.precision]
-    ends = document_ends(static, {"separator": separator})
+    ends = document_ends(static, group_hparams({"dataset.separator": separator}))
     inputs_BS, targets_BS, packed = documents.split_inputs_targets(tokens, ends)
     with product_precision(policy):
         nll_BS, best_BS = transformer.token_losses(static.model, params, inputs_BS, targets_BS, policy, packed)
@@ -111,7 +111,7 @@ def next_token_logits(model: EvaluatedModel, tokens: np.ndarray, separator: int)
 
 @functools.partial(jax.jit, static_argnums=0)
 def _next_token_logits(static: Static, params: Any, tokens: jax.Array, separator: jax.Array) -> jax.Array:
-    policy, ends = POLICIES[static.precision], document_ends(static, {"separator": separator})
+    policy, ends = POLICIES[static.precision], document_ends(static, group_hparams({"dataset.separator": separator}))
     packed = None if ends is None else documents.document_segments(tokens, *ends)
     with product_precision(policy):
         return transformer.next_token_logits(static.model, params, tokens, policy, packed)

@@ -21,17 +21,7 @@ from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products, weight_product
 from scalelab.model.products.saved import keep_inputs, name_product, name_statistic
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import (
-    TENSOR_AXIS,
-    activation_spec,
-    gather_weight,
-    has_explicit_mesh,
-    mesh_axes,
-    per_device,
-    reshard_to,
-    residual_axes,
-    spec_of,
-)
+from scalelab.sharding import gather_weight, reshard_to, residual_axes
 from scalelab.user_code import user_function
 
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
@@ -70,9 +60,12 @@ def head_multiplier(shape: ModelShape) -> float:
     return 1.0 / shape.width_ratio
 
 
-def logit_multiplier(shape: ModelShape) -> float:
-    """1/sqrt(d_model) at base_width with `rsqrt_width` (Chowdhery et al. 2022, section 5, "Weight initialization")."""
-    return (shape.d_model / shape.width_ratio) ** -0.5 if shape.logit_scale == "rsqrt_width" else 1.0
+# Factors on the logits.
+LOGIT_SCALES: dict[str, Callable[[ModelShape], float]] = {
+    "none": lambda shape: 1.0,
+    # 1/sqrt(d_model) at base_width (Chowdhery et al. 2022, section 5, "Weight initialization")
+    "rsqrt_width": lambda shape: (shape.d_model / shape.width_ratio) ** -0.5,
+}
 
 
 def branch_multiplier(shape: ModelShape) -> float:
@@ -123,6 +116,20 @@ class BareParameter(nn.Module):
         return declare_parameter(self, "w", self.declaration)
 
 
+class NormKind(NamedTuple):
+    """Whether the mean is subtracted, and whether a bias is added."""
+
+    centered: bool
+    bias: bool
+
+
+NORMS = {
+    "rmsnorm": NormKind(centered=False, bias=False),
+    "layernorm": NormKind(centered=True, bias=True),
+    "layernorm_nobias": NormKind(centered=True, bias=False),
+}
+
+
 class Norm(nn.Module):
     """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016, with a bias) over the last axes, in fp32."""
 
@@ -140,9 +147,9 @@ class Norm(nn.Module):
             w = declare_parameter(self, name, Declaration(sizes, (), names, role, fill=fill))
             return broadcast_trailing(gather_weight(w, *names), x)
 
-        gain, bias = gathered("g", "gain", 1.0), gathered("b", "bias", 0.0) if self.kind == "layernorm" else None
-        over, centered = tuple(range(-len(sizes), 0)), self.kind != "rmsnorm"
-        normalize = functools.partial(_normalize, over=over, centered=centered, eps=self.eps, dtype=self.dtype)
+        kind, over = NORMS[self.kind], tuple(range(-len(sizes), 0))
+        gain, bias = gathered("g", "gain", 1.0), gathered("b", "bias", 0.0) if kind.bias else None
+        normalize = functools.partial(_normalize, over=over, centered=kind.centered, eps=self.eps, dtype=self.dtype)
         return keep_inputs(normalize)(x, gain, bias)
 
 
@@ -157,17 +164,26 @@ def _normalize(
     return (y if bias is None else y + bias).astype(dtype)
 
 
-# Of the MLP's first product, and of its gate if it has one.
-ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
-    "swiglu": lambda up, gate: jax.nn.silu(gate) * up,
-    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+# Hidden units of an MLP from its first product, or from two: `up` and `gate`.
+GATED: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "swiglu": lambda up, gate: jax.nn.silu(gate) * up,  # Shazeer 2020
+}
+UNGATED: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),  # in its tanh form
+    "relu2": lambda up: jnp.square(jax.nn.relu(up)),  # So et al. 2021
     "relu": jax.nn.relu,
-    "relu2": lambda up: jnp.square(jax.nn.relu(up)),
 }
 
 
+def has_zero_units(kind: str) -> bool:
+    """Whether units of this MLP are exactly zero wherever their products are negative, and not only small."""
+    with jax.ensure_compile_time_eval():
+        below = -jnp.ones(())
+        return bool((GATED[kind](below, below) if kind in GATED else UNGATED[kind](below)) == 0)
+
+
 class MLP(nn.Module):
-    """SwiGLU (Shazeer 2020), GELU (tanh form), ReLU or its square (So et al. 2021)."""
+    """Products into the hidden units, their activation (a row of GATED or UNGATED), and a product back."""
 
     kind: str
     d_model: int
@@ -184,43 +200,15 @@ class MLP(nn.Module):
         inner, std = ("batch", "context", "mlp"), self.stds.std
         x_BSD = share_among_products(x_BSD, self.policy)
         h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
-        inputs = [h_BSF]
-        if self.kind == "swiglu":
-            inputs.append(Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD))
-        h_BSF = keep_inputs(ACTIVATIONS[self.kind])(*inputs)
+        if self.kind in GATED:
+            gate_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD)
+            h_BSF = keep_inputs(GATED[self.kind])(h_BSF, gate_BSF)
+        else:
+            h_BSF = keep_inputs(UNGATED[self.kind])(h_BSF)
         if due is not None:
             self.put_variable(measures.COLLECTION, "units", measures.mlp_measures(due, h_BSF))
         out = Einsum(hidden, embed, self.bias, self.policy, self.residual, std=std, times=self.stds.last, name="down")
         return out(h_BSF)
-
-
-def lookup_embeddings(embed_VD: jax.Array, tokens_BS: jax.Array, form: Any) -> jax.Array:
-    """Rows of the embedding [B, S, D] in `form`. On a mesh rows travel, not the table, which is the larger.
-
-    A device looks up its part of the vocabulary and of D for the tokens of all devices that hold the other parts.
-    """
-    if not has_explicit_mesh():
-        return embed_VD[tokens_BS].astype(form)
-    table = spec_of(embed_VD)
-    split = mesh_axes(table.partitions[1:])
-
-    def device_rows(table_vd: jax.Array, tokens_bs: jax.Array) -> jax.Array:
-        tokens_bs = jax.lax.all_gather(tokens_bs, split, tiled=True) if split else tokens_bs
-        row = tokens_bs - jax.lax.axis_index(TENSOR_AXIS) * table_vd.shape[0]
-        is_here = (row >= 0) & (row < table_vd.shape[0])
-        rows = table_vd[jnp.where(is_here, row, 0)]
-        # All but one of the added rows are zero: nothing is lost by adding in any format.
-        rows_bsd = jax.lax.psum(jnp.where(is_here[..., None], rows, 0.0).astype(form), TENSOR_AXIS)
-        return jax.lax.all_to_all(rows_bsd, split, 0, 2, tiled=True) if split else rows_bsd
-
-    specs = (table, activation_spec("batch", "context"))
-    return per_device(device_rows, specs, activation_spec("batch", "context", None))(embed_VD, tokens_BS)
-
-
-def gather_rows(table_SD: jax.Array, index_BS: jax.Array) -> jax.Array:
-    """Rows [B, S, D] of a table that every device holds whole."""
-    split, out = activation_spec("batch", "context"), activation_spec("batch", "context", None)
-    return per_device(lambda table, index: table[index], (activation_spec(None, None), split), out)(table_SD, index_BS)
 
 
 @dataclasses.dataclass(frozen=True)

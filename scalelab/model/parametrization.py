@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from scalelab.config import ModelShape
+from scalelab.config.choices import PARAMETRIZATIONS
 from scalelab.model.attention.attention import attention_scale
 from scalelab.model.declare import Declaration
 from scalelab.model.layers import branch_multiplier, head_multiplier
@@ -68,7 +69,7 @@ def parameter_scales(shape: ModelShape, like: UpdateFamily) -> Any:
         gradient = 1 / shape.width_ratio / (shape.depth_ratio if "layers" in d.stack else 1.0)
         if like == "sgd":
             return ParameterScales(adam / gradient, gradient / adam)
-        return ParameterScales(adam, 1 / adam, gradient if shape.parametrization == "completep" else 1.0)
+        return ParameterScales(adam, 1 / adam, gradient if PARAMETRIZATIONS[shape.parametrization].eps else 1.0)
 
     return jax.tree.map(scales_of, parameter_declarations(shape))
 

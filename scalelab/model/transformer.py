@@ -25,6 +25,7 @@ from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_c
 from scalelab.model.loss import head_token_losses as token_losses_of
 from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
 from scalelab.model.products.product import share_among_products
+from scalelab.model.products.rows import gather_rows, lookup_embeddings
 from scalelab.model.products.saved import save_products
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform, without_mesh
@@ -36,6 +37,16 @@ REMAT_POLICIES = {
     "none": None,
     "dots": save_products,
     "full": jax.checkpoint_policies.nothing_saveable,
+}
+# Both branches on the residual stream x: `add(branch, norm's name, x)` is x + the branch of x's norm.
+BLOCKS: dict[str, Callable[..., Parts]] = {
+    "sequential": lambda add, attend, mlp, xs: add(mlp, "mlp_norm", add(attend, "attention_norm", xs)),
+    "parallel": lambda add, attend, mlp, xs: add(lambda y_BSD: attend(y_BSD) + mlp(y_BSD), "attention_norm", xs),
+}
+# A branch of the stream, whole along the sequence, and the norm of its input or of its output, in parts.
+NORM_PLACES: dict[str, Callable[..., Parts]] = {
+    "before": lambda branch, norm, split, xs: split(branch(gather_sequence(map_parts(norm, xs)))),
+    "after": lambda branch, norm, split, xs: map_parts(norm, split(branch(gather_sequence(xs)))),
 }
 MAX_UNROLLED_LAYERS = 12  # blocks; beyond, compiling takes longer than a CPU run gains
 
@@ -88,22 +99,15 @@ class Block(nn.Module):
 
         Norms and sums may be split along the sequence; products take all of it (`parts.gather_sequence`).
         """
-        xs = split_parts(x_BSD, parts, *SPLIT)
 
-        def add(branch: Callable, name: str) -> Parts:
-            normed = norm(name=name)
-            if self.shape.norm_place == "after":
-                ys = map_parts(normed, split_parts(branch(gather_sequence(xs)), parts, *SPLIT))
-            else:
-                ys = split_parts(branch(gather_sequence(map_parts(normed, xs))), parts, *SPLIT)
+        def split(x_BSD: jax.Array) -> Parts:
+            return split_parts(x_BSD, parts, *SPLIT)
+
+        def add(branch: Callable, name: str, xs: Parts) -> Parts:
+            ys = NORM_PLACES[self.shape.norm_place](branch, norm(name=name), split, xs)
             return tuple(x + times * y for x, y in zip(xs, ys, strict=True))
 
-        if self.shape.block == "parallel":
-            xs = add(lambda y_BSD: attend(y_BSD) + mlp(y_BSD), "attention_norm")
-        else:
-            xs = add(attend, "attention_norm")
-            xs = add(mlp, "mlp_norm")
-        return join_parts(xs, *SPLIT)
+        return join_parts(BLOCKS[self.shape.block](add, attend, mlp, split(x_BSD)), *SPLIT)
 
 
 class Transformer(nn.Module):
@@ -124,7 +128,8 @@ class Transformer(nn.Module):
             self.positions = BareParameter(
                 Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
             )
-        remat = REMAT_POLICIES.get(s.remat)  # auto, which no trained step has, is as none: a forward keeps nothing
+        # auto, which no trained step has, is as none: a forward keeps nothing
+        remat = REMAT_POLICIES["none" if s.remat == "auto" else s.remat]
         block = Block if remat is None else nn.remat(Block, policy=remat, prevent_cse=False)
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0, "cache": 0, "probes": 0, measures.COLLECTION: 0},
@@ -142,7 +147,7 @@ class Transformer(nn.Module):
         """tokens_BS (int) -> x_BSD, the residual stream before the first block."""
         # fp32 up to the sum; a row's gradient is summed over tokens in fp32 whatever the rows' format
         learned, residual = self.shape.position == "learned", array_dtype(self.policy.residual)
-        x_BSD = layers.lookup_embeddings(
+        x_BSD = lookup_embeddings(
             self.embed(), reshard_to(tokens_BS, "batch", "context"), jnp.float32 if learned else residual
         )
         if learned:
@@ -150,12 +155,12 @@ class Transformer(nn.Module):
             if packed is None:
                 x_BSD = x_BSD + reshard_to(deal(positions_SD[: tokens_BS.shape[1]], 0), "context", None)[None]
             else:
-                x_BSD = x_BSD + layers.gather_rows(positions_SD, packed.position_BS)
+                x_BSD = x_BSD + gather_rows(positions_SD, packed.position_BS)
         return reshard_to(x_BSD, *residual_axes(self.shape.sequence_parallel)).astype(residual)
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BSD after the last block -> (x_BSD, head_DV); the head is split over devices as it is at rest."""
-        times = layers.head_multiplier(self.shape) * layers.logit_multiplier(self.shape)
+        times = layers.head_multiplier(self.shape) * layers.LOGIT_SCALES[self.shape.logit_scale](self.shape)
         x_BSD = reshard_to(self.final_norm(x_BSD), "batch", "context", None) * times
         return share_among_products(
             x_BSD, self.policy.of_model(self.shape.sums, self.shape.remat)

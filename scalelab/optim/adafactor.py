@@ -97,7 +97,7 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
         b2 = 1.0 - steps.astype(jnp.float32) ** -DECAY_EXPONENT
 
         def update_leaf(d: Declaration, g: jax.Array, moment: Factors | jax.Array, p: jax.Array) -> tuple:
-            u, moment = normalise_gradient(g.reshape(_shape(d)) if factored else g, moment, b2, h["eps"])
+            u, moment = normalise_gradient(g.reshape(_shape(d)) if factored else g, moment, b2, h.optim.eps)
             u = u.reshape(_shape(d))
             u = u / jnp.maximum(1.0, _rms(u) / MAX_UPDATE_RMS)
             size = jnp.maximum(MIN_PARAMETER_RMS, _rms(p.reshape(_shape(d))))
@@ -112,7 +112,7 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
         return AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map(lambda d: _zeros(d, factored), declared))
 
     transform = optax.GradientTransformation(init, update)
-    return optax.chain(transform, optax.ema(h["beta1"], debias=False)) if o.averaged else transform
+    return optax.chain(transform, optax.ema(h.optim.beta1, debias=False)) if o.averaged else transform
 
 
 def _state_bytes(d: Declaration, o: Optim) -> float:

@@ -26,7 +26,7 @@ class Moments(NamedTuple):
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del o, lr
-    b1, b2 = h["beta1"], h["beta2"]
+    b1, b2 = h.optim.beta1, h.optim.beta2
 
     def init(params: Tree) -> Moments:
         v = jax.tree.map(lambda d: jnp.zeros(d.shape[: len(d.stack)]), declared)
@@ -40,7 +40,7 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
 
         def direction(m: jax.Array, v: jax.Array) -> jax.Array:
             v_hat = v / (1 - b2**step)
-            return m / (1 - b1**step) / (jnp.sqrt(v_hat) + h["eps"]).reshape(v.shape + (1,) * (m.ndim - v.ndim))
+            return m / (1 - b1**step) / (jnp.sqrt(v_hat) + h.optim.eps).reshape(v.shape + (1,) * (m.ndim - v.ndim))
 
         return jax.tree.map(direction, m, v), Moments(step, m, v)
 

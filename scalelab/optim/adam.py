@@ -31,12 +31,12 @@ def second_moment(state: Any, b2: jax.Array, corrected: bool = True) -> SecondMo
 
 def read_second_moment(state: Any, o: Optim, h: Hparams) -> SecondMoment:
     """The second moment of an optimizer with such a state, corrected unless `o` says otherwise."""
-    return second_moment(state, h["beta2"], o.bias_correction is not False)
+    return second_moment(state, h.optim.beta2, o.bias_correction is not False)
 
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del declared, lr
-    return scale_by_adam(h["beta1"], h["beta2"], h["eps"], bool(o.bias_correction))
+    return scale_by_adam(h.optim.beta1, h.optim.beta2, h.optim.eps, bool(o.bias_correction))
 
 
 ADAMW = Optimizer(_build, bytes_per_scalar(8), second_moment=read_second_moment)

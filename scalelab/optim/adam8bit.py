@@ -89,7 +89,7 @@ def _is_coded(d: Declaration) -> bool:
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del o, lr
-    adam = optax.scale_by_adam(h["beta1"], h["beta2"], h["eps"])
+    adam = optax.scale_by_adam(h.optim.beta1, h.optim.beta2, h.optim.eps)
 
     def zeros(params: Tree, signed: bool) -> Tree:
         return jax.tree.map(lambda d, x: _zeros(d, signed) if _is_coded(d) else jnp.zeros_like(x), declared, params)

@@ -17,22 +17,22 @@ from scalelab.optim.schedules import Hparams
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del declared, o, lr
     return optax.contrib.scale_by_ademamix(
-        h["beta1"],
-        h["beta2"],
+        h.optim.beta1,
+        h.optim.beta2,
         lambda count: slow_decay(_run_share(count, h), h),
-        lambda count: _run_share(count, h) * h["alpha"],
-        h["eps"],
+        lambda count: _run_share(count, h) * h.optim.alpha,
+        h.optim.eps,
     )
 
 
 def _run_share(count: jax.Array, h: Hparams) -> jax.Array:
     """t / steps, at most 1; the paper's t counts from 1, optax's from 0."""
-    return jnp.minimum((count + 1.0) / h["steps"], 1.0)
+    return jnp.minimum((count + 1.0) / h.train.steps, 1.0)
 
 
 def slow_decay(share: jax.Array, h: Hparams) -> jax.Array:
     """beta3 after this share of the run: 1 / ln(beta), the half-life, goes linearly from beta1's to beta3's."""
-    return jnp.exp(1.0 / ((1.0 - share) / jnp.log(h["beta1"]) + share / jnp.log(h["beta3"])))
+    return jnp.exp(1.0 / ((1.0 - share) / jnp.log(h.optim.beta1) + share / jnp.log(h.optim.beta3)))
 
 
 ADEMAMIX = Optimizer(_build, bytes_per_scalar(12), second_moment=read_second_moment)

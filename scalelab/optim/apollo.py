@@ -61,8 +61,8 @@ def _build(
     declared: Declarations, o: Optim, h: Hparams, lr: jax.Array, *, tensor: bool
 ) -> optax.GradientTransformation:
     del lr
-    b1, b2 = h["beta1"], h["beta2"]
-    inner = adam.scale_by_adam(b1, b2, h["eps"], corrected=False)
+    b1, b2 = h.optim.beta1, h.optim.beta2
+    inner = adam.scale_by_adam(b1, b2, h.optim.eps, corrected=False)
 
     def init(params: Arrays) -> ApolloState:
         del params
@@ -75,11 +75,11 @@ def _build(
         g, turn = matrices.fold_matrices(declared, grads), state.adam.count // (o.every or 1)
         low = {}
         for index, (name, d) in enumerate(sorted(declared.items())):
-            p = random_projection(h["seed"], index, turn, (projection_rank(d, o), g[name].shape[1]))
+            p = random_projection(h.train.seed, index, turn, (projection_rank(d, o), g[name].shape[1]))
             low[name] = fp32_matmul(p[None], g[name])
         moved, new = inner.update(low, state.adam)
         t = new.count.astype(jnp.float32)
-        size = h["low_rank_scale"] * jnp.sqrt(1 - b2**t) / (1 - b1**t)
+        size = h.optim.low_rank_scale * jnp.sqrt(1 - b2**t) / (1 - b1**t)
         scaled = map_batched(functools.partial(scale_gradient, tensor=tensor), g, low, moved, state.norm)
         directions = {name: size * update for name, (update, _) in scaled.items()}
         norms = {name: norm for name, (_, norm) in scaled.items()}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from scalelab.config import Optim, Static, traced_names
+from scalelab.config import Optim, Static, group_hparams, traced_names
 from scalelab.model.declare import named_leaves
 from scalelab.model.parametrization import ParameterScales
 from scalelab.model.transformer import parameter_declarations
@@ -38,7 +38,7 @@ def build_optimizer_chain(
     if o.clip == "spam":
         directions = clip.clip_spikes(directions, functools.partial(_second_moment_tree, static, h, optimizer))
     return optax.chain(
-        clipped or clip.clip_gradients(o.clip, h["clip_norm"], declared),
+        clipped or clip.CLIPPERS[o.clip](h.optim.clip_norm, declared),
         *([decay] if optimizer.coupled else []),
         _with_scaled_eps(scales, directions),
         _scale_each(jax.tree.map(lambda s: s.lr, scales)),
@@ -55,7 +55,7 @@ def check_optimizer_options(static: Static) -> None:
     if ":" not in static.optim.name:
         return
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    h = dict.fromkeys(traced_names(static.optim), scalar)
+    h = group_hparams(dict.fromkeys(traced_names(static.optim), scalar))
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), parameter_declarations(static.model))
     estimate = (params, jax.ShapeDtypeStruct((), bool))
     extra = {"curvature": estimate} if registry.find_optimizer(static.optim.name).curvature else {}
@@ -71,14 +71,14 @@ def weight_decays(optimizer: Optimizer, static: Static, h: Hparams) -> Tree:
     """A tree of weight decays: AdamW's rest decays with `rest_lr`, unless decay is independent of the LR."""
     rest = 1.0 if static.wd_shape == "independent" else rest_ratio(h)
     return jax.tree.map(
-        lambda d: h["weight_decay"] if optimizer.claims(d) else rest * h["weight_decay"],
+        lambda d: h.optim.weight_decay if optimizer.claims(d) else rest * h.optim.weight_decay,
         parameter_declarations(static.model),
     )
 
 
 def rest_ratio(h: Hparams) -> jax.Array:
     """LR of the AdamW for the rest, over the optimizer's LR."""
-    return h["rest_lr"] / jnp.where(h["peak_lr"] > 0, h["peak_lr"], 1.0)
+    return h.optim.rest_lr / jnp.where(h.optim.peak_lr > 0, h.optim.peak_lr, 1.0)
 
 
 def _add_decay(weight_decays: Tree, scales: Tree, mask: Tree, times_lr: bool) -> optax.GradientTransformation:
@@ -122,7 +122,8 @@ def build_directions(
     if len(claimed) == len(named_leaves(declared)) and not paired:
         return optax.with_extra_args_support(optimizer.build(declared, o, h, lr))
     transform = optax.with_extra_args_support(optimizer.build(claimed, o, h, lr))
-    rest = optax.chain(adam.scale_by_adam(h["rest_beta1"], h["rest_beta2"], h["rest_eps"]), optax.scale(rest_ratio(h)))
+    rest_adam = adam.scale_by_adam(h.optim.rest_beta1, h.optim.rest_beta2, h.optim.rest_eps)
+    rest = optax.chain(rest_adam, optax.scale(rest_ratio(h)))
     return _pair_transforms(set(claimed), transform, rest)
 
 
@@ -173,13 +174,14 @@ def second_moments(static: Static, h: Hparams, opt_state: tuple) -> list[Denomin
 def _second_moments(static: Static, h: Hparams, optimizer: Optimizer, state: Any) -> list[DenominatorPart]:
     o, parts, paired = static.optim, [], isinstance(state, PairedState)
 
-    def add(moment: SecondMoment, eps: str) -> None:
-        parts.append(DenominatorPart(named_leaves(moment.v), moment.correction, h[eps]))
+    def add(moment: SecondMoment, eps: jax.Array) -> None:
+        parts.append(DenominatorPart(named_leaves(moment.v), moment.correction, eps))
 
     if optimizer.second_moment:
-        add(optimizer.second_moment(state.own if paired else state, o, user_numbers.readable_hparams(o, h)), "eps")
+        readable = user_numbers.readable_hparams(o, h)
+        add(optimizer.second_moment(state.own if paired else state, o, readable), h.optim.eps)
     if paired:
-        add(adam.second_moment(state.rest[0], h["rest_beta2"]), "rest_eps")
+        add(adam.second_moment(state.rest[0], h.optim.rest_beta2), h.optim.rest_eps)
     return parts
 
 

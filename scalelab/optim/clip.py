@@ -59,13 +59,6 @@ def refuse_unsupported(name: str, kind: str, optimizer: Optimizer) -> None:
         )
 
 
-def clip_gradients(kind: str, most: jax.Array, declared: Tree) -> optax.GradientTransformation:
-    """The transform of whole gradients that `optim.clip=kind` begins with; `most`: clip_norm."""
-    if kind == "zclip":
-        return clip_z_score(most)
-    return clip_each_tensor(most, declared) if kind == "adagc" else clip_global_norm(most)
-
-
 def clip_global_norm(most: jax.Array) -> optax.GradientTransformation:
     """Scale all gradients by min(1, most / global norm); optax's divides every element, which costs 2 % of a step."""
 
@@ -137,6 +130,15 @@ def clip_each_tensor(most: jax.Array, declared: Tree) -> optax.GradientTransform
         return clipped, AdaGCState(optax.safe_increment(state.steps), jax.tree.map(follow, state.norms, after), ratio)
 
     return optax.GradientTransformation(init, update)
+
+
+# The transform of whole gradients that each begins with, from clip_norm and the declarations of the parameters.
+CLIPPERS: dict[str, Callable[[jax.Array, Tree], optax.GradientTransformation]] = {
+    "global": lambda most, declared: clip_global_norm(most),
+    "zclip": lambda most, declared: clip_z_score(most),
+    "adagc": clip_each_tensor,
+    "spam": lambda most, declared: clip_global_norm(most),  # then `clip_spikes`, beside the second moments (`chain.py`)
+}
 
 
 def _squares(g: jax.Array, stacked: int) -> jax.Array:

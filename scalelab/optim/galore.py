@@ -45,7 +45,7 @@ def leading_singular_vectors(g: jax.Array, rank: int) -> jax.Array:
 def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del lr
     every = o.every or 1
-    inner = adam.scale_by_adam(h["beta1"], h["beta2"], h["eps"])
+    inner = adam.scale_by_adam(h.optim.beta1, h.optim.beta2, h.optim.eps)
 
     def init(params: Arrays) -> GaloreState:
         del params
@@ -64,7 +64,7 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
         projection = jax.lax.cond(state.steps % every == 0, new, lambda: state.projection)
         low = map_batched(lambda p, x: fp32_matmul(p.mT, x), projection, g)
         moved, adam_state = inner.update(low, state.adam)
-        back = map_batched(lambda p, x: h["low_rank_scale"] * fp32_matmul(p, x), projection, moved)
+        back = map_batched(lambda p, x: h.optim.low_rank_scale * fp32_matmul(p, x), projection, moved)
         next_state = GaloreState(optax.safe_increment(state.steps), projection, adam_state)
         return matrices.unfold_matrices(declared, back), next_state
 

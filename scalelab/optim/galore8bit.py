@@ -63,7 +63,7 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
         wide = {name: p.astype(jnp.float32) for name, p in projection.items()}
         projected = {name: fp32_matmul(wide[name].mT, x) for name, x in g.items()}
         moved, moments = inner.update(by_name | projected, state.moments)
-        back = {name: h["low_rank_scale"] * fp32_matmul(wide[name], moved[name]) for name in g}
+        back = {name: h.optim.low_rank_scale * fp32_matmul(wide[name], moved[name]) for name in g}
         moves = moved | matrices.unfold_matrices(hidden, back)
         tree = jax.tree.unflatten(jax.tree.structure(grads), [moves[name] for name in by_name])
         return tree, Galore8bitState(optax.safe_increment(state.steps), projection, moments)

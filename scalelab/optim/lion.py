@@ -10,7 +10,7 @@ from scalelab.optim.schedules import Hparams
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del declared, o, lr
-    return optax.scale_by_lion(h["beta1"], h["beta2"])
+    return optax.scale_by_lion(h.optim.beta1, h.optim.beta2)
 
 
 LION = Optimizer(_build, bytes_per_scalar(4))

@@ -1,6 +1,7 @@
 """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): orthogonalised momentum for hidden matrices."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,12 @@ class MuonState(NamedTuple):
     momentum: Arrays
 
 
+ARITHMETICS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "bf16": lambda x: x.astype("bfloat16"),  # Jordan's
+    "fp32": lambda x: x,
+}
+
+
 def newton_schulz(x: jax.Array, arithmetic: str = "fp32") -> jax.Array:
     """Roughly U V^T for x [..., small, large] = U S V^T: five times p of s / |x| replaces the singular values s.
 
@@ -35,7 +42,7 @@ def newton_schulz(x: jax.Array, arithmetic: str = "fp32") -> jax.Array:
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     norm = jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
-    x = (x / jnp.maximum(norm, LEAST_NORM)).astype("bfloat16" if arithmetic == "bf16" else x.dtype)
+    x = ARITHMETICS[arithmetic](x / jnp.maximum(norm, LEAST_NORM))
 
     def iterate(x: jax.Array, _: None) -> tuple[jax.Array, None]:
         square = matrices.fp32_matmul(x, x.mT)
@@ -44,20 +51,30 @@ def newton_schulz(x: jax.Array, arithmetic: str = "fp32") -> jax.Array:
     return jax.lax.scan(iterate, x, length=NEWTON_SCHULZ_ITERATIONS)[0].astype(norm.dtype)
 
 
-def update_factor(declaration: Declaration, scale: str) -> float:
-    """Factor on the orthogonal matrix.
+class Scale(NamedTuple):
+    """The factor on an orthogonal matrix of (ins, outs), and how updates of that size behave."""
 
-    spectral: sqrt(max(1, out / in)) (Jordan 2024). rms: 0.2 sqrt(max(in, out)), for entries of AdamW's usual size
-    (Liu et al. 2025, arXiv 2502.16982, eq. 4).
-    """
+    factor: Callable[[float, float], float]
+    like: UpdateFamily
+
+
+# rms: entries of AdamW's usual size (Liu et al. 2025, arXiv 2502.16982, eq. 4); spectral: Jordan 2024.
+SCALES = {
+    "spectral": Scale(lambda ins, outs: math.sqrt(max(1.0, outs / ins)), "spectral"),
+    "rms": Scale(lambda ins, outs: 0.2 * math.sqrt(max(ins, outs)), "adam"),
+}
+
+
+def update_factor(declaration: Declaration, scale: str) -> float:
+    """Factor on the orthogonal matrix."""
     _, ins, outs = groups.matrix_shape(declaration)
-    return math.sqrt(max(1.0, outs / ins)) if scale == "spectral" else 0.2 * math.sqrt(max(ins, outs))
+    return SCALES[scale].factor(ins, outs)
 
 
 def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     """m = b m + (1 - b) g, then NS(m), or with Nesterov NS(b m + (1 - b) g); no bias correction, unlike optax."""
     del lr
-    b = h["beta1"]
+    b = h.optim.beta1
 
     def average(m: jax.Array, g: jax.Array) -> jax.Array:
         return b * m + (1 - b) * g
@@ -77,7 +94,7 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
 
 
 def _like(o: Optim) -> UpdateFamily:
-    return "spectral" if o.scale == "spectral" else "adam"
+    return SCALES[str(o.scale)].like
 
 
 MUON = Optimizer(_build, bytes_per_scalar(4), claims=claims_hidden_matrices, like=_like)

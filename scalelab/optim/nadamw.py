@@ -16,7 +16,7 @@ from scalelab.optim.schedules import Hparams
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del declared, o, lr
-    return optax.scale_by_adam(h["beta1"], h["beta2"], h["eps"], nesterov=True)
+    return optax.scale_by_adam(h.optim.beta1, h.optim.beta2, h.optim.eps, nesterov=True)
 
 
 NADAMW = Optimizer(_build, bytes_per_scalar(8), second_moment=read_second_moment)

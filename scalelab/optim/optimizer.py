@@ -45,7 +45,7 @@ class Optimizer:
     """One optimizer.
 
     `build(declared, o, h, lr)` makes the transform from gradients to directions; the chain applies multipliers, decay,
-    -LR. `declared`: declarations of the claimed parameters; `o`: static options; `h`: traced hparams.
+    -LR. `declared`: declarations of the claimed parameters; `o`: static options; `h`: traced numbers by key.
     `state_bytes(declaration, o)`: state of one parameter between steps, without scalars like a step count.
     `claims`: whether it takes a parameter; AdamW takes the rest. `like`: the muP rule for its updates, `adam` (size
     independent of the gradient's), `sgd` (proportional to it), `spectral` (fixed spectral norm), `relative`, or a

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from scalelab.config import Optim, traced_names
+from scalelab.config import Optim, group_hparams, traced_names
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.optim import (
@@ -88,7 +88,7 @@ def _with_short_errors(build: BuildTransform, name: str) -> BuildTransform:
 def _count_state_bytes(build: BuildTransform, declaration: Declaration, o: Optim) -> float:
     """Bytes of one parameter's state under a bare `build` function, without scalars; only shapes are evaluated."""
     scalar, param = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), declaration.shape))
-    h = dict.fromkeys(traced_names(o), scalar)
+    h = group_hparams(dict.fromkeys(traced_names(o), scalar))
     state = jax.eval_shape(
         lambda h, lr, p: build({"p": declaration}, o, user_numbers.readable_hparams(o, h), lr).init({"p": p}),
         h,

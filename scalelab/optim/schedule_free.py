@@ -33,7 +33,7 @@ class Average(NamedTuple):
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     """The direction g / (sqrt(v / (1 - b2^t)) + eps)."""
     del declared, o, lr
-    return optax.scale_by_rms(h["beta2"], h["eps"], eps_in_sqrt=False, bias_correction=True)
+    return optax.scale_by_rms(h.optim.beta2, h.optim.eps, eps_in_sqrt=False, bias_correction=True)
 
 
 def _last(h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
@@ -41,7 +41,7 @@ def _last(h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
 
     def init(params: Tree) -> Average:
         zero, z = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
-        return Average(jnp.zeros((), jnp.int32), zero, zero, zero + h["beta1"], z)
+        return Average(jnp.zeros((), jnp.int32), zero, zero, zero + h.optim.beta1, z)
 
     def update(updates: Tree, state: Average, params: Tree = None) -> tuple[Tree, Average]:
         step = optax.safe_increment(state.step)
@@ -55,11 +55,11 @@ def _last(h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
         def y_step(u: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
             """With x' - z' = (1 - c) (x - z'): y' - y = z' + b1 (x' - z') - y, in small differences."""
             apart = y - _initial_z(state, y, z)
-            return u + h["beta1"] * old_share * (apart / state.beta1 - u) - apart
+            return u + h.optim.beta1 * old_share * (apart / state.beta1 - u) - apart
 
         moves = jax.tree.map(y_step, updates, params, state.z)
         z = jax.tree.map(z_step, updates, params, state.z)
-        return moves, Average(step, largest_lr, weight, jnp.zeros(()) + h["beta1"], z)
+        return moves, Average(step, largest_lr, weight, jnp.zeros(()) + h.optim.beta1, z)
 
     return optax.GradientTransformation(init, update)
 

@@ -4,7 +4,7 @@ optax joins schedules by branching on Python numbers; these don't branch. Steps 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import Static
+from scalelab.config import Hparams, Static, replace_hparams
 from scalelab.errors import BadInput
 from scalelab.user_code import user_function
 
-Hparams = Mapping[str, jax.Array]
 Schedule = Callable[[jax.Array, Hparams], jax.Array]
 DecayShape = Callable[[jax.Array, jax.Array], jax.Array]  # (what is left of a decay, final_share) -> share of the peak
 MAX_CYCLES = 64
@@ -26,7 +25,7 @@ MILESTONES = ((0.8, 10**-0.5), (0.9, 10**-0.5))  # (share of the run, factor fro
 
 def warmup_factor(step: jax.Array, h: Hparams) -> jax.Array:
     """Factor in (0, 1]: linear from 1 / warmup_steps at step 0 to 1 at step warmup_steps - 1."""
-    return jnp.minimum(1.0, (step + 1.0) / jnp.maximum(h["warmup_steps"], 1.0))
+    return jnp.minimum(1.0, (step + 1.0) / jnp.maximum(h.schedule.warmup_steps, 1.0))
 
 
 def linear(step: jax.Array, h: Hparams) -> jax.Array:
@@ -51,13 +50,13 @@ def cosine_restarts(step: jax.Array, h: Hparams) -> jax.Array:
     Loshchilov & Hutter 2017, eq. 5. The last step of a cycle is one step short of final_share, reached from `steps` on.
     """
     # In units of the first cycle, cycle i starts at 1 + g + … + g^(i-1).
-    lengths = h["cycle_growth"] ** jnp.arange(MAX_CYCLES, dtype=jnp.float32)
+    lengths = h.schedule.cycle_growth ** jnp.arange(MAX_CYCLES, dtype=jnp.float32)
     starts = jnp.cumsum(lengths) - lengths
-    count = jnp.int32(h["cycles"])
-    first = jnp.maximum(h["steps"] - h["warmup_steps"], 1.0) / jnp.sum(
+    count = jnp.int32(h.schedule.cycles)
+    first = jnp.maximum(h.train.steps - h.schedule.warmup_steps, 1.0) / jnp.sum(
         jnp.where(jnp.arange(MAX_CYCLES) < count, lengths, 0.0)
     )
-    time = jnp.maximum(step - h["warmup_steps"], 0.0) / first
+    time = jnp.maximum(step - h.schedule.warmup_steps, 0.0) / first
     cycle = jnp.minimum(jnp.sum(time >= starts), count) - 1
     return _fall(step, h, _half_cosine(jnp.clip((time - starts[cycle]) / lengths[cycle], 0.0, 1.0)))
 
@@ -68,7 +67,7 @@ def wsd(step: jax.Array, h: Hparams, shape: DecayShape) -> jax.Array:
     `shape` is one of DECAYS. Before the decay the value doesn't depend on `steps`, to the last bit. A `constant` config
     is this schedule without a decay (`config.static`, `config.hparams`).
     """
-    return h["peak_lr"] * warmup_factor(step, h) * shape(_decay_left(step, h), h["final_share"])
+    return h.optim.peak_lr * warmup_factor(step, h) * shape(_decay_left(step, h), h.schedule.final_share)
 
 
 def wsd_s(step: jax.Array, h: Hparams, shape: DecayShape) -> jax.Array:
@@ -77,12 +76,12 @@ def wsd_s(step: jax.Array, h: Hparams, shape: DecayShape) -> jax.Array:
     Decays end at steps / cycle_growth^i, i = cycles - 1 … 0 (the paper's: 12.5, 25 and 50 billion tokens). Each takes
     the same share of the steps before its end, so up to there the LR is that of a `wsd` run, except for earlier decays.
     """
-    powers = h["cycle_growth"] ** -jnp.arange(MAX_CYCLES, dtype=jnp.float32)  # last decay first
-    ends = jnp.round(h["steps"] * powers)
-    ahead = jnp.sum((step < ends) & (jnp.arange(MAX_CYCLES) < h["cycles"]))  # decays that are not over
+    powers = h.schedule.cycle_growth ** -jnp.arange(MAX_CYCLES, dtype=jnp.float32)  # last decay first
+    ends = jnp.round(h.train.steps * powers)
+    ahead = jnp.sum((step < ends) & (jnp.arange(MAX_CYCLES) < h.schedule.cycles))  # decays that are not over
     end = ends[jnp.maximum(ahead - 1, 0)]
-    decay_steps = jnp.round(h["decay_steps"] * powers[jnp.maximum(ahead - 1, 0)])
-    return wsd(step, {**h, "steps": end, "decay_steps": decay_steps}, shape)
+    decay_steps = jnp.round(h.schedule.decay_steps * powers[jnp.maximum(ahead - 1, 0)])
+    return wsd(step, replace_hparams(h, {"train.steps": end, "schedule.decay_steps": decay_steps}), shape)
 
 
 def power(
@@ -93,23 +92,23 @@ def power(
     a = power_scale, b = power_exponent, `batch` in sequences, n = `tokens_before(step + 1)` tokens, this step included.
     The warm-up is linear to the value at its last step; the decay `shape` starts from the value at its first step.
     """
-    first = jnp.maximum(h["warmup_steps"] - 1.0, 0.0)
-    last = jnp.maximum(h["steps"] - h["decay_steps"], first)
+    first = jnp.maximum(h.schedule.warmup_steps - 1.0, 0.0)
+    last = jnp.maximum(h.train.steps - h.schedule.decay_steps, first)
     n = jnp.maximum(tokens_before(jnp.clip(step, first, last) + 1.0), 1.0)
-    height = jnp.minimum(h["peak_lr"], batch * h["power_scale"] * n ** h["power_exponent"])
-    return height * warmup_factor(step, h) * shape(_decay_left(step, h), h["final_share"])
+    height = jnp.minimum(h.optim.peak_lr, batch * h.schedule.power_scale * n**h.schedule.power_exponent)
+    return height * warmup_factor(step, h) * shape(_decay_left(step, h), h.schedule.final_share)
 
 
 def _decay_left(step: jax.Array, h: Hparams) -> jax.Array:
     """Share of the decay that is left: 1 before it (and without one), 0 from `steps` on."""
-    left = jnp.clip((h["steps"] - step) / jnp.maximum(h["decay_steps"], 1.0), 0.0, 1.0)
-    return jnp.where(h["decay_steps"] > 0, left, 1.0)
+    left = jnp.clip((h.train.steps - step) / jnp.maximum(h.schedule.decay_steps, 1.0), 0.0, 1.0)
+    return jnp.where(h.schedule.decay_steps > 0, left, 1.0)
 
 
 def multi_step(step: jax.Array, h: Hparams) -> jax.Array:
     """Warm-up, constant, x 0.316 (10^-0.5) at 80 % and again at 90 % of the run (DeepSeek LLM 2024, section 2.3)."""
-    factors = [jnp.where(step >= jnp.round(share * h["steps"]), factor, 1.0) for share, factor in MILESTONES]
-    return h["peak_lr"] * warmup_factor(step, h) * factors[0] * factors[1]
+    factors = [jnp.where(step >= jnp.round(share * h.train.steps), factor, 1.0) for share, factor in MILESTONES]
+    return h.optim.peak_lr * warmup_factor(step, h) * factors[0] * factors[1]
 
 
 def inverse_sqrt(step: jax.Array, h: Hparams) -> jax.Array:
@@ -118,14 +117,14 @@ def inverse_sqrt(step: jax.Array, h: Hparams) -> jax.Array:
     hold_steps = 0 is the warm-up's length: Vaswani et al. 2017, eq. 3. Without warm-up and hold_steps = 10,000: T5,
     PaLM.
     """
-    hold = jnp.maximum(jnp.maximum(h["hold_steps"], h["warmup_steps"]), 1.0)
-    return h["peak_lr"] * warmup_factor(step, h) * jnp.sqrt(hold / jnp.maximum(step + 1.0, hold))
+    hold = jnp.maximum(jnp.maximum(h.schedule.hold_steps, h.schedule.warmup_steps), 1.0)
+    return h.optim.peak_lr * warmup_factor(step, h) * jnp.sqrt(hold / jnp.maximum(step + 1.0, hold))
 
 
 def _progress(step: jax.Array, h: Hparams) -> jax.Array:
     """Progress from the end of the warm-up to the end of the fall, in [0, 1]."""
-    end = h["steps"] * h["fall_share"]
-    return jnp.clip((step - h["warmup_steps"]) / jnp.maximum(end - h["warmup_steps"], 1.0), 0.0, 1.0)
+    end = h.train.steps * h.schedule.fall_share
+    return jnp.clip((step - h.schedule.warmup_steps) / jnp.maximum(end - h.schedule.warmup_steps, 1.0), 0.0, 1.0)
 
 
 def _half_cosine(progress: jax.Array) -> jax.Array:
@@ -134,7 +133,7 @@ def _half_cosine(progress: jax.Array) -> jax.Array:
 
 def _fall(step: jax.Array, h: Hparams, height: jax.Array) -> jax.Array:
     """LR at `height`: 1 is the peak, 0 is final_share of it."""
-    return h["peak_lr"] * warmup_factor(step, h) * _share(height, h["final_share"])
+    return h.optim.peak_lr * warmup_factor(step, h) * _share(height, h.schedule.final_share)
 
 
 def _share(height: jax.Array, final: jax.Array) -> jax.Array:
@@ -151,27 +150,34 @@ DECAYS: dict[str, DecayShape] = {
     "exponential": lambda left, final: final ** (1.0 - left),
     "inverse": lambda left, final: 1.0 / (left + (1.0 - left) / final),  # 1/LR rises evenly: Wen et al. 2024, section 4
 }
-DECAYING_SCHEDULES: dict[str, Callable[..., jax.Array]] = {"wsd": wsd, "wsd_s": wsd_s}  # take a decay shape
+# These take a decay shape, and `power` the tokens before a step.
+DECAYING_SCHEDULES: dict[str, Callable[[Static, jax.Array, Hparams, DecayShape], jax.Array]] = {
+    "constant": lambda static, step, h, shape: wsd(step, h, shape),  # without a decay
+    "wsd": lambda static, step, h, shape: wsd(step, h, shape),
+    "wsd_s": lambda static, step, h, shape: wsd_s(step, h, shape),
+    "power": lambda static, step, h, shape: power(
+        step, h, shape, functools.partial(traced_tokens_before, static), static.global_batch
+    ),
+}
 SCHEDULES: dict[str, Schedule] = {
     "linear": linear, "cosine": cosine, "cosine_restarts": cosine_restarts,
     "multi_step": multi_step, "inverse_sqrt": inverse_sqrt,
 }  # fmt: skip
 # weight_decay of a step, which the optimizer multiplies by that step's LR: (step, h, LR) -> decay.
 WEIGHT_DECAYS: dict[str, Callable[[jax.Array, Hparams, jax.Array], jax.Array]] = {
-    "constant": lambda step, h, lr: h["weight_decay"],
+    "constant": lambda step, h, lr: h.optim.weight_decay,
     "cosine": lambda step, h, lr: (
-        h["weight_decay"]
-        * (h["wd_final_share"] + (1.0 - h["wd_final_share"]) * _half_cosine(jnp.clip(step / h["steps"], 0.0, 1.0)))
+        h.optim.weight_decay * _share(_half_cosine(jnp.clip(step / h.train.steps, 0.0, 1.0)), h.schedule.wd_final_share)
     ),
-    "lr2": lambda step, h, lr: h["weight_decay"] * lr,
-    "independent": lambda step, h, lr: h["weight_decay"] / jnp.maximum(h["peak_lr"], 1e-30),
+    "lr2": lambda step, h, lr: h.optim.weight_decay * lr,
+    "independent": lambda step, h, lr: h.optim.weight_decay / jnp.maximum(h.optim.peak_lr, 1e-30),
 }
 
 
 def scheduled_beta1(step: jax.Array, h: Hparams) -> jax.Array:
     """beta1: linear from beta1_start at step 0 to beta1 at step beta1_steps (Jordan 2024, Muon)."""
-    share = jnp.where(step < h["beta1_steps"], step / jnp.maximum(h["beta1_steps"], 1.0), 1.0)
-    return (1.0 - share) * h["beta1_start"] + share * h["beta1"]
+    share = jnp.where(step < h.schedule.beta1_steps, step / jnp.maximum(h.schedule.beta1_steps, 1.0), 1.0)
+    return (1.0 - share) * h.schedule.beta1_start + share * h.optim.beta1
 
 
 def traced_micro_batches(static: Static, step: jax.Array) -> jax.Array:
@@ -210,18 +216,16 @@ def scheduled_seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
     if not static.seq_warmup:
         return jnp.int32(full)
     seen = traced_tokens_before(static, step)
-    grown = h["seq_start"] + (full - h["seq_start"]) * seen / h["seq_warmup_tokens"]
-    rounded = jnp.maximum(8 * jnp.floor(grown / 8), h["seq_start"])
-    return jnp.where(seen < h["seq_warmup_tokens"], rounded, full).astype(jnp.int32)
+    grown = h.schedule.seq_start + (full - h.schedule.seq_start) * seen / h.schedule.seq_warmup_tokens
+    rounded = jnp.maximum(8 * jnp.floor(grown / 8), h.schedule.seq_start)
+    return jnp.where(seen < h.schedule.seq_warmup_tokens, rounded, full).astype(jnp.int32)
 
 
 def make_schedule(static: Static) -> Schedule:
     """The run's LR as a function of (step, hparams)."""
     name, shape = static.schedule, DECAYS[static.decay_shape]
     if name in DECAYING_SCHEDULES:
-        return lambda step, h: DECAYING_SCHEDULES[name](step, h, shape)
-    if name == "power":
-        return lambda step, h: power(step, h, shape, lambda s: traced_tokens_before(static, s), static.global_batch)
+        return lambda step, h: DECAYING_SCHEDULES[name](static, step, h, shape)
     return _load_user_schedule(name) if ":" in name else SCHEDULES[name]
 
 
@@ -252,15 +256,22 @@ def scheduled_values(static: Static, step: jax.Array, h: Hparams) -> dict[str, j
     }
 
 
+def scheduled_hparams(static: Static, step: jax.Array, h: Hparams) -> Hparams:
+    """`h` with a step's `scheduled_values`: as `h.step.lr`, and in place of the config's weight decay and beta1."""
+    values = scheduled_values(static, step, h)
+    keys = {"step.lr": "lr", "optim.weight_decay": "weight_decay", "optim.beta1": "beta1"}
+    return replace_hparams(h, {key: values[name] for key, name in keys.items()})
+
+
 def schedule_curves(config: ConfigDict, steps: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
     """`scheduled_values` at each of `steps` of a resolved config: float32 arrays of their length (`seq_len`: int32)."""
-    h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
+    h = jax.tree.map(np.float32, config_lib.hparams(config))
     curves = _compiled_curves(config_lib.static(config))(jnp.asarray(steps, jnp.int32), h)
     return {key: np.asarray(value) for key, value in curves.items()}
 
 
 @functools.cache
-def _compiled_curves(static: Static) -> Callable[[jax.Array, Mapping[str, np.float32]], dict[str, jax.Array]]:
+def _compiled_curves(static: Static) -> Callable[[jax.Array, Hparams], dict[str, jax.Array]]:
     return jax.jit(jax.vmap(functools.partial(scheduled_values, static), in_axes=(0, None)))
 
 

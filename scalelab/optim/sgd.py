@@ -11,8 +11,8 @@ from scalelab.optim.schedules import Hparams
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     """Momentum (Polyak 1964); Nesterov's (Sutskever et al. 2013, eq. 3, 4) with the gradient at the parameters."""
     del declared, lr
-    accumulate = optax.trace(h["beta1"], nesterov=bool(o.nesterov))
-    return optax.chain(optax.scale(1.0 - h["beta1"]), accumulate) if o.averaged else accumulate
+    accumulate = optax.trace(h.optim.beta1, nesterov=bool(o.nesterov))
+    return optax.chain(optax.scale(1.0 - h.optim.beta1), accumulate) if o.averaged else accumulate
 
 
 SGD = Optimizer(lambda declared, o, h, lr: optax.identity(), bytes_per_scalar(0), like="sgd", coupled=True)

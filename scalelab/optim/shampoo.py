@@ -37,7 +37,7 @@ def inverse_fourth_root(statistic: jax.Array, eps: jax.Array) -> jax.Array:
 def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     """Recompute roots every `every` steps, and in each of the first `every`: early statistics change fast."""
     del lr
-    b2, every = h["beta2"], o.every or 1
+    b2, every = h.optim.beta2, o.every or 1
 
     def init(params: Arrays) -> ShampooState:
         del params
@@ -56,7 +56,7 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
         weight = 1.0 - b2 ** steps.astype(jnp.float32) if o.averaged else 1.0
 
         def roots() -> tuple[Arrays, Arrays]:
-            root = lambda x: inverse_fourth_root(x / weight, h["eps"])  # noqa: E731
+            root = lambda x: inverse_fourth_root(x / weight, h.optim.eps)  # noqa: E731
             return map_batched(root, left), map_batched(root, right)
 
         due = (state.steps % every == 0) | (state.steps < every)

@@ -67,7 +67,7 @@ def _refresh(v: jax.Array, left: jax.Array, right: jax.Array, ql: jax.Array, qr:
 def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del lr
     every = o.every or 1
-    b1, b2, eps = h["beta1"], h["beta2"], h["eps"]
+    b1, b2, eps = h.optim.beta1, h.optim.beta2, h.optim.eps
 
     def init(params: Arrays) -> SoapState:
         v = {name: jnp.zeros(matrices.folded_shape(d)) for name, d in declared.items()}

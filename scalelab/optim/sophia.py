@@ -36,10 +36,11 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
         """Take one step; `curvature`: an estimate of the diagonal, and whether it is fresh (else it is ignored)."""
         del params, extra
         estimate, fresh = curvature
-        m = optax.tree.update_moment(grads, state.m, h["beta1"], 1)
-        new = optax.tree.update_moment(estimate, state.h, h["beta2"], 1)
+        m = optax.tree.update_moment(grads, state.m, h.optim.beta1, 1)
+        new = optax.tree.update_moment(estimate, state.h, h.optim.beta2, 1)
         hessian = jax.tree.map(lambda new, old: jnp.where(fresh, new, old), new, state.h)
-        moves = jax.tree.map(lambda m, d: jnp.clip(m / jnp.maximum(h["rho"] * d, h["eps"]), -1.0, 1.0), m, hessian)
+        rho, eps = h.optim.rho, h.optim.eps
+        moves = jax.tree.map(lambda m, d: jnp.clip(m / jnp.maximum(rho * d, eps), -1.0, 1.0), m, hessian)
         return moves, Moments(m, hessian)
 
     return optax.GradientTransformationExtraArgs(init, update)

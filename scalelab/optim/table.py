@@ -1,10 +1,9 @@
 """The optimizer's settings for each group of parameters, as rows for `scalelab optim` and for the run's record."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from scalelab.config import Optim, Static
+from scalelab.config import Hparams, Optim, Static
 from scalelab.config.checks.validate import PARAMETER_GROUPS
 from scalelab.model.declare import Declaration, named_leaves
 from scalelab.model.transformer import parameter_declarations
@@ -40,7 +39,7 @@ def state_bytes(optimizer: Optimizer, declaration: Declaration, o: Optim) -> flo
     return optimizer.state_bytes(declaration, o) if optimizer.claims(declaration) else ADAMW_BYTES * declaration.size
 
 
-def optimizer_rows(static: Static, h: Mapping[str, Any]) -> list[OptimizerRow]:
+def optimizer_rows(static: Static, h: Hparams) -> list[OptimizerRow]:
     """Rows by group; LR and decay are products of parametrization, `optim.groups` and `optim.rest_lr`."""
     o, optimizer = static.optim, find_optimizer(static.optim.name)
     declared = named_leaves(parameter_declarations(static.model))

@@ -20,7 +20,7 @@ from scalelab.model.declare import Declaration
 from scalelab.model.products.parts import choose_parts, refuses_parts
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
-from scalelab.parallel.ticks import predicted_bubble
+from scalelab.parallel.ticks import PIPELINE_SCHEDULES, predicted_bubble
 from scalelab.precision.policy import POLICIES
 from scalelab.sharding import BATCH_AXES, CONTEXT_AXIS, SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS, mesh_axes
 
@@ -228,8 +228,9 @@ def _refuse_with_stages(static: Static, layout: Layout) -> None:
             f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait "
             "for stages that do something else; set one of them to 1"
         )
-    if layout.rounds > 1 and layout.schedule == "gpipe":
-        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule=1f1b or circular, not gpipe")
+    if layout.rounds > 1 and not PIPELINE_SCHEDULES[layout.schedule].has_rounds:
+        able = " or ".join(name for name, schedule in PIPELINE_SCHEDULES.items() if schedule.has_rounds)
+        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule={able}, not {layout.schedule}")
 
 
 def _divides(name: str, value: int, axis: str, size: int) -> None:

@@ -18,6 +18,20 @@ import numpy as np
 Order = list[tuple[int, int]]  # (chunk, micro-batch)
 
 
+class PipelineSchedule(NamedTuple):
+    """Whether backwards begin before all forwards are over, and whether a stage may have several rounds."""
+
+    alternates: bool
+    has_rounds: bool
+
+
+PIPELINE_SCHEDULES = {
+    "gpipe": PipelineSchedule(alternates=False, has_rounds=False),
+    "1f1b": PipelineSchedule(alternates=True, has_rounds=True),
+    "circular": PipelineSchedule(alternates=False, has_rounds=True),
+}
+
+
 class Operations(NamedTuple):
     """Arrays [ticks, stages]: whether a stage has this operation, its chunk, its micro-batch, and its inputs' slot."""
 
@@ -53,14 +67,14 @@ def count_ticks(schedule: str, stages: int, microbatches: int, rounds: int) -> i
 
 def _first_backward(schedule: str, stages: int, microbatches: int, rounds: int) -> int:
     """Its tick: of the first micro-batch's last forward, or after all forwards."""
-    return stages * rounds - 1 if schedule == "1f1b" else rounds * microbatches + stages - 1
+    return stages * rounds - 1 if PIPELINE_SCHEDULES[schedule].alternates else rounds * microbatches + stages - 1
 
 
 def stage_orders(schedule: str, stages: int, microbatches: int, rounds: int) -> tuple[Order, Order]:
     """Forwards and backwards in the order of every stage; a stage begins them one tick after its neighbour."""
     groups = [range(i, min(i + stages, microbatches)) for i in range(0, microbatches, stages)]
     forward = [(c, i) for group in groups for c in range(rounds) for i in group]
-    if schedule == "1f1b":
+    if PIPELINE_SCHEDULES[schedule].alternates:
         return forward, [(c, i) for group in groups for c in reversed(range(rounds)) for i in group]
     return forward, forward[::-1]
 

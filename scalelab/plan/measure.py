@@ -105,7 +105,7 @@ def _single_device_machine(machine: Machine) -> Machine:
     return dataclasses.replace(machine, chip=share, devices_per_node=max(n, machine.devices_per_node))
 
 
-def _split_config(config: ConfigDict, rows: int) -> tuple[configs.Static, dict[str, float]]:
+def _split_config(config: ConfigDict, rows: int) -> tuple[configs.Static, configs.Hparams]:
     """The static and the traced half of a config with so many rows a device. BadInput in several processes."""
     if jax.process_count() > 1:
         raise BadInput("--measure is for one process: a plan of several is measured by training (--calibrate RUNS)")
@@ -115,10 +115,11 @@ def _split_config(config: ConfigDict, rows: int) -> tuple[configs.Static, dict[s
     sized = configs.resolve(configs.override(config, values | {"schedule.batch_warmup_tokens": "none"}))
     static = dataclasses.replace(configs.static(sized), layout=layout)
     rules.check_layout(static, layout)
-    return static, configs.hparams(sized) | {"separator": config.model.vocab_size - 1}
+    separator = {"dataset.separator": config.model.vocab_size - 1}
+    return static, configs.replace_hparams(configs.hparams(sized), separator)
 
 
-def _time_steps(static: configs.Static, h: dict[str, float]) -> tuple[float, float]:
+def _time_steps(static: configs.Static, h: configs.Hparams) -> tuple[float, float]:
     """(seconds of the first dispatch, compilation included; median seconds of a step after it)."""
     program = sequential_program(static, [h])
     states, random = program.init(), np.random.default_rng(0)

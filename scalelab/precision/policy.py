@@ -5,10 +5,12 @@
 """
 
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 
 E4M3, E5M2, TF32 = "float8_e4m3fn", "float8_e5m2", "tensorfloat32"
+SUMS = {"compute": True, "float32": False}  # of parallel.sums: whether partial products are sent in `Policy.compute`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +34,10 @@ class Policy:
     logits: str = "float32"
     loss: str = "float32"
     parameters: str = "float32"  # as stored between steps; the update itself is in fp32
-    rounding: str = "nearest"  # of parameters to that format: nearest | stochastic | kahan (precision/rounding.py)
+    rounding: Literal["nearest", "stochastic", "kahan"] = "nearest"  # of parameters to it (precision/rounding.py)
     moments: str = "float32"  # the optimizer's state, as stored between steps
-    scaling: str = ""  # of fp8 operands: current (amax of the tensor) | delayed (amax of earlier steps) | block
+    # Of fp8 operands: from the tensor's amax, from that of earlier steps, or from each block's.
+    scaling: Literal["", "current", "delayed", "block"] = ""
     scaled_loss: bool = False  # dynamic loss scaling
     recomputed: bool = False  # no format: the backward computes each block once more (model.remat)
     parts: int = 1  # no format: of the sequence, when `tensor` adds up partial products (model/products/parts.py)
@@ -53,7 +56,7 @@ class Policy:
 
         fp16 would lose small gradients that are sent in parts: their sums stay fp32.
         """
-        narrow = sums == "compute" and self.compute != "float16"
+        narrow = SUMS[sums] and self.compute != "float16"
         return dataclasses.replace(self, sums_in_compute=narrow, recomputed=remat != "none")
 
     @property
@@ -67,36 +70,33 @@ def _half(name: str, dtype: str, **others: object) -> Policy:
 
 
 POLICIES = {
-    policy.name: policy
-    for policy in (
-        Policy("fp32"),
-        Policy("tf32", forward=TF32, backward=TF32, compute=TF32),
-        _half("bf16", "bfloat16"),
-        # Micikevicius et al. 2018, "Mixed Precision Training": fp32 master weights, loss scaling
-        _half("fp16", "float16", scaled_loss=True),
-        # Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3: e4m3 forward, e5m2 for gradients
-        Policy("fp8", E4M3, E5M2, "bfloat16", scaling="current"),
-        Policy("fp8_delayed", E4M3, E5M2, "bfloat16", scaling="delayed"),
-        # DeepSeek-V3 (2024), section 3.3.2: 1 x 128 tiles of activations and gradients, 128 x 128 blocks of weights,
-        # all e4m3
-        Policy("fp8_block", E4M3, E4M3, "bfloat16", scaling="block"),
-        _half(
-            "fp16_unscaled", "float16",
-            harm="gradients below 2^-25 become zero where they pass through fp16: use fp16, which scales the loss",
-        ),
-        _half(
-            "bf16_moments", "bfloat16", moments="bfloat16",
-            harm="moments kept in bf16 (8 bits) stand still where a step moves them by less than 1/256 of their size, "
-            "as beta2 above 0.996 does: use bf16, whose moments are fp32",
-        ),
-        _half(
-            "bf16_master", "bfloat16", parameters="bfloat16",
-            harm="weights kept in bf16 (8 bits) lose every update smaller than 1/512 of the weight: use "
-            "bf16_stochastic, which keeps them on average, or bf16, whose weights are fp32",
-        ),
-        _half("bf16_stochastic", "bfloat16", parameters="bfloat16", rounding="stochastic"),
-        _half("bf16_kahan", "bfloat16", parameters="bfloat16", rounding="kahan"),
-    )
+    "fp32": Policy("fp32"),
+    "tf32": Policy("tf32", forward=TF32, backward=TF32, compute=TF32),
+    "bf16": _half("bf16", "bfloat16"),
+    # Micikevicius et al. 2018, "Mixed Precision Training": fp32 master weights, loss scaling
+    "fp16": _half("fp16", "float16", scaled_loss=True),
+    # Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3: e4m3 forward, e5m2 for gradients
+    "fp8": Policy("fp8", E4M3, E5M2, "bfloat16", scaling="current"),
+    "fp8_delayed": Policy("fp8_delayed", E4M3, E5M2, "bfloat16", scaling="delayed"),
+    # DeepSeek-V3 (2024), section 3.3.2: 1 x 128 tiles of activations and gradients, 128 x 128 blocks of weights,
+    # all e4m3
+    "fp8_block": Policy("fp8_block", E4M3, E4M3, "bfloat16", scaling="block"),
+    "fp16_unscaled": _half(
+        "fp16_unscaled", "float16",
+        harm="gradients below 2^-25 become zero where they pass through fp16: use fp16, which scales the loss",
+    ),
+    "bf16_moments": _half(
+        "bf16_moments", "bfloat16", moments="bfloat16",
+        harm="moments kept in bf16 (8 bits) stand still where a step moves them by less than 1/256 of their size, "
+        "as beta2 above 0.996 does: use bf16, whose moments are fp32",
+    ),
+    "bf16_master": _half(
+        "bf16_master", "bfloat16", parameters="bfloat16",
+        harm="weights kept in bf16 (8 bits) lose every update smaller than 1/512 of the weight: use "
+        "bf16_stochastic, which keeps them on average, or bf16, whose weights are fp32",
+    ),
+    "bf16_stochastic": _half("bf16_stochastic", "bfloat16", parameters="bfloat16", rounding="stochastic"),
+    "bf16_kahan": _half("bf16_kahan", "bfloat16", parameters="bfloat16", rounding="kahan"),
 }  # fmt: skip
 FP32 = POLICIES["fp32"]
 

@@ -8,6 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import git
+from scalelab.config.choices import GUARD_POLICIES
 from scalelab.errors import BadInput
 from scalelab.index.waiting import wait_for_folder
 from scalelab.parallel.pulse import Pulse
@@ -87,7 +88,7 @@ def train_pack(
         facts_by_name = {name: run.facts for name, run in by_name.items()}
         logs = [path for run in runs for path in records.saved_log_paths(run.folder)]
         warn = make_warner(runs, progress)
-        keep = c.keep_last, c.keep_every, facts_by_name, logs, warn, config.guard.policy == "rewind"
+        keep = c.keep_last, c.keep_every, facts_by_name, logs, warn, GUARD_POLICIES[config.guard.policy].rewinds
         while True:
             with Checkpoints(place / "checkpoints", *keep) as checkpoints:
                 start = restore_runs(by_name, checkpoints, allow, progress, c.fallback, mode)

@@ -14,7 +14,7 @@ import numpy as np
 
 from scalelab import config as config_lib
 from scalelab import user_code
-from scalelab.config import Static
+from scalelab.config import Hparams, Static, flatten_hparams, replace_hparams
 from scalelab.data.sources.sources import DataConfig, user_source
 from scalelab.errors import BadInput
 from scalelab.model import transformer
@@ -75,10 +75,10 @@ def check_hooks(functions: dict[str, Function], **overrides: Any) -> HookReport:
 
 def _check(names: dict[str, str], overrides: dict[str, Any]) -> HookReport:
     static, h = _setting(names | overrides)
-    formats_found.check_user_metrics(static, tuple(sorted(h)))
+    formats_found.check_user_metrics(static, tuple(flatten_hparams(h)))
     if "model.block" in names:
         _check_causal(static, names["model.block"])
-    others = h | {"peak_lr": 2 * h["peak_lr"], "seed": h["seed"] + 1}
+    others = replace_hparams(h, {"optim.peak_lr": 2 * h.optim.peak_lr, "train.seed": h.train.seed + 1})
     tokens = _tokens(static)
     alone = _first_values(static, [h], "turn", tokens)
     for name, value in alone.items():
@@ -95,10 +95,10 @@ def _check(names: dict[str, str], overrides: dict[str, Any]) -> HookReport:
     return HookReport(names, shown, layout)
 
 
-def _setting(values: dict[str, Any]) -> tuple[Static, dict[str, float]]:
+def _setting(values: dict[str, Any]) -> tuple[Static, Hparams]:
     small = SMALL_CONFIG | {"train.accumulate": 1, "optim.peak_lr": 1e-2} | values
     config = config_lib.resolve(config_lib.override(config_lib.default_tree(), small))
-    spec = make_train_spec(config, {"separator": 0})
+    spec = make_train_spec(config, {"dataset.separator": 0})
     return spec.static, spec.hparams
 
 
@@ -107,7 +107,7 @@ def _tokens(static: Static) -> np.ndarray:
     return np.random.default_rng(0).integers(1, static.model.vocab_size, shape).astype(np.int32)
 
 
-def _first_values(static: Static, hparams: list[dict[str, Any]], mode: str, tokens: np.ndarray) -> dict[str, float]:
+def _first_values(static: Static, hparams: list[Hparams], mode: str, tokens: np.ndarray) -> dict[str, float]:
     """Values of the first trial's evaluation at the start, and of its first step."""
     program = PACKINGS[mode](static, hparams)
     states = program.init()

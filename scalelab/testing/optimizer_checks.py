@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import pathlib
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from scalelab import config as config_lib
-from scalelab.config import Static, optimizer_defaults
+from scalelab.config import Hparams, Static, optimizer_defaults, replace_hparams
 from scalelab.model import transformer
 from scalelab.model.declare import Declaration, named_leaves
 from scalelab.model.transformer import parameter_declarations
@@ -42,7 +41,6 @@ VECTOR_TOLERANCES = {"galore": 5e-5}  # singular vectors amplify rounding: seen 
 # up to rounding^(-1/2), so the update would be known to 3e-4 only (seen 2.8e-4 on an EPYC). Above rounding, eps bounds
 # that.
 ROOT_EPS = {"shampoo": 1e-2}
-Numbers = Mapping[str, Any]  # hparams
 MESH_LAYOUT = {"fsdp": 2, "tensor": 2}
 # On CPU most of the time here goes to the compiler; the checks don't depend on its optimizations.
 _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -56,7 +54,7 @@ ODD_DECLARATIONS = {
 }
 
 
-def small_setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, Numbers]:
+def small_setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, Hparams]:
     """The small run's static part and hparams (fp32) for an optimizer; `changes` are by key."""
     user_values = {f"optim.{key}": value for key, value in optim.items() if key != "own"}
     user_values |= {f"optim.own.{key}": value for key, value in optim.get("own", {}).items()}
@@ -69,8 +67,7 @@ def small_setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Sta
     if name in ROOT_EPS and "eps" not in optim:
         values["optim.eps"] = ROOT_EPS[name]
     config = config_lib.resolve(config_lib.override(config_lib.default_tree(), values))
-    h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
-    return config_lib.static(config), h
+    return config_lib.static(config), jax.tree.map(np.float32, config_lib.hparams(config))
 
 
 def _fail_unless(name: str, right: Any, what: str) -> None:
@@ -101,7 +98,7 @@ def _tokens(k: int, static: Static) -> np.ndarray:
     return np.asarray(np.cumsum(steps, axis=-1) % static.model.vocab_size, np.int32)
 
 
-def check_trained(name: str, static: Static, h: Numbers) -> None:
+def check_trained(name: str, static: Static, h: Hparams) -> None:
     """Check all that needs the whole step, with one compilation."""
     steps: Any = _jit(many_steps, static_argnums=0)
     start = jax.device_get(_jit(state_lib.init_state, static_argnums=0)(static, h))
@@ -118,12 +115,13 @@ def check_trained(name: str, static: Static, h: Numbers) -> None:
         restored = jax.device_get(checkpoints.restore(2, {"run": state_lib.state_shapes(static)})["run"])
     _fail_unless(name, _same(restored, half), "its state is not what was saved")
     _fail_unless(name, _same(steps(static, restored, rest, np.int32(2), h)[0], whole), "resumed, it takes another way")
-    for key, value in {"z_loss": np.inf, "peak_lr": np.nan}.items():
-        skipped, _ = steps(static, half, rest, np.int32(1), {**h} | {key: np.float32(value)})
+    for key, value in {"train.z_loss": np.inf, "optim.peak_lr": np.nan}.items():
+        skipped, _ = steps(static, half, rest, np.int32(1), replace_hparams(h, {key: np.float32(value)}))
         unchanged = _same((skipped.params, skipped.opt_state), (half.params, half.opt_state))
-        what = "a gradient" if key == "z_loss" else "an LR"
+        what = "a gradient" if key == "train.z_loss" else "an LR"
         _fail_unless(name, unchanged and skipped.skipped == 1, f"{what} that is not finite changed its state")
-    others = {key: np.float32(0.9) * value for key, value in h.items()} | {"log_every": h["log_every"]}
+    others = jax.tree.map(lambda value: np.float32(0.9) * value, h)
+    others = replace_hparams(others, {"log.every_steps": h.log.every_steps})
     compiled = steps._cache_size()
     other, _ = steps(static, half, rest, np.int32(1), others)
     _fail_unless(
@@ -164,10 +162,10 @@ def _moved(static: Static, member: Optimizer, h: Any, params: Any, grads: Any) -
 
     def step(carry: Any, g: Any) -> tuple[Any, None]:
         params, state = carry
-        moves, state = compute_updates(static, g, state, params, h, h["peak_lr"], **_extra(member, g))
+        moves, state = compute_updates(static, g, state, params, h, h.optim.peak_lr, **_extra(member, g))
         return (optax.apply_updates(params, moves), state), None
 
-    opt_state = state_lib.build_optimizer_chain(static, h, h["peak_lr"]).init(params)
+    opt_state = state_lib.build_optimizer_chain(static, h, h.optim.peak_lr).init(params)
     return jax.lax.scan(step, (params, opt_state), grads)[0]
 
 
@@ -175,10 +173,10 @@ def _stacked(static: Static) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *_gradients(static))
 
 
-def check_packed(name: str, static: Static, member: Optimizer, h: Numbers) -> None:
+def check_packed(name: str, static: Static, member: Optimizer, h: Hparams) -> None:
     """Check that two packed trials equal two single ones."""
     params = _params(static)
-    trials = [h, {key: np.float32(0.8) * value for key, value in h.items()}]
+    trials = [h, jax.tree.map(lambda value: np.float32(0.8) * value, h)]
     run = functools.partial(_moved, static, member)
     alone = [_jit(run)(trial, params, _stacked(static)) for trial in trials[1:]]
     stacked = jax.tree.map(lambda *x: np.stack(x), *trials)
@@ -195,14 +193,14 @@ def check_packed(name: str, static: Static, member: Optimizer, h: Numbers) -> No
     )
 
 
-def check_odd_leaves(name: str, static: Static, member: Optimizer, h: Numbers) -> None:
+def check_odd_leaves(name: str, static: Static, member: Optimizer, h: Hparams) -> None:
     """Check leaves of unusual shapes, and gradients of extreme sizes: directions are downhill and finite."""
     tree = {k: np.ones(d.shape, np.float32) for k, d in ODD_DECLARATIONS.items()}
     grads = {k: np.cos(np.arange(d.size, dtype=np.float32)).reshape(d.shape) for k, d in ODD_DECLARATIONS.items()}
 
     def transform(h: Any) -> optax.GradientTransformationExtraArgs:
         return build_directions(
-            member, ODD_DECLARATIONS, static.optim, user_numbers.readable_hparams(static.optim, h), h["peak_lr"]
+            member, ODD_DECLARATIONS, static.optim, user_numbers.readable_hparams(static.optim, h), h.optim.peak_lr
         )
 
     state = _jit(lambda h: transform(h).init(tree))(h)
@@ -252,7 +250,7 @@ def check_state(name: str, static: Static, member: Optimizer) -> float:
     return actual / sum(d.size for d in declared)
 
 
-def check_mesh(name: str, optim: dict[str, Any], static: Static, member: Optimizer, h: Numbers) -> None:
+def check_mesh(name: str, optim: dict[str, Any], static: Static, member: Optimizer, h: Hparams) -> None:
     """Check FSDP x tensor parallelism against one device; needs four devices or more."""
     params = _params(static)
     alone = _jit(functools.partial(_moved, static, member))(h, params, _stacked(static))
@@ -264,9 +262,9 @@ def check_mesh(name: str, optim: dict[str, Any], static: Static, member: Optimiz
     place = lambda tree, spec: jax.device_put(tree, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))  # noqa: E731
     with jax.set_mesh(mesh):
         p = place(params, moment_specs)
-        init = jax.jit(lambda p: state_lib.build_optimizer_chain(static, h, h["peak_lr"]).init(p))
+        init = jax.jit(lambda p: state_lib.build_optimizer_chain(static, h, h.optim.peak_lr).init(p))
         s = place(init(params), specs.opt_state)
-        step = _jit(lambda g, s, p: compute_updates(split, g, s, p, h, h["peak_lr"], **_extra(member, g)))
+        step = _jit(lambda g, s, p: compute_updates(split, g, s, p, h, h.optim.peak_lr, **_extra(member, g)))
         for g in _gradients(static):
             moves, s = step(place(g, moment_specs), s, p)
             p = jax.tree.map(lambda a, b: a + b, p, moves)

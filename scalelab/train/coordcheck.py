@@ -97,7 +97,8 @@ def _trajectories(
     """{activation: [2 (RMS, RMS of the change), seeds, steps + 1]}."""
     static = config_lib.static(config)
     setup = dataclasses.replace(static, global_batch=batch, accumulate=1, batch_ramp=(), layout=Layout())
-    trials = [config_lib.hparams(config) | dataset.hparams | {"warmup_steps": 0, "seed": seed} for seed in seeds]
+    h, changed = config_lib.hparams(config), dataset.hparams | {"schedule.warmup_steps": 0}
+    trials = [config_lib.replace_hparams(h, changed | {"train.seed": seed}) for seed in seeds]
     program = sequential_program(setup, trials)
     data_options = config.data.mixture, config.data.unique_tokens
     batches = train_batches(dataset, config.model.seq_len, batch, config.train.seed, 1, (), *data_options)

@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from scalelab.config import Static
+from scalelab.config import Hparams, Static, flatten_hparams
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.formats_in_jaxpr import collect_formats
 from scalelab.sharding import BATCH_AXES
@@ -20,7 +19,7 @@ from scalelab.train.step.metrics import refuse_unloggable
 from scalelab.train.step.program import hparam_shapes
 
 
-def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
+def step_formats(static: Static, h: Hparams) -> dict[str, Any]:
     """Formats by role. `compute`: operands of the model's products with their shares of its FLOPs; other roles: dtypes.
 
     Kernels without a jaxpr (flash attention on a GPU) are not counted. Parameters and moments are listed as stored.
@@ -29,16 +28,16 @@ def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
     # in the program, and the formats are the same.
     once = dataclasses.replace(static.guard, skip="step")
     plain = dataclasses.replace(static, batch_ramp=(), layers=False, own_metrics="", own_eval_metrics="", guard=once)
-    return _traced_step_formats(plain, tuple(sorted(h)))
+    return _traced_step_formats(plain, tuple(flatten_hparams(h)))
 
 
 @functools.cache
-def check_user_metrics(static: Static, names: tuple[str, ...]) -> None:
+def check_user_metrics(static: Static, keys: tuple[str, ...]) -> None:
     """Trace `train.metrics` and `eval.metrics` on shapes; BadInput where one fails or returns what can't be logged.
 
-    `names`: those of the hparams.
+    `keys`: those of the hparams.
     """
-    h = hparam_shapes(names)
+    h = hparam_shapes(keys)
     state, tokens, mesh = _shapes(static)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         if static.own_metrics:
@@ -60,8 +59,8 @@ def _shapes(static: Static) -> tuple[Any, jax.ShapeDtypeStruct, Any]:
 
 
 @functools.cache  # the trials of a sweep share the program
-def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, Any]:
-    state, traced, metrics = _trace_step(static, hparam_shapes(names))
+def _traced_step_formats(static: Static, keys: tuple[str, ...]) -> dict[str, Any]:
+    state, traced, metrics = _trace_step(static, hparam_shapes(keys))
     refuse_unloggable(metrics)
     formats, _ = collect_formats(traced.jaxpr)
     total = sum(formats.flops.values())
@@ -77,7 +76,7 @@ def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, An
     }
 
 
-def _trace_step(static: Static, h: dict[str, jax.ShapeDtypeStruct]) -> tuple[Any, Any, Any]:
+def _trace_step(static: Static, h: Hparams) -> tuple[Any, Any, Any]:
     """(state as shapes, the step's jaxpr, its metrics as shapes), on the layout's mesh."""
     state, tokens, mesh = _shapes(static)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():

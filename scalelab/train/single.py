@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from scalelab import git, user_code
+from scalelab.config.choices import GUARD_POLICIES
 from scalelab.data.dataset import Dataset, open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
@@ -146,7 +147,7 @@ def _train_to_end(
     pulse: Pulse | None,
 ) -> loop.TrainOutcome:
     """Train until the run ends or stops, and again from an earlier step as often as its guard decides so."""
-    c, rewinds = run.config.checkpoint, run.config.guard.policy == "rewind"
+    c, rewinds = run.config.checkpoint, GUARD_POLICIES[run.config.guard.policy].rewinds
     if run.status != "running" and start is None:
         progress({"note": f"{run.name}: its checkpoints are gone; this is what its record says"})
         return loop.TrainOutcome(run.record["steps"], None, 0.0, [None], False, [])

@@ -158,7 +158,8 @@ def test_a_restored_run_evaluates_as_it_did_and_goes_on(tmp_path):
 def test_packed_trials_train_as_each_alone():
     """Under vmap products are batched: sums in another order, over 4 steps."""
     configs = [config_lib.resolve(short_config(**{"optim.peak_lr": lr})) for lr in (1e-3, 3e-3)]
-    static, h = config_lib.static(configs[0]), [config_lib.hparams(c) | {"separator": -1} for c in configs]
+    static = config_lib.static(configs[0])
+    h = [config_lib.replace_hparams(config_lib.hparams(c), {"dataset.separator": -1}) for c in configs]
     size = (4, static.global_batch, static.model.seq_len + 1)
     tokens = [np.random.default_rng(seed).integers(256, size=size, dtype=np.int32) for seed in (0, 1)]
     losses = {}

@@ -49,6 +49,7 @@ def test_one_key_in_full_and_the_keys_of_a_group(capsys):
         "meaning",
         "default",
         "values",
+        "tables",
         "compiled",
         "identity",
         "resume",

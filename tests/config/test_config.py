@@ -255,7 +255,7 @@ def test_warmup_and_decay_are_said_in_steps_tokens_or_a_share_and_kept_in_steps(
 
 def test_a_users_function_may_lie_in_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine_schedule.py").write_text("def flat(step, h): return h['peak_lr']\n")
+    (tmp_path / "mine_schedule.py").write_text("def flat(step, h): return h.optim.peak_lr\n")
     assert resolved(schedule__name="mine_schedule:flat").schedule.name == "mine_schedule:flat"
     assert "has no 'number'" in refusal(schedule__name="mine_schedule:number")
     (tmp_path / "broken_schedule.py").write_text("1 / 0\n")
@@ -286,8 +286,8 @@ def test_static_is_what_compiles_and_hparams_are_the_rest():
     for key, value in traced.items():
         changed = resolved(**{key: value})
         assert config_lib.static(changed) == config_lib.static(default)
-        name = key.split("__")[1]
-        assert config_lib.hparams(changed)[name] == value != config_lib.hparams(default)[name]
+        new, old = (config_lib.flatten_hparams(config_lib.hparams(each)) for each in (changed, default))
+        assert new[key.replace("__", ".")] == value != old[key.replace("__", ".")]
     shapes = {"model__n_layers": 3, "train__global_batch": 8, "schedule__name": "wsd", "precision__name": "bf16",
               "parametrization__name": "mup", "train__accumulate": 2, "model__remat": "dots"}  # fmt: skip
     for key, value in shapes.items():
@@ -297,9 +297,10 @@ def test_static_is_what_compiles_and_hparams_are_the_rest():
 
 
 def test_traced_keys_are_what_the_step_is_given_and_no_other():
-    """Warm-up and decay in tokens or as a share are resolved into steps; `log_every` is the host's."""
-    names = {key.split(".")[1] for key in config_lib.hparam_keys()}
-    assert names | {"log_every"} == set(config_lib.hparams(resolved()))
+    """Warm-up and decay in tokens or as a share are resolved into steps; `log.every_steps` is the host's."""
+    assert {*config_lib.hparam_keys(), "log.every_steps"} == set(
+        config_lib.flatten_hparams(config_lib.hparams(resolved()))
+    )
     ways = {f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share")}
     assert set(config_lib.traced_keys()) == {*config_lib.hparam_keys(), *ways}
 

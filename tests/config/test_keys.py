@@ -184,6 +184,10 @@ def test_a_record_says_what_follows_from_its_kind():
     assert (setting(1, "m").traced, setting(1, "m").identity, setting(1, "m").resume) == (False, False, True)
     assert number(0, "m", resume=False).resume is False and key(0, "m", resume=True).resume is True
     assert (key(derived(float), "m").default, key(derived(float), "m").kind) == (None, float)
-    assert key("a", "m", choices="a b").choices == key("a", "m", choices={"a": 1, "b": 2}).choices == ("a", "b")
+    assert key("", "m", choices="laws/fits/study.py:ROLES config/choices.py:SPIKES").choices == (
+        "fit", "check", "holdout", "skip", "clip",
+    )  # fmt: skip
+    with pytest.raises(BadInput, match="choices='fit check': 'fit' is not a table"):
+        key("fit", "m", choices="fit check")
     assert 0 not in above(0, 1) and 1 in above(0, 1) and math.inf not in POSITIVE and math.nan not in POSITIVE
     assert 0 not in COUNT and 10**18 in TOKENS and 10**18 + 1 not in TOKENS

@@ -89,7 +89,7 @@ def test_a_step_is_measured_as_by_hand(run):
     rows = np.concatenate([np.asarray(subject.batch(step)) for step in (2, 3, 4)])
     rows = rows[rows[:, 0] >= 0]
     static = subject.static.__class__(**{**vars(subject.static), "accumulate": 1})
-    ends, z_loss = document_ends(static, subject.h), subject.h["z_loss"]
+    ends, z_loss = document_ends(static, subject.h), subject.h.train.z_loss
     of = jax.jit(lambda tokens: compute_gradients(static, subject.params, tokens, z_loss, ends=ends))
     each = [of(row[None]) for row in rows]
     tokens = np.array([sums.tokens for sums, _ in each])

@@ -30,7 +30,7 @@ def setting(name, **changes):
     config.optim.peak_lr = None
     values = SMALL | {"optim.name": name} | {key.replace("__", "."): value for key, value in changes.items()}
     config = config_lib.resolve(config_lib.override(config, values))
-    return config_lib.static(config), {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
+    return config_lib.static(config), jax.tree.map(np.float32, config_lib.hparams(config))
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def assert_follows(expected, actual, params, tolerance=1e-5, atol=3 * (STEPS + 1
 def clipped(gradient, h):
     """The gradients as the chain's clip leaves them."""
     norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
-    return {k: g * min(1.0, float(h["clip_norm"]) / norm) for k, g in gradient.items()}
+    return {k: g * min(1.0, float(h.optim.clip_norm) / norm) for k, g in gradient.items()}
 
 
 def rates(lr):

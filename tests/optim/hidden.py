@@ -13,7 +13,7 @@ def by_matrix(h, declared, params, gradients, lrs, direction):
 
     `memory` is a dict of the matrix's own that lasts from step to step, `place` is (name, layer).
     """
-    decay, ratio = float(h["weight_decay"]), float(h["rest_lr"]) / float(h["peak_lr"])
+    decay, ratio = float(h.optim.weight_decay), float(h.optim.rest_lr) / float(h.optim.peak_lr)
     memories = {}
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
         gradient, new = clipped(gradient, h), {}
@@ -32,7 +32,7 @@ def by_matrix(h, declared, params, gradients, lrs, direction):
 
 
 def adam_of_the_rest(g, memory, t, h):
-    return adam(g, memory, t, *(float(h[f"rest_{k}"]) for k in ("beta1", "beta2", "eps")))
+    return adam(g, memory, t, *(float(getattr(h.optim, f"rest_{k}")) for k in ("beta1", "beta2", "eps")))
 
 
 def adam(g, memory, t, b1, b2, eps):

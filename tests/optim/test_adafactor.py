@@ -38,7 +38,7 @@ def by_adafactor(h, declared, params, gradients, lrs, factored=True, beta1=0.0):
             shape = groups.matrix_shape(d) if d.ins else (p.shape[0] if d.stack else 1, -1)
             pairs = zip(gradient[k].reshape(shape), p.reshape(shape), strict=True)
             moves = [one_step(g, x, memories.setdefault((k, i), {}), t, factored) for i, (g, x) in enumerate(pairs)]
-            lam = float(h["weight_decay"]) if k in decays(declared) else 0.0
+            lam = float(h.optim.weight_decay) if k in decays(declared) else 0.0
             averages[k] = beta1 * averages[k] + (1 - beta1) * np.stack(moves).reshape(p.shape)
             new[k] = p - lr * (averages[k] + lam * p)
         params = new

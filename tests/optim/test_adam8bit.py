@@ -41,7 +41,7 @@ def coded(x, layers, signed):
 
 
 def oracle(h, declared, params, gradients, lrs, small):
-    b1, b2, eps, decay = (float(h[k]) for k in ("beta1", "beta2", "eps", "weight_decay"))
+    b1, b2, eps, decay = (float(getattr(h.optim, k)) for k in ("beta1", "beta2", "eps", "weight_decay"))
     m, v = ({k: np.zeros_like(p) for k, p in params.items()} for _ in range(2))
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
         gradient, new = clipped(gradient, h), {}

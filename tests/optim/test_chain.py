@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalelab.config import replace_hparams
 from scalelab.model.declare import named_leaves
 from scalelab.optim.chain import build_optimizer_chain
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
@@ -14,7 +15,7 @@ from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested,
 def by_adam(h, declared, params, gradients, lrs, coupled=False, corrected=True):
     """Kingma & Ba 2015, Alg. 1; decay beside the step (Loshchilov & Hutter 2019, Alg. 2, line 12) or in the gradient
     (line 6)."""
-    b1, b2, eps, decay = (float(h[k]) for k in ("beta1", "beta2", "eps", "weight_decay"))
+    b1, b2, eps, decay = (float(getattr(h.optim, k)) for k in ("beta1", "beta2", "eps", "weight_decay"))
     m, v = ({k: np.zeros_like(p) for k, p in params.items()} for _ in range(2))
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
         gradient, new = clipped(gradient, h), {}
@@ -31,7 +32,7 @@ def by_adam(h, declared, params, gradients, lrs, coupled=False, corrected=True):
 
 def by_momentum(h, declared, params, gradients, lrs, nesterov=False, averaged=False):
     """Polyak 1964; Sutskever et al. 2013, eq. 3 and 4, in terms of the looked-ahead parameters; beta1 = 0 is SGD."""
-    b, decay = float(h["beta1"]), float(h["weight_decay"])
+    b, decay = float(h.optim.beta1), float(h.optim.weight_decay)
     m = {k: np.zeros_like(p) for k, p in params.items()}
     for gradient, lr in zip(gradients, lrs, strict=True):
         gradient, new = clipped(gradient, h), {}
@@ -77,7 +78,7 @@ def test_thirty_steps_of_momentum(nesterov, averaged):
 def test_thirty_steps_of_sgd():
     static, h = setting("sgd", optim__weight_decay=0.1)
     declared, params, gradients = problem()
-    expected = by_momentum(h | {"beta1": 0.0}, declared, params, gradients, rates(0.05))
+    expected = by_momentum(replace_hparams(h, {"optim.beta1": 0.0}), declared, params, gradients, rates(0.05))
     assert_follows(expected, by_chain(static, h, params, gradients, rates(0.05))[0], params)
 
 
@@ -105,7 +106,8 @@ def test_one_compilation_serves_every_value():
         return named_leaves(transform.update(gradient, transform.init(params), params)[0])["head.w"]
 
     gradient = nested(problem()[2][0])
-    others = h | {"clip_norm": 2.0, "beta1": 0.5, "beta2": 0.9, "eps": 1e-2, "weight_decay": 0.0}
+    changes = {"clip_norm": 2.0, "beta1": 0.5, "beta2": 0.9, "eps": 1e-2, "weight_decay": 0.0}
+    others = replace_hparams(h, {f"optim.{name}": value for name, value in changes.items()})
     one, two = (
         step(gradient, jax.tree.map(jnp.float32, each), jnp.float32(lr)) for each, lr in ((h, 0.1), (others, 0.2))
     )

@@ -202,7 +202,7 @@ def test_each_packed_trial_clips_by_its_own_past(kind):
 
         def step(state, gradient):
             _, state = transform.update(gradient, state, start)
-            return state, clip.clip_ratio(optax.tree.norm(gradient), h["clip_norm"], state)
+            return state, clip.clip_ratio(optax.tree.norm(gradient), h.optim.clip_norm, state)
 
         return jax.lax.scan(step, transform.init(start), gradients)[1]
 
@@ -222,7 +222,7 @@ from tests.train.step.test_step import setting
 shape = {"model.n_layers": 4, "model.n_heads": 4, "model.n_kv_heads": 2, "model.d_head": 4, "model.seq_len": 32}
 for kind in ("zclip", "adagc", "spam"):
     static, h = setting(**shape, **{"optim.clip": kind, "optim.clip_norm": 0.5})
-    h = {key: float(value) for key, value in h.items()}
+    h = jax.tree.map(float, h)
     tokens = np.cumsum(np.random.default_rng(0).integers(1, 3, (26, 8, 33)), axis=-1) % 32
 
     def run(layout):

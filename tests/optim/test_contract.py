@@ -76,7 +76,7 @@ def test_on_a_mesh_every_optimizer_is_what_it_is_on_one_device(names):
 
 def lion(declared, o, h, lr):
     """A user's own, as a bare function: one that states no bytes and needs an LR."""
-    return optax.scale_by_lion(h["beta1"], h["beta2"])
+    return optax.scale_by_lion(h.optim.beta1, h.optim.beta2)
 
 
 def test_a_users_own_function_is_checked_too():
@@ -85,7 +85,7 @@ def test_a_users_own_function_is_checked_too():
 
 
 def branches_on_a_number(declared, o, h, lr):
-    return optax.identity() if h["beta1"] > 0.5 else optax.sign()
+    return optax.identity() if h.optim.beta1 > 0.5 else optax.sign()
 
 
 def divides_by_the_norm(declared, o, h, lr):
@@ -107,7 +107,7 @@ def counts_for_itself(declared, o, h, lr):
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-UNDERSTATES = Optimizer(lambda declared, o, h, lr: optax.trace(h["beta1"]), bytes_per_scalar(2))
+UNDERSTATES = Optimizer(lambda declared, o, h, lr: optax.trace(h.optim.beta1), bytes_per_scalar(2))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalelab.config import group_hparams
 from scalelab.optim import ademamix
 from scalelab.optim.registry import OPTIMIZERS
 from tests.optim.frame import STEPS, assert_follows, by_chain, clipped, decays, kept_bytes, problem, rates, setting
@@ -14,7 +15,7 @@ def moved(h, declared, params, gradients, lrs, direction):
     """Clip, the direction of (name, gradient, t) and decoupled decay: what all of these have in common."""
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
         gradient = clipped(gradient, h)
-        decay = {k: float(h["weight_decay"]) if k in decays(declared) else 0.0 for k in params}
+        decay = {k: float(h.optim.weight_decay) if k in decays(declared) else 0.0 for k in params}
         params = {k: p - lr * (direction(k, gradient[k], t) + decay[k] * p) for k, p in params.items()}
     return params
 
@@ -24,8 +25,8 @@ def rmsprop(h, declared):
     v = dict.fromkeys(declared, 0.0)
 
     def direction(k, g, t):
-        v[k] = h["beta2"] * v[k] + (1 - h["beta2"]) * g**2
-        return g / (np.sqrt(v[k]) + h["eps"])
+        v[k] = h.optim.beta2 * v[k] + (1 - h.optim.beta2) * g**2
+        return g / (np.sqrt(v[k]) + h.optim.eps)
 
     return direction
 
@@ -33,12 +34,12 @@ def rmsprop(h, declared):
 def nadamw(h, declared):
     """Dozat 2016, Alg. 2, with one mu for all t."""
     m, v = dict.fromkeys(declared, 0.0), dict.fromkeys(declared, 0.0)
-    b1, b2 = h["beta1"], h["beta2"]
+    b1, b2 = h.optim.beta1, h.optim.beta2
 
     def direction(k, g, t):
         m[k], v[k] = b1 * m[k] + (1 - b1) * g, b2 * v[k] + (1 - b2) * g**2
         ahead = b1 * m[k] / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
-        return ahead / (np.sqrt(v[k] / (1 - b2**t)) + h["eps"])
+        return ahead / (np.sqrt(v[k] / (1 - b2**t)) + h.optim.eps)
 
     return direction
 
@@ -48,8 +49,8 @@ def lion(h, declared):
     m = dict.fromkeys(declared, 0.0)
 
     def direction(k, g, t):
-        c = h["beta1"] * m[k] + (1 - h["beta1"]) * g
-        m[k] = h["beta2"] * m[k] + (1 - h["beta2"]) * g
+        c = h.optim.beta1 * m[k] + (1 - h.optim.beta1) * g
+        m[k] = h.optim.beta2 * m[k] + (1 - h.optim.beta2) * g
         return np.sign(c)
 
     return direction
@@ -58,15 +59,15 @@ def lion(h, declared):
 def by_ademamix(h, declared):
     """Pagliardini et al. 2024, Alg. 1 and the two schedulers of section 3.1, beta3's as printed there."""
     m1, m2, v = (dict.fromkeys(declared, 0.0) for _ in range(3))
-    b1, b2, b3, steps = h["beta1"], h["beta2"], h["beta3"], h["steps"]
+    b1, b2, b3, steps = h.optim.beta1, h.optim.beta2, h.optim.beta3, h.train.steps
 
     def direction(k, g, t):
-        alpha = min(t * h["alpha"] / steps, h["alpha"])
+        alpha = min(t * h.optim.alpha / steps, h.optim.alpha)
         logs = np.log(b1) * np.log(b3) / ((1 - t / steps) * np.log(b3) + t / steps * np.log(b1))
         slow = min(np.exp(logs), b3)
         m1[k], v[k] = b1 * m1[k] + (1 - b1) * g, b2 * v[k] + (1 - b2) * g**2
         m2[k] = slow * m2[k] + (1 - slow) * g
-        return (m1[k] / (1 - b1**t) + alpha * m2[k]) / (np.sqrt(v[k] / (1 - b2**t)) + h["eps"])
+        return (m1[k] / (1 - b1**t) + alpha * m2[k]) / (np.sqrt(v[k] / (1 - b2**t)) + h.optim.eps)
 
     return direction
 
@@ -74,14 +75,14 @@ def by_ademamix(h, declared):
 def adalayer(h, declared):
     """Zhao et al. 2024: v is a number for each layer's tensor."""
     m, v = dict.fromkeys(declared, 0.0), dict.fromkeys(declared, 0.0)
-    b1, b2 = h["beta1"], h["beta2"]
+    b1, b2 = h.optim.beta1, h.optim.beta2
 
     def direction(k, g, t):
         layers = list(g) if declared[k].stack else [g]
         squares = np.array([np.sum(one**2) / one.size for one in layers])
         m[k], v[k] = b1 * m[k] + (1 - b1) * g, b2 * v[k] + (1 - b2) * squares
         rows = m[k].reshape(len(layers), -1) / (1 - b1**t)
-        return (rows / (np.sqrt(v[k] / (1 - b2**t)) + h["eps"])[:, None]).reshape(g.shape)
+        return (rows / (np.sqrt(v[k] / (1 - b2**t)) + h.optim.eps)[:, None]).reshape(g.shape)
 
     return direction
 
@@ -99,14 +100,14 @@ def test_thirty_steps_are_the_papers(name, scale, changes):
     changes = {key: value for key, value in changes.items() if name != "lion" or key != "optim__eps"}
     static, h = setting(name, **changes, **({"train__steps": STEPS - 10} if name == "ademamix" else {}))
     declared, params, gradients = problem(scale)
-    exact = {key: float(value) for key, value in h.items()}
+    exact = jax.tree.map(float, h)
     expected = moved(h, declared, params, gradients, rates(0.02), ORACLES[name](exact, declared))
     assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params)
 
 
 def test_the_half_life_of_ademamixs_slow_moment_grows_evenly():
     """Appendix A.1: from beta1's to beta3's, where ln(beta) x half-life = -ln 2."""
-    h = {"beta1": jnp.float32(0.9), "beta3": jnp.float32(0.999)}
+    h = group_hparams({"optim.beta1": jnp.float32(0.9), "optim.beta3": jnp.float32(0.999)})
     decay_rates = jax.vmap(lambda share: ademamix.slow_decay(share, h))(jnp.array([0.0, 0.25, 0.5, 1.0]))
     lives = np.log(0.5) / np.log(np.float64(decay_rates))
     first, last = np.log(0.5) / np.log([0.9, 0.999])

@@ -4,21 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.config import Optim
+from scalelab.config import Optim, group_hparams
 from scalelab.model.declare import Declaration
 from scalelab.optim.galore import GALORE
 from scalelab.optim.galore8bit import GALORE8BIT, low_declaration
 
 HIDDEN = Declaration((2, 96, 128), ("embed",), ("mlp",), stack=("layers",))
 GAIN = Declaration((2, 96), (), ("embed",), "gain", stack=("layers",))
-H = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "low_rank_scale": 0.25}
+H = group_hparams({"optim.beta1": 0.9, "optim.beta2": 0.999, "optim.eps": 1e-6, "optim.low_rank_scale": 0.25})
 OPTIONS = Optim("galore8bit", rank=64, every=100)
 
 
 def test_it_is_galore_but_for_the_rounding_of_projection_and_moments():
     """Ten steps on gradients of rank 8 with one direction each: some percent off (8-bit Adam alone is 2 % off)."""
     random = np.random.default_rng(0)
-    h = {name: jnp.float32(value) for name, value in H.items()}
+    h = jax.tree.map(jnp.float32, H)
     transforms = [one.build({"w": HIDDEN}, OPTIONS, h, jnp.float32(1)) for one in (GALORE, GALORE8BIT)]
     states, moves = [one.init({"w": jnp.zeros(HIDDEN.shape)}) for one in transforms], [0.0, 0.0]
     base = random.normal(size=(2, 96, 8)) @ random.normal(size=(2, 8, 128))

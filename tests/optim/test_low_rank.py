@@ -36,7 +36,7 @@ def by_galore(h, declared, params, gradients, lrs, every, rank, projections):
     P is the chain's own, `projections[name][step, layer]`, once it is seen to be the leading singular vectors: fp32
     knows them to 1e-5 here, and Adam multiplies that near a zero of P^T G, by (size / 3 eps)^0.5 over a matrix.
     """
-    scale = float(h["low_rank_scale"])
+    scale = float(h.optim.low_rank_scale)
 
     def direction(g, memory, t, place):
         if g.shape[0] > g.shape[1]:
@@ -47,7 +47,7 @@ def by_galore(h, declared, params, gradients, lrs, every, rank, projections):
             assert p.shape == (len(g), min(rank, len(g)))
             assert_singular_vectors(p, g)
         np.testing.assert_array_equal(p, memory["p"])
-        return scale * p @ adam(p.T @ g, memory, t, *(float(h[k]) for k in KEYS))
+        return scale * p @ adam(p.T @ g, memory, t, *(float(getattr(h.optim, k)) for k in KEYS))
 
     return by_matrix(h, declared, params, gradients, lrs, direction)
 
@@ -81,14 +81,16 @@ def test_leading_vectors_span_the_best_subspace():
 def by_apollo(h, declared, params, gradients, lrs, every, rank, tensor):
     """Zhu et al. 2024, Alg. 1, with the norm-growth limiter of sec. 3.2; the bias correction at the end, as in their
     code."""
-    b1, b2, eps = (float(h[k]) for k in KEYS)
+    b1, b2, eps = (float(getattr(h.optim, k)) for k in KEYS)
     hidden = sorted(k for k, d in declared.items() if d.is_hidden_matrix)
 
     def direction(g, memory, t, place):
         if g.shape[0] > g.shape[1]:
             return direction(g.T, memory, t, place).T
         shape = (min(rank, g.shape[0]), g.shape[0])
-        p = np.float64(apollo.random_projection(h["seed"], hidden.index(place[0]), jnp.int32((t - 1) // every), shape))
+        p = np.float64(
+            apollo.random_projection(h.train.seed, hidden.index(place[0]), jnp.int32((t - 1) // every), shape)
+        )
         r = p @ g
         m = memory["m"] = b1 * memory.get("m", 0.0) + (1 - b1) * r
         v = memory["v"] = b2 * memory.get("v", 0.0) + (1 - b2) * r**2
@@ -101,7 +103,7 @@ def by_apollo(h, declared, params, gradients, lrs, every, rank, tensor):
         if "size" in memory and size / memory["size"] > 1.01:
             update = update / size * 1.01 * memory["size"]
         memory["size"] = np.linalg.norm(update)
-        return float(h["low_rank_scale"]) * np.sqrt(1 - b2**t) / (1 - b1**t) * update
+        return float(h.optim.low_rank_scale) * np.sqrt(1 - b2**t) / (1 - b1**t) * update
 
     return by_matrix(h, declared, params, gradients, lrs, direction)
 

@@ -26,7 +26,7 @@ def orthogonal(g):
 
 
 def by_muon(h, declared, params, gradients, lrs, nesterov=True, scale="spectral"):
-    b = float(h["beta1"])
+    b = float(h.optim.beta1)
 
     def direction(g, memory, t, place):
         m = memory["m"] = b * memory.get("m", 0.0) + (1 - b) * g

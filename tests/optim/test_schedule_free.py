@@ -24,7 +24,7 @@ MADE = {"optim__name": "schedule_free_adamw", "optim__peak_lr": 0.03, "schedule_
 
 def released(h, declared, params, gradients, lrs):
     """facebookresearch/schedule_free 1.4.1: (y, x) after the last step, where y is what a next gradient is taken at."""
-    b1, b2, eps = (float(h[k]) for k in ("beta1", "beta2", "eps"))
+    b1, b2, eps = (float(getattr(h.optim, k)) for k in ("beta1", "beta2", "eps"))
     z = x = y = params
     v, total, largest = dict.fromkeys(params, 0.0), 0.0, 0.0
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
@@ -33,7 +33,7 @@ def released(h, declared, params, gradients, lrs):
         total += largest**2
         c = largest**2 / total
         v = {k: b2 * v[k] + (1 - b2) * g**2 for k, g in gradient.items()}
-        lam = {k: float(h["weight_decay"]) if k in decays(declared) else 0.0 for k in params}
+        lam = {k: float(h.optim.weight_decay) if k in decays(declared) else 0.0 for k in params}
         z = {k: z[k] - lr * (gradient[k] / (np.sqrt(v[k] / (1 - b2**t)) + eps) + lam[k] * y[k]) for k in params}
         x = {k: (1 - c) * x[k] + c * z[k] for k in params}
         y = {k: (1 - b1) * z[k] + b1 * x[k] for k in params}
@@ -68,7 +68,9 @@ def test_optaxs_agrees_without_warm_up():
     """An independent implementation, whose warm-up is one step off."""
     static, h = setting("schedule_free_adamw", optim__weight_decay=0.0, optim__clip_norm=1e9)
     _, params, gradients = problem(0.3)
-    theirs = optax.contrib.schedule_free_adamw(0.02, b1=float(h["beta1"]), b2=float(h["beta2"]), eps=float(h["eps"]))
+    theirs = optax.contrib.schedule_free_adamw(
+        0.02, b1=float(h.optim.beta1), b2=float(h.optim.beta2), eps=float(h.optim.eps)
+    )
 
     def step(carry, gradient):
         params, state = carry
@@ -116,7 +118,7 @@ def test_begun_on_given_weights_z_begins_there_too(tmp_path, finished):
 
 
 def test_without_beta1_there_is_no_average_to_be_had_back():
-    assert config_lib.hparams(config(**MADE))["beta1"] == 0.9
+    assert config_lib.hparams(config(**MADE)).optim.beta1 == 0.9
     with pytest.raises(BadInput, match=r"optim.beta1=0: .* nearest: optim.beta1=0.9"):
         config(**MADE, optim__beta1=0.0)
     with pytest.raises(BadInput, match=r"schedule.beta1_start=0: "):

@@ -23,12 +23,13 @@ from tests.rounding import FP32
 
 CONFIG = config_lib.resolve(base.get_config())
 STATIC = config_lib.static(CONFIG)
-H = {
+NUMBERS = {
     "peak_lr": 0.2, "warmup_steps": 10, "steps": 100, "decay_steps": 20, "final_share": 0.1, "cycles": 1,
     "cycle_growth": 1, "hold_steps": 0, "fall_share": 1, "weight_decay": 0.1, "wd_final_share": 1,
     "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
     "power_scale": 4.6, "power_exponent": -0.51,
 }  # fmt: skip
+GROUPS = dict.fromkeys(("peak_lr", "weight_decay", "beta1"), "optim") | {"steps": "train"}  # the rest: schedule
 NAMES = key_records()["schedule.name"].choices
 ONE = {"constant": "wsd"}  # the program that it is, where its decay has no step
 ROUNDING = 8 * FP32 * 0.2  # eight operations in fp32, each rounded to 2^-24 of the peak
@@ -36,7 +37,8 @@ LENGTH = 130  # of every curve, so that each schedule compiles once
 
 
 def hparams(name, changes):
-    return H | changes | ({"decay_steps": 0} if name in ONE else {})
+    values = NUMBERS | changes | ({"decay_steps": 0} if name in ONE else {})
+    return config_lib.group_hparams({f"{GROUPS.get(key, 'schedule')}.{key}": value for key, value in values.items()})
 
 
 @functools.cache
@@ -47,7 +49,7 @@ def compiled(name, shape="linear", wd_shape="constant", **changes):
 
 def curves(name, shape="linear", wd_shape="constant", **changes):
     """lr, weight_decay and beta1 of steps 0 … LENGTH - 1, float64."""
-    h = {key: jnp.float32(value) for key, value in hparams(name, changes).items()}
+    h = jax.tree.map(jnp.float32, hparams(name, changes))
     values = compiled(name, shape, wd_shape)(jnp.arange(LENGTH), h)
     return {key: np.asarray(value, np.float64) for key, value in values.items()}
 
@@ -73,8 +75,9 @@ def test_constant_is_the_peak_for_ever_and_the_program_of_what_is_planned_with_a
     trunk, planned = (config_lib.resolve(base.get_config()) for _ in range(2))
     trunk.schedule.name, planned.schedule.name = "constant", "wsd"
     assert config_lib.static(trunk) == config_lib.static(planned)
-    given, decayed = config_lib.hparams(trunk), config_lib.hparams(planned)
-    assert {key for key in given if given[key] != decayed[key]} == {"decay_steps"} and given["decay_steps"] == 0
+    given, decayed = (config_lib.flatten_hparams(config_lib.hparams(each)) for each in (trunk, planned))
+    assert {key for key in given if given[key] != decayed[key]} == {"schedule.decay_steps"}
+    assert given["schedule.decay_steps"] == 0
 
 
 def test_linear_falls_evenly():
@@ -129,7 +132,7 @@ def test_restarts_fill_what_the_warmup_leaves_and_one_cycle_is_a_cosine():
 @pytest.mark.parametrize("name", ["cosine_restarts", "multi_step"])
 def test_hparams_may_be_plain_numbers(name):
     h = config_lib.hparams(CONFIG)
-    assert 0 < float(schedules.SCHEDULES[name](7, h)) <= h["peak_lr"] * (1 + 1e-6)
+    assert 0 < float(schedules.SCHEDULES[name](7, h)) <= h.optim.peak_lr * (1 + 1e-6)
 
 
 def test_wsd_piece_by_piece():
@@ -197,10 +200,8 @@ def test_power_is_shens():
     """Shen et al. 2024: min(peak, batch a n^b) with n in tokens (b their -0.51, here steeper), a line before and a
     decay after it."""
     values = compiled("power", "linear", global_batch=8, accumulate=1)
-    h = {
-        key: jnp.float32(x)
-        for key, x in hparams("power", {"peak_lr": 0.02, "power_exponent": -0.8, "final_share": 0.0}).items()
-    }
+    changes = {"peak_lr": 0.02, "power_exponent": -0.8, "final_share": 0.0}
+    h = jax.tree.map(jnp.float32, hparams("power", changes))
     lr = np.asarray(values(jnp.arange(LENGTH), h)["lr"], np.float64)
     n = np.arange(1, LENGTH + 1) * 8 * CONFIG.model.seq_len
     wanted = np.minimum(0.02, 8 * 4.6 * n**-0.8)
@@ -313,7 +314,7 @@ def test_one_compile_serves_all_and_packs_under_vmap(name, wd_shape):
     ]
     alone = [curves(name, wd_shape=wd_shape, **trial) for trial in trials]
     assert function._cache_size() == 1
-    stacked = {key: jnp.float32([hparams(name, trial)[key] for trial in trials]) for key in H}
+    stacked = jax.tree.map(lambda *values: jnp.float32(values), *(hparams(name, trial) for trial in trials))
     packed = jax.vmap(function, in_axes=(None, 0))(jnp.arange(LENGTH), stacked)
     for i, one in enumerate(alone):
         for key, value in one.items():
@@ -324,7 +325,7 @@ def test_a_users_own_schedule_is_asked_and_one_that_gives_no_number_is_refused(t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_curves.py").write_text(
         "from scalelab.optim.schedules import warmup_factor\n"
-        "def half(step, h): return 0.5 * h['peak_lr'] * warmup_factor(step, h)\n"
+        "def half(step, h): return 0.5 * h.optim.peak_lr * warmup_factor(step, h)\n"
         "def pair(step, h): return [1.0, 2.0]\n"
     )
     user_code.trust_names("own_curves:half", "own_curves:pair")
@@ -343,15 +344,15 @@ def test_a_config_s_curves_are_the_steps_of_its_run():
 
 def by_root(step, h):
     """What people write: peak / sqrt(step), infinite at step 0."""
-    return h["peak_lr"] / jnp.sqrt(step)
+    return h.optim.peak_lr / jnp.sqrt(step)
 
 
 def falls_below(step, h):
-    return h["peak_lr"] * (1 - step / 64)  # exact in floating point: 0 at step 64
+    return h.optim.peak_lr * (1 - step / 64)  # exact in floating point: 0 at step 64
 
 
 def not_a_number_late(step, h):
-    return jnp.where(step == 99, jnp.nan, h["peak_lr"])
+    return jnp.where(step == 99, jnp.nan, h.optim.peak_lr)
 
 
 BAD = {
@@ -381,4 +382,4 @@ def test_bad_steps_are_seen_past_those_that_are_worked_out_together(monkeypatch)
 
 
 def peak(step, h):
-    return h["peak_lr"]
+    return h.optim.peak_lr

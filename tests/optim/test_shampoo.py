@@ -18,7 +18,7 @@ def root(statistic):
 def by_shampoo(h, declared, params, gradients, lrs, every, averaged):
     """Gupta et al. 2018, Alg. 1: L_0 = eps I, L_t = L_{t-1} + G G^T; averaged: (1 - b2) sum b2^(t-s) G_s G_s^T / (1 -
     b2^t)."""
-    b2, eps = float(h["beta2"]), float(h["eps"])
+    b2, eps = float(h.optim.beta2), float(h.optim.eps)
 
     def direction(g, memory, t, place):
         rows, columns = g.shape

@@ -29,7 +29,7 @@ def first_bases(static, h, params, gradients):
 
 def by_soap(h, declared, params, gradients, lrs, bases, every):
     """Vyas et al. 2024, Alg. 3 and 4, with the bias correction, the idle first step and the sorting of their code."""
-    b1, b2, eps = (float(h[k]) for k in ("beta1", "beta2", "eps"))
+    b1, b2, eps = (float(getattr(h.optim, k)) for k in ("beta1", "beta2", "eps"))
 
     def sorted_power_step(statistic, q):
         order = np.argsort(-np.diag(q.T @ statistic @ q))
@@ -85,7 +85,7 @@ def test_with_identity_bases_it_is_adam(monkeypatch):
     )
     static, h = setting("soap", optim__every=1000)
     declared, params, gradients = problem()
-    b1, b2, eps = (float(h[k]) for k in ("beta1", "beta2", "eps"))
+    b1, b2, eps = (float(getattr(h.optim, k)) for k in ("beta1", "beta2", "eps"))
 
     def direction(g, memory, t, place):
         return adam(g, memory, t - 1, b1, b2, eps) if t > 1 else 0 * g

@@ -34,7 +34,7 @@ TINY = {
 
 def alg_3(h, declared, params, gradients, lrs, estimates, every):
     """Liu et al. 2023, Alg. 3, where t mod k = 1 are our steps 0, k, 2 k …"""
-    b1, b2, rho, eps = (float(h[k]) for k in ("beta1", "beta2", "rho", "eps"))
+    b1, b2, rho, eps = (float(getattr(h.optim, k)) for k in ("beta1", "beta2", "rho", "eps"))
     m, hessian = dict.fromkeys(params, 0.0), dict.fromkeys(params, 0.0)
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
         gradient, new = clipped(gradient, h), {}
@@ -42,7 +42,7 @@ def alg_3(h, declared, params, gradients, lrs, estimates, every):
             m[k] = b1 * m[k] + (1 - b1) * gradient[k]
             if t % every == 1:
                 hessian[k] = b2 * hessian[k] + (1 - b2) * estimates[t - 1][k]
-            p = p - lr * (float(h["weight_decay"]) if k in decays(declared) else 0.0) * p
+            p = p - lr * (float(h.optim.weight_decay) if k in decays(declared) else 0.0) * p
             new[k] = p - lr * np.clip(m[k] / np.maximum(rho * hessian[k], eps), -1.0, 1.0)
         params = new
     return params
@@ -141,7 +141,7 @@ def test_micro_batches_measure_the_same(model, kind):
 
 @pytest.mark.slow
 def test_the_step_measures_every_so_many_steps_and_keeps_what_it_had_in_between(model):
-    made, h = config_lib.static(little()), {k: jnp.float32(v) for k, v in config_lib.hparams(little()).items()}
+    made, h = config_lib.static(little()), jax.tree.map(jnp.float32, config_lib.hparams(little()))
     step = jax.jit(lambda s: train_step(made, s, model[2], h)[0])
     now, seen = state.init_state(made, h), []
     for _ in range(5):
@@ -149,7 +149,7 @@ def test_the_step_measures_every_so_many_steps_and_keeps_what_it_had_in_between(
         old, new = (ravel_pytree(_sophia(s))[0] for s in (before, now))
         seen.append(bool(np.any(old != new)))
         if seen[-1]:
-            fresh = curvature.estimate_curvature(made, "hutchinson", before.params, model[2], before.step, h["seed"])
+            fresh = curvature.estimate_curvature(made, "hutchinson", before.params, model[2], before.step, h.train.seed)
             np.testing.assert_allclose(new, 0.99 * old + 0.01 * ravel_pytree(fresh)[0], rtol=1e-3, atol=1e-7)
     assert seen == [True, False, False, True, False]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from scalelab.config import Layout, traced_keys
+from scalelab.config import Layout, group_hparams, hparam_keys
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import load_machine
@@ -37,13 +37,13 @@ def saved_bytes(static, mesh):
 
 def argument_bytes(static, mesh, step):
     """Of a program that takes a state, a batch and hparams, as XLA says, and as planned."""
-    h = {key.split(".")[1]: jnp.float32(0) for key in traced_keys()} | {"log_every": jnp.float32(1)}
+    h = group_hparams(dict.fromkeys(hparam_keys(), jnp.float32(0)) | {"log.every_steps": jnp.float32(1)})
     shape = static.global_batch, static.model.seq_len + 1
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
     with jax.set_mesh(mesh):
         compiled = jax.jit(step).lower(state_lib.sharded_state_shapes(static, mesh), batch, h).compile()
     part = step_memory(static, load_machine("h100")).components
-    planned = part["parameters"] + part["optimizer"] + part["batch"] + 4 * len(h)
+    planned = part["parameters"] + part["optimizer"] + part["batch"] + 4 * len(jax.tree.leaves(h))
     return {"xla": compiled.memory_analysis().argument_size_in_bytes, "planned": planned}
 
 

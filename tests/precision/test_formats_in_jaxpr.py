@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from scalelab.config import flatten_hparams
 from scalelab.precision import policy as policy_lib
 from scalelab.precision.formats_in_jaxpr import collect_formats
 from scalelab.precision.policy import POLICIES
@@ -93,7 +94,7 @@ def test_the_step_is_compiled_from_the_trace_that_its_formats_were_read_from(mon
     step_formats(static, h)
     state = state_lib.state_shapes(static)
     batches = jax.ShapeDtypeStruct((3, 2, static.model.seq_len + 1), jnp.int32)
-    jax.eval_shape(functools.partial(step_lib.many_steps, static), state, batches, 1, hparam_shapes(h))
+    jax.eval_shape(functools.partial(step_lib.many_steps, static), state, batches, 1, hparam_shapes(flatten_hparams(h)))
     assert len(traced) == 1
     step_lib.jit_train_step.cache_clear()  # holds the counting step
 

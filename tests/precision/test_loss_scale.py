@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.config import override
+from scalelab.config import override, replace_hparams
 from scalelab.configs import tiny
 from scalelab.precision import loss_scale
 from scalelab.precision.loss_scale import LossScale
@@ -97,7 +97,7 @@ def test_a_step_that_overflows_is_skipped_halves_the_scale_and_is_counted():
 @pytest.mark.slow
 def test_packed_trials_keep_their_own_scales():
     program_static, h, _ = program()
-    packed = PACKINGS["vmap"](program_static, [h, h | {"seed": 1}, h])
+    packed = PACKINGS["vmap"](program_static, [h, replace_hparams(h, {"train.seed": 1}), h])
     states = packed.separate(packed.init())
     scales = [2.0**30, 2.0**16, 2.0**12]
     states = [s._replace(precision=LossScale(np.float32(x), np.int32(0))) for s, x in zip(states, scales, strict=True)]

@@ -55,7 +55,8 @@ def tokens():
 def both(static, state, batch, h):
     policy = POLICIES[static.precision]
     scale = state.precision.scale if policy.scaled_loss else 1.0
-    _, grads = compute_gradients(static, state_lib.upcast(state.params, policy.parameters), batch, h["z_loss"], scale)
+    params = state_lib.upcast(state.params, policy.parameters)
+    _, grads = compute_gradients(static, params, batch, h.train.z_loss, scale)
     return train_step(static, state, batch, h), grads
 
 def scaled(state, scale):

@@ -65,7 +65,7 @@ def hang_once(event, arguments):
             time.sleep(10_000)
 
 def schedule(step, h):
-    return h["peak_lr"] + 0 * step
+    return h.optim.peak_lr + 0 * step
 
 sys.addaudithook(hang_once)
 """

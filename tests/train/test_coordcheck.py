@@ -129,7 +129,8 @@ def test_what_flows_is_measured_on_the_trainers_own_steps():
     of.train.global_batch = 4
     data = load_run_dataset(of)
     batches = train_batches(data, of.model.seq_len, 4, of.train.seed)
-    program = sequential_program(config_lib.static(of), [config_lib.hparams(of) | {"warmup_steps": 0}])
+    h = config_lib.replace_hparams(config_lib.hparams(of), {"schedule.warmup_steps": 0})
+    program = sequential_program(config_lib.static(of), [h])
     states = program.init()
     before = states[0].params["embed"]["w"].copy()
     for step in range(2):

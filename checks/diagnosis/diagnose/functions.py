@@ -33,12 +33,12 @@ def overflows(arrays: Any) -> jax.Array:
 
 def restarts(step: jax.Array, h: Any) -> jax.Array:
     """A cosine that begins anew in the middle of the run."""
-    half = h["steps"] / 2
-    return h["peak_lr"] * (0.05 + 0.95 * 0.5 * (1 + jnp.cos(jnp.pi * (step % half) / half)))
+    half = h.train.steps / 2
+    return h.optim.peak_lr * (0.05 + 0.95 * 0.5 * (1 + jnp.cos(jnp.pi * (step % half) / half)))
 
 
 def _uncorrected(declared: Any, o: Any, h: Any, lr: jax.Array) -> Any:
-    return scale_by_adam(h["beta1"], 0.999, h["eps"], corrected=False)
+    return scale_by_adam(h.optim.beta1, 0.999, h.optim.eps, corrected=False)
 
 
 UNCORRECTED_ADAM = Optimizer(_uncorrected, bytes_per_scalar(8))

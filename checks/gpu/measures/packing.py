@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from checks.gpu.question import Context, Question
 from checks.gpu.settings import FULL_SETTINGS, TOY_SETTINGS, Settings, build_config
 from scalelab import config as config_lib
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.program import PACKINGS, Program
+from scalelab.train.step.program import PACKINGS, Program, hparam_shapes
 from scalelab.train.step.step import many_steps
 
 CHILD_CODE = "import sys; from checks.gpu.measures import packing; packing.run_process(*sys.argv[1:])"
@@ -38,7 +37,12 @@ def trial_configs(settings: Settings) -> list[Any]:
 def make_program(settings: Settings, how: str) -> Program:
     """The trials' program with this packing."""
     configs = trial_configs(settings)
-    return PACKINGS[how](config_lib.static(configs[0]), [config_lib.hparams(c) | {"separator": -1} for c in configs])
+    return PACKINGS[how](config_lib.static(configs[0]), [_hparams(config) for config in configs])
+
+
+def _hparams(config: Any) -> config_lib.Hparams:
+    """A trial's numbers, without a token that ends a document."""
+    return config_lib.replace_hparams(config_lib.hparams(config), {"dataset.separator": -1})
 
 
 def ask_packing(cost_s: float) -> list[Question]:
@@ -60,11 +64,9 @@ def stacked_shapes(settings: Settings) -> tuple[config_lib.Static, Any, Any]:
     """(static config, shapes of the trials' hparams, shapes of their states), with the trials' axis in front."""
     configs = trial_configs(settings)
     static, n = config_lib.static(configs[0]), len(configs)
-    kinds = {"seed": jnp.uint32, "separator": jnp.int32}
-    names = [*config_lib.hparams(configs[0]), "separator"]
-    h = {name: jax.ShapeDtypeStruct((n,), kinds.get(name, jnp.float32)) for name in names}
+    h = hparam_shapes([*config_lib.flatten_hparams(config_lib.hparams(configs[0])), "dataset.separator"])
     front = lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype)  # noqa: E731
-    return static, h, jax.tree.map(front, state_lib.state_shapes(static))
+    return static, jax.tree.map(front, h), jax.tree.map(front, state_lib.state_shapes(static))
 
 
 def time_processes(context: Context) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def run_process(size: str, folder: str, number: str) -> None:
     """Train one trial in this process: compile, say so, await the signal of all, train."""
     settings, place, i = TOY_SETTINGS if size == "toy" else FULL_SETTINGS, pathlib.Path(folder), int(number)
     config = trial_configs(settings)[i]
-    packed = PACKINGS["turn"](config_lib.static(config), [config_lib.hparams(config) | {"separator": -1}])
+    packed = PACKINGS["turn"](config_lib.static(config), [_hparams(config)])
     batches = draw_batches(settings)[i : i + 1]
     _, (states, _) = _clocked(lambda: packed.advance(packed.init(), batches, settings.steps))
     (place / f"process{i}.ready").touch()

@@ -118,7 +118,9 @@ def time_step(model: dict[str, Any], plan: Plan, measured_s: float) -> dict[str,
     """Compile a planned step and time it on random tokens: median seconds, MFU, peak bytes, kernels of the program."""
     tree = planned_config(model, plan)
     static, device = config_lib.static(tree), present_machine()[1]
-    h = traced_hparams(config_lib.hparams(tree) | {"separator": tree.model.vocab_size - 1})
+    h = traced_hparams(
+        config_lib.replace_hparams(config_lib.hparams(tree), {"dataset.separator": tree.model.vocab_size - 1})
+    )
     size = (1, static.global_batch, static.model.seq_len + 1)
     tokens = np.random.default_rng(0).integers(static.model.vocab_size, size=size, dtype=np.int32)
     state, start = jax.jit(functools.partial(state_lib.init_state, static))(h), time.perf_counter()

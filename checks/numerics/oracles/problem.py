@@ -112,7 +112,7 @@ def our_updates(problem: UpdateProblem) -> Arrays:
     """The total update of each parameter by our chain (of its evaluation point, if that differs)."""
     config = problem.config
     static = config_lib.static(config)
-    h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
+    h = jax.tree.map(np.float32, config_lib.hparams(config))
     member = registry.find_optimizer(static.optim.name)
     gradients, estimates = (
         nest_arrays({k: np.stack([x[k] for x in each]) for k in problem.params})

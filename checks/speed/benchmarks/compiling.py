@@ -47,7 +47,7 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
     run = ours.config_for_shape(bare.STEP_256, **{f"parallel.{axis}": size for axis, size in layout.items()})
     fixed, h = config_lib.static(run), config_lib.hparams(run)
     size = (STEPS_A_DISPATCH, run.train.global_batch, run.model.seq_len + 1)
-    scalars = {key: jnp.float32(value) for key, value in h.items()} | {"seed": jnp.uint32(0)}
+    scalars = config_lib.replace_hparams(jax.tree.map(jnp.float32, h), {"train.seed": jnp.uint32(0)})
     mesh = mesh_lib.make_mesh(fixed.layout) if layout else None
     if mesh:
         like = state.sharded_state_shapes(fixed, mesh)

@@ -31,7 +31,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from matplotlib.figure import Figure
 
 from scalelab.cli.parser import print_status
-from scalelab.config import Layout
+from scalelab.config import Layout, replace_hparams
 from scalelab.experiments.shared import markdown_table
 from scalelab.experiments.studies import outcome
 from scalelab.experiments.studies.fsdp import rows
@@ -56,8 +56,8 @@ def train_losses(layout: Layout, steps: int) -> list[float]:
     """The training loss (nats/token) of each step, on batches that are drawn anew for each."""
     static, h = rows.build_static(VARIANT, layout, "fp32")
     mesh, specs = mesh_lib.make_mesh(layout), state_lib.state_specs(static)
-    traced = {key: jnp.float32(value) for key, value in h.items()} | {"log_every": jnp.float32(1)}
-    traced |= {"seed": jnp.uint32(0)}
+    changed = {"log.every_steps": jnp.float32(1), "train.seed": jnp.uint32(0)}
+    traced = replace_hparams(jax.tree.map(jnp.float32, h), changed)
     order = np.random.default_rng(2)
     tokens = rows.draw_tokens()
     # Drawn on one device: the same numbers under every layout.

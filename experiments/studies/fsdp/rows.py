@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scalelab import config as config_lib
-from scalelab.config import Layout, Static, traced_keys
+from scalelab.config import Hparams, Layout, Static, group_hparams, hparam_keys, replace_hparams
 from scalelab.configs import base
 from scalelab.experiments.studies.fsdp.traffic import collective_bytes
 from scalelab.parallel import mesh as mesh_lib
@@ -31,7 +31,7 @@ SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 256  # as many tokens as bf16 needs for its
 
 def build_static(
     variant: dict[str, Any], layout: Layout, precision: str, batch: int = BATCH_SIZE
-) -> tuple[Static, dict[str, float]]:
+) -> tuple[Static, Hparams]:
     """The static config and its hparams."""
     tree, values = base.get_config(), {"family": "llama", **variant}
     tree.model = getattr(base, values.pop("family"))(64, layout.stage * layout.rounds if layout.stage > 1 else 2, 8)
@@ -39,7 +39,7 @@ def build_static(
     placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
     config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
     rules.check_layout(config_lib.static(config), layout)
-    return config_lib.static(config), config_lib.hparams(config) | {"separator": SEPARATOR}
+    return config_lib.static(config), replace_hparams(config_lib.hparams(config), {"dataset.separator": SEPARATOR})
 
 
 def draw_tokens() -> np.ndarray:
@@ -54,7 +54,7 @@ def draw_tokens() -> np.ndarray:
     return tokens
 
 
-def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, float]) -> tuple[jax.Array, Any]:
+def loss_and_gradients(static: Static, params: Any, batch: Any, h: Hparams) -> tuple[jax.Array, Any]:
     """Token-mean loss with a z-loss, and its gradient, as at the first step."""
     sums, grads = compute_gradients(
         static, params, batch, jnp.float32(1e-3), ends=document_ends(static, h, jnp.int32(0))
@@ -63,17 +63,12 @@ def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, flo
 
 
 @functools.cache
-def single_device_reference(static: Static, h: tuple[tuple[str, float], ...]) -> tuple[Any, float, Any]:
+def single_device_reference(static: Static, h: Hparams) -> tuple[Any, float, Any]:
     """(parameters, loss, gradients) on one device."""
-    h0 = {"seed": np.uint32(0), **dict.fromkeys(UNUSED_HPARAMS, 0.0)}
+    h0 = group_hparams(dict.fromkeys(hparam_keys(), 0.0) | {"train.seed": np.uint32(0)})  # init draws from the seed
     params = jax.jit(functools.partial(state_lib.init_state, static))(h0).params
-    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), dict(h))
+    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), h)
     return params, float(loss), jax.device_get(grads)
-
-
-UNUSED_HPARAMS = [
-    key.split(".")[1] for key in traced_keys() if key != "train.seed"
-]  # by the parameters that init draws
 
 
 def compare_layout(
@@ -86,7 +81,7 @@ def compare_layout(
     rounded by itself, so two that are as near to fp32 as bf16 allows may be twice as far from each other.
     """
     static, h = build_static(variant, layout, precision)
-    params, loss, grads = single_device_reference(_on_one_device(static), tuple(h.items()))
+    params, loss, grads = single_device_reference(_on_one_device(static), h)
     layout_loss, layout_grads = _gradients_of_layout(static, h, params)
     difference = worst_leaf(grads, layout_grads, ZERO_SHARE[precision])
     mesh, cost = mesh_lib.make_mesh(layout), {}
@@ -107,8 +102,8 @@ def compare_layout(
 def error_of_sums(variant: dict[str, Any], layout: Layout) -> float:
     """Distance of a layout's bf16 gradients from those in fp32, over that of one device, which adds up no parts."""
     static, h = build_static(variant, layout, "bf16")
-    params, _, exact = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), (*h.items(),))
-    alone = single_device_reference(_on_one_device(static), tuple(h.items()))[2]
+    params, _, exact = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), h)
+    alone = single_device_reference(_on_one_device(static), h)[2]
     together = _gradients_of_layout(static, h, params)[1]
     return worst_leaf(exact, together, ZERO_SHARE["bf16"]) / worst_leaf(exact, alone, ZERO_SHARE["bf16"])
 
@@ -118,7 +113,7 @@ def _on_one_device(static: Static) -> Static:
     return dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
 
 
-def _gradients_of_layout(static: Static, h: dict[str, float], params: Any) -> tuple[float, Any]:
+def _gradients_of_layout(static: Static, h: Hparams, params: Any) -> tuple[float, Any]:
     """(loss, gradients in the order of one device's) at `params` under a layout of several devices."""
     layout, specs, mesh = static.layout, state_lib.state_specs(static), mesh_lib.make_mesh(static.layout)
     with jax.set_mesh(mesh):
@@ -153,7 +148,7 @@ def worst_leaf(expected: Any, actual: Any, zero: float) -> float:
     return float(max(np.abs(a - b).max() / over(a) for a, b in leaves))
 
 
-def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[str, Any]:
+def measure_costs(static: Static, h: Hparams, specs: Any, mesh: Any) -> dict[str, Any]:
     """Bytes of a training step: held per device, by XLA and by formula, and moved along each axis."""
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
@@ -163,7 +158,7 @@ def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) ->
     batch = jax.ShapeDtypeStruct(
         (BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     )
-    traced = {key: jnp.float32(value) for key, value in h.items()}
+    traced = jax.tree.map(jnp.float32, h)
     compiled = jax.jit(functools.partial(train_step, static)).lower(like, batch, traced).compile()
     held = compiled.memory_analysis().argument_size_in_bytes
     small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (

@@ -31,12 +31,12 @@ WARMUP_RATES = tuple(0.16 * 2.0**power for power in range(8))
 
 
 @functools.cache
-def build_setting() -> tuple[Any, dict[str, jax.Array], Any]:
+def build_setting() -> tuple[Any, config_lib.Hparams, Any]:
     """(static, traced hparams, dataset) of configs/tiny.py with one layer of width 16."""
     values = {"model.d_model": WIDTH, "model.n_layers": 1, "model.n_heads": 2, "model.seq_len": SEQ_LEN,
               "train.global_batch": ROWS}  # fmt: skip
     config = config_lib.resolve(config_lib.override(tiny.get_config(), values))
-    traced = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
+    traced = jax.tree.map(jnp.float32, config_lib.hparams(config))
     return config_lib.static(config), traced, load_run_dataset(config)
 
 
@@ -44,7 +44,7 @@ def start(seed: int) -> tuple[Any, jax.Array]:
     """First weights and the batch [B, S + 1] of a seed."""
     static, h, data = build_setting()
     tokens = jnp.asarray(train_batches(data, SEQ_LEN, ROWS, seed).batch(0))
-    return state_lib.init_state(static, h | {"seed": jnp.uint32(seed)}).params, tokens
+    return state_lib.init_state(static, config_lib.replace_hparams(h, {"train.seed": jnp.uint32(seed)})).params, tokens
 
 
 def mean_loss(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:

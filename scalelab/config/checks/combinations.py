@@ -4,13 +4,15 @@ from typing import TYPE_CHECKING
 
 from scalelab.config import mixture_text
 from scalelab.config.checks.validate import parse_group_multipliers
+from scalelab.config.choices import GUARD_POLICIES, table_names
 from scalelab.errors import BadInput
 from scalelab.record.identity import PASSIVE_GUARDS
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-DECAYING = ("wsd", "wsd_s", "power")  # schedules that end in a decay of decay_steps and decay_shape
+# Schedules that end in a decay of decay_steps and decay_shape; a constant one is a wsd without it.
+DECAYING = tuple(name for name in table_names("optim/schedules.py:DECAYING_SCHEDULES") if name != "constant")
 
 
 def check_combinations(config: "ConfigDict") -> None:
@@ -112,7 +114,7 @@ def _check_guard(config: "ConfigDict") -> None:
             "guard.skip='micro_batch': with train.accumulate=1 the only micro-batch is the step; "
             "nearest: guard.skip=step"
         )
-    if guard.policy == "rewind" and every >= steps:
+    if GUARD_POLICIES[guard.policy].rewinds and every >= steps:
         raise BadInput(
             f"guard.policy='rewind' goes back to a checkpoint, and checkpoint.every_steps={every} saves none before "
             f"the last of {steps} steps; nearest: checkpoint.every_steps={max(1, steps // 10)}"

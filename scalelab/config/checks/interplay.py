@@ -8,6 +8,7 @@ config may be made for several values of another key. Configs of runs that exist
 from typing import TYPE_CHECKING, Any
 
 from scalelab.config.checks.combinations import DECAYING
+from scalelab.config.choices import GUARD_POLICIES
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput
 
@@ -91,7 +92,8 @@ def _without_effect(config: "ConfigDict") -> list[tuple[str, str]]:
         ("model.rope_theta", model.position == "rope", f"with model.position={model.position!r}"),
         ("data.path", config.data.source in ("text", "prepared") or ":" in config.data.source, _source(config)),
         ("data.language_seed data.n_tokens", config.data.source == "synthetic", _source(config)),
-        ("guard.window guard.minimum guard.sigmas", config.guard.policy != "off", "with guard.policy='off'"),
+        ("guard.window guard.minimum guard.sigmas", GUARD_POLICIES[config.guard.policy].watches,
+            f"with guard.policy={config.guard.policy!r}"),
         ("schedule.hold_steps", not 0 < schedule.hold_steps < schedule.warmup_steps or name != "inverse_sqrt",
             f"within schedule.warmup_steps={schedule.warmup_steps}"),
     ]  # fmt: skip
@@ -124,7 +126,7 @@ def _other_effects(config: "ConfigDict") -> list[str]:
             f"checkpoint.keep_every={keep} keeps steps that are saved, and checkpoint.every_steps={every} saves "
             f"multiples of both alone; nearest: {max(1, round(keep / every)) * every}"
         )
-    if config.guard.policy in ("skip", "rewind") and config.guard.minimum >= train.steps:
+    if GUARD_POLICIES[config.guard.policy].acts and config.guard.minimum >= train.steps:
         lines.append(
             f"guard.minimum={config.guard.minimum} of train.steps={train.steps}: no step is judged by the window; "
             "only losses that are not finite are met"

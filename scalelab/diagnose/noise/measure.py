@@ -138,7 +138,7 @@ def _row_gradient(static: Static, h: Any, state: Any, row: jax.Array) -> tuple[j
     """([nats, predicted tokens], gradient of the summed loss) of a row [S + 1], as the training step takes it."""
     params, precision, step = state
     ends = document_ends(static, h, step)
-    sums, grads, _ = scaled_gradients(static, params, row[None], h["z_loss"], precision, ends=ends)
+    sums, grads, _ = scaled_gradients(static, params, row[None], h.train.z_loss, precision, ends=ends)
     return jnp.stack([sums.nll, sums.tokens]), jax.tree.map(lambda g: g * sums.tokens, grads)
 
 

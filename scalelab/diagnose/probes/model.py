@@ -22,7 +22,7 @@ def probe_mask(subject: Subject) -> dict[str, float]:
     """
     shape, tokens_BS = subject.static.model, jnp.maximum(subject.tokens[:4, :-1], 0).astype(jnp.int32)
     half = tokens_BS.shape[1] // 2
-    separator = int(subject.h["separator"])
+    separator = int(subject.h.dataset.separator)
     other_BS = (tokens_BS + 1) % shape.vocab_size
     ends = document_ends(subject.static, subject.h)
 
@@ -37,7 +37,7 @@ def probe_mask(subject: Subject) -> dict[str, float]:
 
     later_BS = tokens_BS.at[:, half:].set(other_BS[:, half:])
     values = {"future_leak": change(tokens_BS, later_BS, slice(0, half))}
-    if subject.static.documents == "mask":
+    if subject.static.masks_documents:
         two_BS = tokens_BS.at[:, half - 1].set(separator)
         earlier_BS = two_BS.at[:, : half - 1].set(other_BS[:, : half - 1])
         values |= {"document_leak": change(two_BS, earlier_BS, slice(half, None))}

@@ -31,7 +31,7 @@ def probe_sharpness(subject: Subject) -> dict[str, float]:
         return {}
     limit = 2.0
     if name in ADAMS:
-        beta1 = float(h["beta1"])
+        beta1 = float(h.optim.beta1)
         limit = (2 + 2 * beta1) / (1 - beta1)
     ends = document_ends(static, h)
     batches = [subject.batch(subject.step + i) for i in range(BATCHES)]

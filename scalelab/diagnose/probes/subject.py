@@ -29,7 +29,7 @@ class Subject(NamedTuple):
     """A run on one device at a saved step: its compiled half, traced numbers, state, and a batch of that step."""
 
     static: Static
-    h: dict[str, Any]
+    h: config_lib.Hparams
     step: int
     state: TrainState
     tokens: jax.Array
@@ -54,7 +54,8 @@ def load_subject(evidence: Evidence, step: int | None = None) -> Subject:
     _, _, checkpoints, name = find_checkpoint(source)
     config = config_lib.resolve(config_from_facts({"config": records.read_config(evidence.folder)}), stored=True)
     static = dataclasses.replace(config_lib.static(config), layout=Layout())
-    h: Any = program.traced_hparams(config_lib.hparams(config) | evidence.data.dataset.hparams)
+    given = config_lib.replace_hparams(config_lib.hparams(config), evidence.data.dataset.hparams)
+    h = program.traced_hparams(given)
     (like,) = program.restore_targets(static, 1, "turn")
     loaded = checkpoints.load(
         lambda content: {name: handover.select_restorable_fields(content, name, like, config)}, at=step
@@ -71,7 +72,8 @@ def load_subject(evidence: Evidence, step: int | None = None) -> Subject:
 def batch_gradients(static: Static, subject: Subject, scale: Any = 1.0) -> Any:
     """The gradient of the batch's mean loss."""
     ends = document_ends(static, subject.h)
-    of = jax.jit(lambda params: compute_gradients(static, params, subject.tokens, subject.h["z_loss"], scale, ends)[1])
+    z_loss = subject.h.train.z_loss
+    of = jax.jit(lambda params: compute_gradients(static, params, subject.tokens, z_loss, scale, ends)[1])
     return of(subject.params)
 
 
@@ -86,6 +88,6 @@ def adam_roots(subject: Subject) -> Any:
     second = find_second_moments(subject.state.opt_state)
     if subject.static.optim.name not in ADAMS or second is None:
         return None
-    correction = 1 - subject.h["beta2"] ** jnp.maximum(second.count, 1)
-    eps = subject.h["eps"]
+    correction = 1 - subject.h.optim.beta2 ** jnp.maximum(second.count, 1)
+    eps = subject.h.optim.eps
     return jax.tree.map(lambda v: (jnp.sqrt(v.astype(jnp.float32) / correction) + eps) ** -0.5, second.nu)

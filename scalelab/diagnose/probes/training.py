@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from scalelab.config import replace_hparams
 from scalelab.diagnose.probes.subject import Subject, batch_gradients, find_second_moments
 from scalelab.model.declare import named_leaves
 from scalelab.optim.chain import build_optimizer_chain
@@ -47,7 +48,8 @@ def probe_precision(subject: Subject) -> dict[str, float]:
 
 def probe_optimizer(subject: Subject) -> dict[str, float]:
     """`update_rms/STEP`: RMS of the optimizer's updates on constant gradients, without decay, at a LR of 1."""
-    h = subject.h | {"weight_decay": jnp.float32(0.0), "clip_norm": jnp.float32(1e30)}
+    changed = {"optim.weight_decay": jnp.float32(0.0), "optim.clip_norm": jnp.float32(1e30)}
+    h = replace_hparams(subject.h, changed)
     params = jax.tree.map(jnp.zeros_like, subject.params)
     grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-2), params)
     chain = build_optimizer_chain(subject.static, h, jnp.float32(1.0))
@@ -69,13 +71,14 @@ def probe_moments(subject: Subject) -> dict[str, float]:
     if second is None:
         return {}
     grads, v = jax.tree.leaves(batch_gradients(subject.static, subject)), jax.tree.leaves(second.nu)
-    clip = jnp.minimum(1.0, subject.h["clip_norm"] / optax.tree.norm(grads))
+    clip = jnp.minimum(1.0, subject.h.optim.clip_norm / optax.tree.norm(grads))
     total = sum(leaf.size for leaf in v)
     rms_g = clip * optax.tree.norm(grads) / total**0.5
     rms_v = jnp.sqrt(sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in v) / total)
-    correction = 1 - subject.h["beta2"] ** jnp.maximum(second.count, 1)
+    correction = 1 - subject.h.optim.beta2 ** jnp.maximum(second.count, 1)
     used = sum(jnp.sum(leaf > 0) for leaf in v)  # rows of tokens that never occur have no gradient, whatever eps is
-    small = lambda leaf: (leaf > 0) & (jnp.sqrt(leaf.astype(jnp.float32) / correction) < subject.h["eps"])  # noqa: E731
+    eps = subject.h.optim.eps
+    small = lambda leaf: (leaf > 0) & (jnp.sqrt(leaf.astype(jnp.float32) / correction) < eps)  # noqa: E731
     below = sum(jnp.sum(small(leaf)) for leaf in v)
     ratio = float(rms_g / jnp.maximum(rms_v / jnp.sqrt(correction), 1e-30))
     return {"gradient_over_v": ratio, "eps_share": float(below / jnp.maximum(used, 1))}

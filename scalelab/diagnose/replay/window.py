@@ -155,7 +155,7 @@ def _changed(config: ConfigDict, one: WhatIf) -> ConfigDict:
     return config_lib.resolve(config_lib.override(config, changes), stored=True)
 
 
-def _restore(origin: Origin, static: Any, h: Mapping[str, Any]) -> TrainState:
+def _restore(origin: Origin, static: Any, h: config_lib.Hparams) -> TrainState:
     """The whole state of the checkpoint, every byte checked, on the devices of `static`."""
     (like,) = program.restore_targets(static, 1, "turn")
 

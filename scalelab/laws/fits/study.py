@@ -24,6 +24,9 @@ from scalelab.laws.read.raw_grid import refuse_raw_grid
 Row = Mapping[str, Any]
 N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan", "chinchilla": "N_chinchilla"}
 
+ROLES = {"fit": True, "check": False, "holdout": False}  # of log.role: whether laws are fitted to such runs
+FITTED_ROLES = tuple(role for role, is_fitted in ROLES.items() if is_fitted)
+
 
 def fit_study(
     rows: Sequence[Row], law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
@@ -103,7 +106,7 @@ def select_rows(
     """Select the rows to fit: (rows in an order set by their values only, {"name", "reason"} of the excluded)."""
     if drop_top_loss < 0:
         raise BadInput(f"drop_top_loss = {drop_top_loss}: a number of runs, 0 or more")
-    only_fit = any(row.get("role") == "fit" for row in rows)
+    only_fit = any(row.get("role") in FITTED_ROLES for row in rows)
     selected, excluded = [], []
     for index, row in enumerate(rows):
         reason = _exclusion_reason(row, needed, only_fit)
@@ -120,7 +123,7 @@ def select_rows(
 
 def _exclusion_reason(row: Row, needed: Sequence[str], only_fit: bool) -> str:
     """The reason why a row is not fitted; "" if it is fitted."""
-    if only_fit and row.get("role") != "fit":
+    if only_fit and row.get("role") not in FITTED_ROLES:
         return f"role {row.get('role') or 'none'}"
     if row.get("status", "done") != "done":
         return str(row["status"])

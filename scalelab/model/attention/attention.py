@@ -4,12 +4,15 @@ Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N
 """
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
+from scalelab.config.choices import PARAMETRIZATIONS
 from scalelab.model import measures
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.kernels import choose_kernel, compute_attention, program_kernel
@@ -27,7 +30,17 @@ from scalelab.model.products.product import share_among_products
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight, residual_axes, vary_like
 
+QK_NORM_AXES = {"head": 1, "projection": 0}  # the first of (heads, head_dim) that the norm is over
 LOGITS_NAME = "attention_logits"  # name of the sown intermediate, see `activations.collect_activations`
+
+
+class Placed(NamedTuple):
+    """Queries, keys, the scale of their products, and scores of distances, under an encoding of positions."""
+
+    q_BSNH: jax.Array
+    k_BSKH: jax.Array
+    scale: float
+    relative: RelativeInputs | None
 
 
 class Attention(nn.Module):
@@ -55,15 +68,10 @@ class Attention(nn.Module):
         k_BSKH = Einsum(embed, keys, bias, self.policy, by_key, std=init.std, name="k")(x_BSD)
         v_BSKH = Einsum(embed, keys, bias, self.policy, by_key, std=init.std, name="v")(x_BSD)
         if s.qk_norm:
-            first = 1 if s.qk_norm_over == "head" else 0  # of (heads, head_dim)
+            first = QK_NORM_AXES[s.qk_norm_over]
             q_BSNH = Norm("rmsnorm", queries[first:], s.norm_eps, compute, name="q_norm")(q_BSNH)
             k_BSKH = Norm("rmsnorm", keys[first:], s.norm_eps, compute, name="k_norm")(k_BSKH)
-        scale, relative = attention_scale(s), None
-        if s.position == "rope":
-            q_BSNH, k_BSKH, scale = self.rotate(q_BSNH, k_BSKH, layer, packed)
-        elif s.position == "relative":
-            past = packed and packed.past
-            q_BSNH, relative = self.relative(q_BSNH, q_BSNH.shape[1] if past is None else past.segment_BC.shape[1])
+        q_BSNH, k_BSKH, scale, relative = POSITIONS[s.position](self, q_BSNH, k_BSKH, layer, packed)
         if packed is not None and packed.past is not None:
             y_BSNH = self.attend_to_cache(q_BSNH, k_BSKH, v_BSKH, relative, scale, layer, packed)
         else:
@@ -76,17 +84,22 @@ class Attention(nn.Module):
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")
         return out(y_BSNH)
 
-    def rotate(
+    def leave_unplaced(
         self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None
-    ) -> tuple[jax.Array, jax.Array, float]:
-        """Queries and keys under RoPE, and the scale of their products."""
+    ) -> Placed:
+        """Queries and keys as they are: positions are known from the embedding, or not at all."""
+        del layer, packed
+        return Placed(q_BSNH, k_BSKH, attention_scale(self.shape), None)
+
+    def rotate(self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None) -> Placed:
+        """Queries and keys under RoPE."""
         length = q_BSNH.shape[1]
         position_BS = rope_positions(packed.position_BS if packed else token_positions(length), layer, length)
         frequency_P, logit_factor = layer_frequencies(self.shape, layer)
         q_BSNH, k_BSKH = (apply_rope(x, frequency_P, position_BS) for x in (q_BSNH, k_BSKH))
         if isinstance(logit_factor, jax.Array):
-            return (q_BSNH * logit_factor).astype(q_BSNH.dtype), k_BSKH, attention_scale(self.shape)
-        return q_BSNH, k_BSKH, attention_scale(self.shape) * logit_factor
+            return Placed((q_BSNH * logit_factor).astype(q_BSNH.dtype), k_BSKH, attention_scale(self.shape), None)
+        return Placed(q_BSNH, k_BSKH, attention_scale(self.shape) * logit_factor, None)
 
     def observe_logits(
         self, q_BSNH: jax.Array, k_BSKH: jax.Array, relative: RelativeInputs | None, scale: float, mask_info: MaskInfo,
@@ -121,9 +134,13 @@ class Attention(nn.Module):
         bias_BNTC = None if relative is None else relative_scores(relative, scale, past.filled)
         return masked_attention(q_BTNH, cache["k"], cache["v"], bias_BNTC, scale, mask)
 
-    def relative(self, q_BSNH: jax.Array, distances: int) -> tuple[jax.Array, RelativeInputs]:
-        """(q + u, (q + v, W_r R)) with learned u, v, W_r; R encodes `distances` (Dai et al. 2019, section 3.3)."""
-        s = self.shape
+    def add_distances(
+        self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None
+    ) -> Placed:
+        """q + u, k, (q + v, W_r R) with learned u, v, W_r; R encodes distances (Dai et al. 2019, section 3.3)."""
+        del layer
+        s, past = self.shape, packed and packed.past
+        distances = q_BSNH.shape[1] if past is None else past.segment_BC.shape[1]
         queries = (("heads", s.n_heads), ("head_dim", s.d_head))
         vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
         u_NH, v_NH = (
@@ -134,9 +151,21 @@ class Attention(nn.Module):
         r_TD = vary_like(sinusoidal_encoding(distances, s.d_model), q_BSNH)
         by_head = (None, "heads", None)
         to_heads = Einsum((("embed", s.d_model),), queries, False, self.policy, by_head, role="position", name="r")
-        return add_bias(q_BSNH, u_NH), RelativeInputs(add_bias(q_BSNH, v_NH), to_heads(r_TD))
+        by_content = add_bias(q_BSNH, u_NH)
+        relative = RelativeInputs(add_bias(q_BSNH, v_NH), to_heads(r_TD))
+        return Placed(by_content, k_BSKH, attention_scale(s), relative)
+
+
+# How attention knows positions; `learned` ones are added to the embedding (`transformer.py`).
+POSITIONS: dict[str, Callable[..., Placed]] = {
+    "rope": Attention.rotate,
+    "learned": Attention.leave_unplaced,
+    "relative": Attention.add_distances,
+    "none": Attention.leave_unplaced,
+}
 
 
 def attention_scale(shape: ModelShape) -> float:
     """1/sqrt(d_head); under muP proportional to 1/d_head, equal at the base's d_head (Yang et al. 2022, Def. 4.1)."""
-    return shape.d_head**-0.5 if shape.parametrization == "standard" else shape.base_d_head**0.5 / shape.d_head
+    follows = PARAMETRIZATIONS[shape.parametrization].width
+    return shape.base_d_head**0.5 / shape.d_head if follows else shape.d_head**-0.5

@@ -4,7 +4,7 @@ Shapes: B batch, S queries, T keys, N heads, K key/value heads, H d_head.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -70,13 +70,17 @@ def choose_kernel(shape: ModelShape, compute: jnp.dtype, masked: bool = False, t
     S x S. Where devices share a sequence the kernel computes the parts of a ring.
     """
     target = target or traced_target()
+    why = {kind: kernel_obstacle(kind, shape, compute, target, masked) for kind in (*FUSED, "blockwise")}
+    if shape.attention in CHOOSERS:
+        return CHOOSERS[shape.attention](shape, target, masked, why)
+    if why.get(shape.attention):
+        raise BadInput(f"model.attention={shape.attention!r}: {why[shape.attention]}; nearest: auto")
+    return shape.attention
+
+
+def _fastest_kernel(shape: ModelShape, target: Target, masked: bool, why: Mapping[str, str]) -> str:
+    """The kernel for `target`, by chip and length; `why`: obstacles of those that have any."""
     long = shape.seq_len >= (CPU_LONG_SEQUENCE if target.backend == "cpu" else LONG_SEQUENCE)
-    kinds = (*FUSED, "blockwise")
-    why = {kind: kernel_obstacle(kind, shape, compute, target, masked) for kind in kinds}
-    if shape.attention != "auto":
-        if why.get(shape.attention):
-            raise BadInput(f"model.attention={shape.attention!r}: {why[shape.attention]}; nearest: auto")
-        return shape.attention
     masks_pairs = masked and target.capability < HOPPER
     if not why["cudnn"] and not (masks_pairs and long):
         return "cudnn"
@@ -87,6 +91,9 @@ def choose_kernel(shape: ModelShape, compute: jnp.dtype, masked: bool = False, t
     return "plain" if target.backend == "cpu" else "xla"
 
 
+CHOOSERS = {"auto": _fastest_kernel}  # values of model.attention that are not a kernel but choose one
+
+
 def step_target(static: Static, backend: str = "", capability: Capability | None = None) -> Target:
     """The target of a training step."""
     capability = capability or target_capability()
@@ -95,7 +102,7 @@ def step_target(static: Static, backend: str = "", capability: Capability | None
 
 def step_kernel(static: Static, backend: str = "", capability: Capability | None = None) -> str:
     """The kernel of a training step, as `choose_kernel`; `ring of` it where devices share a sequence."""
-    compute, masked = array_dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
+    compute, masked = array_dtype(POLICIES[static.precision].compute), static.masks_documents or static.seq_warmup
     target = step_target(static, backend, capability)
     kernel = choose_kernel(static.model, compute, masked, target)
     if target.context == 1:
@@ -109,7 +116,7 @@ def unfused_reason(static: Static, backend: str, capability: Capability | None =
     kernel = step_kernel(static, backend, capability)
     if fused is None or fused in kernel:
         return ""
-    compute, masked = array_dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
+    compute, masked = array_dtype(POLICIES[static.precision].compute), static.masks_documents or static.seq_warmup
     target = step_target(static, backend, capability)
     if static.model.attention != "auto":
         return f"model.attention={static.model.attention!r} is asked for"
@@ -119,7 +126,7 @@ def unfused_reason(static: Static, backend: str, capability: Capability | None =
 
 def documents_limit(static: Static, backend: str, capability: Capability | None = None) -> str:
     """How many documents cuDNN is told of, in words; "" where it is told of none."""
-    masked = static.documents == "mask" or static.seq_warmup
+    masked = static.masks_documents or static.seq_warmup
     if not masked or "cudnn" not in step_kernel(static, backend, capability):
         return ""
     if step_target(static, backend, capability).capability < HOPPER:
@@ -184,19 +191,27 @@ def compute_attention(
         mask_info = MaskInfo(**arrays)
         if mesh_axis_size(CONTEXT_AXIS) > 1:
             return _ring_of(kernel, q, k, v, mask_info, scale, window, far)
-        if kernel == "blockwise":
-            return blockwise_attention(q, k, v, mask_info, scale, window, block_size(), far)
-        fused: dict[str, Callable] = {"cudnn": _cudnn_kernel, "splash": splash_attention}
-        if kernel in fused:
-            return fused[kernel](q, k, v, scale, mask_info, window)
-        kernels: dict[str, Callable] = {"plain": plain_attention, "xla": xla_attention}
-        kernels[CHUNKED] = functools.partial(plain_attention, chunks=QUERY_CHUNKS)
-        bias = None if far is None else relative_scores(far, scale)
-        return kernels[kernel](q, k, v, bias, scale, mask_info, window)
+        return (KERNELS | {CHUNKED: _chunked_kernel})[kernel](q, k, v, scale, mask_info, window, far)
 
     specs = (*(by_head,) * 3, *(others[name][1] for name in names))
     checked = kernel != "splash"
     return per_device(attend, specs, by_head, checked)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))
+
+
+def _plain_kernel(
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int,
+    relative: RelativeInputs | None, attend: Callable = plain_attention,
+) -> jax.Array:  # fmt: skip
+    """A kernel that holds all logits, to which it adds scores of distances."""
+    bias = None if relative is None else relative_scores(relative, scale)
+    return attend(q, k, v, bias, scale, mask_info, window)
+
+
+def _blockwise_kernel(
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int,
+    relative: RelativeInputs | None,
+) -> jax.Array:  # fmt: skip
+    return blockwise_attention(q, k, v, mask_info, scale, window, block_size(), relative)
 
 
 def _ring_of(
@@ -216,8 +231,9 @@ def _ring_of(
 
 
 def _cudnn_kernel(
-    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int, relative: None
 ) -> jax.Array:
+    del relative  # refused by `kernel_obstacle`
     offsets = target_capability() >= HOPPER
 
     def attend(window: int) -> Callable:
@@ -225,3 +241,20 @@ def _cudnn_kernel(
         return lambda: cudnn.cudnn_attention(q, k, v, mask_info.segment_BS, options)
 
     return by_window(attend(window), attend(0), mask_info.is_global)
+
+
+def _splash_kernel(
+    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int, relative: None
+) -> jax.Array:
+    del relative
+    return splash_attention(q, k, v, scale, mask_info, window)
+
+
+_chunked_kernel = functools.partial(_plain_kernel, attend=functools.partial(plain_attention, chunks=QUERY_CHUNKS))
+KERNELS: dict[str, Callable[..., jax.Array]] = {
+    "plain": _plain_kernel,
+    "blockwise": _blockwise_kernel,
+    "cudnn": _cudnn_kernel,
+    "splash": _splash_kernel,
+    "xla": functools.partial(_plain_kernel, attend=xla_attention),
+}

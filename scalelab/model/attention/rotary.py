@@ -6,6 +6,7 @@ Shapes: B batch, S sequence, N heads, H d_head, P = H / 2 pairs.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,22 +25,40 @@ def rope_frequencies(shape: ModelShape) -> jax.Array:
     factor and the fastest is unchanged (bloc97 2023, in Peng et al. 2023, section 3.1). llama3: by wavelength (Llama
     3.1, as released). yarn: by the number of turns within the original length (Peng et al. 2023, section 3.2).
     """
-    half, factor = shape.d_head // 2, shape.rope_factor
-    base_P = shape.rope_theta ** (-jnp.arange(half) / half)
-    if shape.rope_scaling == "linear":
-        return base_P / factor
-    if shape.rope_scaling == "ntk":
-        return (shape.rope_theta * factor ** (half / (half - 1))) ** (-jnp.arange(half) / half)
-    if shape.rope_scaling == "llama3":
-        turns_P = shape.rope_original * base_P / (2 * math.pi)
-        unscaled_P = jnp.clip((turns_P - LOW) / (HIGH - LOW), 0, 1)
-    elif shape.rope_scaling == "yarn":
-        first, last = (_pair_index(shape, turns) for turns in (FAST, SLOW))
-        first, last = max(math.floor(first), 0), min(math.ceil(last), shape.d_head - 1)
-        unscaled_P = 1 - jnp.clip((jnp.arange(half) - first) / max(last - first, 1e-3), 0, 1)
-    else:
-        return base_P
-    return unscaled_P * base_P + (1 - unscaled_P) * base_P / factor
+    half = shape.d_head // 2
+    return ROPE_SCALINGS[shape.rope_scaling](shape, shape.rope_theta ** (-jnp.arange(half) / half))
+
+
+def _ntk_frequencies(shape: ModelShape, base_P: jax.Array) -> jax.Array:
+    del base_P
+    half = shape.d_head // 2
+    return (shape.rope_theta * shape.rope_factor ** (half / (half - 1))) ** (-jnp.arange(half) / half)
+
+
+def _llama3_frequencies(shape: ModelShape, base_P: jax.Array) -> jax.Array:
+    turns_P = shape.rope_original * base_P / (2 * math.pi)
+    return _slow_partly(shape, base_P, jnp.clip((turns_P - LOW) / (HIGH - LOW), 0, 1))
+
+
+def _yarn_frequencies(shape: ModelShape, base_P: jax.Array) -> jax.Array:
+    first, last = (_pair_index(shape, turns) for turns in (FAST, SLOW))
+    first, last = max(math.floor(first), 0), min(math.ceil(last), shape.d_head - 1)
+    unscaled_P = 1 - jnp.clip((jnp.arange(shape.d_head // 2) - first) / max(last - first, 1e-3), 0, 1)
+    return _slow_partly(shape, base_P, unscaled_P)
+
+
+def _slow_partly(shape: ModelShape, base_P: jax.Array, unscaled_P: jax.Array) -> jax.Array:
+    """Frequencies slower by the factor, but for their share `unscaled_P`."""
+    return unscaled_P * base_P + (1 - unscaled_P) * base_P / shape.rope_factor
+
+
+ROPE_SCALINGS: dict[str, Callable[[ModelShape, jax.Array], jax.Array]] = {
+    "none": lambda shape, base_P: base_P,
+    "linear": lambda shape, base_P: base_P / shape.rope_factor,
+    "ntk": _ntk_frequencies,
+    "llama3": _llama3_frequencies,
+    "yarn": _yarn_frequencies,
+}
 
 
 def layer_frequencies(shape: ModelShape, layer: LayerFlags) -> tuple[jax.Array, float | jax.Array]:

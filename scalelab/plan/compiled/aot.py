@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab import user_code
-from scalelab.config import LAYERS_NUMBERS, Guard, Layout, ModelShape, Optim, Static, hparam_keys
+from scalelab.config import LAYERS_NUMBERS, Guard, Layout, ModelShape, Optim, Static, traced_names
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip, compute_capability
 from scalelab.hardware.compiler_options import collective_options
@@ -24,6 +24,7 @@ from scalelab.plan.compiled import absent_devices
 from scalelab.plan.machine.machine import Machine
 from scalelab.sharding import BATCH_AXES, trace_for_platform
 from scalelab.train.step import state as state_lib
+from scalelab.train.step.program import hparam_shapes
 from scalelab.train.step.step import many_steps
 
 LEAST_EFFORT: Any = {"exec_time_optimization_effort": -1.0}  # libtpu's: a seventh of the time, memory within 2 %
@@ -102,11 +103,8 @@ def measure_compiled(
 def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tuple[Any, ...], jax.sharding.Mesh | None]:
     """Shapes and shardings of the arguments of `many_steps`, and the mesh if there is one."""
     size = (steps, static.global_batch, static.model.seq_len + 1)
-    kinds = {"seed": jnp.uint32, "separator": jnp.int32}
-    names = [key.split(".")[1] for key in hparam_keys()]
-    names += [*static.optim.own, "log_every", *[*LAYERS_NUMBERS] * static.layers]
-    names += ["separator"] * (static.documents == "mask")
-    h = {name: jax.ShapeDtypeStruct((), kinds.get(name, jnp.float32)) for name in names}
+    keys = [*traced_names(static.optim), "log.every_steps", *[*LAYERS_NUMBERS] * static.layers]
+    h = hparam_shapes(keys + ["dataset.separator"] * static.masks_documents)
     n = jax.ShapeDtypeStruct((), jnp.int32)
     if static.layout.devices > 1:
         mesh = mesh_lib.mesh_over_devices(static.layout, devices)
@@ -121,7 +119,7 @@ def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tup
     on_it = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone))
     batches = jax.ShapeDtypeStruct(size, jnp.int32)
     state, *others = on_it((state_lib.state_shapes(static), batches, n, h))
-    if static.moments != "device":  # an absent device lists no memories, but takes types of a mesh that is not one
+    if static.moments_on_host:  # an absent device lists no memories, but takes types of a mesh that is not one
         away = NamedSharding(AbstractMesh((1,), ("host",)), PartitionSpec(), memory_kind=static.moments)
         send = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=away) if x.ndim else x  # noqa: E731
         state = state._replace(opt_state=jax.tree.map(send, state.opt_state))

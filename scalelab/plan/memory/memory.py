@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
+from scalelab.config.choices import pick
 from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
@@ -109,7 +110,7 @@ def _state_bytes(static: Static) -> dict[str, int]:
     small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"] + by_part["guard"]
     moments = by_part["opt_state"] - state_lib.host_bytes(static)
     parts = {"parameters": by_part["params"], "optimizer": moments + small}
-    if POLICIES[static.precision].parameters != "float32" and static.updates == "whole":  # widened before they are used
+    if POLICIES[static.precision].parameters != "float32" and not static.updates_layers:  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
     if copies := gathered_bytes(static):
         parts["copies"] = copies
@@ -159,7 +160,7 @@ def gradient_bytes(static: Static) -> int:
 
     Layer by layer those of a block exist, or of what stands before or behind the blocks.
     """
-    if static.updates == "per_layer":
+    if static.updates_layers:
         return _largest_part_bytes(static.model.plain)
     if static.accumulate > 1:
         return 2 * _parameter_bytes(static, rules.gradient_specs)
@@ -252,7 +253,8 @@ def _formula_bytes(static: Static) -> int:
     gpt = megatron.GptShape(
         shape.n_layers, shape.d_model, shape.n_heads, shape.vocab_size, math.ceil(shape.seq_len / layout.context)
     )
-    how = {"none": "none", "dots": "selective", "full": "full"}[shape.remat if layout.stage == 1 else "full"]
+    remat = shape.remat if layout.stage == 1 else "full"
+    how = pick({"none": "none", "dots": "selective", "full": "full"}, "model.remat", remat, "formula of memory")
     layer = megatron.layer_bytes(
         gpt, saved_activations.rows_per_device(static), layout.tensor, shape.sequence_parallel, how
     )

@@ -45,7 +45,7 @@ def choose_remat(static: Static, memory_of: Callable[[Static], Memory]) -> Remat
     """
     if static.layout.stage > 1:
         return RematChoice("none", "a pipeline recomputes its blocks whatever the policy")
-    if static.updates == "per_layer":
+    if static.updates_layers:
         return RematChoice(
             "full", "train.updates=per_layer recomputes every block", memory_of(with_remat(static, "full"))
         )
@@ -64,7 +64,7 @@ def choose_remat(static: Static, memory_of: Callable[[Static], Memory]) -> Remat
 def choose_remat_here(static: Static) -> RematChoice:
     """The choice for the devices that are here; `none` where their memory isn't known."""
     placed, capacity = fits_here.on_present_devices(static)
-    has_choice = static.updates == "whole"
+    has_choice = not static.updates_layers
     if has_choice and not capacity:
         return RematChoice("none", f"the memory of {jax.local_devices()[0].device_kind} is not known")
     if has_choice and fits_here.is_clearly_small(placed, capacity):
@@ -73,19 +73,22 @@ def choose_remat_here(static: Static) -> RematChoice:
     return choose_remat(placed, lambda option: memory_on_backend(option, jax.default_backend(), room))
 
 
+CHOOSERS = {"auto": choose_remat_here}  # values of model.remat that choose a policy
+
+
 def settle_remat(config: "ConfigDict", folder: pathlib.Path, force: bool = False) -> "ConfigDict":
     """`config` with `auto` replaced for the devices here, and the reason in `log.remat`; others come back unchanged.
 
     A run that goes on in `folder` keeps its policy. BadInput where nothing fits, unless `force`.
     """
-    if config.model.remat != AUTO:
+    if config.model.remat not in CHOOSERS:
         return config
     config = config.copy_and_resolve_references()
     if (folder / "config.json").exists() and not is_untrained(folder):
         stored = records.read_config(folder)
         config.model.remat, config.log.remat = stored["model"]["remat"], stored["log"].get("remat", "")
         return config
-    choice = choose_remat_here(config_lib.static(config))
+    choice = CHOOSERS[config.model.remat](config_lib.static(config))
     if choice.memory is not None and not choice.memory.fits and not force:
         change = fits_here.suggest_fitting_change(with_remat(config_lib.static(config), choice.policy))
         values = " ".join(f"--config.{key}={value}" for key, value in change.changes.items()) if change else ""

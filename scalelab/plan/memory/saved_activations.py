@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Optim, Static
+from scalelab.config.choices import pick
 from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
@@ -93,7 +94,8 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
         # A block's own count leaves out its input, an argument, which its norm keeps, or else a product.
         keeps_input = shape.norm_place == "before" or width == each
         layer["none"] = count_block_activations(static).row_bytes + keeps_input * width * stream
-    grown = shape.n_layers * layer[shape.remat] + bytes_outside_blocks(static)
+    each_layer = pick(layer, "model.remat", shape.remat, "estimate of memory")
+    grown = shape.n_layers * each_layer + bytes_outside_blocks(static)
     return SavedActivations(grown, 4 * shape.d_model * shape.vocab_size // tensor)
 
 
@@ -259,7 +261,7 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
 
 def _ends(static: Static, like: Callable) -> DocumentEnds | None:
     number = like((), jnp.int32, PartitionSpec())
-    ends = DocumentEnds(number if static.documents == "mask" else None, number if static.seq_warmup else None)
+    ends = DocumentEnds(number if static.masks_documents else None, number if static.seq_warmup else None)
     return None if ends == DocumentEnds() else ends
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 from scalelab.config import ModelShape, Static
+from scalelab.config.choices import pick
 from scalelab.model import count
 from scalelab.model.layer_flags import count_local_layers
 
@@ -49,11 +50,16 @@ def count_flops(static: Static) -> Flops:
     terms = count.appendix_f_flops(shape)
     of_attention = ("attention_logits", "softmax", "attention_values")
     scores = {"6N": 0.0, "chinchilla": sum(terms[name] for name in of_attention) / shape.seq_len, "palm": attention / 3}
-    again = {name: {"none": 0.0, "dots": scores[name], "full": per_token[name] / 3}[remat] for name in scores}
+    again = {
+        name: pick(
+            {"none": 0.0, "dots": scores[name], "full": per_token[name] / 3}, "model.remat", remat, "count of FLOPs"
+        )
+        for name in scores
+    }
     more = count.hardware_flops_per_token(shape, remat) - known["exact"]
     hidden = (attention - _attention_flops(shape, causal=True)) / 3 if remat != "none" else 0.0
     again |= {"causal": more - hidden, "exact": more}
-    if static.updates == "per_layer":
+    if static.updates_layers:
         again = {name: 2 * value + 2 / 3 * per_token[name] for name, value in again.items()}
         again |= {name: again[name] + 2 * shape.d_model * shape.vocab_size for name in ("causal", "exact")}
     return Flops(

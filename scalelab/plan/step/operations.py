@@ -39,7 +39,7 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
         *_elementwise_operations(static, traits),
     ]
     runs = of.layers * of.microbatches
-    again = static.updates == "per_layer"
+    again = static.updates_layers
     operations = [dataclasses.replace(op, times=(op.times + again) * runs) for op in block]
     head = [dataclasses.replace(op, times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
     return (*operations, *head, *update.update_operations(static))

@@ -14,6 +14,7 @@ from scalelab.model.attention.ring import ring_stretches
 from scalelab.model.layer_flags import count_local_layers
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import gathered, rules
+from scalelab.parallel.ticks import PIPELINE_SCHEDULES
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
@@ -199,7 +200,11 @@ def _stage_transfers(static: Static, _: SystemTraits) -> list[Transfer]:
     width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     times = 2 * static.accumulate * layout.microbatches * layout.rounds
-    return [Transfer("stage", "send", sent, times, layout.schedule == "1f1b", "activations and gradients")]
+    return [
+        Transfer(
+            "stage", "send", sent, times, PIPELINE_SCHEDULES[layout.schedule].alternates, "activations and gradients"
+        )
+    ]
 
 
 def recompute_policy(static: Static, traits: SystemTraits) -> str:

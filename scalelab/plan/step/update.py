@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalelab.config import Layout, Static, traced_names
+from scalelab.config import Layout, Static, group_hparams, traced_names
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import count
 from scalelab.optim.optimizer import claims_everything
@@ -26,7 +26,7 @@ def update_operations(static: Static) -> list[Operation]:
     parameters, alone = params_at_rest(static, 1), _update_key(static)
     total = count.count_parameters(static.model)["total"]
     moved = parameters * (2 * (4 + state_bytes(alone)) + 2 * 4)
-    unit = "bfloat16" if static.optim.newton_schulz == "bf16" else "float32"
+    unit = {None: "float32", "fp32": "float32", "bf16": "bfloat16"}[static.optim.newton_schulz]
     split = static.layout.fsdp if static.layout.zero >= 1 else 1
     products = product_flops(alone) * fullest_device_share(static).parameters / total / split
     return [
@@ -60,9 +60,9 @@ def product_flops(static: Static) -> float:
     if find_optimizer(static.optim.name).claims is claims_everything:
         return 0.0
     state = state_lib.state_shapes(static)
-    h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in traced_names(static.optim)}
+    h = group_hparams(dict.fromkeys(traced_names(static.optim), jax.ShapeDtypeStruct((), jnp.float32)))
 
     def update(grads: Any, opt_state: Any, params: Any, h: Any) -> Any:
-        return compute_updates(static, grads, opt_state, params, h, h["peak_lr"])
+        return compute_updates(static, grads, opt_state, params, h, h.optim.peak_lr)
 
     return matmul_flops(jax.make_jaxpr(update)(state.params, state.opt_state, state.params, h).jaxpr)

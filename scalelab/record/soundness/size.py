@@ -39,6 +39,14 @@ def _known_keys() -> dict[str, Any]:
     return {name: key.default for name, key in base.MODEL.items()}
 
 
+@functools.cache
+def _gated_mlps() -> tuple[str, ...]:
+    """Values of `mlp` with two products into the hidden units."""
+    from scalelab.configs import base
+
+    return base.MODEL["mlp"].choices_in("GATED")
+
+
 def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The model's values, absent ones of an older version at their defaults; None if they don't tell its size."""
     stored, known = config.get("model", {}), _known_keys()
@@ -59,7 +67,7 @@ def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
     """Scalars of one block: `matrix`, `gain`, `bias`, and of relative positions a `position` matrix and `vector`s."""
     d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
     queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
-    products = 2 if model["mlp"] == "swiglu" else 1  # into the MLP's hidden units
+    products = 2 if model["mlp"] in _gated_mlps() else 1  # into the MLP's hidden units
     relative, norm = model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
     query_key_gains = 0

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import Layout, Static, schedule_steps, traced_names
+from scalelab.config import Layout, Static, group_hparams, replace_hparams, schedule_steps, traced_names
 from scalelab.errors import BadInput, quote_path
 from scalelab.jaxprs import live_equations
 from scalelab.optim import schedules
@@ -101,14 +101,15 @@ def optimizer_steps_difference(old: ConfigDict, new: ConfigDict) -> str:
 
 
 def _reads_steps(of: Static) -> bool:
-    """Whether the update reads h["steps"] (traced on one device; the LR's own dependence is ignored)."""
+    """Whether the update reads h.train.steps (traced on one device; the LR's own dependence is ignored)."""
     state, scalar = state_lib.state_shapes(of), jax.ShapeDtypeStruct((), jnp.float32)
-    h = dict.fromkeys(traced_names(of.optim), scalar)
+    h = group_hparams(dict.fromkeys(traced_names(of.optim), scalar))
     estimate = (state.params, jax.ShapeDtypeStruct((), bool))
     extra = {"curvature": estimate} if find_optimizer(of.optim.name).curvature else {}
 
     def update(steps: jax.Array, h: Any, lr: jax.Array, state: Any, extra: Any) -> Any:
-        return compute_updates(of, state.params, state.opt_state, state.params, h | {"steps": steps}, lr, **extra)
+        h = replace_hparams(h, {"train.steps": steps})
+        return compute_updates(of, state.params, state.opt_state, state.params, h, lr, **extra)
 
     traced = jax.make_jaxpr(update)(scalar, h, scalar, state, extra).jaxpr
     return any(v is traced.invars[0] for equation in live_equations(traced) for v in equation.invars)

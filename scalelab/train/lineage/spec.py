@@ -4,7 +4,6 @@ on.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -23,13 +22,13 @@ class TrainSpec:
     """One run's config and everything that follows from it; nothing downstream computes these again.
 
     `static` has the layout of the devices that are here. `hparams` are the traced scalars, those of the data
-    (`separator`) included. `identity` is 16 hex digits over what is computed,
-    `own_code` what is recorded of the users' functions that the config names.
+    (`h.dataset.separator`) included. `identity` is 16 hex digits over what is computed, `own_code` what is recorded of
+    the users' functions that the config names.
     """
 
     config: ConfigDict
     static: config_lib.Static
-    hparams: dict[str, Any]
+    hparams: config_lib.Hparams
     identity: str
     own_code: own_code.OwnCode
 
@@ -47,5 +46,5 @@ def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None
     refusals.refuse_unsupported(static)
     refusals.refuse_missing_memory(static)
     code = own_code.describe_own_code(config)
-    hparams = config_lib.hparams(config) | dict(data_hparams or {})
+    hparams = config_lib.replace_hparams(config_lib.hparams(config), data_hparams or {})
     return TrainSpec(config, static, hparams, identity(config_lib.leaves(config), (), code), code)

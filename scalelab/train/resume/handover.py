@@ -46,7 +46,7 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
     (saved_state,) = program.restore_targets(saved, 1, "turn")
     parts = {"params": like.params, "opt_state": saved_state.opt_state}
     both = checkpoints.restore(checked.step, {name: parts})[name]
-    h: Any = config_lib.hparams(config)
+    h = config_lib.hparams(config)
     evaluated = jax.jit(lambda both: state.evaluation_params(saved, saved_state._replace(**both), h))
     of = compile_together(evaluated, "the point that the optimizer evaluates")
     with jax.set_mesh(mesh.make_mesh(layout)) if layout.devices > 1 else contextlib.nullcontext():

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scalelab.config.choices import GUARD_POLICIES
 from scalelab.parallel.processes import gather_to_host, is_first_process
 from scalelab.record import records
 from scalelab.train.run.run import Run
@@ -83,7 +84,7 @@ class Alarms:
         self.call: Call | None = None
         self.facts: dict[str, Any] = {"risen_since": None, "climbed": None} | run.facts.get("alarms", {})
         self.on = isinstance(memory, guard.GuardState)
-        self.policy, self.events = run.spec.static.guard.policy, 0
+        self.policy, self.events = GUARD_POLICIES[run.spec.static.guard.policy], 0
         if self.on:
             counts = guard.Counts(*(int(x) for x in gather_to_host(memory.counts)))
             self.base_step = counts.base_step
@@ -107,7 +108,7 @@ class Alarms:
     def _event(self, step: int, signal: str, text: str, **fields: Any) -> None:
         """Write a line of the guard in the logbook."""
         done = DONE.get(fields.get("action", ""), "")
-        done = done or ("nothing done: guard.policy=watch" if self.policy == "watch" else "nothing done")
+        done = done or ("nothing done" if self.policy.acts else "nothing done: guard.policy=watch")
         self.run.event("guard", step, f"{text}; {done}", **({"signal": signal, "action": "none"} | fields))
 
     def _flags(self, step: int, report: incident.Report, metrics: Mapping[str, Any]) -> None:
@@ -184,12 +185,12 @@ class Alarms:
 
     def _call(self, step: int, why: str, report: incident.Report, i: int) -> None:
         """Remember the first reason to do more than skip; a run that skips and has diverged ends."""
-        if self.policy == "rewind" and self.call is None:
+        if self.policy.rewinds and self.call is None:
             first, last = int(report.first_flag[i]), int(report.last_flag[i])
             since = self.facts["risen_since"]
             flagged = first >= 0 and (why != "diverged" or since is None or first < since)
             self.call = Call(step, why, *((first, last) if flagged else ((since or step) - LAST, step - 1)))
-        if self.policy == "skip" and why == "diverged":
+        if self.policy.acts and not self.policy.rewinds and why == "diverged":
             self.run.diverge(
                 step, "the guard: the loss stays above that of a uniform guess, or has risen for 500 steps"
             )

@@ -212,7 +212,7 @@ def open_run(
     """
     config, static = spec.config, spec.static
     schedules.check_user_schedule(config)
-    formats_found.check_user_metrics(static, tuple(sorted(spec.hparams)))
+    formats_found.check_user_metrics(static, tuple(config_lib.flatten_hparams(spec.hparams)))
     check_optimizer_options(static)
     planned, mixed = sources.plan_sources(config, dataset)
     who = config_lib.config_value_origins(config)

@@ -33,7 +33,7 @@ NO_TOKEN = -1  # neither read nor predicted: what a step's rows hold that it doe
 
 def document_ends(static: Static, h: Hparams, step: jax.Array | None = None) -> DocumentEnds | None:
     """What ends a document, in training at `step` also a length; None: sequences are read in full, across documents."""
-    separator = h["separator"] if static.documents == "mask" else None
+    separator = h.dataset.separator if static.masks_documents else None
     length = schedules.scheduled_seq_len(static, step, h) if static.seq_warmup and step is not None else None
     return DocumentEnds(separator, length) if separator is not None or length is not None else None
 

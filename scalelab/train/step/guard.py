@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from scalelab.config import Guard, Static
+from scalelab.config import Guard, Static, replace_hparams
+from scalelab.config.choices import DETECTORS, PARAMETRIZATIONS
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.precision.policy import POLICIES
@@ -107,7 +108,7 @@ class Decision(NamedTuple):
 
 def init_guard(rule: Guard) -> Any:
     """The memory of a run's first step; () if the guard is off."""
-    if rule.policy == "off":
+    if not rule.watches:
         return ()
     one = jnp.ones((), jnp.float32)
     return GuardState(
@@ -131,7 +132,8 @@ def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:
         return now
     since = Counts(*memory.counts).rewarm_from
     warm = jnp.where(since >= 0, jnp.minimum(1.0, (step - since + 1) / REWARMUP_STEPS), 1.0)
-    return {**now, "lr": now["lr"] * (memory.lr_factor * warm), "clip_norm": now["clip_norm"] * memory.clip_factor}
+    lr, clip_norm = now.step.lr * (memory.lr_factor * warm), now.optim.clip_norm * memory.clip_factor
+    return replace_hparams(now, {"step.lr": lr, "optim.clip_norm": clip_norm})
 
 
 def decide(
@@ -146,16 +148,17 @@ def decide(
     """
     counts, marks = Counts(*memory.counts), Marks(*memory.marks)
     entered = jnp.where(restarted, 0, counts.entered)
-    values, thresholds, sigmas, outliers = _hold_to_window(rule, memory.window, entered, loss, grad_norm, h["sigmas"])
+    held = _hold_to_window(rule, memory.window, entered, loss, grad_norm, h.guard.sigmas)
+    values, thresholds, sigmas, outliers = held
     # OLMo-core counts the value at hand among those that it needs.
-    judged = finite & (entered >= h["minimum"] - (rule.detector == "sigma"))
+    judged = finite & (entered >= h.guard.minimum - DETECTORS[rule.detector].outliers_enter)
     early = finite & (step < EARLY_STEPS) & (loss > marks.first_loss + EARLY_RISE)
     is_part = jnp.asarray(left_out[0]) > 0
     cases = (~finite & ~jnp.asarray(overflow), judged & outliers[0], judged & outliers[1], early, is_part)
     signal = jnp.select(cases, (BAD, LOSS, NORM, EARLY, BAD), 0).astype(jnp.int32)
     outlier = (signal == LOSS) | (signal == NORM)
-    clips = outlier & (rule.acts and rule.spike == "clip")
-    skips = outlier & (rule.acts and rule.spike == "skip") & ~_is_budget_spent(memory, step)
+    clips = outlier & rule.clips
+    skips = outlier & (rule.acts and not rule.clips) & ~_is_budget_spent(memory, step)
     action = jnp.select((skips | ~finite, clips, is_part), (1, 2, 3), 0).astype(jnp.int32)
     norm = signal == NORM
     pick = lambda pair: jnp.where(norm, pair[1], pair[0])  # noqa: E731
@@ -187,15 +190,15 @@ def decide_step(
     `planned` are the schedules' numbers, `now` those after `adjust_rates`; `left_out` as for `decide`.
     """
     rule, step = static.guard, state.step
-    if rule.policy == "off":
+    if not rule.watches:
         return None, now
     overflow = is_overflow(static, state.precision, loss, grad_norm)
-    restarted = is_known_change(static, step, planned, planned["lr"])
+    restarted = is_known_change(static, step, planned, planned.step.lr)
     decision = decide(
         rule, state.guard, step, loss, grad_norm, finite, overflow, restarted, planned, left_out or (0, -1)
     )
-    if rule.acts and rule.spike == "clip":
-        now = {**now, "clip_norm": jnp.minimum(now["clip_norm"], decision.clip)}
+    if rule.clips:
+        now = replace_hparams(now, {"optim.clip_norm": jnp.minimum(now.optim.clip_norm, decision.clip)})
     return decision, now
 
 
@@ -210,17 +213,17 @@ def _hold_to_window(
     mean = jnp.sum(jnp.where(filled, window, 0.0), axis=1) / n
     std = jnp.sqrt(jnp.sum(jnp.where(filled, jnp.square(window - mean[:, None]), 0.0), axis=1) / (n - 1))
     margin = sigmas * std
-    if rule.detector == "log":
+    if DETECTORS[rule.detector].logs:
         largest = jnp.max(jnp.where(filled[0], window[1], -jnp.inf))
         margin = jnp.maximum(margin, jnp.stack([LEAST_MARGIN, largest - mean[1] + jnp.log(LARGER)]))
     threshold = mean + margin
-    threshold = jnp.exp(threshold) if rule.detector == "log" else threshold
+    threshold = jnp.exp(threshold) if DETECTORS[rule.detector].logs else threshold
     return values, threshold, (x - mean) / jnp.maximum(std, TINY), x - mean > margin
 
 
 def as_entered(rule: Guard, values: jax.Array) -> jax.Array:
     """Losses or norms as they stand in the window."""
-    return jnp.log(jnp.maximum(values, TINY)) if rule.detector == "log" else values
+    return jnp.log(jnp.maximum(values, TINY)) if DETECTORS[rule.detector].logs else values
 
 
 def median(values: jax.Array, n: jax.Array | int) -> jax.Array:
@@ -232,7 +235,7 @@ def median(values: jax.Array, n: jax.Array | int) -> jax.Array:
 def _median_norm(rule: Guard, window: jax.Array, entered: jax.Array) -> jax.Array:
     n = jnp.minimum(entered, rule.window)
     middle = median(jnp.where(jnp.arange(rule.window) < n, window[1], jnp.inf), n)
-    return jnp.exp(middle) if rule.detector == "log" else middle
+    return jnp.exp(middle) if DETECTORS[rule.detector].logs else middle
 
 
 def loss_sigmas(memory: GuardState, step: jax.Array, loss: jax.Array) -> jax.Array:
@@ -276,5 +279,5 @@ def is_overflow(static: Static, precision: Any, loss: jax.Array, grad_norm: jax.
 
 def measures_updates(static: Static, step: jax.Array) -> jax.Array | bool:
     """Whether the guard needs the norms of this step's update, for `large_updates`."""
-    adam = static.optim.name in ADAMS and static.model.parametrization == "standard"
-    return step < EARLY_STEPS if adam and static.guard.policy != "off" else False
+    adam = static.optim.name in ADAMS and not PARAMETRIZATIONS[static.model.parametrization].width
+    return step < EARLY_STEPS if adam and static.guard.watches else False

@@ -43,7 +43,7 @@ class StepArrays(NamedTuple):
     grads: Any  # of the mean loss, before the clip
     loss: jax.Array  # nats a token
     lr: jax.Array
-    h: Hparams  # every traced number of the config, by its last name
+    h: Hparams  # every traced number of the config, by its key: a.h.optim.peak_lr
 
 
 class LossArrays(NamedTuple):

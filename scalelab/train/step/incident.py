@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Guard
+from scalelab.config.choices import DETECTORS
 from scalelab.train.step.guard import (
     ACTIONS,
     BLOCK,
@@ -114,7 +115,7 @@ def _enter(
 ) -> tuple[jax.Array, jax.Array]:
     """The window and its count after this step."""
     enters = (decision.signal == 0) & decision.accepted & (loss > 0)  # a batch with nothing to predict has loss 0
-    if rule.detector == "sigma":
+    if DETECTORS[rule.detector].outliers_enter:
         enters = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     here = (jnp.arange(rule.window) == entered % rule.window) & enters
     values = as_entered(rule, jnp.stack([loss, grad_norm]))
@@ -159,7 +160,7 @@ def _window_base(rule: Guard, losses: jax.Array, entered: jax.Array) -> tuple[ja
     """Median and standard deviation of ln loss in the window; (inf, 0) of fewer than two values."""
     n = jnp.minimum(entered, rule.window)
     filled = jnp.arange(rule.window) < n
-    logs = losses if rule.detector == "log" else jnp.log(jnp.maximum(losses, TINY))
+    logs = losses if DETECTORS[rule.detector].logs else jnp.log(jnp.maximum(losses, TINY))
     many = jnp.maximum(n, 2).astype(jnp.float32)
     mean = jnp.sum(jnp.where(filled, logs, 0.0)) / many
     std = jnp.sqrt(jnp.sum(jnp.where(filled, jnp.square(logs - mean), 0.0)) / (many - 1))

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
+from scalelab.model.layers import has_zero_units
 from scalelab.model.measures import Measures, underflow_format, when
 from scalelab.optim.chain import second_moments
 from scalelab.optim.schedules import Hparams
@@ -41,7 +42,6 @@ from scalelab.precision.policy import POLICIES
 from scalelab.train.step.guard import Counts, GuardState
 
 OFF = 1e-6  # times the root mean square; half an ulp of fp32 is 6e-8, and a sum has tens of terms
-ZERO_KINDS = ("relu", "relu2")  # the MLPs whose units can be exactly zero
 LAYERS = "layers"  # the one metric that is not a number: a dict of [L] and [] arrays, written to layers.jsonl
 DUE = "due"  # in that dict: whether the step was measured; not written
 WORST = 4  # sequences
@@ -57,11 +57,11 @@ def is_due(static: Static, step: jax.Array, h: Hparams, memory: Any = ()) -> jax
     """
     if not static.layers:
         return None
-    due = (step + 1) % h["layers_every"].astype(jnp.int32) == 0
+    due = (step + 1) % h.log.layers_every.astype(jnp.int32) == 0
     if not isinstance(memory, GuardState):
         return due
     last_flag = Counts(*memory.counts).last_flag
-    return due | (last_flag >= 0) & (step - last_flag <= h["layers_after_alarm"].astype(jnp.int32))
+    return due | (last_flag >= 0) & (step - last_flag <= h.log.layers_after_alarm.astype(jnp.int32))
 
 
 def layer_norms(static: Static, tree: Any) -> Norms:
@@ -152,7 +152,7 @@ def describe_layers(static: Static, measures: Measures, tokens: jax.Array, **nor
     if underflow_format(POLICIES[static.precision]):
         values["gradient_zeros"] = m.gradient_zeros / (m.positions * shape.d_model)
     rms_L = jnp.sqrt(m.mlp_squares / (m.positions * shape.d_ff))
-    off_L = jnp.zeros_like(rms_L) if shape.mlp in ZERO_KINDS else OFF * rms_L
+    off_L = jnp.zeros_like(rms_L) if has_zero_units(shape.mlp) else OFF * rms_L
     tokens = jnp.maximum(tokens, 1.0)
     return values | {
         "residual_rms": jnp.sqrt(m.residual_squares / (m.positions * shape.d_model)),

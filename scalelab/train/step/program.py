@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.stages import Wrapped
 
-from scalelab.config import Static
+from scalelab.config import Hparams, Static, flatten_hparams, group_hparams
 from scalelab.errors import BadInput
 from scalelab.hardware.compiler_options import collective_options, initial_state_options
 from scalelab.parallel import mesh as mesh_lib
@@ -26,7 +26,7 @@ from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
 from scalelab.train.step.step import evaluation_values, many_steps
 
-HparamsList = list[dict[str, Any]]
+HparamsList = list[Hparams]
 Batches = Sequence[np.ndarray | None]  # this process's rows; None: a trial that has ended
 
 
@@ -48,17 +48,18 @@ class Program(NamedTuple):
     rows: np.ndarray | slice = slice(None)
 
 
-INTEGER_HPARAMS = {"seed": jnp.uint32, "separator": jnp.int32}
+INTEGER_HPARAMS = {"train.seed": jnp.uint32, "dataset.separator": jnp.int32}
 
 
-def traced_hparams(h: dict[str, float]) -> dict[str, jax.Array]:
+def traced_hparams(h: Hparams) -> Hparams:
     """The numbers of a config as the step's traced scalars."""
-    return {key: jnp.asarray(value, INTEGER_HPARAMS.get(key, jnp.float32)) for key, value in h.items()}
+    values = flatten_hparams(h).items()
+    return group_hparams({key: jnp.asarray(value, INTEGER_HPARAMS.get(key, jnp.float32)) for key, value in values})
 
 
-def hparam_shapes(names: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and dtypes of `traced_hparams` of these names."""
-    return {name: jax.ShapeDtypeStruct((), INTEGER_HPARAMS.get(name, jnp.float32)) for name in names}
+def hparam_shapes(keys: Iterable[str]) -> Hparams:
+    """The shapes and dtypes of `traced_hparams` of these keys."""
+    return group_hparams({key: jax.ShapeDtypeStruct((), INTEGER_HPARAMS.get(key, jnp.float32)) for key in keys})
 
 
 @functools.cache
@@ -164,7 +165,7 @@ def sequential_program(static: Static, hparams: HparamsList) -> Program:
         return mesh_program(static, hparams)
     init, advance, evaluated = _compiled_functions(static, None)
     traced = [traced_hparams(h) for h in hparams]
-    on_host = static.moments != "device"
+    on_host = static.moments_on_host
 
     return Program(
         init=lambda: [init(h) for h in traced],
@@ -191,7 +192,7 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
         raise BadInput(
             "sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'"
         )
-    if static.moments != "device":
+    if static.moments_on_host:
         raise BadInput(f"sweep.pack='vmap' with train.moments={static.moments!r}: use sweep.pack='turn'")
     devices = jax.local_devices()
     used, each = spread_trials(len(hparams), len(devices))
@@ -219,7 +220,7 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
 
     traced = stack([traced_hparams(h) for h in hparams])
 
-    def advance_all(states: Any, batches: Batches, n: int) -> tuple[Any, HparamsList]:
+    def advance_all(states: Any, batches: Batches, n: int) -> tuple[Any, list]:
         filler = next(
             batch for batch in batches if batch is not None
         )  # a trial that has ended goes on, and its results are dropped
@@ -236,12 +237,14 @@ def vmapped_program(static: Static, hparams: HparamsList) -> Program:
     )
 
 
-PACKINGS = {"turn": sequential_program, "vmap": vmapped_program}
+PACKINGS = {"vmap": vmapped_program, "turn": sequential_program}
+# Values of sweep.pack that choose one for this backend: batched products are slower than plain ones on a CPU only.
+PACKING_CHOOSERS = {"auto": lambda: "turn" if jax.default_backend() == "cpu" else "vmap"}
 
 
 def resolve_packing(choice: str) -> str:
-    """`auto` resolved for this backend: batched products are slower than plain ones on a CPU, elsewhere faster."""
-    return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
+    """The name in PACKINGS; `auto` is resolved for this backend."""
+    return PACKING_CHOOSERS[choice]() if choice in PACKING_CHOOSERS else choice
 
 
 def restore_targets(static: Static, trials: int, mode: str) -> list[TrainState]:

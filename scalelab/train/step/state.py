@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding, auto_axes
 
-from scalelab.config import Layout, Static, traced_names
+from scalelab.config import Layout, Static, group_hparams, traced_names
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves
 from scalelab.model.transformer import parameter_declarations
@@ -42,7 +42,7 @@ class TrainState(NamedTuple):
 def init_state(static: Static, h: Hparams) -> TrainState:
     """A fresh state; parameters are drawn from the stream `seed`."""
     return state_from_params(
-        static, h, transformer.init_params(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
+        static, h, transformer.init_params(static.model, jax.random.key(jnp.asarray(h.train.seed, jnp.uint32)))
     )
 
 
@@ -56,7 +56,7 @@ def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
         if policy.scaling == "delayed"
         else precision
     )
-    if static.moments != "device":
+    if static.moments_on_host:
         send = lambda x: jax.device_put(x, jax.memory.Space.Host) if x.ndim else x  # noqa: E731
         opt_state = jax.tree.map(send, opt_state)
     average = ema.init_ema(params) if static.ema else ()
@@ -86,14 +86,14 @@ def state_shapes(static: Static) -> TrainState:
 
 @functools.cache
 def _shapes(static: Static) -> TrainState:
-    h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in traced_names(static.optim)}
+    h = group_hparams(dict.fromkeys(traced_names(static.optim), jax.ShapeDtypeStruct((), jnp.float32)))
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), parameter_declarations(static.model))
     return jax.eval_shape(functools.partial(state_from_params, static), h, params)
 
 
 def host_bytes(static: Static) -> int:
     """Bytes of optimizer state in the host's memory (`train.moments`); scalars stay on the device."""
-    if static.moments == "device":
+    if not static.moments_on_host:
         return 0
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state_shapes(static).opt_state) if x.ndim)
 
@@ -129,7 +129,7 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
 def state_memories(static: Static, device: jax.Device) -> TrainState:
     """The place of each part of a state on a single device; arrays of the optimizer's where `train.moments` says."""
     on_device = SingleDeviceSharding(device)
-    moments = on_device if static.moments == "device" else on_device.with_memory_kind(static.moments)
+    moments = on_device.with_memory_kind(static.moments) if static.moments_on_host else on_device
     like = state_shapes(static)
     placed = jax.tree.map(lambda _: on_device, like)
     return placed._replace(opt_state=jax.tree.map(lambda x: moments if x.ndim else on_device, like.opt_state))

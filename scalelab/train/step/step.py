@@ -59,15 +59,15 @@ def train_step(
     since they read every parameter once more (3 % of a step with a large vocabulary).
     """
     policy, due = POLICIES[static.precision], layers.is_due(static, state.step, h, state.guard)
-    params = state.params if static.updates == "per_layer" else upcast(state.params, policy.parameters)
+    params = state.params if static.updates_layers else upcast(state.params, policy.parameters)
     sums, grads, amax, left_out = _loss_and_gradients(static, state, params, tokens, h, due)
     grad_norm = grads.norm if isinstance(grads, Kept) else optax.tree.norm(grads)
     loss = sums.nll / jnp.maximum(sums.tokens, 1.0)
     loss = checkpoint_name(loss, "loss")  # the names are for train/formats_found.py
-    planned = {**h, **schedules.scheduled_values(static, state.step, h)}
+    planned = schedules.scheduled_hparams(static, state.step, h)
     now = guard.adjust_rates(state.guard, state.step, planned)
     extra = _curvature(static, params, tokens, state.step, h)
-    numbers = (loss, grad_norm, now["lr"], now["weight_decay"], now["beta1"])
+    numbers = (loss, grad_norm, now.step.lr, now.optim.weight_decay, now.optim.beta1)
     finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
     if ":" in static.optim.name:
         finite &= _stays_finite(static, state, grads, finite, extra, now)
@@ -80,10 +80,10 @@ def train_step(
     precision = updated.lost or _next_precision_state(policy, state.precision, amax, finite, accepted)
     new = _next_state(state, updated, accepted, precision)
     shown = [jnp.where(logged | ~accepted, norm, jnp.nan) for norm in (update_norm, param_norm)]
-    values = loss, grad_norm, *shown, now["lr"], new.skipped
+    values = loss, grad_norm, *shown, now.step.lr, new.skipped
     metrics = dict(zip(STEP_METRICS, values, strict=True)) | {"streak": new.streak}
     metrics |= {LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {}
-    metrics["clip_ratio"] = jnp.where(accepted, clip_ratio(grad_norm, now["clip_norm"], new.opt_state), jnp.nan)
+    metrics["clip_ratio"] = jnp.where(accepted, clip_ratio(grad_norm, now.optim.clip_norm, new.opt_state), jnp.nan)
     if decision is not None:
         past, uniform = (static.guard, state.guard, state.step, decision), math.log(static.model.vocab_size)
         memory, report = incident.remember(*past, loss, grad_norm, update_norm / param_norm, uniform)
@@ -94,7 +94,7 @@ def train_step(
     metrics |= {hooks.LOSS_TERM: sums.term / jnp.maximum(sums.tokens, 1.0)} if static.own_loss else {}
     if static.own_metrics:
         after = upcast(new.params, policy.parameters)
-        arrays = hooks.StepArrays(new.step, tokens, params, after, grads, loss, now["lr"], h)
+        arrays = hooks.StepArrays(new.step, tokens, params, after, grads, loss, now.step.lr, h)
         metrics |= hooks.step_metrics(static, logged, arrays, tuple(metrics))
     return new, metrics
 
@@ -106,15 +106,15 @@ def _loss_and_gradients(
 
     Under `train.updates=per_layer` there are no gradients yet, but what the second backward needs.
     """
-    if static.updates == "per_layer":
+    if static.updates_layers:
         ends = document_ends(static, h, state.step)
-        return *measure_gradient(static, params, tokens, h["z_loss"], ends), (), None
+        return *measure_gradient(static, params, tokens, h.train.z_loss, ends), (), None
     n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
     ends = document_ends(static, h, state.step)
     # Behind a barrier: else the partitioner slices the parameters to update from the tables gathered for the loss,
     # which then stay in memory to the end (two tables of the vocabulary in fp32 on GPUs).
     forward_params = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
-    batch = static, forward_params, tokens, h["z_loss"], state.precision, n_micro_batches, ends, due
+    batch = static, forward_params, tokens, h.train.z_loss, state.precision, n_micro_batches, ends, due
     summed, left_out = scaled_gradients(*batch), None
     if static.guard.leaves_out:
         summed, left_out = leave_out_bad(*batch, summed, guard.may_leave_out(state.guard, state.step))
@@ -124,7 +124,7 @@ def _loss_and_gradients(
 
 def _is_logged(step: jax.Array, h: Hparams, due: jax.Array | None) -> jax.Array:
     """Whether the metrics of the step after `step` are written; those that measure layers are."""
-    logged = (step + 1) % h["log_every"].astype(jnp.int32) == 0
+    logged = (step + 1) % h.log.every_steps.astype(jnp.int32) == 0
     return logged if due is None else logged | due
 
 
@@ -161,7 +161,7 @@ def _update_once(
     params = rounding.join_trees(params, lost) if lost else upcast(params, policy.parameters)
     opt_state = upcast(opt_state, policy.moments)
     params = reshard_as(static, rules.moment_specs, params)
-    moves, opt_state = compute_updates(static, grads, opt_state, params, now, now["lr"], **extra)
+    moves, opt_state = compute_updates(static, grads, opt_state, params, now, now.step.lr, **extra)
     params = reshard_as(static, rules.parameter_specs, optax.apply_updates(params, moves))
     if measured:
         norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params, opt_state, now)
@@ -180,7 +180,7 @@ def _round_parameters(static: Static, params: Any, now: Hparams, step: jax.Array
     round_tree: Any = rounding.round_tree
     if static.layout.devices > 1:  # random bits name no sharding
         round_tree = auto_axes(round_tree, out_sharding=rules.parameter_specs(static.model, static.layout))
-    return round_tree(params, rounding.step_key(now["seed"], step)), ()
+    return round_tree(params, rounding.step_key(now.train.seed, step)), ()
 
 
 def _next_average(static: Static, average: Any, params: Any, now: Hparams) -> Any:
@@ -188,7 +188,7 @@ def _next_average(static: Static, average: Any, params: Any, now: Hparams) -> An
     if not static.ema:
         return average
     form = POLICIES[static.precision].parameters
-    return ema.update_ema(average, reshard_as(static, rules.moment_specs, upcast(params, form)), now["ema"])
+    return ema.update_ema(average, reshard_as(static, rules.moment_specs, upcast(params, form)), now.train.ema)
 
 
 def _next_state(state: TrainState, updated: UpdatedState, accepted: jax.Array, precision: Any) -> TrainState:
@@ -237,7 +237,7 @@ def _stays_finite(
     def once(_: jax.Array, size: jax.Array) -> jax.Array:
         params, opt_state = upcast(state.params, policy.parameters), upcast(state.opt_state, policy.moments)
         params = reshard_as(static, rules.moment_specs, params)
-        moves, _ = compute_updates(static, grads, opt_state, params, h, h["lr"], **extra)
+        moves, _ = compute_updates(static, grads, opt_state, params, h, h.step.lr, **extra)
         return size + optax.tree.norm(optax.apply_updates(params, moves))
 
     return jnp.isfinite(jax.lax.fori_loop(0, finite.astype(jnp.int32), once, jnp.float32(0.0)))
@@ -258,7 +258,7 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
         zero = jnp.minimum(turn, 0)
         batch = tokens + zero.astype(tokens.dtype)
         estimate = curvature.estimate_curvature(
-            static, kind, params, batch, step + zero, h["seed"], document_ends(static, h, step)
+            static, kind, params, batch, step + zero, h.train.seed, document_ends(static, h, step)
         )
         return reshard_as(static, rules.moment_specs, estimate)
 

@@ -19,9 +19,9 @@ def models():
     values = {"model.d_model": 8, "model.n_layers": 2, "model.n_heads": 2, "model.seq_len": 8, "train.global_batch": 2}
     config = config_lib.resolve(config_lib.override(tiny.get_config(), values))
     static = config_lib.static(config)
-    h = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
+    h = jax.tree.map(jnp.float32, config_lib.hparams(config))
     init = jax.jit(lambda h: state_lib.init_state(static, h).params)
-    drawn = [init(h | {"seed": jnp.uint32(seed)}) for seed in (0, 1)]
+    drawn = [init(config_lib.replace_hparams(h, {"train.seed": jnp.uint32(seed)})) for seed in (0, 1)]
     tokens = np.random.default_rng(0).integers(0, 256, (4, 9)).astype(np.int32)
     return static, [Weights(config, params, {}) for params in drawn], tokens
 

@@ -54,7 +54,7 @@ def change_of_logits(arm, factor):
     """Largest change of the logits, over their root mean square, when one decaying matrix is scaled, by matrix."""
     trial = next(iter(maps.make_trials(arm, 40, [1e-2], [0]).values()))
     trial.model.norm_eps = 1e-12  # activations are small at the start
-    static, h = config_lib.static(trial), {k: np.float32(x) for k, x in config_lib.hparams(trial).items()}
+    static, h = config_lib.static(trial), jax.tree.map(np.float32, config_lib.hparams(trial))
     params = jax.jit(state.init_state, static_argnums=0)(static, h).params
     tokens = np.random.default_rng(0).integers(0, 256, (1, 8)).astype(np.int32)
     logits = jax.jit(lambda tree: transformer.next_token_logits(static.model, tree, tokens))
@@ -90,7 +90,7 @@ def test_rows_that_get_no_gradient_only_decay(tmp_path):
     trial = config_lib.override(maps.embedding_trials(40, [1])["on-seed1"], {"log.layers_every": 0, "eval.batches": 1})
     trial = config_lib.resolve(trial)
     assert train_trials(tmp_path, {"on": trial})
-    h = {key: np.float32(value) for key, value in config_lib.hparams(trial).items()}
+    h = jax.tree.map(np.float32, config_lib.hparams(trial))
     start = jax.jit(state.init_state, static_argnums=0)(config_lib.static(trial), h).params["embed"]["w"][0xF5:]
     left = maps.absent_norm(tmp_path / "runs" / "on") / np.linalg.norm(start)
     assert left == pytest.approx(maps.decay_alone(trial), rel=1e-5)

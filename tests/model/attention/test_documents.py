@@ -118,8 +118,8 @@ def setting(**changes):
     values = {"model.vocab_size": 13, "model.seq_len": 12, "train.global_batch": 4, "data.documents": "mask"}
     values |= {"optim.peak_lr": 1e-3} | changes
     config = config_lib.resolve(config_lib.override(config, values))
-    h = config_lib.hparams(config) | {"separator": SEPARATOR}
-    return config_lib.static(config), {key: jnp.float32(value) for key, value in h.items()}
+    h = config_lib.replace_hparams(config_lib.hparams(config), {"dataset.separator": SEPARATOR})
+    return config_lib.static(config), jax.tree.map(jnp.float32, h)
 
 
 @functools.cache

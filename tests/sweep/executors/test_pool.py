@@ -60,7 +60,7 @@ def deadly(step, h):
     """A schedule that kills the worker that asks for it."""
     if multiprocessing.parent_process():
         os.kill(os.getpid(), signal.SIGKILL)
-    return h["peak_lr"] * (step >= 0)
+    return h.optim.peak_lr * (step >= 0)
 
 
 def test_a_worker_that_is_killed_costs_its_own_trial_and_the_next_ones_leave_no_trace_on_each_other(tmp_path):
@@ -93,7 +93,7 @@ def deadly_twice(step, h):
     if multiprocessing.parent_process() and len(list(deaths.iterdir())) < 2:
         (deaths / str(os.getpid())).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return h["peak_lr"] * (step >= 0)
+    return h.optim.peak_lr * (step >= 0)
 
 
 def test_a_trial_whose_worker_is_killed_twice_is_done_by_the_third_and_the_command_ends_in_0(tmp_path):

@@ -20,7 +20,7 @@ import pathlib
 pathlib.Path({ran!r}).touch()
 
 def warm(step, h):
-    return h["peak_lr"]
+    return h.optim.peak_lr
 """
 CONFIG = """
 from scalelab.configs import tiny

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalelab.config import replace_hparams
 from scalelab.errors import BadInput
 from scalelab.jaxprs import matmul_flops
 from scalelab.optim.registry import OPTIMIZERS, find_optimizer
@@ -35,16 +36,16 @@ def both(**changes):
 
 def two_ways(static, layered, h):
     """Functions (params, opt_state, tokens) -> (loss, norm, params, opt_state) of an update, whole and by layer."""
-    now = h | {"lr": h["peak_lr"]}
+    now = replace_hparams(h, {"step.lr": h.optim.peak_lr})
 
     def whole(params, opt_state, tokens):
-        sums, grads = compute_gradients(static, params, tokens, h["z_loss"])
-        moves, opt_state = compute_updates(static, grads, opt_state, params, now, now["lr"])
+        sums, grads = compute_gradients(static, params, tokens, h.train.z_loss)
+        moves, opt_state = compute_updates(static, grads, opt_state, params, now, now.step.lr)
         norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)))
         return sums.nll, norm, jax.tree.map(jnp.add, params, moves), opt_state
 
     def by_layer(params, opt_state, tokens):
-        sums, kept = measure_gradient(layered, params, tokens, h["z_loss"], None)
+        sums, kept = measure_gradient(layered, params, tokens, h.train.z_loss, None)
         updated = update_layers(layered, kept, now, jnp.int32(7), params, opt_state)
         return sums.nll, kept.norm, updated.params, updated.opt_state
 

@@ -228,7 +228,7 @@ def test_more_steps_are_as_if_planned_so(tmp_path, schedule):
 
 
 def with_its_own_horizon(declared, o, h, lr):
-    return optax.scale(1.0 + h["steps"])
+    return optax.scale(1.0 + h.train.steps)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ import factors
 SHARE = float(pathlib.Path(__file__).with_name("share.txt").read_text())
 
 def rate(step, h):
-    return h["peak_lr"] * factors.SCALE * SHARE + 0 * step
+    return h.optim.peak_lr * factors.SCALE * SHARE + 0 * step
 """
 METRICS = "def values(arrays):\n    return {}\n"
 FILES = {"c.py": CONFIG, "mine.py": RATE, "factors.py": "SCALE = 1.0\n", "share.txt": "1", "seen.py": METRICS}

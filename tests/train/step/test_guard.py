@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.config import Guard
+from scalelab.config import Guard, group_hparams
 from scalelab.optim import schedules
 from scalelab.train.step import guard, incident
 from tests.train.step.test_step import batches, init, setting, steps, trained
@@ -39,7 +39,7 @@ def planted_series():
 @functools.cache
 def run(rule):
     """A jitted scan of decide and remember over a series: (memory, decisions, reports)."""
-    h = {"sigmas": jnp.float32(6), "minimum": jnp.float32(64)}
+    h = group_hparams({"guard.sigmas": jnp.float32(6), "guard.minimum": jnp.float32(64)})
 
     def body(memory, row):
         step, loss, norm, ratio, restarted = row

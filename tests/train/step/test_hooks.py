@@ -302,10 +302,10 @@ def mistakes(tmp_path_factory):
 def opened(key, name):
     """What the door of a run does with a function of the user before it writes anything."""
     resolved = config(**{key.replace(".", "__"): f"mistakes:{name}"})
-    spec = make_train_spec(resolved, {"separator": 0})
+    spec = make_train_spec(resolved, {"dataset.separator": 0})
     if key == "data.source":
         return open_dataset(DataConfig(source=resolved.data.source))
-    formats_found.check_user_metrics(spec.static, tuple(sorted(spec.hparams)))
+    formats_found.check_user_metrics(spec.static, tuple(config_lib.flatten_hparams(spec.hparams)))
     if key == "model.block":
         return count.count_parameters(spec.static.model)
     return formats_found.step_formats(spec.static, spec.hparams)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.config import Layout
+from scalelab.config import Layout, replace_hparams
 from scalelab.model import transformer
 from scalelab.model.layer_flags import all_layer_flags, select_layers
 from scalelab.precision.policy import FP32
@@ -123,7 +123,7 @@ def outside(static, h, new, tokens):
     moments = new.opt_state[1]
     root = jax.tree.map(lambda v: np.sqrt(np.float64(v) / (1 - 0.95 ** int(moments.count))), moments.nu)
     for group, part in root.items():
-        leaves = [np.float64(v) < float(h["eps"]) for v in jax.tree.leaves(part)]
+        leaves = [np.float64(v) < float(h.optim.eps) for v in jax.tree.leaves(part)]
         if group == "blocks":
             small = [leaf.reshape(len(leaf), -1) for leaf in leaves]
             expected["eps_share"] = np.concatenate(small, axis=1).mean(1)
@@ -153,7 +153,7 @@ def test_every_value_is_that_of_a_model_written_out(name):
     assert layers.pop(DUE)
 
     def loss(params):
-        sums = loss_sums(dataclasses.replace(static, layers=False), params, tokens, h["z_loss"])
+        sums = loss_sums(dataclasses.replace(static, layers=False), params, tokens, h.train.z_loss)
         return sums.objective / sums.tokens
 
     inputs, targets = np.asarray(tokens[:, :-1]), np.asarray(tokens[:, 1:])
@@ -177,7 +177,8 @@ def test_every_value_is_that_of_a_model_written_out(name):
 
 def test_every_step_for_a_while_after_the_guard_flagged_one():
     static, h, state = made("llama")  # at step 3; the one after is due
-    h, tokens, place = h | {"layers_after_alarm": jnp.float32(2)}, batches(seed=1)[0], Counts._fields.index("last_flag")
+    h = replace_hparams(h, {"log.layers_after_alarm": jnp.float32(2)})
+    tokens, place = batches(seed=1)[0], Counts._fields.index("last_flag")
     due = {}
     for at in (4, 5, 6, 7):
         for flag in (-1, 4):
@@ -186,7 +187,7 @@ def test_every_step_for_a_while_after_the_guard_flagged_one():
             due[at, flag] = bool(step(static, past, tokens, h)[1][LAYERS][DUE])
     assert [due[at, -1] for at in (4, 5, 6, 7)] == [False, True, False, True]
     assert [due[at, 4] for at in (4, 5, 6, 7)] == [True, True, True, True]
-    h |= {"layers_after_alarm": jnp.float32(1)}
+    h = replace_hparams(h, {"log.layers_after_alarm": jnp.float32(1)})
     assert not step(static, past._replace(step=jnp.int32(6)), tokens, h)[1][LAYERS][DUE]
 
 
@@ -214,7 +215,7 @@ def test_zeros_in_gradients_that_come_back_are_counted_in_the_format_they_come_i
     after, _ = transformer.apply_measured_block(static.model, one, embedded, FP32, flags, *packed)
 
     def loss(x):
-        sums = transformer.head_loss(static.model, state.params, x, tokens[:, 1:], h["z_loss"], FP32)
+        sums = transformer.head_loss(static.model, state.params, x, tokens[:, 1:], h.train.z_loss, FP32)
         return sums.objective / sums.tokens
 
     gradient, shares = np.asarray(jax.grad(loss)(after)), []
@@ -251,13 +252,13 @@ def test_each_packed_trial_has_its_own():
     together = jax.jit(
         jax.vmap(
             functools.partial(train_step, static),
-            in_axes=(None, 0, {key: 0 if key == "peak_lr" else None for key in h}),
+            in_axes=(None, 0, replace_hparams(jax.tree.map(lambda _: None, h), {"optim.peak_lr": 0})),
         )
     )
     tokens = jnp.stack([batches(seed=seed)[0] for seed in (1, 2)])
-    layers = together(state, tokens, h | {"peak_lr": rates})[1][LAYERS]
+    layers = together(state, tokens, replace_hparams(h, {"optim.peak_lr": rates}))[1][LAYERS]
     for i in range(2):
-        alone = step(static, state, tokens[i], h | {"peak_lr": rates[i]})[1][LAYERS]
+        alone = step(static, state, tokens[i], replace_hparams(h, {"optim.peak_lr": rates[i]}))[1][LAYERS]
         for key, value in alone.items():
             np.testing.assert_allclose(layers[key][i], value, rtol=1e-5, err_msg=key)
     assert layers["dead_units"].shape == (2, 3) and tokens[0, :, 1:].size == BATCH * SEQ_LEN
@@ -266,14 +267,14 @@ def test_each_packed_trial_has_its_own():
 MESH = """
 import dataclasses, sys
 import jax, numpy as np
-from scalelab.config import Layout
+from scalelab.config import Layout, replace_hparams
 from scalelab.train.step.layers import LAYERS
 from scalelab.train.step.program import PACKINGS
 from tests.train.step.test_step import setting
 
 shape = {"model.n_layers": 4, "model.n_heads": 4, "model.n_kv_heads": 2, "model.d_head": 4, "model.seq_len": 32}
 static, h = setting(**shape, **{"log.layers_every": 2, "precision.name": sys.argv[2]})
-h = {key: float(value) for key, value in h.items()}
+h = jax.tree.map(float, h)
 tokens = np.cumsum(np.random.default_rng(0).integers(1, 3, (2, 8, 33)), axis=-1) % 32
 start = PACKINGS["turn"](static, [h]).init()
 if sys.argv[2] == "fp16":  # a loss scale so small that gradients become zero

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.config import schedule_steps
+from scalelab.config import replace_hparams, schedule_steps
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 from scalelab.train.single import train_single
@@ -30,6 +30,12 @@ from tests.train.step.test_step import (
 GROWING = dataclasses.replace(STATIC, seq_warmup=True)
 
 
+def growing(start, tokens):
+    """The hparams of a warm-up from `start` over so many tokens."""
+    changes = {"seq_start": jnp.float32(start), "seq_warmup_tokens": jnp.float32(tokens)}
+    return replace_hparams(H, {f"schedule.{name}": value for name, value in changes.items()})
+
+
 def short(tokens, length):
     """The same targets from sequences of `length` tokens: [B S / length, length + 1]."""
     starts = range(0, SEQ_LEN, length)
@@ -40,9 +46,7 @@ def short(tokens, length):
 def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
     """The model never hears of it: shorter sequences, as many tokens, rope positions from 0 in each."""
     state, tokens = trained()[0], batches(seed=1)[0]
-    result, log = step(
-        GROWING, state, tokens, H | {"seq_start": jnp.float32(length), "seq_warmup_tokens": jnp.float32(1e9)}
-    )
+    result, log = step(GROWING, state, tokens, growing(length, 1e9))
     shape = dataclasses.replace(STATIC.model, seq_len=length)
     small = dataclasses.replace(STATIC, model=shape, global_batch=BATCH * SEQ_LEN // length)
     wanted, expected = step(small, state, short(tokens, length), H)
@@ -55,16 +59,16 @@ def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
 
 def test_a_full_length_is_no_warm_up_and_losses_are_of_full_sequences():
     state, tokens = trained()[0], batches(seed=1)
-    over = H | {"seq_start": jnp.float32(1), "seq_warmup_tokens": jnp.float32(1)}
+    over = growing(1, 1)
     assert relative(step(GROWING, state, tokens[0], over)[0].params, step(STATIC, state, tokens[0], H)[0].params) < 1e-6
-    during = H | {"seq_start": jnp.float32(1), "seq_warmup_tokens": jnp.float32(1e9)}
+    during = growing(1, 1e9)
     assert_same(evaluation_loss(GROWING, state, tokens, during), evaluation_loss(STATIC, state, tokens, H))
 
 
 def test_one_program_serves_every_length_start_and_duration():
     before = steps._cache_size()
     for i, (start, tokens) in enumerate([(1, 1e3), (3, 1e3), (8, 500)]):
-        h = H | {"seq_start": jnp.float32(start), "seq_warmup_tokens": jnp.float32(tokens)}
+        h = growing(start, tokens)
         _, log = steps(GROWING, init(GROWING, h), batches(seed=i), jnp.int32(4), h)
         assert np.isfinite(log["train_loss"]).all()
     assert steps._cache_size() == before + 1

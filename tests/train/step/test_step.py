@@ -32,9 +32,8 @@ def setting(**changes):
         "train.global_batch": BATCH, "train.steps": 50, "schedule.warmup_steps": 4, "train.z_loss": 1e-3,
     }  # fmt: skip
     config = config_lib.resolve(config_lib.override(config, overrides | dict(changes)))
-    return config_lib.static(config), {
-        k: jnp.float32(v) for k, v in (config_lib.hparams(config) | {"log_every": 1}).items()
-    }
+    h = config_lib.replace_hparams(config_lib.hparams(config), {"log.every_steps": 1})
+    return config_lib.static(config), jax.tree.map(jnp.float32, h)
 
 
 STATIC, H = setting()
@@ -101,7 +100,7 @@ def test_metrics_are_what_they_say():
     state, tokens = trained()[0], batches(seed=1)[0]
     new, metrics = step(STATIC, state, tokens, H)
     assert set(STEP_METRICS) <= set(metrics)
-    sums, grads = jax.jit(compute_gradients, static_argnums=0)(STATIC, state.params, tokens, H["z_loss"])
+    sums, grads = jax.jit(compute_gradients, static_argnums=0)(STATIC, state.params, tokens, H.train.z_loss)
 
     def norm(tree):
         return np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in jax.tree.leaves(tree)))
@@ -116,10 +115,10 @@ def test_metrics_are_what_they_say():
 
 
 POISONS = [
-    *({"z_loss": value} for value in (np.inf, np.nan, 3e38)),
-    *({"peak_lr": value} for value in (np.inf, np.nan, -np.inf)),
-    {"weight_decay": np.nan},
-    {"beta1": np.inf, "beta1_start": np.inf},
+    *({"train.z_loss": value} for value in (np.inf, np.nan, 3e38)),
+    *({"optim.peak_lr": value} for value in (np.inf, np.nan, -np.inf)),
+    {"optim.weight_decay": np.nan},
+    {"optim.beta1": np.inf, "schedule.beta1_start": np.inf},
 ]
 
 
@@ -127,11 +126,15 @@ POISONS = [
 def test_a_step_that_is_not_finite_changes_nothing_but_counters(poison):
     """Inf, NaN, a finite loss whose gradient overflows; an LR, decay or momentum that would poison every parameter."""
     state = trained()[0]
-    after, metrics = step(STATIC, state, batches(seed=1)[0], H | {k: jnp.float32(v) for k, v in poison.items()})
+    after, metrics = step(
+        STATIC, state, batches(seed=1)[0], config_lib.replace_hparams(H, jax.tree.map(jnp.float32, poison))
+    )
     assert_same((after.params, after.opt_state), (state.params, state.opt_state))
     assert (after.step, after.skipped, after.streak) == (state.step + 1, state.skipped + 1, state.streak + 1)
     assert metrics["update_norm"] == 0
-    again, _ = step(STATIC, after, batches(seed=2)[0], H | {"z_loss": jnp.float32(jnp.inf)})
+    again, _ = step(
+        STATIC, after, batches(seed=2)[0], config_lib.replace_hparams(H, {"train.z_loss": jnp.float32(jnp.inf)})
+    )
     assert (again.skipped, again.streak) == (2, 2)
     good, metrics = step(STATIC, again, batches(seed=1)[0], H)
     assert (good.step, good.skipped, good.streak) == (state.step + 3, 2, 0)
@@ -142,13 +145,14 @@ def test_a_step_that_is_not_finite_changes_nothing_but_counters(poison):
 
 def divides(declared, o, h, lr):
     """A user's own optimizer, with an update that is infinite where beta2 is 0."""
-    return optax.stateless(lambda grads, _: jax.tree.map(lambda g: g / h["beta2"], grads))
+    return optax.stateless(lambda grads, _: jax.tree.map(lambda g: g / h.optim.beta2, grads))
 
 
 def test_an_own_optimizers_update_that_is_not_finite_is_skipped_by_the_packed_trial_that_made_it():
     static, h = setting(**{"optim.name": f"{__name__}:divides", "optim.peak_lr": 1e-2, "optim.beta2": 0.9})
     state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
-    both = {k: jnp.stack([v, v]) for k, v in h.items()} | {"beta2": jnp.float32([0.9, 0.0])}
+    both = jax.tree.map(lambda v: jnp.stack([v, v]), h)
+    both = config_lib.replace_hparams(both, {"optim.beta2": jnp.float32([0.9, 0.0])})
     packed = jax.jit(jax.vmap(functools.partial(train_step, static), in_axes=(None, None, 0)))
     after, metrics = packed(state, batches()[0], both)
     assert np.isfinite(metrics["train_loss"]).all() and np.isfinite(metrics["grad_norm"]).all()
@@ -201,9 +205,9 @@ def test_fewer_steps_than_batches_leave_the_rest_untouched():
 
 
 def test_hparams_are_traced():
-    step(STATIC, trained()[0], batches()[0], {k: v / 2 for k, v in H.items()})
+    step(STATIC, trained()[0], batches()[0], jax.tree.map(lambda v: v / 2, H))
     compiled = step._cache_size()
-    step(STATIC, trained()[0], batches()[0], {k: v / 3 for k, v in H.items()})
+    step(STATIC, trained()[0], batches()[0], jax.tree.map(lambda v: v / 3, H))
     assert step._cache_size() == compiled
 
 
@@ -261,7 +265,8 @@ GOLDEN = {
 def test_what_is_logged_changes_no_bit_and_norms_in_between_are_nan():
     start = init(STATIC, H)
     every, log = steps(STATIC, start, batches(), jnp.int32(3), H)
-    rare, sparse = steps(STATIC, start, batches(), jnp.int32(3), H | {"log_every": jnp.float32(2)})
+    every_second = config_lib.replace_hparams(H, {"log.every_steps": jnp.float32(2)})
+    rare, sparse = steps(STATIC, start, batches(), jnp.int32(3), every_second)
     assert_same(rare, every)
     for name in ("update_norm", "param_norm"):
         np.testing.assert_array_equal(np.isnan(sparse[name][:3]), [True, False, True])
@@ -272,8 +277,9 @@ def test_golden_metrics_of_two_steps():
     config = config_lib.resolve(tiny.get_config())
     static, h = (
         config_lib.static(config),
-        {k: jnp.float32(v) for k, v in (config_lib.hparams(config) | {"log_every": 1}).items()},
+        config_lib.replace_hparams(config_lib.hparams(config), {"log.every_steps": 1}),
     )
+    h = jax.tree.map(jnp.float32, h)
     rows = np.arange(2 * 16)[:, None] * 7 + np.arange(129)[None] ** 2
     tokens = jnp.asarray(rows.reshape(2, 16, 129) % 251, jnp.int32)
     _, log = steps(static, init(static, h), tokens, jnp.int32(2), h)

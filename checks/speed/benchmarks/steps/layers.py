@@ -32,7 +32,8 @@ def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
     """{variant: (median, lowest, highest) of its CPU seconds over those of `off`}, and CPU seconds a step when off."""
     size = (STEPS, config.train.global_batch, config.model.seq_len + 1)
     batches = jnp.asarray(np.random.default_rng(0).integers(0, config.model.vocab_size, size), jnp.int32)
-    static, h = config_lib.static(config), {key: jnp.float32(x) for key, x in config_lib.hparams(config).items()}
+    measured = config_lib.override(config, {"log.layers_every": 1, "log.layers_after_alarm": 0})
+    static, h = config_lib.static(config), jax.tree.map(jnp.float32, config_lib.hparams(measured))
     run = jax.jit(many_steps, static_argnums=0, donate_argnums=1)
     statics = {name: dataclasses.replace(static, layers=every > 0) for name, every in EVERY.items()}
     states = {name: jax.jit(functools.partial(state.init_state, static))(h) for name in EVERY}
@@ -40,8 +41,8 @@ def measure_cost(config: Any, rounds: int) -> dict[str, Any]:
     for i in range(-2, rounds):
         for name in list(EVERY) if i % 2 else reversed(EVERY):
             begun = time.process_time()
-            more = {"layers_every": jnp.float32(EVERY[name] or STEPS), "layers_after_alarm": jnp.float32(0)}
-            states[name], log = run(statics[name], states[name], batches, jnp.int32(STEPS), h | more)
+            given = config_lib.replace_hparams(h, {"log.layers_every": jnp.float32(EVERY[name] or STEPS)})
+            states[name], log = run(statics[name], states[name], batches, jnp.int32(STEPS), given)
             jax.block_until_ready((states[name], log))
             if i >= 0:  # the first two rounds compile and warm up
                 seconds[name].append(time.process_time() - begun)

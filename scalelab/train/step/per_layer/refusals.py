@@ -35,7 +35,7 @@ def refuse_missing_memory(static: Static) -> None:
     """BadInput where the devices that are here don't have the memory that `train.moments` names."""
     device = jax.local_devices()[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
-    if static.moments not in ("device", *kinds):
+    if static.moments_on_host and static.moments not in kinds:
         reached = ", ".join(kinds) or "its own memory"
         raise BadInput(
             f"train.moments={static.moments!r}: {device.device_kind} reaches only {reached}; "
@@ -45,8 +45,8 @@ def refuse_missing_memory(static: Static) -> None:
 
 def refuse_unsupported(static: Static) -> None:
     """BadInput where `train.updates=per_layer` does not go with another key."""
-    if static.updates != "per_layer":
-        if static.moments != "device":
+    if not static.updates_layers:
+        if static.moments_on_host:
             raise BadInput(
                 f"train.moments={static.moments!r} with train.updates={static.updates!r}, which would fetch the whole "
                 "state at once; nearest: train.updates=per_layer, or train.moments=device"

@@ -37,13 +37,13 @@ def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, par
 
     `step`: its number, by which weights are rounded where the policy asks for it.
     """
-    factor = jnp.minimum(1.0, now["clip_norm"] / kept.norm)
+    factor = jnp.minimum(1.0, now.optim.clip_norm / kept.norm)
     pieces = backward.make_pieces(static, kept.tokens, kept.z_weight, kept.counted, kept.ends)
-    key = rounding.step_key(now["seed"], step)
-    block_chain = parts.part_chain(parts.one_layer(static), now, now["lr"], ("blocks",), factor)
+    key = rounding.step_key(now.train.seed, step)
+    block_chain = parts.part_chain(parts.one_layer(static), now, now.step.lr, ("blocks",), factor)
 
     def update_rest(state: Updated, grads: Any, last: bool) -> Updated:
-        chain = parts.part_chain(static, now, now["lr"], tuple(grads), factor)
+        chain = parts.part_chain(static, now, now.step.lr, tuple(grads), factor)
         old = read_rest(static, state.params, tuple(grads))
         return _move(static, chain, key, grads, old, state, None, last)
 
