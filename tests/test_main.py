@@ -159,6 +159,11 @@ MISTAKES = {
     "plan --flops=1e20 --json=absent/plan.json": "--json=absent/plan.json: there is no folder 'absent'",
     "plan --flops=1e20 --json=configs": "--json=configs is a folder",
     "plan --flops=1e20 --mfu=0.4": "--mfu goes with --gpu-hours",
+    # Names that 0.2.0 renamed, and the release after it dropped.
+    "plan --flops=1e20 --card": "unknown argument '--card'",
+    "fit README.md --approach=2 --at=U=1": "unknown argument '--at=U=1'",
+    "fit README.md --approach=2 --next=2": "unknown argument '--next=2'; did you mean '--next-runs'?",
+    "fit README.md --forks=Makefile": "unknown argument '--forks=Makefile'",
     "sweep --workdir=configs --status": "'configs' holds no sweep",
     "coordcheck --config=configs/tiny.py --widths=64": "'64' is not two whole sizes or more",
     "coordcheck --config=configs/tiny.py --widths=64,wide": "'64,wide' is not two whole sizes or more",
@@ -205,10 +210,6 @@ RENAMED = {
     "sample nowhere --prompt=a --n=0.5": "--samples",
     "runs nowhere --columns": "--show",
     "plan --config=configs/tiny.py --hardware=h100 --context=0": "--serve-context",
-    "fit README.md --approach=2 --at=U=1": "--target-values",
-    "fit README.md --approach=2 --next=2": "--next-runs",
-    "fit README.md --forks=Makefile": "--configs-out",
-    "plan --flops=1e20 --card": "--single-gpu",
 }
 
 

@@ -120,9 +120,9 @@ def test_a_log_without_ends_of_lines_is_not_read_into_memory(tmp_path, capsys):
     with (tmp_path / "b" / "metrics.jsonl").open("r+b") as file:
         file.truncate(2**40)  # zeros, which take no disk
     for argv in (["runs", str(tmp_path / "b")], ["report", str(tmp_path / "b")], ["diagnose", str(tmp_path / "b")]):
-        started = time.monotonic()
+        started = time.process_time()
         assert main(argv) in (0, 2)
-        assert time.monotonic() - started < 10
+        assert time.process_time() - started < 10
     assert "has more than 16,777,216 bytes" in capsys.readouterr().err
 
 

@@ -28,9 +28,7 @@ from scalelab.cli.parser import Parser, count_above_zero, emit_json, folder_path
 from scalelab.commands.fit.options import CURVES, known_laws, law_docs, refuse_idle
 from scalelab.numbers.written import parse_count
 
-RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out",
-    "--n": "--n-convention", "--plot": "--figures", "--target": "--determine",
-}  # fmt: skip
+RENAMED = {"--n": "--n-convention", "--plot": "--figures", "--target": "--determine"}
 
 
 def main(argv: list[str]) -> int:

@@ -63,7 +63,7 @@ UNUSED_OPTIONS = {  # options without effect in each of the three modes
     "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price"),
 }
 
-RENAMED = {"--card": "--single-gpu", "--batch": "--serve-batch", "--context": "--serve-context"}
+RENAMED = {"--batch": "--serve-batch", "--context": "--serve-context"}
 
 
 def main(argv: list[str]) -> int:
