@@ -14,7 +14,7 @@ STORED_CONFIG = "a stored config"  # of a version without notes
 PROGRAM = "a program"
 USER_ORIGINS = (COMMAND_LINE, CONFIG_FILE, SWEEP)
 NOTES_KEY = "log.set_by"
-STRETCHES_KEY = "log.stretches"  # what was counted before: `scalelab.config.stretches`
+STRETCHES_KEY = "log.stretches"  # what was counted before: `scalelab.config.steps.stretches`
 FILLED_KEYS = (NOTES_KEY, STRETCHES_KEY)  # texts that only scalelab writes; not settings
 TRACKED_GROUPS = ("optim.", "schedule.")
 

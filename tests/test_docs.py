@@ -85,7 +85,9 @@ FOLDERS = ("scalelab", "configs", "experiments", "docs", "tests")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 PROSE = re.compile(r'(?:\A|:(?:  #.*)?\n) *"""(?:.|\n)*?"""|# .*')  # docstrings and comments, much faster than by `ast`
 NAMED_FILE = re.compile(r"(?<![\w/.:{}~$<*-])((?:[A-Za-z_][\w.-]*/)*[\w.-]+\.(?:py|md))\b(?!/)")
-STANDS_FOR_ANY = re.compile(r"(.*/)?(mine|my|twin|gpu|[A-Z]+)\.(py|md)|[A-Z]/.*")  # what users and commands write
+STANDS_FOR_ANY = re.compile(
+    r"(.*/)?(mine|my|twin|target|gpu|[A-Z]+)\.(py|md)|[A-Z]/.*"
+)  # what users and commands write
 OF_OTHERS = {
     "a/__init__.py", "data/README.md", "data/openwebtext/prepare.py", "encoder.py", "json.py",
     "llama3_h100_202412_torchtitan.md", "matplotlib.py", "megatron/core/datasets/indexed_dataset.py",

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.config import replace_hparams, schedule_steps
+from scalelab.config import replace_hparams
+from scalelab.config.steps import schedule_steps
 from scalelab.model import count
 from scalelab.sweep.scaling import recipes
 from scalelab.sweep.scaling.shrink import shrink_recipe

@@ -7,7 +7,8 @@ import pytest
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.__main__ import main
-from scalelab.config import config_value_origins, optimizer_defaults, override, schedule_steps
+from scalelab.config import config_value_origins, optimizer_defaults, override
+from scalelab.config.steps import schedule_steps
 from scalelab.configs import base, tiny
 from scalelab.errors import BadInput
 from scalelab.sweep import trials

@@ -154,7 +154,7 @@ def test_a_config_may_name_code_that_lies_beside_it_and_workers_find_it_too(tmp_
     )
     jobs = {"pack": {"trial": config_lib.resolve(config)}}
     with pool.WorkerPool(tmp_path / "sweep", list(jobs["pack"].values())) as workers:
-        assert workers.run(jobs) == {"pack": 1}
+        assert workers.run(jobs) == {"pack": 2}  # an error of code of the user is a mistake of its own
     assert "RuntimeError: reached" in (tmp_path / "sweep" / "packs" / "pack" / "log.txt").read_text()
 
 

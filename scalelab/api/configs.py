@@ -19,7 +19,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.work.door import (
+from scalelab.api.door import (
     Config,
     Display,
     Overrides,
@@ -122,7 +122,7 @@ def schedule(
     config: Config, overrides: Overrides | None = None, *, show_steps: int | Sequence[int] | None = None
 ) -> Scheduled:
     """Learning rate, momentum, decay and batch at steps, by default where they bend (`scalelab schedule`)."""
-    from scalelab.config import schedule_steps
+    from scalelab.config.steps import schedule_steps
 
     resolved = load_config(config, overrides)
     if show_steps is None:
@@ -140,7 +140,7 @@ def schedule(
 @check_arguments(scheduled=ANYTHING, plot=ANY_PATH)
 def draw_schedule(scheduled: Scheduled, plot: Path) -> list[str]:
     """Draw the whole run of a `schedule`, its steps marked, as .pdf with its CSV, or .png (`schedule --plot`)."""
-    from scalelab.config import schedule_steps
+    from scalelab.config.steps import schedule_steps
     from scalelab.report.figures import scheduleplot
 
     if not isinstance(scheduled, Scheduled):
@@ -153,7 +153,7 @@ def draw_schedule(scheduled: Scheduled, plot: Path) -> list[str]:
 
 
 def _schedule_rows(config: "ConfigDict", steps: Sequence[int]) -> list[Facts]:
-    from scalelab.config import schedule_steps
+    from scalelab.config.steps import schedule_steps
     from scalelab.optim import schedules
 
     curves, seen = schedules.schedule_curves(config, steps), functools.partial(schedule_steps.tokens_before, config)
@@ -182,7 +182,7 @@ class RecipeShown(NamedTuple):
 def recipe(name: str) -> RecipeShown:
     """A published recipe: every choice with its source (`scalelab recipe NAME`)."""
     from scalelab import config as config_lib
-    from scalelab.config import schedule_steps
+    from scalelab.config.steps import schedule_steps
     from scalelab.model import count
     from scalelab.sweep.scaling import recipes
 

@@ -22,7 +22,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.work.door import Config, Overrides, load_config
+from scalelab.api.door import Config, Overrides, load_config
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.work.door import Display, Progress, Stop, never, plain_display, silent
+from scalelab.api.door import Display, Progress, Stop, never, plain_display, silent
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.record import records
 

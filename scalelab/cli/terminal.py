@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scalelab.api.work.door import Shown, Stop, never, silent
+from scalelab.api.door import Shown, Stop, never, silent
 from scalelab.cli.parser import print_status
 from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.signals import stop_on_signals

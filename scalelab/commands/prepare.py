@@ -46,7 +46,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalelab import api
-from scalelab.api.work.door import Shown
+from scalelab.api.door import Shown
 from scalelab.cli.parser import Parser, add_take_over_option, emit_json, work_path
 from scalelab.cli.progress import PLAIN_EVERY_S
 from scalelab.cli.terminal import report

@@ -16,7 +16,8 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.parser import Parser, align_columns, config_path, emit_json
-from scalelab.config import CommandLine, schedule_steps, split_overrides
+from scalelab.config import CommandLine, split_overrides
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 
 SCHEDULE_COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len")

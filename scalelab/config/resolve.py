@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalelab import set_by, user_code
-from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
+from scalelab.config import optimizer_defaults
 from scalelab.config.checks.combinations import check_combinations
 from scalelab.config.checks.interplay import check_plans
 from scalelab.config.checks.validate import check_values
 from scalelab.config.files import check_tree, leaves, override, read_config_file
 from scalelab.config.keys import default_values, key_records
+from scalelab.config.steps import batch_ramp, schedule_steps
 from scalelab.errors import BadInput
 from scalelab.record import identity as identity_lib
 

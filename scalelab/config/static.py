@@ -5,9 +5,10 @@ import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab import user_code
-from scalelab.config import batch_ramp, mixture_text, stretches
+from scalelab.config import mixture_text
 from scalelab.config.choices import DOCUMENTS, GUARD_POLICIES, MOMENTS, PARAMETRIZATIONS, SKIPS, SPIKES, UPDATES
 from scalelab.config.keys import traced_keys
+from scalelab.config.steps import batch_ramp, stretches
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import user_code
-from scalelab.config import schedule_steps
+from scalelab.config.steps import schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.evaluate import choices, losses

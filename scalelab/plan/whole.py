@@ -8,7 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import Layout, schedule_steps
+from scalelab.config import Layout
+from scalelab.config.steps import schedule_steps
 from scalelab.hardware import device_memory
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.compiled.compile import CompiledMemory, compile_step

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import set_by
-from scalelab.config import schedule_steps
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput, quote_path
 from scalelab.model import count
 from scalelab.untrusted.files import replace_file

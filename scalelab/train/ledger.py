@@ -24,8 +24,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import batch_ramp, mixture_text, schedule_steps, stretches
-from scalelab.config.stretches import Stretch
+from scalelab.config import mixture_text
+from scalelab.config.steps import batch_ramp, schedule_steps, stretches
+from scalelab.config.steps.stretches import Stretch
 from scalelab.model import count
 from scalelab.train.lineage.facts import config_from_facts
 

@@ -149,8 +149,8 @@ def test_a_restored_run_evaluates_as_it_did_and_goes_on(tmp_path):
     calls = iter([False, True])
     api.train(short_config(), tmp_path / "parts", stop=lambda: next(calls, True))
     resumed = api.train(short_config(), tmp_path / "parts")
-    assert resumed["resumed_from"] and whole["final_step"] == resumed["final_step"] == 12
-    assert abs(resumed["val_loss"] / whole["val_loss"] - 1) < 2**12 * U_FP32  # 12 steps, whose sums may differ in order
+    assert resumed.resumed_from and whole.final_step == resumed.final_step == 12
+    assert abs(resumed.val_loss / whole.val_loss - 1) < 2**12 * U_FP32  # 12 steps, whose sums may differ in order
     logits = api.load(tmp_path / "whole").logits([1, 2, 3])
     assert np.isfinite(logits).all() and np.ptp(logits) > 0
 

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from checks import mutants
+from scalelab.api.setup import list_studies
 from scalelab.commands import study
 from scalelab.errors import BadInput
 from tests import house
@@ -75,6 +76,6 @@ def test_the_list_of_studies_has_no_check(capsys):
     listed = capsys.readouterr().out
     names = {name.rpartition(".")[2] for name in COMMANDS}
     assert "grokking" in listed and not names & {*re.findall(r"^(\w+)  ", listed, re.MULTILINE)}
-    assert not names & {*study.list_studies()}
+    assert not names & {*list_studies()}
     with pytest.raises(BadInput, match="no study 'coverage'"):
         study.main(["coverage"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.config import batch_ramp, schedule_steps
+from scalelab.config.steps import batch_ramp, schedule_steps
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.optim import schedules

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.config import schedule_steps
+from scalelab.config.steps import schedule_steps
 from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.config import schedule_steps, stretches
+from scalelab.config.steps import schedule_steps, stretches
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 from scalelab.record import records

@@ -20,7 +20,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.work.door import Config, load_config
+from scalelab.api.door import Config, load_config
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
 from scalelab.laws.curves.curve import Curve, make_curve

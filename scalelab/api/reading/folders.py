@@ -23,7 +23,7 @@ from scalelab.api.arguments import (
     stored,
     whole,
 )
-from scalelab.api.work.door import Progress, cache_programs, silent
+from scalelab.api.door import Progress, cache_programs, silent
 from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.record import listing, records
 from scalelab.untrusted.paths import refuse_link

@@ -25,8 +25,8 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
+from scalelab.api.door import Progress, Stop, cache_programs, never, silent
 from scalelab.api.reading.models import Counted, _uncounted
-from scalelab.api.work.door import Progress, Stop, cache_programs, never, silent
 from scalelab.errors import BadInput
 from scalelab.index import alive
 from scalelab.record import listing, records

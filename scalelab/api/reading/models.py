@@ -23,7 +23,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.work.door import Overrides, add_overrides, cache_programs
+from scalelab.api.door import Overrides, add_overrides, cache_programs
 from scalelab.errors import BadInput
 from scalelab.untrusted.paths import describe_link
 

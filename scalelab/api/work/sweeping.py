@@ -26,8 +26,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.reading.tables import Rows, runs
-from scalelab.api.work.door import (
+from scalelab.api.door import (
     Config,
     Display,
     Overrides,
@@ -45,6 +44,7 @@ from scalelab.api.work.door import (
     settle_memory,
     silent,
 )
+from scalelab.api.reading.tables import Rows, runs
 from scalelab.errors import BadInput
 from scalelab.stores.urls import work_folder
 

@@ -20,7 +20,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.work.door import (
+from scalelab.api.door import (
     Config,
     Display,
     Overrides,

@@ -18,7 +18,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
-from scalelab.api.work.door import (
+from scalelab.api.door import (
     Display,
     Overrides,
     Progress,

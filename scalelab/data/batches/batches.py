@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalelab.config import batch_ramp as ramp_lib
+from scalelab.config.steps import batch_ramp as ramp_lib
 from scalelab.data.batches.mixture import WindowSource, WindowStream, make_window_sources, mixture_stages
 from scalelab.data.dataset import Dataset, DatasetPart
 from scalelab.data.shards import Split

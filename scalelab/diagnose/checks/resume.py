@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scalelab.config import schedule_steps
+from scalelab.config.steps import schedule_steps
 from scalelab.diagnose.evidence import Evidence, Series
 from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, safe_log
 from scalelab.diagnose.verdict import Findings, Verdict, make_verdict

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.config import schedule_steps
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 from scalelab.record import records

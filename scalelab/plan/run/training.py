@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from scalelab.config import Static, batch_ramp
+from scalelab.config import Static
+from scalelab.config.steps import batch_ramp
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.time import StepTime
 

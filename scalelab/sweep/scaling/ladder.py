@@ -3,7 +3,8 @@
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import mixture_text, schedule_steps
+from scalelab.config import mixture_text
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.sweep.scaling.rules import LadderRule

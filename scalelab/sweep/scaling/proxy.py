@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import schedule_steps
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr

@@ -5,7 +5,7 @@ import itertools
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import batch_ramp
+from scalelab.config.steps import batch_ramp
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.sweep.scaling.proxy import shorten_twin

@@ -13,7 +13,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import Layout, Static, group_hparams, replace_hparams, schedule_steps, traced_names
+from scalelab.config import Layout, Static, group_hparams, replace_hparams, traced_names
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput, quote_path
 from scalelab.jaxprs import live_equations
 from scalelab.optim import schedules

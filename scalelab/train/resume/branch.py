@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import set_by, user_code
-from scalelab.config import mixture_text, schedule_steps
+from scalelab.config import mixture_text
+from scalelab.config.steps import schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, quote_path
 from scalelab.parallel import rules

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from scalelab.config import schedule_steps, stretches
+from scalelab.config.steps import schedule_steps, stretches
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.record import records
 from scalelab.train import ledger

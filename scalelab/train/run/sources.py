@@ -5,7 +5,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.config import mixture_text, schedule_steps, stretches
+from scalelab.config import mixture_text
+from scalelab.config.steps import schedule_steps, stretches
 from scalelab.data.batches.batches import Begin, TrainBatches, train_batches
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput

@@ -9,7 +9,7 @@ import pytest
 from scalelab import api
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.api.work.door import settle_memory
+from scalelab.api.door import settle_memory
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
@@ -57,7 +57,7 @@ def test_the_way_out_is_named_and_is_one(monkeypatch, tmp_path):
 def test_force_starts_it(monkeypatch, tmp_path):
     started = []
     ended = dict.fromkeys(field.name for field in dataclasses.fields(api.Trained) if field.name != "process")
-    monkeypatch.setattr("scalelab.api.work.door._find_excess", lambda *_: pytest.fail("asked in spite of --force"))
+    monkeypatch.setattr("scalelab.api.door._find_excess", lambda *_: pytest.fail("asked in spite of --force"))
     monkeypatch.setattr(
         "scalelab.train.single.train_single",
         lambda config, *rest: started.append(config) or ended | {"status": "stopped", "by_source": {}},

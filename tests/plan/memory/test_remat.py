@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.api.work.door import settle_memory
+from scalelab.api.door import settle_memory
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.hardware import chips

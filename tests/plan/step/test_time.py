@@ -14,7 +14,8 @@ from checks.numerics.parallelism.layouts import LAYOUTS
 from checks.speed.step_times import rows as published
 from checks.speed.step_times.rows import build_static
 from scalelab import config as config_lib
-from scalelab.config import Layout, batch_ramp
+from scalelab.config import Layout
+from scalelab.config.steps import batch_ramp
 from scalelab.errors import BadInput
 from scalelab.experiments.studies.fsdp import rows as parallelism
 from scalelab.model import count

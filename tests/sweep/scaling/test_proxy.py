@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab.config import schedule_steps
+from scalelab.config.steps import schedule_steps
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.model import count, parametrization

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.config import replace_hparams, schedule_steps
+from scalelab.config import replace_hparams
+from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 from scalelab.train.single import train_single

@@ -10,8 +10,9 @@ import jax
 
 from scalelab import config as config_lib
 from scalelab import set_by
-from scalelab.config import optimizer_defaults, schedule_steps
+from scalelab.config import optimizer_defaults
 from scalelab.config.checks import interplay
+from scalelab.config.steps import schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.hardware import host_memory
 from scalelab.hardware.compiler_options import collective_options, refuse_other_values

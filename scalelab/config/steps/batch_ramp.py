@@ -14,7 +14,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING
 
-from scalelab.config import stretches
+from scalelab.config.steps import stretches
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import bisect
 from typing import TYPE_CHECKING
 
 from scalelab import set_by
-from scalelab.config import batch_ramp, stretches
 from scalelab.config.checks.combinations import DECAYING
+from scalelab.config.steps import batch_ramp, stretches
 from scalelab.errors import BadInput
 
 if TYPE_CHECKING:
