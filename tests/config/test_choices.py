@@ -143,7 +143,7 @@ ELSEWHERE = {
 def trace_step(key):
     """The step of a config under `zzz`, traced."""
     config = config_lib.resolve(config_lib.override(tiny.get_config(), {**BESIDE.get(key, {}), key: "zzz"}))
-    spec = make_train_spec(config, {"separator": 0})
+    spec = make_train_spec(config, {"dataset.separator": 0})
     static, h = spec.static, jax.tree.map(lambda _: jax.ShapeDtypeStruct((), "float32"), spec.hparams)
     tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), "int32")
     jax.eval_shape(lambda *arrays: step.train_step(static, *arrays), state.state_shapes(static), tokens, h)
