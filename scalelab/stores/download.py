@@ -14,6 +14,7 @@ from scalelab.untrusted.files import create_draft
 from scalelab.untrusted.paths import path_below
 
 MOST_NAMED = 5  # objects in one line about several
+MOST_LOST = 100  # objects of one file: more are not asked for, since each costs a request and the file is lost anyway
 ANNOUNCED_BYTES = 10**9
 
 
@@ -93,18 +94,24 @@ def _write_all(place: Place, files: Files, targets: dict[str, pathlib.Path]) -> 
 
 def _describe(place: Place, lost: dict[pathlib.Path, list[str]]) -> str:
     texts = [text for each in lost.values() for text in each]
-    more = [f"and {len(texts) - MOST_NAMED} more"] if len(texts) > MOST_NAMED else []
+    least = "at least " if any(len(each) == MOST_LOST for each in lost.values()) else ""
+    more = [f"and {least}{len(texts) - MOST_NAMED} more"] if len(texts) > MOST_NAMED else []
     return f"{place.url}/" + "; ".join(texts[:MOST_NAMED] + more)
 
 
 def _write(place: Place, parts: Parts, path: pathlib.Path) -> list[str]:
-    """Write a file; if objects are missing or damaged, leave it as it was, and return a text for each."""
+    """Write a file; if objects are missing or damaged, leave it as it was, and return a text for each, or MOST_LOST."""
+    lost: list[str] = []
     path.parent.mkdir(parents=True, exist_ok=True)
     with create_draft(path) as file:
-        texts = [_copy_object(place, *part, file.write) for part in parts]
+        for part in parts:
+            if text := _copy_object(place, *part, file.write):
+                lost.append(text)
+            if len(lost) == MOST_LOST:
+                break
         file.flush()
         os.fsync(file.fileno())
-    draft, lost = path.with_name(f".{path.name}.{os.getpid()}.tmp"), [text for text in texts if text]
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     draft.unlink() if lost else os.replace(draft, path)
     return lost
 

@@ -176,6 +176,14 @@ def test_an_index_as_large_as_a_large_sweep_s_is_read(server, url, canaries, cap
     assert "at most 67,108,864 are read" in outcomes(url, capsys, ["runs"])[0][1]
 
 
+def test_a_file_of_very_many_lost_parts_costs_few_requests(server, url, canaries, capsys, monkeypatch):
+    put_index(url, {"config.json": [[f"files/none{i}", 1, PART[2]] for i in range(3000)]})
+    asked, get_piece = [], client.get_piece
+    monkeypatch.setattr(client, "get_piece", lambda *args: asked.append(args) or get_piece(*args))
+    ((code, line),) = outcomes(url, capsys, ["checkpoint"])
+    assert code == 1 and "files/none0 is missing" in line and "and at least 95 more" in line and len(asked) <= 200
+
+
 def test_an_index_that_no_reader_takes_is_not_published(server, url, canaries, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(mirror, "MOST_INDEX_BYTES", 1000)
