@@ -83,8 +83,8 @@ def find(kind: str, folder: pathlib.Path, parent: int) -> list[int]:
         return [parent]
     if kind == "fork server":
         return [child for child in children(parent) if b"multiprocessing.forkserver" in _arguments(child)]
-    owners = [owners.parse_owner(path.read_text()) for path in folder.glob("packs/*/.lock")]
-    return [owner.process for owner in owners if owner and b"forkserver" in _arguments(owner.process)]
+    holders = [owners.parse_owner(path.read_text()) for path in folder.glob("packs/*/.lock")]
+    return [owner.process for owner in holders if owner and b"forkserver" in _arguments(owner.process)]
 
 
 def _arguments(process: int) -> bytes:
