@@ -31,7 +31,6 @@ ALLOWED = {
     "scalelab/cli/parser.py": {"json.loads": OWN, "write_text": f"{NAMED} for the answer"},
     "scalelab/commands/fit/options.py": {"read_text": PACKAGE},
     "scalelab/commands/runs.py": {"write_text": f"{NAMED} for the answer"},
-    "scalelab/commands/study.py": {"read_text": PACKAGE},
     "scalelab/api/setup.py": {"read_text": PACKAGE, "write_text": WRITES},
     "scalelab/api/work/together.py": {"open": "/dev/null"},
     "scalelab/data/shards.py": {"open": WRITES, "np.memmap": "after `path_below` and the file's size and hash"},
