@@ -41,7 +41,7 @@ def test_what_is_read_from_the_runs(tmp_path, monkeypatch):
              for r in rows({"mup": 0.1, "standard": 0.9}) for s, one in enumerate(r["losses"])
              for lr, loss in zip(r["log2_lrs"], one, strict=True)}  # fmt: skip
     listed = [{"name": name, "status": "done", "val_loss": loss} for name, loss in truth.items()]
-    monkeypatch.setattr(mup_transfer.records, "read_runs", lambda folder: listed)
+    monkeypatch.setattr(mup_transfer.listing, "read_runs", lambda folder: listed)
     result = mup_transfer.read_transfer_rows(tmp_path, mup_transfer.WIDTHS, 1.0)
     assert mup_transfer.lr_octaves_moved(result) == {"mup": pytest.approx(0.3), "standard": pytest.approx(2.7)}
     assert all(row["interior"] for row in result)

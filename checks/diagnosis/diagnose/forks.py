@@ -15,7 +15,7 @@ import optax
 
 from scalelab.data.batches import mixture
 from scalelab.data.batches.batches import TrainBatches
-from scalelab.model.attention import documents, kernels
+from scalelab.model.attention import documents, plain
 from scalelab.train.checkpoints import copies
 from scalelab.train.run import loop
 from scalelab.train.step import gradients, program
@@ -46,12 +46,12 @@ def no_division_by_k() -> Any:
 
 def sees_the_next_token() -> Any:
     """A causal mask off by one."""
-    right = kernels.attention_mask
+    right = plain.attention_mask
 
     def mask(query: jax.Array, key: jax.Array, *limits: Any) -> jax.Array:
         return right(query + 1, key, *limits)
 
-    return replaced(kernels, "attention_mask", mask)
+    return replaced(plain, "attention_mask", mask)
 
 
 def sees_other_documents() -> Any:
