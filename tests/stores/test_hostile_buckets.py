@@ -169,6 +169,8 @@ HEADS = [
 
 
 def test_an_index_as_large_as_a_large_sweep_s_is_read(server, url, canaries, capsys):
+    if server.scheme == "gs":
+        pytest.skip("the server that stands for GCS takes no upload in parts")
     content = json.dumps({"format": 1, "files": {"config.json": [PART]}}).encode()
     put_index(url, None, content + b" " * 2**25)
     assert "config.json is not JSON" in outcomes(url, capsys, ["runs"])[0][1]

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from scalelab import signals
 from scalelab.__main__ import main
+from scalelab.cli import terminal
 from scalelab.index.table import read_grid
 from scalelab.record import records
 from tests.sweep.here import train_packs_here
@@ -155,7 +155,7 @@ def test_folders_of_earlier_versions_with_an_index_in_front_are_found_and_go_on(
 def stopping(monkeypatch, at):
     """From now on a sweep stops by itself after so many looks for a signal."""
     calls = itertools.count()
-    monkeypatch.setattr(signals, "stop_on_signals", lambda: contextlib.nullcontext(lambda: next(calls) >= at))
+    monkeypatch.setattr(terminal, "stop_on_signals", lambda: contextlib.nullcontext(lambda: next(calls) >= at))
 
 
 def test_a_stopped_pack_goes_on_from_its_checkpoints_when_the_grid_grows_or_shrinks(tmp_path):

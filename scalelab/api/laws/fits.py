@@ -8,6 +8,7 @@ from scalelab.api.arguments import (
     ANYTHING,
     FLAG,
     FUNCTION,
+    HELD,
     NAMES,
     NUMBER,
     POSITIVE,
@@ -48,7 +49,7 @@ READING = {
     "cluster": TEXT,
 }  # fmt: skip
 FITTING = {
-    "law": ANYTHING, "hold": VALUES, "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0),
+    "law": ANYTHING, "hold": HELD, "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0),
     "seed": whole(0), "target_flops": several(NUMBER), "target_values": VALUES, "level": NUMBER,
     "k": optional(POSITIVE), "progress": optional(FUNCTION),
 }  # fmt: skip
@@ -61,7 +62,7 @@ def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
 
     check_value("law", law, either(instance("a law's name, a Law", str, law_lib.Law), FUNCTION))
     known = load_named(law) if isinstance(law, str) else law if isinstance(law, law_lib.Law) else law_lib.law_of(law)
-    return law_lib.hold_params(known, **check_value("hold", hold, VALUES)) if hold else known
+    return law_lib.hold_params(known, **check_value("hold", hold, HELD)) if hold else known
 
 
 @check_arguments(sources=several(STORED), law=ANYTHING, columns=NAMES, n_convention=optional(TEXT), where=several(TEXT))

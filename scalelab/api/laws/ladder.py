@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.api.arguments import (
+    HELD,
     NAMES,
     NUMBER,
     STORED,
@@ -84,7 +85,7 @@ class AccuracyStudy:
 
 @check_arguments(
     sources=several(STORED), columns=NAMES, n_convention=optional(TEXT), where=several(TEXT), cluster=TEXT,
-    last_checkpoints=whole(0), hold=VALUES, objective=TEXT, delta=optional(NUMBER), bootstrap=whole(0),
+    last_checkpoints=whole(0), hold=HELD, objective=TEXT, delta=optional(NUMBER), bootstrap=whole(0),
     seed=whole(0), level=NUMBER, target_values=VALUES, holdout=optional(whole(0)),
 )  # fmt: skip
 def fit_accuracy(
