@@ -6,6 +6,7 @@ import pathlib
 import sys
 import types
 
+from scalelab.config import traced
 from scalelab.model import transformer
 from scalelab.model.attention import attention
 
@@ -38,5 +39,7 @@ def forget_shapes():
     """Empty every cache of the package: they are kept by shape, and a fork has other parameters at the same shape."""
     modules = [module for name, module in sys.modules.items() if name.startswith("scalelab")]
     for value in [value for module in modules for value in vars(module).values()]:
-        if isinstance(value, functools._lru_cache_wrapper) and value.__module__.startswith("scalelab"):
+        if not isinstance(value, functools._lru_cache_wrapper) or value is traced._record_type:
+            continue  # a record that was made before has its type from there
+        if value.__module__.startswith("scalelab"):
             value.cache_clear()
