@@ -24,16 +24,23 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import mixture_text
+from scalelab.config import batch_ramp, mixture_text, schedule_steps, stretches
 from scalelab.config.steps import batch_ramp, schedule_steps, stretches
 from scalelab.config.steps.stretches import Stretch
+from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.train.lineage.facts import config_from_facts
+from scalelab.untrusted.schemas import FINITE, WHOLE, describe_mismatch
 
 NO_LEDGER = (
     "step {step} was saved by a version without a ledger: the tokens, position and FLOPs before it are those of the "
     "config it was saved under"
 )
+
+LEDGER_SCHEMA: dict[str, Any] = {
+    **dict.fromkeys(("steps", "tokens", "sequences", "batch", "position"), WHOLE),
+    "by_source": {"*": WHOLE}, "flops": {"*": FINITE}, "flops_per_token": {"*": FINITE}, "discarded": {},
+}  # fmt: skip
 
 
 def write_ledger(
@@ -84,7 +91,7 @@ def continue_stretches(
     """
     old = config_from_facts(saved)
     before = schedule_steps.run_stretches(old)
-    ledger = saved.get("ledger") or _derive_ledger(step, old, before, step if number is None else number)
+    ledger = _saved_ledger(step, saved) or _derive_ledger(step, old, before, step if number is None else number)
     same = ledger["tokens"] == stretches.tokens_before(before, step)  # another version may count otherwise
     same &= ledger["position"] == before[-1].position_of(ledger["batch"])
     same &= not any(_changed(key, old, config, step) for key in stretches.LEDGER_KEYS)
@@ -105,6 +112,19 @@ def continue_stretches(
         **stretches.data_order(config),
     )  # fmt: skip
     return (*(stretch for stretch in before if stretch.step < step), new)
+
+
+def _saved_ledger(step: int, saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The ledger of a checkpoint's facts; None in those of a version without one. BadInput if it was edited."""
+    ledger: Mapping[str, Any] | None = saved.get("ledger")
+    if ledger is None:
+        return None
+    wrong = describe_mismatch(ledger, LEDGER_SCHEMA)
+    below = [key for key, kind in LEDGER_SCHEMA.items() if not wrong and kind == WHOLE and ledger[key] < 0]
+    if wrong or below:
+        wrong = wrong or f"{below[0]} is {ledger[below[0]]}"
+        raise BadInput(f"the ledger of checkpoint {step} is not what scalelab wrote there: {wrong}; was it edited?")
+    return ledger
 
 
 def _derive_ledger(step: int, old: ConfigDict, before: Sequence[Stretch], number: int) -> dict[str, Any]:

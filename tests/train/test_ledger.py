@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
+from scalelab.__main__ import main
+from scalelab.config import schedule_steps, stretches
 from scalelab.config.steps import schedule_steps, stretches
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
@@ -228,6 +230,21 @@ def test_a_checkpoint_without_a_ledger_gets_one_from_its_own_config_and_says_so(
     np.testing.assert_array_equal(np.concatenate(rows), np.concatenate(changed[1][20:]))
     texts = [event["text"] for event in records.read_events(folder)]
     assert sum(text == ledger.NO_LEDGER.format(step=20) for text in texts) == 1
+
+
+@pytest.mark.parametrize("edit", [[1], {"tokens": -1}, {"by_source": {"web": "x"}}, {"flops": [1]}, {"steps": 2**63}])
+def test_an_edited_ledger_is_one_line(edit, sixteen, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(sixteen[0], folder)
+    for step in manifest.list_steps(folder / "checkpoints"):
+        content = manifest.read_manifest(folder / "checkpoints" / str(step))
+        facts = content["facts"]["run"]
+        facts["ledger"] = edit if isinstance(edit, list) else facts["ledger"] | edit
+        forge(folder / "checkpoints" / str(step), content)
+    line = ["train", "--config=configs/tiny.py", f"--workdir={folder}", "--allow-change=train.global_batch"]
+    assert main([*line, *flags(**FOUR)]) == 2
+    error = capsys.readouterr().err
+    assert "is not what scalelab wrote there" in error and error.count("\n") == 1
 
 
 def test_ten_steps_of_eight_and_ten_of_sixteen_are_3840_tokens_and_the_warm_up_ends_in_tokens(tmp_path):
