@@ -24,7 +24,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import batch_ramp, mixture_text, schedule_steps, stretches
+from scalelab.config import mixture_text
 from scalelab.config.steps import batch_ramp, schedule_steps, stretches
 from scalelab.config.steps.stretches import Stretch
 from scalelab.errors import BadInput

@@ -14,7 +14,6 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.config import schedule_steps, stretches
 from scalelab.config.steps import schedule_steps, stretches
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
