@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from scalelab.config import traced
 from scalelab.data.batches import mixture
 from scalelab.data.batches.batches import TrainBatches
 from scalelab.model.attention import documents, plain
@@ -25,7 +26,9 @@ def forget_programs() -> None:
     """Empty the package's caches: they are keyed by shapes, and a fork has another program at the same shapes."""
     jax.clear_caches()
     for cache in gc.get_objects():
-        if isinstance(cache, functools._lru_cache_wrapper) and cache.__module__.startswith("scalelab"):
+        if not isinstance(cache, functools._lru_cache_wrapper) or cache is traced._record_type:
+            continue  # a record that was made before has its type from there
+        if cache.__module__.startswith("scalelab"):
             cache.cache_clear()
 
 
