@@ -59,8 +59,8 @@ def read_ladder(
     checkpoints of a run whose scatter is measured.
     """
     table = read_sources(sources, READ_LAW, columns, n_convention, where)
-    fields, kept, excluded = study_table(table.rows, READ_LAW, n_convention or "total", 0)
-    cells = {key: [row.get(key) for row in kept] for key in kept[0]} | fields
+    fields, selected, excluded = study_table(table.rows, READ_LAW, n_convention or "total", 0)
+    cells = {key: [row.get(key) for row in selected] for key in selected[0]} | fields
     groups = choose_groups(cells, TASK_LOSS, cluster)
     notes = list(table.notes)
     labels = None
@@ -70,7 +70,7 @@ def read_ladder(
             f"{groups.column}: {len(set(labels))} runs; the last row of each counts, the last {last} tell noise"
         )
     runs = gather_runs(fields["N"], fields["D"], fields["loss"], fields["accuracy"], labels, last)
-    return LadderTable(runs, len(kept), tuple(notes), tuple(excluded))
+    return LadderTable(runs, len(selected), tuple(notes), tuple(excluded))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -218,15 +218,15 @@ def _find_checkpoints(folder: pathlib.Path, step: int | None, progress: Progress
     """Every (checkpoints folder, step) below; BadInput if there is none. What is not a checkpoint is noted."""
     from scalelab.train.checkpoints import manifest
 
-    found = [
+    checkpoints = [
         (place, number)
         for place in manifest.find_checkpoint_folders(folder)
         for number in manifest.list_steps(place)
         if step in (None, number)
     ]
-    if not found:
+    if not checkpoints:
         raise BadInput(f"{folder} holds no checkpoint" + ("" if step is None else f" {step}"))
-    for place in dict.fromkeys(place for place, _ in found):
+    for place in dict.fromkeys(place for place, _ in checkpoints):
         for stray in manifest.list_strays(place):
             progress({"warning": f"ignoring {place / stray}: not a checkpoint"})
-    return found
+    return checkpoints
