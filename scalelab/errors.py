@@ -18,7 +18,7 @@ class WorkFailed(RuntimeError):
 
 
 class UncallableRoom(types.ModuleType):
-    """A room whose name was that of a function until 0.2.0: calling it names the function's place."""
+    """A room whose name was that of a function until 0.3.0: calling it names the function's place."""
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Refuse the call: BadInput."""
