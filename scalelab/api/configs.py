@@ -1,4 +1,4 @@
-"""Configs looked at: keys, values, optimizer groups, schedules, recipes, and which activations grow."""
+"""Inspect configs: keys, values, optimizer groups, schedules, recipes, and which activations grow."""
 
 import functools
 import os
@@ -54,7 +54,7 @@ def config_keys(keys: str | Sequence[str] = ()) -> dict[str, Key]:
 
 
 def _select_keys(selected: Sequence[str]) -> list[str]:
-    """The keys that are asked for, in the order of `configs/base.py`; all if nothing is. Raises BadInput."""
+    """The keys that the user names, in the order of `configs/base.py`; all keys without a name. Raises BadInput."""
     names = list(key_records())
     groups = list(dict.fromkeys(name.split(".")[0] for name in names))
     selection = {USER_OPTIM_PREFIX[:-1] if name.startswith(USER_OPTIM_PREFIX) else name for name in selected}
@@ -65,7 +65,7 @@ def _select_keys(selected: Sequence[str]) -> list[str]:
 
 
 class ConfigShown(NamedTuple):
-    """A config's identity, and its values with default and author: those it changes, or those asked for."""
+    """A config's identity, and values with default and author: the changed ones, or the ones asked for."""
 
     identity: str
     values: "list[ConfigValue]"
@@ -73,7 +73,7 @@ class ConfigShown(NamedTuple):
 
 @check_arguments(config=ANYTHING, keys=several(TEXT), overrides=OVERRIDES)
 def show_config(config: Path, keys: str | Sequence[str] = (), overrides: Overrides | None = None) -> ConfigShown:
-    """What a config file changes against the defaults, and who set each value (`scalelab config --config`).
+    """The values that a config file changes from the defaults, and who set each (`scalelab config --config`).
 
     `keys`: keys or groups whose values are shown whether or not they were changed.
     """
@@ -90,7 +90,7 @@ def show_config(config: Path, keys: str | Sequence[str] = (), overrides: Overrid
 
 
 class OptimShown(NamedTuple):
-    """What each group of parameters gets, of which config, and who set its values."""
+    """The optimizer settings of each group of parameters, the config, and who set its values."""
 
     config: "ConfigDict"
     rows: "list[OptimizerRow]"
@@ -111,7 +111,7 @@ def optim(config: Config, overrides: Overrides | None = None) -> OptimShown:
 
 
 class Scheduled(NamedTuple):
-    """The scheduled values of a config at steps: a row a step."""
+    """A config's scheduled values: one row for each step asked for."""
 
     config: "ConfigDict"
     rows: list[Facts]
@@ -121,7 +121,7 @@ class Scheduled(NamedTuple):
 def schedule(
     config: Config, overrides: Overrides | None = None, *, show_steps: int | Sequence[int] | None = None
 ) -> Scheduled:
-    """Learning rate, momentum, decay and batch at steps, by default where they bend (`scalelab schedule`)."""
+    """Learning rate, momentum, decay and batch at chosen steps (`scalelab schedule`); by default where curves bend."""
     from scalelab.config.steps import schedule_steps
 
     resolved = load_config(config, overrides)
@@ -139,7 +139,7 @@ def schedule(
 
 @check_arguments(scheduled=ANYTHING, plot=ANY_PATH)
 def draw_schedule(scheduled: Scheduled, plot: Path) -> list[str]:
-    """Draw the whole run of a `schedule`, its steps marked, as .pdf with its CSV, or .png (`schedule --plot`)."""
+    """Draw a `schedule` over the whole run with its steps marked: .pdf with its CSV, or .png (`schedule --plot`)."""
     from scalelab.config.steps import schedule_steps
     from scalelab.report.figures import scheduleplot
 
@@ -172,7 +172,7 @@ def list_recipes() -> "list[Recipe]":
 
 
 class RecipeShown(NamedTuple):
-    """A recipe, and its choices with sources, parameters, tokens and FLOPs as the command's --json prints them."""
+    """A recipe: choices with sources, parameters, tokens and FLOPs, as the command's --json prints them."""
 
     recipe: "Recipe"
     facts: Facts
@@ -269,7 +269,7 @@ def coordcheck(
 
 
 def _sizes(config: "ConfigDict", widths: Sequence[int], depths: Sequence[int]) -> dict[str, dict[int, "ConfigDict"]]:
-    """{axis: {size: config}} as asked for; by default DEFAULT_WIDTHS, or the smallest widths that the heads divide."""
+    """Configs to train, {axis: {size: config}}; by default of DEFAULT_WIDTHS, or the least widths that heads divide."""
     from scalelab.sweep.scaling.resize import resize_config, width_unit
 
     if not widths and not depths:
@@ -281,7 +281,7 @@ def _sizes(config: "ConfigDict", widths: Sequence[int], depths: Sequence[int]) -
 
 
 def _check_row(row: Any) -> Facts:
-    """A check's row as JSON; `rms` and `change` are means over seeds after each step, [steps + 1][sizes]."""
+    """One activation's row as JSON; `rms` and `change` are means over seeds after each step, [steps + 1][sizes]."""
     names = ("activation", "verdict", "slope", "slope_error", "change_slope", "change_slope_error")
     means = {name: getattr(row, name).mean(0).T.tolist() for name in ("rms", "change")}
     return {name: getattr(row, name) for name in names} | means

@@ -1,4 +1,4 @@
-"""What follows from a fit: predictions, a tournament of laws, the next runs, figures."""
+"""Use a fit: predictions, a tournament of laws, the next runs, figures."""
 
 import os
 import pathlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scalelab.laws.trust.tournament import TournamentEntry
     from scalelab.laws.trust.uncertainty import Prediction
 
-HOLDOUT_DIVISOR = 5  # a tournament holds out a fifth of the rows, where it is not told how many
+HOLDOUT_DIVISOR = 5  # a tournament holds out a fifth of the rows by default
 GRID_OPTION = "--grid-columns"
 
 
@@ -44,7 +44,7 @@ def _check_fitted(fitted: object) -> None:
 
 @check_arguments(fitted=ANYTHING, target_flops=several(NUMBER))
 def predict(fitted: "Fitted", target_flops: float | Sequence[float]) -> "dict[float, Prediction]":
-    """What a run of each budget reaches, by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
+    """Predict the loss of a run at each budget by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
     from scalelab.laws.trust.uncertainty import predict_run
 
     _check_fitted(fitted)
@@ -82,7 +82,7 @@ def tournament(
 
 
 class Proposed(NamedTuple):
-    """The runs of a grid that narrow a fit most, their names, config files that were written, notes on the reading."""
+    """The runs of a grid that narrow a fit most: names, the config files written, notes on the reading."""
 
     plan: "NextRuns"
     names: list[str]
@@ -137,7 +137,7 @@ def _read_grid(
 ) -> tuple[list[str], Any, tuple[str, ...]]:
     """Read a table of candidates: (names, columns [G] with N, D and the law's other fields, notes on the reading).
 
-    Its columns are those of `grid_columns`, then those of `columns` that it has, then those of usual names.
+    Columns are named by `grid_columns`, else by `columns` if the table has them, else by the usual names.
     """
     from scalelab.api.laws.fit_rows import numeric_columns, read_sources
     from scalelab.laws.read.columns import split_conversion

@@ -1,4 +1,4 @@
-"""What is wrong with a run, what it would have done, how noisy its gradients are, where it will end."""
+"""Judge a run: diagnose it, replay it under what-ifs, measure its gradient noise, forecast its end."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ WATCHED = (*LIVE, alive.DEAD_STATUS)
 
 
 class Diagnosed(NamedTuple):
-    """Verdicts and gaps of a run, its spike score, and the comparison with another."""
+    """A diagnosis: verdicts, gaps in the evidence, the spike score, and the comparison with another run."""
 
     diagnosis: "Diagnosis"
     spike_score: float | None
@@ -81,7 +81,7 @@ def diagnose(run: Path, *, live: bool = False, against: Path | None = None) -> D
 
 
 class ReadBatch(NamedTuple):
-    """The sequences that a step read, by gradient norm, on the weights of `weights_step`."""
+    """The sequences of a step's batch, ordered by gradient norm on the weights of `weights_step`."""
 
     step: int
     weights_step: int
@@ -90,7 +90,7 @@ class ReadBatch(NamedTuple):
 
 @check_arguments(run=PATH, batch=whole(0))
 def show_batch(run: Path, batch: int) -> ReadBatch:
-    """What step `batch` of a run read, with losses and gradient norms (`scalelab diagnose --batch`)."""
+    """Show the sequences that step `batch` read, with losses and gradient norms (`scalelab diagnose --batch`)."""
     from scalelab.diagnose.batch import describe_batch
     from scalelab.diagnose.evidence import gather_evidence
 
@@ -152,7 +152,7 @@ def noise(
 ) -> "list[StepNoise]":  # fmt: skip
     """Measure a run's gradient noise scale at its saved steps, or at one (`scalelab noise`).
 
-    `batches`: of the run, on which each step is measured; `note` gets lines on what can't be measured.
+    `batches`: how many of the run's batches measure each step; `note` gets lines on what can't be measured.
     """
     from scalelab.diagnose.evidence import gather_evidence
     from scalelab.diagnose.noise.measure import Diverged, choose_steps, measure_noise
@@ -178,7 +178,7 @@ def noise(
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """The curves of the runs asked for, a row a forecast, and {run: since when} of those whose process is gone."""
+    """The curves of the watched runs, one row for each forecast, and {run: since when} of dead runs."""
 
     curves: "list[Curve]"
     rows: list[Facts]
@@ -228,7 +228,7 @@ def watch(
 
 @check_arguments(law=PATH, note=FUNCTION)
 def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) -> FamilyLaw:
-    """The loss by N and D of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
+    """Load loss(N, D) of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
     from scalelab.plan.budget.lawbook import load_law_book
 
     name = os.fspath(law)
@@ -243,7 +243,7 @@ def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) 
 
 
 def _read_siblings(folders: Collection[pathlib.Path], note: Callable[[str], None]) -> "list[Curve]":
-    """The runs, and those beside them; only what is watched needs its schedule to the end."""
+    """Read the watched runs and the runs beside them; only a watched run needs its schedule to the end."""
     from scalelab.diagnose.watch.curve import read_curve
 
     runs = [folder.resolve() for folder in folders] if len(folders) == 1 else list(folders)
@@ -269,7 +269,7 @@ def _list_beside(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 class Scored(NamedTuple):
-    """The forecasts of runs that are done beside their ends; how many intervals held, and the mean error."""
+    """Forecasts of finished runs beside their final losses, the number of intervals that held, and the mean error."""
 
     runs: list[Facts]
     total: Facts

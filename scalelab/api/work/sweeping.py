@@ -1,4 +1,4 @@
-"""Train the trials of a grid from Python, as `scalelab sweep` does; how they stand, and which setting is best."""
+"""Train the trials of a grid from Python, as `scalelab sweep` does; read their status and the best setting."""
 
 import contextlib
 import dataclasses
@@ -59,25 +59,25 @@ if TYPE_CHECKING:
 GRID = optional(several(mapping_of(ANYTHING, "a list of dicts such as [{'optim.peak_lr': 1e-3}]")))
 SLURM = optional(either(instance("a file of options of sbatch", str, pathlib.Path),
     mapping_of(TEXT, "a dict such as {'partition': 'gpu'}")))  # fmt: skip
-STORE_POLLS = 10  # a store is asked every 5 s whether another sweep has left it: each time costs four requests
+STORE_POLLS = 10  # a waiting sweep asks its store only so often (every 5 s): each time costs four requests
 EXECUTING: dict[str, Kind] = {"executor": TEXT, "slurm": SLURM, "max_parallel": whole(0)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Swept:
-    """How a sweep ended: {trial: verdict}, in the grid's order."""
+    """The end of a sweep: {trial: verdict}, in the grid's order."""
 
     folder: pathlib.Path
     verdicts: Mapping[str, str]
 
     @functools.cached_property
     def rows(self) -> Rows:
-        """The rows of its runs (`runs`), in the grid's order."""
+        """Read one row for each of its runs (`runs`), in the grid's order."""
         rows = {row["name"]: row for row in runs(self.folder)}
         return Rows(rows[name] for name in self.verdicts if name in rows)
 
     def status(self, all_grids: bool = False) -> "SweepStatus":
-        """How it stands (`sweep_status`)."""
+        """Read its trials' status (`sweep_status`)."""
         return _read_status(self.folder, all_grids)
 
 
@@ -98,7 +98,7 @@ def sweep(
     The grid is the config file's `sweep(h)`, or `grid`: `[{"optim.peak_lr": 1e-3, "train.seed": 0}, …]`. Trials that
     differ only in traced values share one program; a grid that has grown trains only what is new. `stop_if`: a rule
     that ends hopeless trials. `slurm`: options of sbatch, or a file of them. The other arguments are those of `train`.
-    A store that another sweep holds is waited for; if `stop` comes first, there are no verdicts.
+    If another sweep holds the store, it waits; a `stop` before that returns no verdicts.
     """
     if grid is None and hasattr(config, "items"):
         raise BadInput("a config tree has no sweep(h): pass grid=[{'optim.peak_lr': 1e-3}, …], or a file's path")
@@ -122,7 +122,7 @@ def sweep(
 def _attach_when_free(
     folder: pathlib.Path, take_over: bool, note: Callable[[str], None], display: Display
 ) -> Iterator[bool]:
-    """`mirror.attached`, once another sweep has left the store; yields whether it is: not if a stop came first."""
+    """Wait until another sweep has left the store, then enter `mirror.attached`; yields False if a stop came first."""
     from scalelab.index.waiting import wait_until_free
     from scalelab.stores import mirror
 
@@ -175,7 +175,7 @@ def chosen_executor(
     executor: str, slurm: Path | Mapping[str, str] | None, max_parallel: int, note: Callable[[str], None],
     file: str | None, folder: pathlib.Path,
 ) -> Iterator[None]:  # fmt: skip
-    """Train packs as chosen (`sweep.executors.choice`) inside. BadInput for options that don't go together."""
+    """Within it packs train by the chosen executor (`sweep.executors.choice`). BadInput for options that conflict."""
     from scalelab.stores import mirror
     from scalelab.sweep.executors import choice
 
@@ -190,7 +190,7 @@ def chosen_executor(
 
 
 def make_judge(rule: str | None) -> "Judge | None":
-    """What ends hopeless trials; None without a rule. BadInput for a rule that is not one."""
+    """Make the judge that ends hopeless trials; None without a rule. BadInput for a rule that can't be parsed."""
     if rule is None:
         return None
     from scalelab.diagnose.watch import stop
@@ -200,7 +200,7 @@ def make_judge(rule: str | None) -> "Judge | None":
 
 @dataclasses.dataclass(frozen=True)
 class SweepStatus:
-    """The trials of a sweep as rows (name, status, step, losses), their answer, and its jobs in a queue in words."""
+    """A sweep's trials as rows (name, status, step, losses), their answer, and a description of its queued jobs."""
 
     folder: pathlib.Path
     rows: list[dict[str, Any]]
@@ -210,7 +210,7 @@ class SweepStatus:
 
 @check_arguments(workdir=WORKDIR, all_grids=FLAG, progress=FUNCTION)
 def sweep_status(workdir: Path, all_grids: bool = False, progress: Progress = silent) -> SweepStatus:
-    """How a sweep stands, also while it runs (`scalelab sweep --status`); `all_grids`: with trials of earlier grids."""
+    """Read a sweep's status, also while it runs (`scalelab sweep --status`); `all_grids`: with earlier grids' trials."""
     from scalelab.stores.copies import copy_here
     from scalelab.stores.urls import url_of
 
@@ -238,7 +238,7 @@ def train_pack(
 ) -> bool:  # fmt: skip
     """Train one pack that a sweep's executor wrote (`scalelab sweep --pack`); False if it was stopped after saving.
 
-    `config`: the file beside which the user's code lies, which is run only if it, or `trust`, names it.
+    `config`: the file beside which the user's code lies; that code runs only if the file, or `trust`, names it.
     """
     from scalelab.stores import mirror
     from scalelab.sweep.executors import jobs
@@ -253,7 +253,7 @@ def train_pack(
 
 @check_arguments(workdir=WORKDIR)
 def cancel_sweep(workdir: Path) -> int:
-    """End a sweep's jobs in Slurm, which save first (`scalelab sweep --cancel`); how many there were."""
+    """End a sweep's jobs in Slurm, which save first (`scalelab sweep --cancel`); returns how many there were."""
     from scalelab.stores import mirror
     from scalelab.sweep.executors import sweep_jobs
 
@@ -263,7 +263,7 @@ def cancel_sweep(workdir: Path) -> int:
 
 @contextlib.contextmanager
 def follow(workdir: Path) -> "Iterator[Callable[[], LiveView]]":
-    """A function that reads how a sweep or a run stands right now, wherever it trains (`--status --follow`)."""
+    """Make a function that reads the present status of a sweep or run, wherever it trains (`--status --follow`)."""
     from scalelab.sweep.live import read_live
 
     with _followed(workdir) as folder:
@@ -272,7 +272,7 @@ def follow(workdir: Path) -> "Iterator[Callable[[], LiveView]]":
 
 @contextlib.contextmanager
 def serve(workdir: Path, port: int = 0) -> "Iterator[LiveServer]":
-    """A server of a sweep's or a run's pages for a browser here (`--status --serve`); its `url`, `serve_forever()`."""
+    """Make a server of a sweep's or run's pages for a browser here (`--status --serve`): `url`, `serve_forever()`."""
     from scalelab.report.serve import LiveServer
     from scalelab.sweep.live import read_live
 
@@ -284,7 +284,7 @@ def serve(workdir: Path, port: int = 0) -> "Iterator[LiveServer]":
 
 @contextlib.contextmanager
 def _followed(workdir: Path) -> Iterator[pathlib.Path]:
-    """A folder to look at while others write it; of one in an object store a copy that follows it."""
+    """A folder to read while others write it; for one in an object store, a copy that follows it."""
     from scalelab.stores.copies import kept_up_to_date
     from scalelab.stores.urls import url_of
 
@@ -296,10 +296,10 @@ def _followed(workdir: Path) -> Iterator[pathlib.Path]:
 
 @check_arguments(sources=several(STORED), by=several(TEXT))
 def answer(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) -> "SweepAnswer":
-    """Which setting is best over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
+    """Find the best setting over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
 
     `sources`: a sweep's folder, or several; `by`: the config keys that make a setting, by default all that differ in
-    the one folder. `scalelab.sweep.answer.wording.describe_answer` says it in words. BadInput as the command.
+    the one folder. `scalelab.sweep.answer.wording.describe_answer` describes it in words. BadInput as the command.
     """
     from scalelab.sweep.answer import rows
 
