@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def _tell(row: dict[str, Any], show: Callable[[dict[str, Any]], None], verbose: bool) -> None:
-    """Print a row as soon as it is known, and every warning."""
+    """Print one row or warning of the verification as soon as it is known."""
     report(row)
     if verbose and "folder" in row:
         show(row)

@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def _show_bar(title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None) -> Iterator[Shown]:
-    """The `Display` of a corpus: its bar, and signals that stop it."""
+    """Show a corpus's bar and take the signals that stop it, as a `Display`."""
     with _Bar(title) as bar, stop_on_signals() as stop:
         yield Shown(bar.update, lambda names: None, stop)
 
@@ -119,11 +119,11 @@ class _Bar:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.console.is_terminal:  # rich prints an empty line when a bar stops that never started
+        if self.console.is_terminal:  # rich prints an empty line for a bar that stops without a start
             self.bar.stop()
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Show one report of `corpus.prepare_corpus`."""
+        """Update the bar by one report of `corpus.prepare_corpus`."""
         if "note" in facts:
             self.console.print(facts["note"], markup=False, highlight=False, soft_wrap=True)
             return

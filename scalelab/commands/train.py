@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
 
 
 def add_change_options(parser: Parser) -> None:
-    """Options that change a run where it goes on."""
+    """Add the options that change a run where it goes on."""
     parser.add_argument("--lr-factor", type=float, metavar="F", help="go on with F times the LR, from here to the end")
     parser.add_argument("--skip-batches", metavar="A..B", help="go on without the batches A to B (by their numbers)")
     parser.add_argument(
@@ -112,7 +112,7 @@ def add_change_options(parser: Parser) -> None:
 
 
 def _batches(text: str | None) -> tuple[int, int] | None:
-    """The first and the last batch of `A..B`."""
+    """Parse `A..B` as the first and last batch."""
     if text is None:
         return None
     batches = re.fullmatch(r"(\d+)\.\.(\d+)", text)

@@ -124,7 +124,7 @@ def find_source(parts: Sequence[str], folders: Sequence[str]) -> tuple[str, str]
 
 
 def _imported_names(content: bytes, package: Sequence[str]) -> Iterator[str]:
-    """Full names of all modules that a source file may import; `from a import b` gives a.b, which may be a name."""
+    """Full names of the modules that a source file may import; `from a import b` gives a.b, perhaps a name in a."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):  # nothing could import such a file either

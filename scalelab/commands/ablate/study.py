@@ -13,7 +13,7 @@ from scalelab.errors import BadInput
 
 
 def run(options: Any, overrides: CommandLine) -> tuple[int, list[str], dict[str, Any]]:
-    """(exit code, lines to print, JSON) of a study, its plan, or its state."""
+    """Run, plan or look at a study: (exit code, lines to print, JSON)."""
     if options.status:
         return _status(options)
     if options.untuned and options.tune != LR_KEY:
@@ -31,7 +31,7 @@ def run(options: Any, overrides: CommandLine) -> tuple[int, list[str], dict[str,
 
 
 def _plan(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tuple[int, list[str], dict[str, Any]]:
-    """The runs of the study with the planner's hours, and the smallest effect that they would show."""
+    """Plan the study's runs with the planner's hours, and the smallest effect that they would show."""
     import dataclasses
 
     from scalelab.commands.plan import budget_text

@@ -64,7 +64,7 @@ def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
-    """Scalars of one block: `matrix`, `gain`, `bias`, and of relative positions a `position` matrix and `vector`s."""
+    """Count a block's scalars: `matrix`, `gain`, `bias`; of relative positions a `position` matrix and `vector`s."""
     d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
     queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
     products = 2 if model["mlp"] in _gated_mlps() else 1  # products into the MLP's hidden units
