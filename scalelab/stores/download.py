@@ -63,7 +63,7 @@ def download(
         if lost and not is_current():
             raise ObjectsLost(_describe(place, lost))
         if lost:
-            (here / "state").mkdir(parents=True, exist_ok=True)  # a checkpoint, even if no object of it is left
+            (here / "state").mkdir(parents=True, exist_ok=True)  # also for a checkpoint without any object left
             for older in lost:
                 older.unlink(missing_ok=True)
             report(f"{step} is damaged in the store: {_describe(place, lost)}")
@@ -100,7 +100,7 @@ def _describe(place: Place, lost: dict[pathlib.Path, list[str]]) -> str:
 
 
 def _write(place: Place, parts: Parts, path: pathlib.Path) -> list[str]:
-    """Write a file; if objects are missing or damaged, leave it as it was, and return a text for each, or MOST_LOST."""
+    """Write a file. If objects are missing or damaged, leave it and return a text for each, up to MOST_LOST."""
     lost: list[str] = []
     path.parent.mkdir(parents=True, exist_ok=True)
     with create_draft(path) as file:
