@@ -37,7 +37,7 @@ class Rows(list[dict[str, Any]]):
 
 @check_arguments(sources=several(STORED))
 def runs(sources: Source | Sequence[Source]) -> Rows:
-    """Read a row per run, as `scalelab runs` does: of a run's folder, a folder of runs, a pattern (`*`, `**`), or several.
+    """Read a row per run, as `scalelab runs`: of a run's folder, a folder of runs, a pattern (`*`, `**`), or several.
 
     Columns: name, status, N, D, C, losses, every config value by its key (`optim.peak_lr`), the last value of every
     metric, and scores. BadInput for a folder without runs; a pattern skips matches without runs.

@@ -210,7 +210,7 @@ class SweepStatus:
 
 @check_arguments(workdir=WORKDIR, all_grids=FLAG, progress=FUNCTION)
 def sweep_status(workdir: Path, all_grids: bool = False, progress: Progress = silent) -> SweepStatus:
-    """Read a sweep's status, also while it runs (`scalelab sweep --status`); `all_grids`: with earlier grids' trials."""
+    """Read a sweep's status, even while it runs (`scalelab sweep --status`); `all_grids`: earlier grids' trials."""
     from scalelab.stores.copies import copy_here
     from scalelab.stores.urls import url_of
 

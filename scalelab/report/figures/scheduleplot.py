@@ -1,4 +1,4 @@
-"""Schedules as a figure: learning rate, momentum, weight decay and batch over the run; curves predicted from them."""
+"""Draw schedules (learning rate, momentum, weight decay and batch over the run) and curves predicted from them."""
 
 import os
 import pathlib
@@ -56,7 +56,7 @@ def write_curve_figure(
 
 @styled
 def plot_curves(fitted: Sequence[Prediction], predicted: Sequence[Prediction], level: float) -> Figure:
-    """Left the fitted runs, measured (dots) and by the law; then a panel for each of `predicted`, with its band."""
+    """Draw left the fitted runs, measured (dots) and by the law, then a panel for each of `predicted` with its band."""
     fig, axes = make_figure(4.2 * (1 + len(predicted)), 3.4, 1 + len(predicted))
     axes = axes if len(predicted) else [axes]
     names = [pathlib.Path(each.name).name for each in fitted]
