@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-WINDOW = 64  # accepted lines that a line is compared with (stability.md 2.2: at least 64 of 128)
-SIGMAS = 6.0  # OLMo-core's, Levanter's and MaxText's
-LEAST_RISE = 0.02  # in ln loss: less is not worth a word (stability.md 2.2)
+WINDOW = 64  # number of accepted lines that a line is compared with (stability.md 2.2: at least 64 of 128)
+SIGMAS = 6.0  # the threshold of OLMo-core, Levanter and MaxText
+LEAST_RISE = 0.02  # least rise of ln loss that is reported (stability.md 2.2)
 TINY = 1e-30
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
@@ -19,7 +19,7 @@ class Flags(NamedTuple):
 
 
 def safe_log(values: np.ndarray) -> np.ndarray:
-    """ln of values, of TINY where they are smaller; what is not finite stays so."""
+    """ln of values, limited below by TINY; values that are not finite are kept."""
     return np.log(np.maximum(values, TINY))
 
 
@@ -52,7 +52,7 @@ def _level(recent: np.ndarray) -> tuple[float, float]:
 
 
 def spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
-    """Runs of flagged lines as (first, last), joined over at most `gap` lines between them."""
+    """Join flagged lines into spans (first, last), over at most `gap` lines between them."""
     runs: list[tuple[int, int]] = []
     for i in np.flatnonzero(flagged).tolist():
         if runs and i - runs[-1][1] <= gap + 1:
@@ -63,7 +63,7 @@ def spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
 
 
 def smooth(values: np.ndarray, width: int = 9) -> np.ndarray:
-    """The running median over `width` values, shorter at the ends."""
+    """Running median over `width` values, fewer at the ends."""
     half = width // 2
     return np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
 
