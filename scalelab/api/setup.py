@@ -30,7 +30,7 @@ from scalelab.record import records
 if TYPE_CHECKING:
     from scalelab.laws.published.verdict import PaperReport
 
-PLACEHOLDER = "PROJECT"  # placeholder of the project's name in the template
+PLACEHOLDER = "PROJECT"  # stands for the project's name in the template's files
 DEMO_FOLDER = "scalelab-demo"
 PLATFORMS = ("cpu", "gpu", "tpu")
 

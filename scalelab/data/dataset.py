@@ -125,7 +125,7 @@ def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> p
 
 
 def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:
-    sizes: dict[bytes, int] = {}  # sorted by content: equal documents fall on the same side of the split
+    sizes: dict[bytes, int] = {}  # keyed by content: equal documents fall on the same side of the split
     for document in source.documents():
         digest = _digest(document)
         sizes[digest] = sizes.get(digest, 0) + len(document)

@@ -15,7 +15,7 @@ from scalelab.hardware.device_memory import jax_started
 
 LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 XLA_LIMIT_GIB = 64
-POOL_SHARE = 4 / 3  # arrays' share of the pool: gaps were up to 31 % in 200 orders (tests/hardware/test_host_memory.py)
+POOL_SHARE = 4 / 3  # pool / arrays: gaps were up to 31 % in 200 orders (tests/hardware/test_host_memory.py)
 STAGING_BYTES = 4 * GIB  # batches, metrics and saves pass through the same pool
 
 

@@ -78,10 +78,10 @@ def read_json_lines(
     `having`: only lines with this key are read.
     """
 
-    def read() -> tuple[list[dict], list[str]]:  # the lines' bytes are freed, which would double the memory
+    def read() -> tuple[list[dict], list[str]]:  # frees the lines' bytes, which would double the memory
         rows: list[dict] = []
         wrong: list[str] = []
-        keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # keys share one text each, which would double the memory too
+        keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # equal keys share one text, else the memory doubles again
         for number, text, row in _each_line(path, schema or {}, having):
             if row is not None:
                 rows.append(dict(zip(keys.setdefault(tuple(row), tuple(row)), row.values(), strict=True)))

@@ -10,7 +10,7 @@ from scalelab.data.dataset import Dataset
 from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.errors import BadInput
 
-IDS_SHOWN = 15  # kinds of data that are not text
+IDS_SHOWN = 15  # most ids shown of data that are not text
 
 
 class WindowOrigin(NamedTuple):

@@ -180,7 +180,7 @@ def check_decay(evidence: Evidence) -> Findings:
 def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
     if evidence.values["optim.name"] == "adam" or evidence.values["schedule.wd_shape"] == "independent":
         return []
-    turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # factor on the weights by decay alone over the run
+    turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # of the weights by decay alone over the run
     if turnovers * DECAY_TIME <= 1:
         return []
     text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"

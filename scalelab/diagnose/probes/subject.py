@@ -34,7 +34,7 @@ class Subject(NamedTuple):
     state: TrainState
     tokens: jax.Array
     batches: TrainBatches
-    shift: DataShift = DataShift()  # number of batches that the guard has skipped
+    shift: DataShift = DataShift()  # batches that the guard has skipped
 
     @property
     def params(self) -> Any:

@@ -22,7 +22,7 @@ WEIGHTS = {  # weight 0: too rare in those runs, but still shown
     "large_updates": 0.29, "skips": 0.43, "alarms": 0.56,
 }  # fmt: skip
 BLOWN_UP = 100  # multiple of ln V from which no choosing run came back; one at 52 did
-UPDATE_SHARE = 0.1  # rise of the weights' norm in one step: far beyond the 1e-3 to 1e-2 of healthy runs
+UPDATE_SHARE = 0.1  # update norm / weights' norm of a step: far beyond the 1e-3 to 1e-2 of healthy runs
 
 
 class Danger(NamedTuple):
