@@ -18,7 +18,7 @@ from scalelab.sweep.status import ENDED_STATUSES, read_manifest, read_trial_row
 
 PLAIN_EVERY_S = 10.0
 ANY_WIDTH = 10_000  # of a line in a log
-STEP, LOSS, LEFT, VAL, ELAPSED, RATE = range(6)  # ranks of the parts of a line: a narrow terminal drops the last of these first
+STEP, LOSS, LEFT, VAL, ELAPSED, RATE = range(6)  # ranks of parts: a narrow terminal drops the last first
 
 
 class RunProgress:

@@ -24,7 +24,7 @@ HEAD_SCHEMA = {"format": WHOLE, "owner": (TEXT, None), "machine?": TEXT, "index"
 INDEX_SCHEMA = {"format": WHOLE, "files": {"*": LIST}}
 INDEX_NAME = re.compile(r"index/([0-9a-f]{32})-\w+")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-STEP = re.compile(r"(?:.*/)?checkpoints/\d+(?=/)")  # of the path of a file in a checkpoint, the part up to the checkpoint
+STEP = re.compile(r"(?:.*/)?checkpoints/\d+(?=/)")  # a path up to the checkpoint in it
 Parts = list[tuple[str, int, str]]  # (object, bytes, SHA-256) of each part of a file, in order
 Files = dict[str, Parts]  # relative path -> its parts
 
