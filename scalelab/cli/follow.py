@@ -23,7 +23,7 @@ MOST_IN_LOG = 20  # most running trials and lost ones in a printed block
 ANY_WIDTH = 10_000
 
 
-def follow(read: Callable[[], LiveView], every_s: float | None = None) -> None:
+def follow_view(read: Callable[[], LiveView], every_s: float | None = None) -> None:
     """Show the trials that `read` gives until all have ended."""
     console = Console(file=sys.stdout)
     every_s = every_s or (REDRAWN_EVERY_S if console.is_terminal else PRINTED_EVERY_S)

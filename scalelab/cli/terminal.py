@@ -41,7 +41,7 @@ class Terminal:
                 yield Shown(board.report, board.update, stop)
 
 
-def report(facts: dict[str, Any]) -> None:
+def print_report(facts: dict[str, Any]) -> None:
     """Print a report from before the work starts on standard error: a `note`, a `warning`, a step's `memory`."""
     if "note" in facts:
         print_status(facts["note"])

@@ -49,7 +49,7 @@ from scalelab import api
 from scalelab.api.door import Shown
 from scalelab.cli.parser import Parser, add_take_over_option, emit_json, work_path
 from scalelab.cli.progress import PLAIN_EVERY_S
-from scalelab.cli.terminal import report
+from scalelab.cli.terminal import print_report
 from scalelab.signals import stop_on_signals
 from scalelab.untrusted.text import escape_text
 
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
     result = api.prepare(
         options.source, options.tokenizer, options.out, workers=options.workers, text_key=options.text_key,
         separator=options.separator, val_fraction=options.val_fraction, split_seed=options.split_seed,
-        skip_bad=options.skip_bad, take_over=options.take_over, progress=report, display=_show_bar,
+        skip_bad=options.skip_bad, take_over=options.take_over, progress=print_report, display=_show_bar,
     )  # fmt: skip
     if result is None:
         print(f"scalelab: stopped; the same command goes on with {options.out}", file=sys.stderr)

@@ -43,7 +43,7 @@ from scalelab.cli.parser import (
     emit_json,
     work_path,
 )
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 from scalelab.record import listing, records
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         fallback=options.fallback, allow_change=options.allow_change, force=options.force,
         take_over=options.take_over, lr_factor=options.lr_factor, skip_batches=_batches(options.skip_batches),
         reset=options.reset, coordinator=options.coordinator, processes=options.processes,
-        process_id=options.process_id, progress=report, display=Terminal(),
+        process_id=options.process_id, progress=print_report, display=Terminal(),
     )  # fmt: skip
     if trained.process == 0:
         _print(trained, options.json)

@@ -41,10 +41,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         if verdict.cause not in best or verdict.score > best[verdict.cause].score:
             best[verdict.cause] = verdict
     gaps = [finding for finding in findings if isinstance(finding, Gap) and finding.cause not in best]
-    return Diagnosis(rank(list(best.values())), gaps)
+    return Diagnosis(rank_verdicts(list(best.values())), gaps)
 
 
-def rank(verdicts: list[Verdict]) -> list[Verdict]:
+def rank_verdicts(verdicts: list[Verdict]) -> list[Verdict]:
     """Sort verdicts by score; one that is brought about by another, of at least its kind, comes after it."""
     causes = {verdict.cause: verdict for verdict in verdicts}
 

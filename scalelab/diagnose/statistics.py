@@ -51,7 +51,7 @@ def _level(recent: np.ndarray) -> tuple[float, float]:
     return medians[1], MAD_TO_SIGMA * float(np.median(np.abs(residuals)))
 
 
-def spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
+def join_spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
     """Join flagged lines into spans (first, last), over at most `gap` lines between them."""
     runs: list[tuple[int, int]] = []
     for i in np.flatnonzero(flagged).tolist():
@@ -62,13 +62,13 @@ def spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
     return runs
 
 
-def smooth(values: np.ndarray, width: int = 9) -> np.ndarray:
+def smooth_values(values: np.ndarray, width: int = 9) -> np.ndarray:
     """Running median over `width` values, fewer at the ends."""
     half = width // 2
     return np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
 
 
-def slope(x: np.ndarray, y: np.ndarray, most: int = 300) -> float:
+def fit_slope(x: np.ndarray, y: np.ndarray, most: int = 300) -> float:
     """Theil-Sen slope of y over x: the median slope of all pairs, of at most `most` evenly spread points."""
     chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).astype(int))
     x, y = x[chosen], y[chosen]

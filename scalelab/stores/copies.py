@@ -12,7 +12,7 @@ from scalelab.record.jsonfiles import LIST, describe_mismatch, write_json
 from scalelab.record.lock import LEASE_FILE
 from scalelab.stores import client
 from scalelab.stores.client import Place, StoreDown, StoreRefused
-from scalelab.stores.download import download, read_index
+from scalelab.stores.download import download_files, read_index
 from scalelab.stores.formats import MOST_INDEX_BYTES, STEP, Files, ObjectsLost
 from scalelab.stores.lease import is_owner_alive, read_head, refuse_headless
 from scalelab.stores.urls import local_folder
@@ -31,7 +31,7 @@ def copy_here(
     """Copy a folder in a store here; returns the local folder. BadInput if there is none.
 
     A folder of several runs is copied run by run; an unreadable one keeps its former copy, and `report` gets a line.
-    `checkpoints`: copy those too, as in `download`; `fresh`: fetch also files that are already here.
+    `checkpoints`: copy those too, as in `download_files`; `fresh`: fetch also files that are already here.
     """
     place, folder = client.open_place(url), local_folder(url, "read")
     if read_head(place):
@@ -128,7 +128,7 @@ def _update(
     for path in known.keys() - files.keys():
         with contextlib.suppress(BadInput):  # older versions wrote a file of such a name elsewhere
             path_below(folder, path).unlink(missing_ok=True)
-    download(place, wanted, folder, is_here, is_current, report)
+    download_files(place, wanted, folder, is_here, is_current, report)
     entries = {path: _entry(folder / path, parts) for path, parts in wanted.items()}
     write_json(state, {path: entry for path, entry in known.items() if path in files} | entries)
 

@@ -29,7 +29,7 @@ def read_index(place: Place, name: str | None) -> Files:
     return parse_index(data, name, f"{place.url}/{name}")
 
 
-def download(
+def download_files(
     place: Place,
     files: Files,
     folder: pathlib.Path,

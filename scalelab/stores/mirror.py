@@ -21,7 +21,7 @@ from scalelab.record import lock
 from scalelab.record.jsonfiles import LIST, read_json, write_json
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, StoreDown, StoreRefused
-from scalelab.stores.download import download, read_index
+from scalelab.stores.download import download_files, read_index
 from scalelab.stores.formats import MOST_INDEX_BYTES, Files
 from scalelab.stores.lease import Lease, take_lease
 from scalelab.stores.upload import Uploader, object_names
@@ -74,7 +74,7 @@ def bring_here(lease: Lease, folder: pathlib.Path, report: Report) -> Files:
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
         report(f"{place.url} was written elsewhere since; what this machine had is in {aside}")
-    download(place, files, folder, report=report)
+    download_files(place, files, folder, report=report)
     _write_state(place, lease.index)
     return files
 

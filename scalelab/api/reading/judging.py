@@ -64,7 +64,7 @@ def diagnose(run: Path, *, live: bool = False, against: Path | None = None) -> D
     """
     from scalelab.diagnose.evidence import gather_evidence
     from scalelab.diagnose.rank import diagnose as judge
-    from scalelab.diagnose.rank import rank
+    from scalelab.diagnose.rank import rank_verdicts
 
     evidence = gather_evidence(pathlib.Path(run))
     if live:
@@ -76,7 +76,7 @@ def diagnose(run: Path, *, live: bool = False, against: Path | None = None) -> D
         from scalelab.diagnose.against import judge_against
 
         verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
-        diagnosis = diagnosis._replace(verdicts=rank([*diagnosis.verdicts, *verdicts]))
+        diagnosis = diagnosis._replace(verdicts=rank_verdicts([*diagnosis.verdicts, *verdicts]))
     return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison)
 
 

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from scalelab import api
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.commands.ablate import text
 from scalelab.commands.ablate.options import LR_KEY, parse_fixed
 from scalelab.config import CommandLine
@@ -25,7 +25,7 @@ def run(options: Any, overrides: CommandLine) -> tuple[int, list[str], dict[str,
     sides = {
         "sizes": [int(size) for size in options.sizes], "seeds": options.seeds, "rule": options.rule,
         "tune": options.tune.split(","), "untuned": options.untuned, "tokens_per_param": options.tokens_per_param,
-        "target_flops": options.target_flops, "progress": report,
+        "target_flops": options.target_flops, "progress": print_report,
     }  # fmt: skip
     return (_plan if options.plan else _conduct)(options, overrides, sides)
 

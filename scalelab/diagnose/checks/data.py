@@ -11,7 +11,7 @@ from scalelab.diagnose.checks.bigrams import (
 )
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.sample import DataSample
-from scalelab.diagnose.statistics import smooth
+from scalelab.diagnose.statistics import smooth_values
 from scalelab.diagnose.verdict import Findings, Gap, make_verdict
 
 LEAST_SCORE = 0.5  # nats a token; smaller differences of a window are not corruption
@@ -128,7 +128,7 @@ def check_repetition(evidence: Evidence) -> Findings:
     seen = evidence.data.batches.seen(int(loss.steps[-1]))
     name, (_, epochs) = max(seen.items(), key=lambda item: item[1][1])
     near = np.abs(loss.steps - scored[-1]["step"]) <= max(10, 0.05 * evidence.steps)
-    gap = float(scored[-1]["val_loss"]) - float(smooth(loss.values[near])[-1]) if near.any() else 0.0
+    gap = float(scored[-1]["val_loss"]) - float(smooth_values(loss.values[near])[-1]) if near.any() else 0.0
     if epochs <= EPOCHS or gap <= OVERFIT:
         return []
     text = f"{name} was read {epochs:.3g} times, and the validation loss is {gap:.3g} nats above the training loss"

@@ -5,7 +5,15 @@ import numpy as np
 from scalelab.diagnose.checks import alarms, outliers
 from scalelab.diagnose.checks.rates import RESTARTING
 from scalelab.diagnose.evidence import Evidence, Series
-from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, flag_above, safe_log, slope, smooth, spans
+from scalelab.diagnose.statistics import (
+    MAD_TO_SIGMA,
+    SIGMAS,
+    fit_slope,
+    flag_above,
+    join_spans,
+    safe_log,
+    smooth_values,
+)
 from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
 
 RECOVERY = 32  # lines after which a benign spike is over (stability.md 2.9)
@@ -26,7 +34,7 @@ def check_spikes(evidence: Evidence) -> Findings:
     verdicts: list[Verdict] = []
     if len(loss.steps) >= RECOVERY:
         flags = flag_above(safe_log(loss.values))
-        stretches = _without_aftermath(spans(flags.flagged), flags.over)
+        stretches = _without_aftermath(join_spans(flags.flagged), flags.over)
         verdicts = [_judge(evidence, loss, first, last, flags.over) for first, last in stretches]
     if int(evidence.values["log.every_steps"]) > 1:
         seen = [verdict.steps for verdict in verdicts if verdict.steps]
@@ -152,11 +160,12 @@ def check_climb(evidence: Evidence) -> Findings:
     recent, recent_loss = (each.after(norms.steps[-1] - CLIMB_STEPS) for each in (norms, loss))
     if len(recent.steps) < CLIMB_LINES:
         return []
-    rate = slope(recent.steps.astype(float), safe_log(recent.values))
-    factor, rises = float(np.exp(rate * CLIMB_STEPS)), slope(recent_loss.steps.astype(float), recent_loss.values) > 0
+    rate = fit_slope(recent.steps.astype(float), safe_log(recent.values))
+    factor = float(np.exp(rate * CLIMB_STEPS))
+    rises = fit_slope(recent_loss.steps.astype(float), recent_loss.values) > 0
     if factor < CLIMB_FACTOR or rises:
         return []
-    ends = smooth(recent.values)[[0, -1]]
+    ends = smooth_values(recent.values)[[0, -1]]
     where = int(recent.steps[0]), int(recent.steps[-1])
     text = f"the gradient norm climbs {factor:.3g}-fold in {CLIMB_STEPS} steps, from {ends[0]:.3g} to {ends[1]:.3g}"
     knob = "a lower LR, more weight decay, model.qk_norm"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.statistics import smooth
+from scalelab.diagnose.statistics import smooth_values
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
 from scalelab.parallel.ticks import predicted_bubble
 
@@ -147,7 +147,7 @@ def check_clock(evidence: Evidence) -> Findings:
     if len(np.unique(rate.values)) < RATE_LINES or evidence.values["schedule.batch_warmup_tokens"]:
         return []
     every = max(1, len(rate.steps) // 200)
-    smoothed = smooth(rate.values[::every], 21)
+    smoothed = smooth_values(rate.values[::every], 21)
     quarter = max(len(smoothed) // 4, 5)
     late, early = float(np.median(smoothed[-quarter:])), float(np.median(smoothed[quarter : 2 * quarter]))
     spread = float(np.quantile(smoothed, 0.25) / max(np.quantile(smoothed, 0.75), 1e-30))

@@ -38,7 +38,7 @@ class AnnealedFit:
         return value, float(np.sqrt(gradient @ self.covariance @ gradient))
 
 
-def anneal(lr: np.ndarray, forgetting: float) -> np.ndarray:
+def sum_annealing(lr: np.ndarray, forgetting: float) -> np.ndarray:
     """Compute s2 [T] of learning rates [T]: 0 at the peak, near 1 some time after a fall to 0; `forgetting` in steps.
 
     Only falls count; the steps before the first peak are warm-up.
@@ -54,7 +54,7 @@ def anneal(lr: np.ndarray, forgetting: float) -> np.ndarray:
 def fit_annealed(steps: np.ndarray, losses: np.ndarray, lr: np.ndarray, warmup: int) -> AnnealedFit:
     """Fit the curve seen so far: losses [n] after `steps` [n], and the learning rates [T] of the whole schedule."""
     sums = np.cumsum(lr)
-    s1, s2 = sums / sums[-1], anneal(lr, FORGETTING * len(lr))
+    s1, s2 = sums / sums[-1], sum_annealing(lr, FORGETTING * len(lr))
     used = (steps > max(warmup, SKIPPED_SHARE * steps[-1])) & np.isfinite(losses) & (losses > 0)
     used = used if used.sum() >= 3 else np.isfinite(losses) & (losses > 0)
     at, y = np.clip(steps[used] - 1, 0, len(lr) - 1).astype(int), np.log(losses[used])

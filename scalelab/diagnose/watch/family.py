@@ -15,9 +15,7 @@ Law = Callable[[float, float], float]  # (parameters, tokens) -> loss
 LEAST_SPARE = 4  # least number of siblings beyond the regression's coefficients
 LEAST_FOR_LAW = 10  # least number of siblings, of three sizes and three lengths, for a law of the family
 SAME_SCHEDULE = 0.05  # largest mean distance of LR / peak at which two runs count as under the same schedule
-WINDOW = (
-    0.5  # share of the steps so far, the latest, over which the mean is taken (least error of three choices)
-)
+WINDOW = 0.5  # share of the steps so far, the latest, over which the mean is taken (least error of three choices)
 LAST_SHARE = 0.1  # last share of a run, over which the mean is its final training loss
 # Siblings lie on their fitted law, a new run off it: this widens the interval to hold 90 % of left-out runs of the
 # quickstart on seed 0 (checks/diagnosis/watch.py).

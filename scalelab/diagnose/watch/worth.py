@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.diagnose.watch.annealed import FORGETTING, AnnealedFit, anneal
+from scalelab.diagnose.watch.annealed import FORGETTING, AnnealedFit, sum_annealing
 from scalelab.diagnose.watch.curve import Curve
 from scalelab.diagnose.watch.family import Estimate
 
@@ -61,4 +61,4 @@ def _decayed(run: Curve, fit: AnnealedFit, ahead: int) -> tuple[float, float]:
     seen = run.lr[: max(1, round(run.progress * points))]
     fall = seen[-1] * np.linspace(1, 0, max(2, round(ahead / run.n_steps * points)))
     changed = np.concatenate([seen, fall])
-    return float(changed.sum() / run.lr.sum()), float(anneal(changed, FORGETTING * points)[-1])
+    return float(changed.sum() / run.lr.sum()), float(sum_annealing(changed, FORGETTING * points)[-1])
