@@ -220,8 +220,8 @@ def _main(argv: Sequence[str]) -> int:
     options.workdir.mkdir(parents=True, exist_ok=True)
     incidents = []
     with outcome.count_seconds(options.workdir):
-        if not train_trials(options.workdir, made := make_trials(base, seeds)):
-            return 75
+        made = make_trials(base, seeds)
+        train_trials(options.workdir, made)
         for seed, name in zip(seeds, made, strict=True):
             print(f"{name}: five arms of {LAST + AFTER - 200} steps", file=sys.stderr, flush=True)
             incidents.append(measure_incident(options.workdir / "runs" / name, seed, options.price))

@@ -40,6 +40,7 @@ from scalelab.laws.law.names import LAWS
 from scalelab.plan.budget.book import LawBook, constant_params
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import records
+from scalelab.study import open_study
 from scalelab.sweep.scaling import rules
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -190,19 +191,17 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput("--workdir=DIR is needed: the study's folder")
     clock = phases.PhaseClock(folder)
     before = time.time() - options.started if options.started else None
-    try:
-        summary = conduct.run_study(study, folder, " ".join(["python -m experiments.isoflop", *argv]), clock)
-    except FitError as failure:
-        raise WorkFailed(f"the law could not be fitted: {failure}") from failure
-    if not summary:
-        print_status(f"stopped; the same command goes on where it was ({folder})")
-        return 75
-    if before is not None:
-        clock.add(phases.INSTALLATION, before, None)
-    with clock.timed("figures and page"):
-        report = _report(folder, summary | {"wall_s": _wall_s(folder)})
-    summary |= {"wall_s": _wall_s(folder), "seconds": conduct.collect_seconds(study, folder)}
-    records.write_json(folder / "summary.json", summary)
+    with open_study(folder, conduct.KIND, conduct.describe_plan(study), report=print_status):
+        try:
+            summary = conduct.run_study(study, folder, " ".join(["python -m experiments.isoflop", *argv]), clock)
+        except FitError as failure:
+            raise WorkFailed(f"the law could not be fitted: {failure}") from failure
+        if before is not None:
+            clock.add(phases.INSTALLATION, before, None)
+        with clock.timed("figures and page"):
+            report = _report(folder, summary | {"wall_s": _wall_s(folder)})
+        summary |= {"wall_s": _wall_s(folder), "seconds": conduct.collect_seconds(study, folder)}
+        records.write_json(folder / "summary.json", summary)
     _say_result(folder, summary)
     emit_json(summary, options.json)
     for failure in report["failures"]:

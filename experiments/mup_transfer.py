@@ -184,8 +184,7 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     folder, made = options.workdir, transfer_trials(base, widths, step)
     print(f"{len(made)} trials: d_model {', '.join(map(str, widths))}, {len(SEEDS)} seeds", file=sys.stderr)
-    if not train_trials(folder, made):
-        return 75
+    train_trials(folder, made)
     rows = read_transfer_rows(folder, widths, step)
     result = result_header("mup_transfer", argv) | {
         "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of "

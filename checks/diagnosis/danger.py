@@ -190,8 +190,7 @@ def _main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    if not train_trials(options.workdir, make_trials()):
-        return 75
+    train_trials(options.workdir, make_trials())
     curves = [read_curve(place, ahead=False) for place in listing.run_folders(options.workdir)]
     parts = {part: [run for run in curves if run.name.startswith(part.split()[0])] for part in PARTS}
     rows = {part: [row for run in runs for row in ask_run(run)] for part, runs in parts.items()}

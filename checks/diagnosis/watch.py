@@ -237,8 +237,8 @@ def _main(argv: Sequence[str]) -> int:
         name = name_study(seed, split)
         if not options.quick:
             confirm.run_quickstart(options.workdir, seed, split, 1.0)
-        elif not train_trials(options.workdir / name, make_quick_trials(seed)):
-            return 75
+        else:
+            train_trials(options.workdir / name, make_quick_trials(seed))
         studies[name] = score_study(options.workdir / name)
         record = records.read_record(listing.run_folders(options.workdir / name)[0])
         versions.add(f"scalelab {record['versions']['scalelab']} with jax {record['versions']['jax']}")
