@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab.cli.executor_options import add_executor_options
-from scalelab.cli.parser import Parser
+from scalelab.cli.parser import Parser, emit_json
 from scalelab.cli.progress import PoolProgress
 from scalelab.record import listing, records
 
@@ -35,6 +35,15 @@ def write_result(folder: pathlib.Path, name: str, result: Any, page: str) -> Non
     """Write a result as NAME.json, and its page for people as NAME.md."""
     records.write_json(folder / f"{name}.json", result)
     (folder / f"{name}.md").write_text(page)
+
+
+def publish_result(folder: pathlib.Path, name: str, result: Any, page: str, json_path: str | None) -> int:
+    """Write a result, and print its page, or its JSON where `--json` says so; returns the exit code 0."""
+    write_result(folder, name, result, page)
+    if json_path != "-":
+        print(page)
+    emit_json(result, json_path)
+    return 0
 
 
 def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import Parser, emit_json, folder_path, print_status
+from scalelab.cli.parser import Parser, folder_path, print_status
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.experiments.shared import RESULTS, command_line, markdown_table, publish_result, result_header
 from scalelab.record import records
 from scalelab.report.figures.style import write_figure
 from scalelab.study import Kind, describe_change, open_study, write_once
@@ -55,12 +55,8 @@ def run_study(
             page = make_page(name, doc or name, result, describe(result))
             place.mkdir(parents=True, exist_ok=True)
             write_figure(str(place / f"{name}.png"), draw(result), [])
-            write_result(place, name, result, page)
-        if options.json != "-":
-            print(page)
             print_status(f"{place}/{name}.md, .json and .png")
-        emit_json(result, options.json)
-        return 0
+            return publish_result(place, name, result, page, options.json)
 
     return guarded(name, work, argv)
 
