@@ -128,7 +128,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
 
 
 def _checked(options: Any) -> tuple[str, ...]:
-    """The quickstart checks only the LR, to stay at five minutes: its rule's source states what its batch costs."""
+    """What of the rule is checked. With --quick the LR alone, for time: the rule's source says what its batch costs."""
     if options.checks is None:
         return ("lr",) if options.quick else tuple(ladder_runs.CHECK_FACTORS)
     names = tuple(dict.fromkeys(options.checks.split(",")))
@@ -177,7 +177,7 @@ def _number(text: str) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the study; exit code as below.
+    """Run the study.
 
     Exit code: 0 done, 1 a run failed or a check's optimum is at the edge, 2 bad input, 75 stopped after saving.
     """
