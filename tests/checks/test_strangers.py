@@ -71,6 +71,7 @@ def meet(slot, what):
     return slot.run(Pair(Case("none", "outputs", lambda site: None), Reach((what, "{it}")), "first"))
 
 
+@pytest.mark.full
 def test_each_planted_violation_is_seen_and_leaves_no_trace(slot):
     planted = {kind: kind for kind in KINDS} | {"made": "canary", "listed": "canary", "escaped": "canary"}
     for what, kind in planted.items():

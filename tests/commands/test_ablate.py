@@ -137,6 +137,7 @@ def untuned(variant, tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_study_ends_in_a_summary_and_a_page(untuned):
     summary = json.loads((untuned / "summary.json").read_text())
     result = summary["variants"][0]
@@ -161,6 +162,7 @@ def test_the_prediction_is_older_than_the_largest_rung(untuned):
     assert predicted["predicted_at"] < first and predicted["C"] == 4e9
 
 
+@pytest.mark.full
 def test_again_it_trains_nothing_and_says_the_same(untuned, variant, capsys):
     before = {path: path.stat().st_mtime_ns for path in untuned.glob("runs/*/metrics.jsonl")}
     old = json.loads((untuned / "summary.json").read_text())

@@ -28,6 +28,7 @@ def test_table_figure_and_json(tmp_path, capsys):
     assert all(len(row["rms"]) == 3 and len(row["rms"][0]) == 2 for row in check["rows"])
 
 
+@pytest.mark.full
 def test_a_wrong_initialisation_of_the_queries_is_met(monkeypatch, capsys):
     """A fork whose queries keep one standard deviation at every width: only the attention logits show it."""
 

@@ -105,6 +105,7 @@ def there_are(n_files, pattern):
     return lambda out, seconds: len(list(out.glob(pattern))) >= n_files
 
 
+@pytest.mark.full
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(command, whole):
     moments = [there_are(1, "tokenizer.json"), there_are(9, ".units/*/record.json"), there_are(1, "*.tokens")]
     assert -signal.SIGKILL in kill_until_done(command, command / "killed", whole[0], moments)
@@ -226,6 +227,7 @@ def megatron_source(folder):
     return corpora.write_megatron(folder / "text_document.bin", corpora.ids(600, vocab_size=499), end=499)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "source, tokenizer",
     [

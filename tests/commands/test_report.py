@@ -125,6 +125,7 @@ def test_what_stands_in_the_place_of_a_page_or_its_figures_is_named(tmp_path, ca
     assert not (run / "figures").exists()
 
 
+@pytest.mark.full
 def test_texts_of_a_run_are_those_that_sample_draws(tmp_path, capsys):
     shutil.copytree(trained(), tmp_path / "run")
     assert main(["report", str(tmp_path / "run")]) == 0

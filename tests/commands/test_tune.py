@@ -48,6 +48,7 @@ def tuned(tmp_path_factory):
     return config, folder / "study"
 
 
+@pytest.mark.full
 def test_it_ends_in_a_config_that_trains_the_best(tuned):
     _, folder = tuned
     summary = json.loads((folder / "summary.json").read_text())
@@ -73,6 +74,7 @@ def test_every_run_is_counted_and_none_above_the_budget(tuned):
     assert summary["verdict"].split(":")[0] in page and "isolation-peak_lr" in page
 
 
+@pytest.mark.full
 def test_again_it_trains_nothing_and_says_the_same(tuned, capsys):
     config, folder = tuned
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")}

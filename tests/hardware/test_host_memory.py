@@ -133,6 +133,7 @@ def start_reporting(*arguments, **variables):
     )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", ["full", "auto"])
 def test_the_command_sets_it_before_jax_starts_prints_and_records_it(tmp_path, remat):
     wanted = min(host_memory.XLA_LIMIT_GIB, host_memory_bytes() // GIB)

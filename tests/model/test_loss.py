@@ -136,6 +136,7 @@ def test_logits_of_the_whole_batch_exist_nowhere():
     assert largest_array(program(tokens, 4, vocab, tokens)) == tokens * vocab  # and the walk does see logits
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("platform", "at_once"), [("cpu", CPU_LOGITS), ("gpu", 1024 * 50_257), ("tpu", 1024 * 50_257)])
 def test_by_default_a_chunk_holds_no_more_than_its_share_of_the_platform(platform, at_once):
     jax.clear_caches()  # of traces, which don't depend on the platform

@@ -15,6 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.optim.optimizer import Optimizer, bytes_per_scalar
 from scalelab.optim.registry import OPTIMIZERS
 from scalelab.testing import check_optimizer
+from tests.quick import one_in
 
 # Of state a parameter, of those for which it doesn't depend on the shape.
 BYTES = {"sgd": 0, "momentum": 4, "adam": 8, "adamw": 8}
@@ -36,7 +37,7 @@ SOME = (
 
 
 @pytest.mark.parametrize(
-    "name", [*SOME, *(pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS if n not in SOME)]
+    "name", one_in(3, [*SOME, *(pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS if n not in SOME)])
 )
 def test_the_contract(name):
     report = check_optimizer(name)
@@ -79,6 +80,7 @@ def lion(declared, o, h, lr):
     return optax.scale_by_lion(h.optim.beta1, h.optim.beta2)
 
 
+@pytest.mark.full
 def test_a_users_own_function_is_checked_too():
     report = check_optimizer(lion, peak_lr=1e-3, beta2=0.99)
     assert report.state_bytes_per_parameter == 4 and report.optimizer == f"{__name__}:lion"

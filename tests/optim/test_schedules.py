@@ -19,6 +19,7 @@ from scalelab.config.checks import combinations
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
+from tests.quick import one_in
 from tests.rounding import FP32
 
 CONFIG = config_lib.resolve(base.get_config())
@@ -279,7 +280,7 @@ steps = some.integers(1, LENGTH)
 share = some.floats(0, 1, width=32)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(3, NAMES))
 @given(
     steps=steps, warmup=some.integers(0, LENGTH), decay=share, final=share, shape=some.sampled_from([*schedules.DECAYS])
 )
@@ -304,7 +305,7 @@ def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, de
 
 
 @pytest.mark.parametrize("wd_shape", schedules.WEIGHT_DECAYS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(3, NAMES))
 def test_one_compile_serves_all_and_packs_under_vmap(name, wd_shape):
     function = compiled(name, "linear", wd_shape)
     trials = [

@@ -186,6 +186,7 @@ def compiled():
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.full
 def test_gradients_of_blocks_are_added_between_devices_once_a_step(compiled):
     matrices, rows = compiled[0]
     once = sum(size for kind, size, times in rows if kind == "all-reduce" and times == 1)

@@ -16,6 +16,7 @@ from scalelab.record import listing, records
 from scalelab.report import gather, parts
 from scalelab.report.pages import write_report
 from scalelab.sweep.answer import settings
+from tests.quick import one_in
 from tests.report import synthetic
 
 EVIL = "<script>alert('x')</script> & \"quotes\""
@@ -62,6 +63,7 @@ def numbers_behind(folder, name):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.full
 def test_the_page_fetches_nothing_and_runs_nothing(study):
     folder, _, report, page = study
     for tag, attributes in page.tags:
@@ -183,7 +185,7 @@ def test_a_fit_that_did_not_converge_is_told(study):
     assert "did NOT converge" in verdict.fit_table(fit)
 
 
-@pytest.mark.parametrize("summary", [{}, {"runs": []}, {"runs": None, "held_out": None, "fit": None}])
+@pytest.mark.parametrize("summary", one_in(3, [{}, {"runs": []}, {"runs": None, "held_out": None, "fit": None}]))
 def test_a_study_that_has_just_begun_has_a_page(tmp_path, summary):
     synthetic.write_run(tmp_path / "runs" / "first", status="running", lines=20)
     records.write_json(tmp_path / "summary.json", summary)
@@ -259,10 +261,10 @@ def test_the_page_of_a_run_whose_process_is_gone_says_since_when(tmp_path):
     assert re.search(r"not finished \(status: dead since \d{4}-\d\d-\d\d \d\d:\d\d\)", text)
 
 
-@pytest.mark.parametrize("status, message", [
+@pytest.mark.parametrize("status, message", one_in(4, [
     ("done", "This run is done"), ("running", "not finished (status: running)"), ("diverged", "This run diverged"),
     ("stopped", "not finished (status: stopped)"),
-])  # fmt: skip
+]))  # fmt: skip
 def test_a_run_in_any_state_has_a_page(tmp_path, status, message):
     synthetic.write_run(tmp_path, status=status, lines=40)
     report = write_report(tmp_path)

@@ -79,6 +79,7 @@ def test_the_page_of_a_sweep_is_that_of_the_report_with_links_to_its_trials(swee
     assert headers["Content-Type"].startswith("text/csv")
 
 
+@pytest.mark.full
 def test_a_trial_that_goes_on_has_a_new_version_and_page(sweep, started, restless):
     run, place = sweep / "runs" / "high & <b>", "/runs/high%20%26%20%3Cb%3E/"
     server = started(sweep)

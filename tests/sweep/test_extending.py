@@ -80,6 +80,7 @@ def old(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", GROWN)
 def test_only_what_is_new_trains_and_the_answer_is_that_of_a_fresh_sweep(case, old, tmp_path):
     (axes, new), grown = GROWN[case], tmp_path / "grown"
@@ -96,6 +97,7 @@ def test_only_what_is_new_trains_and_the_answer_is_that_of_a_fresh_sweep(case, o
     assert sweep(grown, axes) == result and trained(grown, before) == []
 
 
+@pytest.mark.full
 def test_trials_that_the_grid_no_longer_has_are_named_and_left_out_unless_asked_for(old, tmp_path, capsys):
     folder = tmp_path / "s"
     shutil.copytree(old, folder)
@@ -158,6 +160,7 @@ def stopping(monkeypatch, at):
     monkeypatch.setattr(terminal, "stop_on_signals", lambda: contextlib.nullcontext(lambda: next(calls) >= at))
 
 
+@pytest.mark.full
 def test_a_stopped_pack_goes_on_from_its_checkpoints_when_the_grid_grows_or_shrinks(tmp_path):
     folder = tmp_path / "s"
     with pytest.MonkeyPatch.context() as patch:

@@ -48,6 +48,7 @@ def test_a_finished_sweep_grows_by_seeds(base, tmp_path):
     assert json.loads((grown / "sweep.json").read_text())["packs"] == packs
 
 
+@pytest.mark.full
 def test_a_sweep_that_was_called_with_fewer_trials_in_between_still_knows_its_packs(base, tmp_path):
     run_sweep(tmp_path, trials(base, range(2)))
     run_sweep(

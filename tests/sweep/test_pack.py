@@ -77,6 +77,7 @@ def test_a_finished_sweep_is_not_run_again(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")}
 
 
+@pytest.mark.full
 def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     file = tmp_path / "grid.py"
     file.write_text(

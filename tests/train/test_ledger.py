@@ -149,6 +149,7 @@ def test_stopped_after_the_change_it_goes_on_to_the_same_bits(changed, tmp_path)
     assert states[0] == states[1]
 
 
+@pytest.mark.full
 def test_back_to_an_older_step_the_ledger_is_that_steps(changed, tmp_path):
     """A fallback to before the change: from there on the present batch counts."""
     folder = tmp_path / "run"
@@ -246,6 +247,7 @@ def test_an_edited_ledger_is_one_line(edit, sixteen, tmp_path, capsys):
     assert "is not what scalelab wrote there" in error and error.count("\n") == 1
 
 
+@pytest.mark.full
 def test_ten_steps_of_eight_and_ten_of_sixteen_are_3840_tokens_and_the_warm_up_ends_in_tokens(tmp_path):
     """Warm-up over 2,560 tokens: 10 steps of 128 were counted, 5 of 256 are left."""
     folder, warm = tmp_path / "run", {"schedule__warmup_steps": "none", "schedule__warmup_tokens": 2560}
@@ -272,6 +274,7 @@ def ramp_by_hand(steps, seen, micro, first, last, tokens):
     return sizes, seen
 
 
+@pytest.mark.full
 def test_under_a_batch_ramp_the_ledger_is_the_sum_over_the_ramp_before_and_after_a_change(tmp_path):
     folder = tmp_path / "run"
     ramp = {"schedule__batch_start": 2, "schedule__batch_warmup_tokens": 1000, "train__accumulate": 4}
@@ -288,6 +291,7 @@ def test_under_a_batch_ramp_the_ledger_is_the_sum_over_the_ramp_before_and_after
     assert_goes_on(np.concatenate(rows[:6] + more), resolved(train__global_batch=16))
 
 
+@pytest.mark.full
 def test_another_length_counts_its_own_tokens_and_flops_and_warns_of_the_new_shuffle(sixteen, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(sixteen[0], folder)
@@ -300,6 +304,7 @@ def test_another_length_counts_its_own_tokens_and_flops_and_warns_of_the_new_shu
     assert "some tokens come again" in next(e["text"] for e in records.read_events(folder) if e["kind"] == "warning")
 
 
+@pytest.mark.full
 def test_another_model_counts_its_own_flops_from_there_on(sixteen, changed, tmp_path):
     """A window of attention: fewer FLOPs a token, the same tokens; and the next resumption keeps both."""
     folder, windowed = tmp_path / "run", SIXTEEN | {"model__window": 4}

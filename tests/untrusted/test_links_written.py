@@ -45,6 +45,7 @@ def refusal(capsys, *argv: str) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_a_report_replaces_linked_figures_and_refuses_a_linked_page_or_folder(run, outside, tmp_path, capsys):
     (run / "figures").mkdir()
     for name in ("loss.csv", "loss.pdf"):

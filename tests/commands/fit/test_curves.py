@@ -68,6 +68,7 @@ def answer(capsys, *argv):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_runs_predict_the_whole_curve_of_another_schedule(capsys, runs):
     others = [runs[name] for name in ("constant", "cosine", "wsd")]
     schedule = "configs/tiny.py"

@@ -256,6 +256,7 @@ def test_sources_add_up_and_subsets_divide(capsys, table, study_folder):
     assert large["left_out_by_where"] == sum(not row["C"] > 2e11 for row in rows)
 
 
+@pytest.mark.full
 def test_checkpoints_of_a_run_are_found_and_said(capsys, tmp_path):
     """Eight checkpoints each of ten runs whose errors are mostly the run's: alpha's interval is much wider."""
     random, rows = np.random.default_rng(0), []
@@ -302,6 +303,7 @@ def test_a_law_of_compute_alone_predicts_the_loss_of_a_budget(capsys, tmp_path):
     assert result["low"] < 1.5 + 1500 * 1e21**-0.155 < result["high"] and result["high"] / result["low"] < 1.05
 
 
+@pytest.mark.full
 def test_a_law_of_ones_own_stands_beside_the_user(tmp_path, table):
     (tmp_path / "mine.py").write_text(
         "from scalelab.laws import Coefficient, Exponent\n\n"

@@ -33,6 +33,7 @@ def test_a_barrier_is_the_height_over_the_chord():
     assert paths.find_barrier((shares - 0.5) ** 2, shares) == 0  # a valley between two runs is none
 
 
+@pytest.mark.full
 def test_the_ends_and_the_middle_of_a_line_are_models(models):
     static, (first, last), tokens = models
     along = paths.line_losses(first, last, tokens, np.array([0.0, 0.5, 1.0]))

@@ -109,6 +109,7 @@ def study(seed, runs=2, run_sd=0.003, row_sd=0.003, correlation=0.6, of=("consta
     return [measure_curve(name, STEPS, random, **errors) for name in of for _ in range(runs)], random
 
 
+@pytest.mark.full
 def test_another_schedule_is_predicted_with_its_interval():
     curves, random = study(3)
     fitted = fit_curves(curves, bootstrap=60)
@@ -124,6 +125,7 @@ def test_another_schedule_is_predicted_with_its_interval():
     assert alone.low[-1] < alone.loss[-1] < alone.high[-1]
 
 
+@pytest.mark.full
 def test_errors_by_run_make_intervals_wide_that_rows_would_make_narrow():
     """Rows of one run that err together are few: intervals of alpha are wider than with independent errors."""
     together, _ = study(5, run_sd=0.006, row_sd=0.002, correlation=0.8)

@@ -195,6 +195,7 @@ def coverage(count, resamples, level, run_sd=0.0):
     return inside
 
 
+@pytest.mark.full
 def test_intervals_of_differences_cover_them():
     """Nominal 80 %: no fewer than four standard errors below (200 tables: the slow test)."""
     assert (coverage(16, 60, 0.8) >= 7).all() and (coverage(12, 60, 0.8, run_sd=0.01) >= 5).all()

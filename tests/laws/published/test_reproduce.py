@@ -135,6 +135,7 @@ def test_gadre():
     assert {r.verdict for r in reproduced("gadre").rows} == {"match"}
 
 
+@pytest.mark.full
 def test_muennighoff():
     golden = published("muennighoff")
     held = {"a": muennighoff.LOG_A, "b": muennighoff.LOG_B, "e": muennighoff.LOG_E}

@@ -97,6 +97,7 @@ def test_misfit_is_the_worst_rate_of_the_laws_own_forecasts():
     assert measured.half_width(problem.law, {"N": N[0], "D": D[0]}) == pytest.approx(measured.rate * np.log(2))
 
 
+@pytest.mark.full
 def test_intervals_hold_the_next_decade_only_with_the_misfit():
     """Five studies of a wrong law; the run is at ten times the largest budget."""
     far, inside = {"N": 1e6, "D": 1e14 / 6e6}, {"with": 0, "without": 0}

@@ -222,6 +222,7 @@ def same_as_scipys_bca(data, statistic):
     assert abs(ours[0] - plain[0]) > 0.06 * spread  # the correction is there
 
 
+@pytest.mark.full
 def test_resamples_stopped_by_scipys_default_tolerance_are_too_narrow_and_ours_are_not():
     """The field's trap: L-BFGS-B on the mean objective stops at its warm start, so the interval is far too narrow.
 

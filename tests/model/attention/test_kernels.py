@@ -15,6 +15,7 @@ from scalelab.model.attention.blockwise import blockwise_attention, visible_bloc
 from scalelab.model.attention.mask import MaskInfo
 from scalelab.model.attention.relative import RelativeInputs, relative_scores
 from tests.model.shapes import shape
+from tests.quick import one_in
 from tests.rounding import sum_error
 
 SCALE = 0.3
@@ -251,7 +252,7 @@ def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backen
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["causal", "documents in a window", "a layer without the window"])
+@pytest.mark.parametrize("name", one_in(2, ["causal", "documents in a window", "a layer without the window"]))
 def test_splash_is_plain_forward_and_backward(name):
     """The kernel for TPUs, its blocks run one by one by an interpreter."""
     sight, window = SIGHTS[name]

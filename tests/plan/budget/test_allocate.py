@@ -241,6 +241,7 @@ def test_device_hours_are_flops():
     assert any("40% of 989.4 TFLOP/s (bfloat16)" in note for note in answer.notes)
 
 
+@pytest.mark.full
 def test_a_users_own_fit(tmp_path):
     """`scalelab fit --json` -> `law=PATH`: the same N, D, loss and intervals as the fit's own decision."""
     path, points = tmp_path / "fit.json", table_path("chinchilla/points.csv")

@@ -18,6 +18,7 @@ from scalelab.plan.step.operations import step_operations
 from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
 from scalelab.plan.step.traffic import step_transfers
 from tests import forks
+from tests.quick import one_in
 
 # Where attention has as many heads as fill the stream and the feed-forward layer 11 d / 3: a gate is 1 / (4 + 11) of
 # it.
@@ -42,6 +43,7 @@ def plan(capsys):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_a_gate_on_attention_is_planned_like_any_declared_matrix(monkeypatch, capsys):
     """Parameters of the blocks grow by 1/15 = 6.7 %, and with them everything that a product costs."""
     before, plain = plan(capsys), block_products(gated_static().model)
@@ -153,7 +155,7 @@ REFUSED = {
 TWICE = '        out_of = Einsum(embed, queries, False, self.policy, by_head, name="twice")\n'
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", one_in(3, REFUSED))
 def test_what_can_not_be_derived_is_refused_by_name(case, monkeypatch, capsys):
     line, message = REFUSED[case]
     line = (TWICE if case == "twice" else "") + line

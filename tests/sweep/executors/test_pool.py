@@ -96,6 +96,7 @@ def deadly_twice(step, h):
     return h.optim.peak_lr * (step >= 0)
 
 
+@pytest.mark.full
 def test_a_trial_whose_worker_is_killed_twice_is_done_by_the_third_and_the_command_ends_in_0(tmp_path):
     """As under the out-of-memory killer, when its neighbours have ended meanwhile."""
     (tmp_path / "deaths").mkdir()

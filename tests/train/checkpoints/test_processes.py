@@ -109,6 +109,7 @@ def answers(tmp_path_factory):
     return [json.loads(out.splitlines()[-1]) for out, _ in outputs], folder
 
 
+@pytest.mark.full
 def test_all_processes_get_the_same_arrays_the_same_refusal_and_the_same_fallback(answers):
     said, *others = [each[0] for each in answers[0]]
     assert all(other == said for other in others)

@@ -110,6 +110,7 @@ def compiled_steps():
     return *[one.compile() for one in lowered], state, h
 
 
+@pytest.mark.full
 def test_the_compiled_step_is_without_the_gradients_of_all_layers():
     """Temporaries fall by nearly the bytes of the blocks' gradients, and the metrics are the same."""
     whole, by_layer, state, h = compiled_steps()

@@ -18,6 +18,7 @@ from scalelab.train.lineage import compatibility, extend
 from scalelab.train.resume import branch
 from scalelab.train.resume.branch import plan_branch
 from scalelab.train.single import train_single
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import SMALL, config, events
 from tests.train.runs import command, finish, untimed, wait_for
 
@@ -58,12 +59,15 @@ def branched(trunk, step, folder, **overrides):
 
 @pytest.mark.parametrize(
     ("kind", "step", "decay"),
-    [
-        ("constant", 4, 4),
-        ("constant", 8, 3),
-        ("wsd", 4, 6),
-        ("wsd", 6, 1),
-    ],
+    one_in(
+        4,
+        [
+            ("constant", 4, 4),
+            ("constant", 8, 3),
+            ("wsd", 4, 6),
+            ("wsd", 6, 1),
+        ],
+    ),
 )
 def test_a_branch_is_the_run_that_was_planned_with_its_end(tmp_path, trunks, kind, step, decay):
     trunk = trunks(kind)
@@ -216,7 +220,7 @@ def test_which_schedules_have_the_same_past_whatever_their_end(name):
     assert extend.first_schedule_difference(short, long, 46)
 
 
-@pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}])
+@pytest.mark.parametrize("schedule", one_in(2, [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}]))
 def test_more_steps_are_as_if_planned_so(tmp_path, schedule):
     overrides = {f"schedule__{key}": value for key, value in schedule.items()}
     calls = itertools.count()

@@ -179,6 +179,7 @@ def test_shapes_are_never_made_to_fit_even_where_the_key_is_allowed(run):
     assert contents(run) == before
 
 
+@pytest.mark.full
 def test_a_folder_in_which_no_step_was_taken_is_taken_over_and_any_other_is_refused(tmp_path, run):
     for name, lines in (("untrained", ""), ("trained", '{"step": 1, "train_loss": 5.0}\n')):
         (tmp_path / name).mkdir()
@@ -316,6 +317,7 @@ def test_weights_come_in_the_format_that_the_new_run_keeps_them_in(finished):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(narrow)} == {"bfloat16"}
 
 
+@pytest.mark.full
 def test_once_begun_it_resumes_from_itself_and_keeps_its_lineage(tmp_path, finished):
     for steps, resumed in ((4, None), (6, 4)):
         made = config(train__init_from=str(finished[0]), train__steps=steps, schedule__name="constant")

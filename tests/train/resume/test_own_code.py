@@ -102,6 +102,7 @@ def test_an_edited_module_that_the_schedule_imports_is_refused_by_name_or_marks_
     assert main(["runs", str(run), "--show=name,mixed"]) == 0 and "code.schedule.name" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_numbers_that_a_schedule_reads_elsewhere_change_its_curve(tmp_path, run, capsys):
     edited = project(tmp_path / "second")
     (edited.parent / "share.txt").write_text("0.5")
@@ -110,6 +111,7 @@ def test_numbers_that_a_schedule_reads_elsewhere_change_its_curve(tmp_path, run,
     assert "code.schedule.name='LR 0.01 at step 0', now it is 'LR 0.005 at step 0'" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_another_peak_is_no_change_of_code_and_edited_metrics_are_noted(tmp_path, run):
     edited = project(tmp_path / "second", seen=METRICS + "# looked at again\n")
     assert train(edited, run, "--config.train.steps=6", "--config.optim.peak_lr=0.02") == 0
@@ -118,6 +120,7 @@ def test_another_peak_is_no_change_of_code_and_edited_metrics_are_noted(tmp_path
     assert "code.train.metrics: seen.py" in changed["text"] and changed["allowed"] == []
 
 
+@pytest.mark.full
 def test_a_run_of_a_version_that_did_not_record_code_goes_on_with_a_line(tmp_path, run, capsys):
     config = project(tmp_path / "second", mine=RATE + "# edited\n")
     content = manifest.read_manifest(run / "checkpoints" / "4")
@@ -137,6 +140,7 @@ def test_a_name_that_is_no_own_function_s_is_refused(tmp_path, run, capsys):
     assert "did you mean 'code.schedule.name'?" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_sweep_under_edited_code_is_refused_before_anything_is_written(tmp_path, capsys):
     first, edited = project(tmp_path / "first"), project(tmp_path / "second", mine=RATE + "# edited\n")
     words = [f"--workdir={tmp_path}/out", *SMALL]

@@ -6,6 +6,7 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.record import records
+from tests.quick import one_in
 from tests.train.runs import SMALL
 
 SHORT = ["--config.model.n_layers=1", "--config.train.steps_per_dispatch=2", "--config.checkpoint.every_steps=2"]
@@ -35,7 +36,9 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
 
 
-@pytest.mark.parametrize("record", [{"status": "stopped"}, {"status": "running", "steps": 0}], ids=["saved", "killed"])
+@pytest.mark.parametrize(
+    "record", one_in(2, [{"status": "stopped"}, {"status": "running", "steps": 0}]), ids=["saved", "killed"]
+)
 def test_a_run_that_is_to_go_on_is_refused_and_keeps_every_byte(purged, record, capsys):
     records.write_json(purged / "record.json", records.read_record(purged) | record)
     before = content(purged)

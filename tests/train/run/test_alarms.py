@@ -173,6 +173,7 @@ def half(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_resumed_run_keeps_the_guards_memory_to_the_bit(whole, half, tmp_path):
     folder, result = whole
     shutil.copytree(half, tmp_path / "a")
@@ -263,6 +264,7 @@ def test_a_stretch_of_steps_without_a_micro_batch_is_one_event(tmp_path):
     assert "left out 1 of 2 micro-batches, the first of them number 0 (steps 7 to 8)" in event["text"]
 
 
+@pytest.mark.full
 def test_an_incident_that_grows_calls_a_run_back_and_ends_in_nothing_where_the_guard_may_only_skip(tmp_path):
     losses, norms = healthy_series()
     for at, factor in ((300, 1.2), (306, 1.3), (312, 1.5)):

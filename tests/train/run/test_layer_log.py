@@ -63,6 +63,7 @@ def test_a_line_every_so_many_steps_has_a_value_a_layer(run):
     assert not any(LISTS & line.keys() - {"grad_norm", "update_norm"} for line in records.read_metrics(run))
 
 
+@pytest.mark.full
 def test_a_resumed_run_cuts_the_file_and_writes_it_again(run, tmp_path):
     """Like a crash between the checkpoint of step 4 and the end: the log has lines of steps that will run again."""
     copy = shutil.copytree(run, tmp_path / "run")
@@ -86,6 +87,7 @@ def test_a_line_that_was_lost_is_noticed(run, tmp_path):
     assert path == copy / "layers.jsonl" and "layers.jsonl was cut to 0 bytes" in text
 
 
+@pytest.mark.full
 def test_the_report_draws_maps_of_layer_and_step(run, capsys):
     assert main(["report", str(run)]) == 0
     words = texts_of(run / "report.html", "layers")

@@ -184,6 +184,7 @@ def sweeps(tmp_path_factory, mine):
     return folders, ids, shown
 
 
+@pytest.mark.full
 def test_each_trial_has_one_id_for_good_and_no_other_has_it(sweeps):
     folders, ids, _ = sweeps
     now = [records.read_record(folder / "runs" / name)["tracker_id"] for folder in folders for name in "ab"]

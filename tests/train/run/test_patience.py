@@ -58,6 +58,7 @@ def test_it_is_saved_there_and_goes_no_further(ended):
     assert record["steps"] == result["final_step"] and record["val_loss"] == losses_of(folder)[result["final_step"]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", [0, 1])  # before the third evaluation, the first that can end the run
 def test_a_stopped_run_ends_at_the_same_step_with_the_same_weights(ended, tmp_path, moment):
     folder, result = ended

@@ -51,6 +51,7 @@ def evaluations(folder):
     return [line for line in records.read_metrics(folder) if "val_loss" in line]
 
 
+@pytest.mark.full
 def test_each_evaluation_says_every_source(whole):
     lines = evaluations(whole[0])
     assert [line["step"] for line in lines] == [4, 8, 12]
@@ -69,6 +70,7 @@ def test_each_evaluation_says_every_source(whole):
     assert lines[2]["val_loss/code"] < lines[1]["val_loss/code"] and lines[2]["val_loss/web"] > lines[1]["val_loss/web"]
 
 
+@pytest.mark.full
 def test_a_sources_loss_is_that_of_a_run_on_it_alone(tmp_path, monkeypatch, whole):
     """Scored by the one-source path: the same weights, on a dataset that holds `code` only."""
     both = dataset(web=5000, code=2000)
@@ -101,6 +103,7 @@ def test_the_record_says_the_plan_and_the_tables_what_came(whole):
     assert "web" in output and "epochs of 800" in output
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole):
     stops = iter([False, False, True])
     folder = tmp_path / "run"
@@ -133,6 +136,7 @@ def test_what_does_not_fit_leaves_nothing_behind(tmp_path):
     assert not list((tmp_path / "run").glob("*.json*"))
 
 
+@pytest.mark.full
 def test_a_lone_source_under_a_cap_says_its_epochs(tmp_path, monkeypatch):
     monkeypatch.setattr(single, "open_dataset", lambda _: dataset(web=5000))
     result = run_of(tmp_path / "run", data__mixture="", data__unique_tokens="512")
@@ -166,6 +170,7 @@ def test_two_prepared_sources_by_command(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.full
 def test_after_another_batch_and_mixture_each_source_goes_on_with_its_next_window(tmp_path):
     """Steps 9 to 12 of 4 sequences, half of each source: by the rows that were really read."""
     folder, halves = tmp_path / "run", {"data__mixture": "web=1/2,code=1/2", "train__global_batch": 4}

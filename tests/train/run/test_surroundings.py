@@ -68,6 +68,7 @@ def test_a_strange_path_is_a_path(strange, tmp_path, capsys):
     assert row["name"] == folder.name and row["status"] == "done"
 
 
+@pytest.mark.full
 def test_no_secret_of_the_environment_is_written_or_printed(strange):
     folder, _, printed = strange
     texts = [printed.encode(), *(path.read_bytes() for path in folder.rglob("*") if path.is_file())]

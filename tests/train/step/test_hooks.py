@@ -73,6 +73,7 @@ def swept(tmp_path_factory):
     return folder / "out"
 
 
+@pytest.mark.full
 def test_own_values_are_logged_in_a_pack_and_are_columns_of_runs(swept, capsys):
     runs = sorted((swept / "runs").iterdir())
     for run in runs:
@@ -176,6 +177,7 @@ def test_a_block_without_attention_counts_no_attention_and_its_plan_is_refused_b
         block_products(shape)
 
 
+@pytest.mark.full
 def test_samples_of_a_block_of_ones_own_are_the_likeliest_tokens_one_by_one():
     resolved = config(model__block="docs.own:gained")
     shape = config_lib.static(resolved).model

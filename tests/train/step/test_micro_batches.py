@@ -68,6 +68,7 @@ def report(metrics):
     return incident.Report(*np.asarray(metrics[guard.GUARD]))
 
 
+@pytest.mark.full
 def test_a_calm_step_runs_each_micro_batch_once(tmp_path):
     """By the products in XLA's profile: a compiler that runs the second pass ahead of its condition doubles them."""
     products, options = {}, jax.profiler.ProfileOptions()

@@ -148,6 +148,7 @@ def divides(declared, o, h, lr):
     return optax.stateless(lambda grads, _: jax.tree.map(lambda g: g / h.optim.beta2, grads))
 
 
+@pytest.mark.full
 def test_an_own_optimizers_update_that_is_not_finite_is_skipped_by_the_packed_trial_that_made_it():
     static, h = setting(**{"optim.name": f"{__name__}:divides", "optim.peak_lr": 1e-2, "optim.beta2": 0.9})
     state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
