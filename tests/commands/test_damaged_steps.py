@@ -91,6 +91,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", one_in(2, BROKEN))
 def test_a_broken_run_beside_does_not_stop_a_comparison(run, kind, capsys):
     shutil.copytree(run, run.parent / "s2")

@@ -63,7 +63,6 @@ def numbers_behind(folder, name):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.full
 def test_the_page_fetches_nothing_and_runs_nothing(study):
     folder, _, report, page = study
     for tag, attributes in page.tags:

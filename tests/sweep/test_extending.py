@@ -206,6 +206,7 @@ def test_equal_names_and_settings_that_decide_no_bit_are_told_apart(tmp_path):
     assert trained(tmp_path / "t", before) == ["every_steps=4"]
 
 
+@pytest.mark.full
 def test_a_run_elsewhere_that_a_link_names_is_no_trial_of_the_sweep(old, tmp_path):
     folder = shutil.copytree(old, tmp_path / "sweep")
     (folder / "runs" / "peak_lr=0.002").rename(tmp_path / "elsewhere")

@@ -40,7 +40,6 @@ def swept(tmp_path_factory):
     return folder / "sweep", arguments, json.loads(out.read_text())
 
 
-@pytest.mark.full
 def test_a_hopeless_trial_is_stopped_early_and_is_not_a_result(swept, capsys):
     folder, _, content = swept
     poor, good = content["trials"]

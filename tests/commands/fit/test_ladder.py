@@ -30,7 +30,6 @@ def table(tmp_path_factory):
 COLUMNS = "--columns=loss=task_loss,accuracy=acc"
 
 
-@pytest.mark.full
 def test_a_table_of_checkpoints_predicts_a_larger_run(capsys, table):
     options = ["--accuracy", COLUMNS, "--bootstrap=40", "--target-values=N=7e9,D=1e12", "--holdout=2"]
     assert main(["fit", table, *options, "--json"]) == 0

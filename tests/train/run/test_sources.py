@@ -84,6 +84,7 @@ def test_a_sources_loss_is_that_of_a_run_on_it_alone(tmp_path, monkeypatch, whol
     assert not any("/" in key for key in first)  # a lone source has no columns of its own
 
 
+@pytest.mark.full
 def test_the_record_says_the_plan_and_the_tables_what_came(whole):
     folder, result = whole
     record, last = records.read_json(folder / "record.json"), evaluations(folder)[-1]
@@ -117,6 +118,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole):
     assert run_of(folder)["by_source"] == whole[1]["by_source"]  # nothing left to do: the answer is the record's
 
 
+@pytest.mark.full
 def test_a_branch_may_anneal_on_another_mixture_and_is_the_run_planned_so(tmp_path, whole):
     mix = {"data.mixture": "web=3/4,code=1/4; 8: web=0.5,code=0.5", "schedule.decay_steps": 4}
     made, result = branched(whole[0], 8, tmp_path / "branch", **{k.replace(".", "__"): v for k, v in mix.items()})

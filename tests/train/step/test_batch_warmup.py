@@ -129,6 +129,7 @@ def test_more_steps_and_branches_are_the_runs_planned_so(tmp_path, whole):
     assert branch["final_step"] == 14
 
 
+@pytest.mark.full
 def test_another_ramp_is_another_run(tmp_path, whole):
     for key, value in (("schedule__batch_start", 4), ("schedule__batch_warmup_tokens", 160)):
         with pytest.raises(

@@ -157,6 +157,7 @@ def test_the_last_checkpoints_are_averaged_in_float64(run):
     )
 
 
+@pytest.mark.full
 def test_mistakes_are_one_line(tmp_path, run):
     folder, _ = run
     write_weights(tmp_path / "plain", Weights(config(), load_run_weights(str(folder)).params, {}))

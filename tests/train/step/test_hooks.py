@@ -93,6 +93,7 @@ def test_own_values_are_logged_in_a_pack_and_are_columns_of_runs(swept, capsys):
     assert len(json.loads(capsys.readouterr().out)) == 2
 
 
+@pytest.mark.full
 def test_a_stored_run_runs_no_code_that_only_it_names(swept, monkeypatch):
     run = next((swept / "runs").iterdir())
     monkeypatch.setattr(user_code, "_trusted", set())
