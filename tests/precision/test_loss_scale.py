@@ -109,7 +109,6 @@ def test_packed_trials_keep_their_own_scales():
     assert [log["loss_scale"][0] for log in logs] == scales
 
 
-@pytest.mark.full
 def test_a_run_logs_its_scale_names_its_formats_and_resumes_bit_for_bit(tmp_path):
     config = config_lib.resolve(override(tiny.get_config(), SMALL | FP16 | {"train.steps": 6}))
     whole = train_single(config, tmp_path / "run")
