@@ -133,6 +133,7 @@ def test_a_broken_law_is_told_what_is_wrong(law, message):
     assert law.__name__ in str(refusal.value)
 
 
+@pytest.mark.full
 def test_a_plain_law_passes_and_a_declared_unit_is_let_be():
     assert check_law(plain).recovered["alpha"] < 1e-9
     assert set(check_law(in_billions, fixed_units=("D",)).units) == {"N"}

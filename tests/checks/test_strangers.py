@@ -127,6 +127,7 @@ def test_the_halves_hold_at_least_300_cases_with_names_of_their_own():
         assert {reach.command for reach in lines} == commands and case.seen in commands | {""}, case.name
 
 
+@pytest.mark.full
 def test_rows_are_counted_and_shown(tmp_path, monkeypatch, capsys):
     rows = iter([{"exit": "exit 3"}, {}])
 

@@ -114,6 +114,7 @@ TOLD = {
 }
 
 
+@pytest.mark.full
 def test_what_has_no_effect_is_told_by_train_and_stays_in_the_logbook(tmp_path, capsys):
     beside = "train.steps=4", "checkpoint.every_steps=100", "model.n_layers=1", "schedule.name=cosine"
     overrides = [f"--config.{each}" for each in (*TOLD, *beside)]

@@ -16,6 +16,7 @@ from scalelab.experiments import conduct, isoflop, ladder_runs, phases
 from scalelab.model.count import count_parameters
 from scalelab.record import records
 from scalelab.sweep.executors import choice
+from tests.quick import one_in
 from tests.report import synthetic
 from tests.sweep.here import TrainHere
 from tests.train.runs import ROOT, run_here
@@ -170,29 +171,32 @@ def test_a_held_out_run_that_diverged_scores_nothing():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--quick", "--sizes=16,24,32"], "--quick has its own"),
-        (["--quick", "--scale=0"], "--scale=0 must be finite and above zero"),
-        (["--quick", "--scale=inf"], "--scale=inf must be finite"),
-        ([], "--budgets and --sizes are needed"),
-        (["--budgets=1e10,2e10", "--sizes=16,24,32"], "at least 3 budgets"),
-        ([*GRID[:2], "--holdout-flops=1e10"], "not beyond the largest budget"),
-        ([*GRID[:2], "--holdout-flops=nan"], "'nan' is not numbers above zero"),
-        ([*GRID[:2], "--holdout-flops=1e11,2e11"], "more than one number"),
-        ([GRID[0], "--sizes=16,24.5,32"], "24.5 is not a whole number; nearest: 24"),
-        ([*GRID, "--rule=smal-bytes"], "did you mean 'small-bytes'"),
-        (
-            [*GRID, "--sizes=16,24,96"],
-            "measured for d_model 16 to 80, not 96; nearest: 80, or another rule: mup, own, step_law",
-        ),
-        ([*GRID, "--rule=step_law", STANDARD], "step_law' was measured for N (non-embedding) 2.14e+08 to 1.08e+09"),
-        ([*GRID, "--rule=mup", STANDARD], "nearest: --config.parametrization.name=mup"),
-        ([*GRID, "--rule=fitted:configs"], "'configs' holds no run"),
-        ([*GRID, "--checks=batches"], "did you mean 'batch'"),
-        ([*GRID, "--config=configs/quickstrat.py"], "quickstart.py"),
-        ([*GRID, "--budget=3"], "did you mean '--budgets'"),
-        (["--budgets=10,20,30", "--sizes=16,24,32"], "only 0 steps"),
-    ],
+    one_in(
+        4,
+        [
+            (["--quick", "--sizes=16,24,32"], "--quick has its own"),
+            (["--quick", "--scale=0"], "--scale=0 must be finite and above zero"),
+            (["--quick", "--scale=inf"], "--scale=inf must be finite"),
+            ([], "--budgets and --sizes are needed"),
+            (["--budgets=1e10,2e10", "--sizes=16,24,32"], "at least 3 budgets"),
+            ([*GRID[:2], "--holdout-flops=1e10"], "not beyond the largest budget"),
+            ([*GRID[:2], "--holdout-flops=nan"], "'nan' is not numbers above zero"),
+            ([*GRID[:2], "--holdout-flops=1e11,2e11"], "more than one number"),
+            ([GRID[0], "--sizes=16,24.5,32"], "24.5 is not a whole number; nearest: 24"),
+            ([*GRID, "--rule=smal-bytes"], "did you mean 'small-bytes'"),
+            (
+                [*GRID, "--sizes=16,24,96"],
+                "measured for d_model 16 to 80, not 96; nearest: 80, or another rule: mup, own, step_law",
+            ),
+            ([*GRID, "--rule=step_law", STANDARD], "step_law' was measured for N (non-embedding) 2.14e+08 to 1.08e+09"),
+            ([*GRID, "--rule=mup", STANDARD], "nearest: --config.parametrization.name=mup"),
+            ([*GRID, "--rule=fitted:configs"], "'configs' holds no run"),
+            ([*GRID, "--checks=batches"], "did you mean 'batch'"),
+            ([*GRID, "--config=configs/quickstrat.py"], "quickstart.py"),
+            ([*GRID, "--budget=3"], "did you mean '--budgets'"),
+            (["--budgets=10,20,30", "--sizes=16,24,32"], "only 0 steps"),
+        ],
+    ),
 )
 def test_mistakes_end_with_one_line_and_exit_2(tmp_path, capsys, arguments, message):
     assert isoflop.main([*arguments, f"--workdir={tmp_path / 'w'}"]) == 2

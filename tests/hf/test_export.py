@@ -261,6 +261,7 @@ def program(shape):
     return str(jax.make_jaxpr(lambda p, t: next_token_logits(shape, p, t))(like, jnp.zeros((1, 16), int)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(2, ["llama_grouped", "gpt2"]))
 def test_every_field_of_a_model_is_written_refused_or_changes_nothing(name):
     """Each option flipped: config.json tells it again, or the model is refused in words, or its program is the same."""

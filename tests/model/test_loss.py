@@ -11,6 +11,7 @@ import pytest
 
 from scalelab.model.loss import CPU_LOGITS, LossSums, chunk_tokens, cross_entropy
 from scalelab.sharding import trace_for_platform
+from tests.quick import one_in
 from tests.rounding import sum_error
 
 T, D, V = 13, 6, 17
@@ -52,7 +53,7 @@ def value_and_grads(x, head, targets, z_weight, softcap, chunk):
     return sums, grads
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 5, 13, 100])
+@pytest.mark.parametrize("chunk", one_in(4, [0, 1, 5, 13, 100]))
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_sums_and_gradients_are_those_of_a_full_log_softmax(chunk, softcap):
     x, head, targets = example()

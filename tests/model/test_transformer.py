@@ -119,6 +119,7 @@ def test_squared_relu():
     assert "gate" not in transformer.parameter_declarations(of)["blocks"]["mlp"]
 
 
+@pytest.mark.full
 def test_remat_changes_memory_alone():
     of = [shape(remat=remat) for remat in ("none", "dots", "full")]
     params, batch = random_params(of[0], noise=0.1), tokens(of[0])
@@ -129,6 +130,7 @@ def test_remat_changes_memory_alone():
         assert distance(again_grads, grads) < 1e-6
 
 
+@pytest.mark.full
 def test_loss_is_the_cross_entropy_of_the_logits():
     of = shape(logit_softcap=1.5)
     params, batch = random_params(of), tokens(of)
@@ -182,6 +184,7 @@ def test_bf16_is_near_fp32_leaf_by_leaf():
             assert distance([rough], [exact]) < 0.02, name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("preset", one_in(2, PRESETS))
 def test_declarations_say_what_init_makes(preset):
     of = shape(preset, d_model=64, vocab_size=256)
@@ -222,6 +225,7 @@ def test_init_is_a_function_of_the_key():
     assert distance(other, one) > 0.1
 
 
+@pytest.mark.full
 def test_the_program_that_draws_parameters_does_not_grow_with_the_layers():
     """Unrolled, as a step's blocks are, it took as long to compile as the step."""
 

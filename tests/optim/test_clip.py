@@ -101,6 +101,7 @@ def by_spam(gradients, declared, most, beta2=0.95):
 PAPERS = {"zclip": by_zclip, "adagc": by_adagc, "spam": by_spam}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "most"), one_in(2, [("zclip", 1e9), ("zclip", 10.0), ("adagc", 1.0), ("spam", 1e9)]))
 def test_clipped_gradients_are_the_papers(kind, most):
     """Read off RMSProp's v, the running mean of what the clip passes on, squared; and the ratio of norms."""

@@ -109,6 +109,7 @@ def by_apollo(h, declared, params, gradients, lrs, every, rank, tensor):
     return by_matrix(h, declared, params, gradients, lrs, direction)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "every", "rank"),
     one_in(3, [("apollo", 8, 4), ("apollo", 200, 128), ("apollo_mini", 8, 1)]),

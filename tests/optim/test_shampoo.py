@@ -37,6 +37,7 @@ def by_shampoo(h, declared, params, gradients, lrs, every, averaged):
     return by_matrix(h, declared, params, gradients, lrs, direction)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("every", "averaged"), one_in(3, [(1, False), (10, False), (4, True)]))
 def test_thirty_steps_of_shampoo(every, averaged):
     static, h = setting("shampoo", optim__every=every, optim__averaged=averaged)

@@ -241,6 +241,7 @@ print(json.dumps(said), file=sys.stderr)
 """
 
 
+@pytest.mark.full
 def test_each_process_reads_its_own_rows_only_and_they_agree_on_what_they_must(tmp_path):
     address = f"localhost:{free_port()}"
     started = [

@@ -159,6 +159,7 @@ def test_ports_and_options_that_cannot_be_are_refused_in_a_line(sweep, capsys):
         assert str(place) in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_interrupting_ends_the_command_without_a_word(sweep):
     command = [sys.executable, "-m", "scalelab", "sweep", "--status", "--serve=0", f"--workdir={sweep}"]
     with hear_signals():

@@ -247,6 +247,7 @@ def be_killed(folder):
 LEGAL = (resume, extend, mix, change_batch, diverge, be_impatient, be_killed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("live", one_in(4, LEGAL), ids=lambda live: live.__name__)
 def test_runs_that_nobody_edited_are_sound_at_every_stop(tmp_path, capsys, live):
     folder = tmp_path / "runs" / "a"

@@ -139,7 +139,7 @@ def test_a_machine_that_was_overtaken_sets_its_folder_aside(server, url, machine
     assert (folder.with_name(f"{folder.name}.overtaken") / "metrics.jsonl").read_text().endswith("the store\n")
 
 
-@pytest.mark.parametrize("kind", ["gone", "expired"])
+@pytest.mark.parametrize("kind", one_in(3, ["gone", "expired"]))
 def test_a_store_that_fails_in_the_middle_costs_no_work_and_one_line(server, url, kind, note_line):
     folder, said = local_folder(url), []
     server.faults.hang_s = 0.0

@@ -134,6 +134,7 @@ def test_trials_that_the_grid_no_longer_has_are_named_and_left_out_unless_asked_
     assert len(json.loads((folder / "sweep.json").read_text())["earlier"]) == 2
 
 
+@pytest.mark.full
 def test_folders_of_earlier_versions_with_an_index_in_front_are_found_and_go_on(tmp_path):
     folder = tmp_path / "s"
     sweep(folder, {LR: [1e-3, 2e-3], SEED: [0, 1]})

@@ -32,6 +32,7 @@ def losses(folder, names):
     return {name: json.loads((folder / "runs" / name / "record.json").read_text())["val_loss"] for name in names}
 
 
+@pytest.mark.full
 def test_a_finished_sweep_grows_by_seeds(base, tmp_path):
     whole, grown = tmp_path / "whole", tmp_path / "grown"
     run_sweep(whole, trials(base, range(3)))

@@ -57,6 +57,7 @@ def test_the_choice_is_recorded(tmp_path):
     assert records.read_json(tmp_path / "runs" / "low" / "record.json")["pack"]["packing"] == "turn"  # auto, on CPU
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pack", ["turn", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_a_trial_that_diverges_is_marked_and_its_neighbours_are_untouched(tmp_path, alone, pack):
     spoiled = trials(**{"sweep.pack": pack})

@@ -36,6 +36,7 @@ def test_activations_are_those_of_the_model(preset, name):
     assert result["attention"].shape == result["mlp"].shape == (3, *result["stream"].shape)
 
 
+@pytest.mark.full
 def test_attention_logits_are_what_the_first_block_computes():
     of = shape("gpt2", "mup", base_width=8, window=5)
     params, batch = random_params(of), tokens(of)[:, :-1]

@@ -131,6 +131,7 @@ def test_a_read_only_run_has_its_report_elsewhere(run, tmp_path, capsys):
         assert "the page is a file that ends in .html" in refusal(capsys, "report", str(run), f"--output={wrong}")
 
 
+@pytest.mark.full
 def test_a_full_disk_leaves_the_figures_as_they_were(run, capsys, monkeypatch):
     assert main(["report", str(run)]) == 0
     figures = {path: path.read_bytes() for path in (run / "figures").iterdir()}

@@ -199,6 +199,7 @@ def own_laws(tmp_path, monkeypatch):
     return tmp_path / "t.csv"
 
 
+@pytest.mark.full
 def test_a_law_with_a_subtracted_term(capsys, own_laws):
     result = answer(capsys, own_laws, "--law=laws_of_mine:annealed")
     assert result["params"] == pytest.approx({"E": 2.6, "A": 0.5, "B": 0.05, "alpha": 0.5}, rel=0.01)

@@ -12,6 +12,7 @@ from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import load_objective
 from scalelab.laws.solve.optimum import minimise_objective
 from tests.laws.curves_examples import ANNEALING, MULTI_POWER, SCHEDULES, measure_curve
+from tests.quick import one_in
 
 STEPS = 600
 
@@ -29,7 +30,7 @@ def naive_drop(lr, step, C, beta, gamma):
     return sum(terms)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", one_in(3, SCHEDULES))
 def test_the_sums_are_those_of_double_loops(name):
     lr = SCHEDULES[name](300)
     curve = make_curve(name, lr)
@@ -93,6 +94,7 @@ def test_derivatives_are_those_of_the_form(name, truth):
     np.testing.assert_allclose(hessian[0], (up - down) / 2e-6, rtol=1e-4, atol=1e-6 * np.abs(hessian).max())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "truth"), [("annealing", ANNEALING), ("multi_power", MULTI_POWER)])
 def test_a_known_law_is_found_again(name, truth):
     law = forms.CURVE_LAWS[name]

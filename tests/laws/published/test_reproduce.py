@@ -43,6 +43,7 @@ def floats(texts):
     return {name: float(text) for name, text in texts.items()}
 
 
+@pytest.mark.full
 def test_besiroglu():
     golden = published("besiroglu")
     assert floats(besiroglu.PAPER_PARAMS) == golden["published"]

@@ -51,7 +51,7 @@ LONG = ("data_constrained",)  # to compile; `make test-slow` takes it
 @pytest.mark.parametrize(
     ("name", "kind"),
     one_in(
-        3,
+        6,
         [
             *(pytest.param(name, "huber_log", marks=[pytest.mark.slow] * (name in LONG)) for name in LAWS),
             ("saturating", "mse"),

@@ -64,6 +64,7 @@ def test_the_profile_of_a_mean_is_students_interval_of_the_groups_means():
     assert ends == pytest.approx([errors.mean() - half, errors.mean() + half], abs=0.1 * half)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("group_sd", "row_sd"), one_in(3, [(0.005, 0.001), (0.0, 0.005), (0.01, 0.003)]))
 def test_estimates_are_right_on_average_though_the_law_is_fitted(group_sd, row_sd):
     """Unequal groups and five fitted parameters: the mean of 150 estimates is the truth, within three of its errors."""

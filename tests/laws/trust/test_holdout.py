@@ -110,6 +110,7 @@ def test_the_law_that_made_the_data_wins(truth, rows):
     assert all(entry.result.rows.tolist() == entries[0].result.rows.tolist() for entry in entries)
 
 
+@pytest.mark.full
 def test_a_law_that_cannot_be_fitted_comes_last_and_says_why():
     """Eleven rows, of which four are held out: seven determine no law of nine parameters."""
     rows = {name: values[::4] for name, values in grid(0.002).items()}

@@ -32,6 +32,7 @@ def params_of(boot):
     return ChinchillaParams(**boot.params)
 
 
+@pytest.mark.full
 def test_besiroglus_standard_errors():
     """4,000 resamples of Hoffmann's points: the published SEs, within what 2,000 draws and another estimator allow.
 
@@ -263,6 +264,7 @@ def test_a_second_basin_is_found_wherever_a_resample_has_it(monkeypatch):
     np.testing.assert_allclose(parts.objective, result.objective, rtol=1e-8)
 
 
+@pytest.mark.full
 def test_long_work_tells_its_progress():
     """Resamples, left-out fits, simulated tables and profiles each come to their end."""
     N, D, loss = study(QUICKSTART_LIKE, 0.005, sizes=6)

@@ -94,6 +94,7 @@ def test_the_document_that_keys_share_with_later_queries_by_hand():
     assert runs.q_covered.sum(1).tolist() == [2, 0, 4] and runs.k_covered.sum(1).tolist() == [3, 0, 6]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shared", [True, False])
 def test_trials_under_vmap_are_each_by_itself(shared, by_hand):
     """All trials' rows go into one call; `shared`: the documents are the same for all."""

@@ -81,7 +81,7 @@ def layer_bytes(layout=None, batch=1, **changes):
     return kept / (2 * rows * S)
 
 
-@pytest.mark.parametrize("precision", one_in(3, WIDTHS))
+@pytest.mark.parametrize("precision", one_in(6, WIDTHS))
 @pytest.mark.parametrize("bias", [False, True])
 def test_dots_saves_products_in_the_format_of_activations(precision, bias):
     """The block's input; queries, keys, values, what `o` gives, gate and up. Nothing reads what `down` gives."""
@@ -110,7 +110,7 @@ def test_dots_saves_those_that_a_block_s_backward_reads(model, entries):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "layout",
-    one_in(4, [
+    one_in(8, [
         Layout(fsdp=2), Layout(data=2, tensor=2), Layout(fsdp=2, tensor=2, sequence=True),
         Layout(data=2, tensor=2, sequence=True, parts=2),
     ]),

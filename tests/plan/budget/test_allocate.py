@@ -114,6 +114,7 @@ def test_repeated_tokens_as_muennighoffs_readme_computes_them():
     assert high > 2 * low and "not identified" in answer.repetition.not_identified
 
 
+@pytest.mark.full
 def test_repetition_of_plenty_is_no_repetition():
     """Of more unique tokens than the budget takes, nothing changes; of fewer, the loss rises, with every law of the
     form."""

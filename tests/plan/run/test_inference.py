@@ -70,7 +70,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", one_in(3, VARIANTS))
 def test_without_a_window_the_cache_is_that_of_decoding(name):
     """Keys and values to the byte; decoding also keeps a document's number (4 bytes) a token and three counters."""
     of = static(n_layers=3, d_model=32, n_heads=4, seq_len=64, **VARIANTS[name])

@@ -69,7 +69,7 @@ def test_a_gate_on_attention_is_planned_like_any_declared_matrix(monkeypatch, ca
         assert after["memory_bytes"][part] > before["memory_bytes"][part], part
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", one_in(3, ["none", "dots", "full"]))
 def test_a_fork_s_operations_hold_the_flops_of_its_walked_step(monkeypatch, remat):
     with forks.attention_edited(monkeypatch, forks.GATED):
         static = gated_static(remat=remat)
@@ -77,6 +77,7 @@ def test_a_fork_s_operations_hold_the_flops_of_its_walked_step(monkeypatch, rema
         assert planned_flops(static) == pytest.approx(walked, rel=1e-12)
 
 
+@pytest.mark.full
 def test_a_gate_s_bytes_activations_and_sums(monkeypatch):
     """Bytes of its elementwise pass, what serving and a backward hold of it, and its gradients' sums along tensor."""
     static, split = gated_static(remat="dots"), gated_static(tensor=4, fsdp=2)

@@ -41,7 +41,7 @@ def small(**changes):
     return build_static("llama", 4, 512, 8, 64, 1024, 4096, model=changes, **layout)
 
 
-@pytest.mark.parametrize("name", one_in(4, ROWS))
+@pytest.mark.parametrize("name", one_in(8, ROWS))
 def test_published_times_lie_in_the_predicted_range(name):
     row = ROWS[name]()
     step = step_time(row.static, row.machine, traits=row.traits)
@@ -103,7 +103,7 @@ def test_operations_hold_the_flops_of_the_walked_step(case, remat):
 RECIPES = sorted(path for path in (COMPILED.parents[2] / "configs/recipes").glob("[a-z]*.py"))
 
 
-@pytest.mark.parametrize("path", one_in(4, RECIPES), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(9, RECIPES), ids=lambda path: path.stem)
 def test_operations_hold_the_flops_of_every_recipe(path):
     of = config_lib.static(config_lib.load(path))
     shape = dataclasses.replace(of.model, attention="plain", remat="none", window=0, global_every=0)
@@ -129,6 +129,7 @@ def compiled_rows():
     return json.loads(COMPILED.read_text())["rows"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("axis", one_in(5, ["context", "tensor", "data", "stage", "fsdp"]))
 def test_bytes_moved_are_those_of_the_compiled_step(axis):
     """checks/results/parallelism.json: what XLA's text of the real step moves, eight CPU devices, fp32, 23

@@ -67,6 +67,7 @@ def compare_updates(changes, steps=3, atol=2e-5):
         np.testing.assert_allclose(np.float64(one), np.float64(other), rtol=2e-3, atol=atol)
 
 
+@pytest.mark.full
 def test_galore_by_layer_is_galore():
     """Paired states, singular vectors, step counts and moments; a tied head, whose gradient has two parts."""
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})

@@ -70,6 +70,7 @@ def facts(folder, step):
     return manifest.read_manifest(folder / "checkpoints" / str(step))["facts"]["run"]
 
 
+@pytest.mark.full
 def test_the_manifest_and_the_record_hold_the_hashes_and_the_curve(whole):
     stored = facts(whole / "run", 4)["own_code"]
     assert set(stored["schedule.name"]["files"]) == {"mine.py", "factors.py"}  # scalelab itself isn't hashed
@@ -79,6 +80,7 @@ def test_the_manifest_and_the_record_hold_the_hashes_and_the_curve(whole):
     assert record["own_code"] == stored and record["identity"] == facts(whole / "run", 4)["identity"]
 
 
+@pytest.mark.full
 def test_a_record_whose_hash_was_edited_is_damaged(run):
     record = records.read_record(run)
     record["own_code"]["schedule.name"]["files"]["mine.py"] = 64 * "0"
@@ -86,6 +88,7 @@ def test_a_record_whose_hash_was_edited_is_damaged(run):
     assert main(["runs", str(run)]) == 2
 
 
+@pytest.mark.full
 def test_an_edited_module_that_the_schedule_imports_is_refused_by_name_or_marks_the_run(tmp_path, run, capsys):
     edited = project(tmp_path / "second", factors="SCALE = 0.01\n")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -135,6 +138,7 @@ def test_a_run_of_a_version_that_did_not_record_code_goes_on_with_a_line(tmp_pat
     assert "own_code" in facts(run, 6) and "mixed" not in records.read_record(run)
 
 
+@pytest.mark.full
 def test_a_name_that_is_no_own_function_s_is_refused(tmp_path, run, capsys):
     assert train(project(tmp_path / "second"), run, "--allow-change=code.schedule.nam") == 2
     assert "did you mean 'code.schedule.name'?" in capsys.readouterr().err

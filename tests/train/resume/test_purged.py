@@ -36,6 +36,7 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "record", one_in(2, [{"status": "stopped"}, {"status": "running", "steps": 0}]), ids=["saved", "killed"]
 )
@@ -48,6 +49,7 @@ def test_a_run_that_is_to_go_on_is_refused_and_keeps_every_byte(purged, record, 
     assert "put its checkpoints back, use another --workdir" in error and content(purged) == before
 
 
+@pytest.mark.full
 def test_a_run_killed_before_its_first_save_was_over_begins_anew(purged):
     records.write_json(purged / "record.json", records.read_record(purged) | {"status": "running", "steps": 0})
     records.rewind_metrics(purged, 4)
@@ -55,6 +57,7 @@ def test_a_run_killed_before_its_first_save_was_over_begins_anew(purged):
     assert [line["step"] for line in records.read_metrics(purged) if "train_loss" in line] == [1, 2]
 
 
+@pytest.mark.full
 def test_a_finished_run_names_the_step_of_its_record_and_no_digest(purged, finished, capsys):
     before = content(purged)
     assert train(purged, f"--config.train.steps={STEPS}", "--json") == 0

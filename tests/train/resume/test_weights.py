@@ -42,6 +42,7 @@ def at_start(folder: pathlib.Path) -> float:
     return line["val_loss"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", one_in(3, ["run", "hf:hf", "kept"]))
 def test_before_its_first_step_a_run_has_the_validation_loss_of_the_weights_it_starts_on(tmp_path, source, name):
     folder, result = source

@@ -79,6 +79,7 @@ def whole(tmp_path_factory):
     return folder, train_single(config(), folder)
 
 
+@pytest.mark.full
 def test_every_alarm_is_an_event_and_the_record_and_the_table_have_the_score(whole):
     folder, _ = whole
     events = guard_events(folder)
@@ -121,6 +122,7 @@ def flags_with_batches(folder, **changes):
     return [(event, batches.batch(event["step"] - 1), part) for event in flags]
 
 
+@pytest.mark.full
 def test_an_alarm_names_where_its_batch_comes_from(whole):
     for event, tokens, part in flags_with_batches(whole[0]):
         check_documents(event, tokens, part)
@@ -194,6 +196,7 @@ def restored(place):
     return Checkpoints(place / "checkpoints").restore(40, {"run": {"guard": like.guard}})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("key", "value"), [("optim.peak_lr", 2e-3), pytest.param("precision.name", "bf16", marks=pytest.mark.slow)]
 )

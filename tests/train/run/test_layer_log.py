@@ -46,6 +46,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_line_every_so_many_steps_has_a_value_a_layer(run):
     lines = records.read_layers(run)
     assert [line["step"] for line in lines] == [2, 4, 6]
@@ -79,6 +80,7 @@ def test_a_resumed_run_cuts_the_file_and_writes_it_again(run, tmp_path):
     assert (copy / "layers.jsonl").read_bytes() == (run / "layers.jsonl").read_bytes()
 
 
+@pytest.mark.full
 def test_a_line_that_was_lost_is_noticed(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "layers.jsonl").write_text("")

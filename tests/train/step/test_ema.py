@@ -47,6 +47,7 @@ def followed(precision):
     return states
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", one_in(2, ["fp32", "bf16_master"]))
 def test_the_mean_is_the_definition_in_float64_and_a_skipped_step_leaves_it(precision):
     states = followed(precision)

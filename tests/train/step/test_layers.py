@@ -176,6 +176,7 @@ def test_every_value_is_that_of_a_model_written_out(name):
         np.testing.assert_array_equal(layers["dead_units"][1] * static.model.d_ff >= 1, True)
 
 
+@pytest.mark.full
 def test_every_step_for_a_while_after_the_guard_flagged_one():
     static, h, state = made("llama")  # at step 3; the one after is due
     h = replace_hparams(h, {"log.layers_after_alarm": jnp.float32(2)})

@@ -81,6 +81,7 @@ def test_a_devices_step_calls_cudnn(changes, trials, expected):
     assert re.search(rf"@__cudnn.*: \(tensor<{rows}x64x4x16x", text)
 
 
+@pytest.mark.full
 def test_an_ampere_gets_a_mask_of_all_pairs():
     calls, _ = lowered_step({}, capability=(8, 0))
     assert calls == [("fmhaScaleBiasSoftmax", "CAUSAL", 1), ("fmhaScaleBiasSoftmaxBackward", "CAUSAL", 1)]
