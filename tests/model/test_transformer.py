@@ -12,6 +12,7 @@ from scalelab.model.layers import MLP
 from scalelab.model.transformer import Transformer
 from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import PRESETS, chain_terms, distance, loss_and_grads, random_params, shape, tokens
+from tests.quick import one_in
 from tests.rounding import RMS, sum_error
 
 SMALL = {"d_model": 16, "n_heads": 2, "seq_len": 6, "vocab_size": 8, "remat": "none"}
@@ -21,7 +22,7 @@ CAUSAL["none"] = shape(**SMALL, position="none")
 CAUSAL["grouped, qk_norm"] = shape(**SMALL, n_kv_heads=1, qk_norm=True)
 
 
-@pytest.mark.parametrize("of", CAUSAL.values(), ids=CAUSAL)
+@pytest.mark.parametrize("of", one_in(2, CAUSAL.values()), ids=CAUSAL)
 def test_causality_by_gradients(of):
     """d hidden[t] / d embedding[j] is zero exactly for j > t; tokens are distinct, so rows are positions."""
     tokens_BS = jnp.asarray([[5, 2, 7, 0, 3, 6]])
@@ -118,6 +119,7 @@ def test_squared_relu():
     assert "gate" not in transformer.parameter_declarations(of)["blocks"]["mlp"]
 
 
+@pytest.mark.full
 def test_remat_changes_memory_alone():
     of = [shape(remat=remat) for remat in ("none", "dots", "full")]
     params, batch = random_params(of[0], noise=0.1), tokens(of[0])
@@ -128,6 +130,7 @@ def test_remat_changes_memory_alone():
         assert distance(again_grads, grads) < 1e-6
 
 
+@pytest.mark.full
 def test_loss_is_the_cross_entropy_of_the_logits():
     of = shape(logit_softcap=1.5)
     params, batch = random_params(of), tokens(of)
@@ -181,7 +184,8 @@ def test_bf16_is_near_fp32_leaf_by_leaf():
             assert distance([rough], [exact]) < 0.02, name
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.full
+@pytest.mark.parametrize("preset", one_in(2, PRESETS))
 def test_declarations_say_what_init_makes(preset):
     of = shape(preset, d_model=64, vocab_size=256)
     declared, params = (
@@ -221,6 +225,7 @@ def test_init_is_a_function_of_the_key():
     assert distance(other, one) > 0.1
 
 
+@pytest.mark.full
 def test_the_program_that_draws_parameters_does_not_grow_with_the_layers():
     """Unrolled, as a step's blocks are, it took as long to compile as the step."""
 

@@ -59,6 +59,7 @@ def test_thirty_steps_are_the_papers():
     assert_follows(expected, actual, params)
 
 
+@pytest.mark.full
 def test_curvature_is_scaled_as_the_gradient_it_comes_from_where_eps_is():
     """CompleteP takes an eps that much smaller; the ratio of gradient and curvature must stay."""
     wide = {"parametrization__name": "completep", "parametrization__base_width": 4, "parametrization__base_layers": 1}

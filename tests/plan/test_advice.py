@@ -111,6 +111,7 @@ def test_where_nothing_fits_it_says_what_lacks_least():
     assert advice[0].margin_bytes > step_memory(static(tree), tiny).margin_bytes
 
 
+@pytest.mark.full
 def test_what_the_trainer_refuses_is_not_advised_and_long_sequences_are_shared():
     """Three layers over four stages, seven heads and one sequence: nothing but the sequence can be split."""
     tree = config(3, 896, 7, 65_536, 1, **{"parallel.stage": 4})

@@ -12,7 +12,7 @@ from tests.train.runs import ROOT
 # (policy, layout, most). fp16 and bf16: how far gradients may be from one device's, over the largest entry of a leaf.
 # fp8: how many times as far from fp32's as one device's own, by the norm of each leaf. Sums in another order move a few
 # activations to the neighbour in bf16, and of those a few to the neighbour in fp8, which is 1/8 (e4m3) or 1/4 (e5m2)
-# away: which ones differs between processors. The first runs in `make test`, the others in `make test-slow`.
+# away: which ones differs between processors. The first runs in `make test-all`, the others in `make test-slow`.
 CASES = [
     ("fp16", {"fsdp": 4, "tensor": 2}, 2e-3),
     ("fp16", {"stage": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}, 2e-3),
@@ -141,6 +141,7 @@ print(json.dumps(found), flush=True)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("policy", "layout", "most"),
     [pytest.param(*case, marks=[pytest.mark.slow] * (case is not CASES[0])) for case in CASES],

@@ -79,6 +79,7 @@ def test_the_page_of_a_sweep_is_that_of_the_report_with_links_to_its_trials(swee
     assert headers["Content-Type"].startswith("text/csv")
 
 
+@pytest.mark.full
 def test_a_trial_that_goes_on_has_a_new_version_and_page(sweep, started, restless):
     run, place = sweep / "runs" / "high & <b>", "/runs/high%20%26%20%3Cb%3E/"
     server = started(sweep)
@@ -158,6 +159,7 @@ def test_ports_and_options_that_cannot_be_are_refused_in_a_line(sweep, capsys):
         assert str(place) in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_interrupting_ends_the_command_without_a_word(sweep):
     command = [sys.executable, "-m", "scalelab", "sweep", "--status", "--serve=0", f"--workdir={sweep}"]
     with hear_signals():

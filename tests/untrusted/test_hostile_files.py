@@ -8,6 +8,7 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.record import records
+from tests.quick import one_in
 from tests.report import synthetic
 
 
@@ -120,7 +121,7 @@ def run(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("file", STUDIES)
+@pytest.mark.parametrize("file", one_in(2, STUDIES))
 def test_an_edited_study_has_a_page_or_one_line(run, capsys, file, monkeypatch):
     """Every value of both documents, as four wrong ones; the figures are not drawn, which takes the time."""
     study, summary = STUDIES[file]

@@ -81,6 +81,7 @@ def test_a_file_that_is_none_damages_its_own_run_only(folder, capsys, file, kind
     assert f"{file} is a {'pipe' if kind == 'a pipe' else 'link'}" in err and "secret" not in out + err
 
 
+@pytest.mark.full
 def test_no_reader_waits_for_a_pipe_or_a_device(folder, capsys):
     for file, kind in (("record.json", None), ("metrics.jsonl", "/dev/zero"), ("config.json", "/dev/zero")):
         path = folder / "runs" / "b" / file
@@ -139,6 +140,7 @@ def test_escapes_of_records_and_names_never_reach_the_terminal(folder, capsys):
     assert "\x1b" not in page and "\u202e" not in page
 
 
+@pytest.mark.full
 def test_a_folder_whose_name_is_not_utf_8_is_read_by_all(folder, capsys):
     odd = os.fsencode(folder / "runs" / "b") + b"\xff"
     os.rename(folder / "runs" / "b", odd)

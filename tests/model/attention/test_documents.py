@@ -17,6 +17,7 @@ from scalelab.model.layer_flags import all_layer_flags
 from scalelab.precision.policy import FP32
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from tests.model.shapes import distance, logit_error, random_params, shape
+from tests.quick import one_in
 
 SEPARATOR = 7
 ROW = [3, 11, 5, 7, 9, 2, 2, 4, 7, 7, 12, 8, 1]  # 4 tokens, 5, 1 and the beginning of one
@@ -87,7 +88,7 @@ def derivatives(position, kind, n_kv_heads):
 CASES = [("rope", kind, 2) for kind in KINDS] + [(position, kind, 4) for position in POSITIONS for kind in KINDS]
 
 
-@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
+@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(8, CASES))
 def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position, kind, n_kv_heads):
     _, gradient = derivatives(position, kind, n_kv_heads)
     document = np.searchsorted(STARTS, np.arange(12), side="right")
@@ -97,7 +98,7 @@ def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position,
     assert (gradient[own & predicted[:, None]] > 0).all() and (gradient[~predicted] == 0).all()
 
 
-@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
+@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(8, CASES))
 def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_heads):
     actual, _ = derivatives(position, kind, n_kv_heads)
     of = model(position, kind, n_kv_heads)
@@ -137,6 +138,7 @@ def step_gradients(static, h, params, tokens):
     return of_step(static, params, jnp.asarray(tokens), jnp.float32(0.1), ends=document_ends(static, h))
 
 
+@pytest.mark.full
 def test_micro_batches_and_padding_don_t_change_the_step():
     static, h = setting()
     params, tokens = random_params(static.model), batch()

@@ -39,6 +39,7 @@ def test_the_step_of_the_next_test_really_works_in_place():
     assert donating_step(state).params["w"].unsafe_buffer_pointer() == before
 
 
+@pytest.mark.full
 def test_a_save_under_way_is_not_overwritten_by_the_next_donating_steps(tmp_path):
     checkpoints, state = Checkpoints(tmp_path / "c"), big_state(1.0)
     checkpoints.save(1, {"run": state})
@@ -155,6 +156,7 @@ for sharding in (on((4, 2), "ab"), on((1, 4), (None, "b")), on((2, 1), ()), None
 """
 
 
+@pytest.mark.full
 def test_saved_on_eight_devices_it_is_restored_on_any_mesh(tmp_path):
     env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"}
     done = subprocess.run(

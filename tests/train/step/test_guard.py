@@ -199,6 +199,7 @@ def test_clip_holds_a_spike_to_the_median_norm():
     np.testing.assert_allclose(decisions.clip[300], np.median(np.delete(norms[171:300], 29)), rtol=0.02)
 
 
+@pytest.mark.full
 def test_the_memory_goes_on_to_the_bit_and_trials_under_vmap_decide_alone():
     losses, norms = planted_series()
     rule = Guard("skip")
@@ -232,6 +233,7 @@ def outlier_memory(**more):
     return memory._replace(counts=jnp.array(guard.Counts(entered=128), jnp.int32), **more)
 
 
+@pytest.mark.full
 def test_a_guard_that_sees_nothing_changes_no_bit_and_a_skip_moves_none():
     off, watch, skip = (stepped(policy)[1] for policy in ("off", "watch", "skip"))
     assert off.guard == ()

@@ -144,6 +144,7 @@ def norms(tree):
     return expected | {"blocks": np.sqrt(by_layer)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", pytest.param("relu", marks=pytest.mark.slow)])
 def test_every_value_is_that_of_a_model_written_out(name):
     static, h, state = made(name)
@@ -175,6 +176,7 @@ def test_every_value_is_that_of_a_model_written_out(name):
         np.testing.assert_array_equal(layers["dead_units"][1] * static.model.d_ff >= 1, True)
 
 
+@pytest.mark.full
 def test_every_step_for_a_while_after_the_guard_flagged_one():
     static, h, state = made("llama")  # at step 3; the one after is due
     h = replace_hparams(h, {"log.layers_after_alarm": jnp.float32(2)})
@@ -191,6 +193,7 @@ def test_every_step_for_a_while_after_the_guard_flagged_one():
     assert not step(static, past._replace(step=jnp.int32(6)), tokens, h)[1][LAYERS][DUE]
 
 
+@pytest.mark.full
 def test_it_changes_no_bit_of_what_is_trained():
     """Also on the steps between: the program with measuring in it takes the same way."""
     static, h, state = made("llama")
@@ -203,6 +206,7 @@ def test_it_changes_no_bit_of_what_is_trained():
     assert np.isfinite(layers["grad_norm"]).all(axis=1).tolist() == [True, False] * 3  # the state is at step 3
 
 
+@pytest.mark.full
 def test_zeros_in_gradients_that_come_back_are_counted_in_the_format_they_come_in():
     """The gradient at the last block's output, taken in fp32 outside the step and cast by numpy."""
     static, h = setting(**{"model.n_layers": 1, "precision.name": "fp16", "log.layers_every": EVERY})
@@ -246,6 +250,7 @@ def test_it_does_not_depend_on_how_the_step_is_computed(changes):
         np.testing.assert_allclose(layers[key], value, rtol=1e-5, err_msg=key)
 
 
+@pytest.mark.full
 def test_each_packed_trial_has_its_own():
     static, h, state = made("llama")
     rates = jnp.float32([1e-3, 1e-2])
