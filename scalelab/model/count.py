@@ -17,7 +17,7 @@ from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves
-from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.stacks import count_local_layers
 
 
 def count_parameters(shape: ModelShape) -> dict[str, int]:

@@ -19,7 +19,6 @@ from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, unbox
-from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_flags
 from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_cross_entropy, softcap_logits
 from scalelab.model.loss import head_token_losses as token_losses_of
@@ -27,6 +26,16 @@ from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequ
 from scalelab.model.products.product import share_among_products
 from scalelab.model.products.rows import gather_rows, lookup_embeddings
 from scalelab.model.products.saved import save_products
+from scalelab.model.stacks import (
+    UNIFORM_LAYERS,
+    LayerFlags,
+    all_layer_flags,
+    by_stack,
+    join_stacks,
+    name_stacks,
+    of_one_kind,
+    stacks,
+)
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform, without_mesh
 
@@ -131,14 +140,18 @@ class Transformer(nn.Module):
         # auto, which no trained step has, is as none: a forward keeps nothing
         remat = REMAT_POLICIES["none" if s.remat == "auto" else s.remat]
         block = Block if remat is None else nn.remat(Block, policy=remat, prevent_cse=False)
-        self.blocks = nn.scan(
-            block, variable_axes={"params": 0, "scales": 0, "cache": 0, "probes": 0, measures.COLLECTION: 0},
-            split_rngs={"params": True}, length=s.n_layers,
-            in_axes=(0, nn.broadcast, nn.broadcast),
-            check_constancy_invariants=self.is_initializing(),  # traces the block once more; needed only at init
-            unroll=1 if self.is_initializing() else layers_at_once(s),  # a loop compiles sooner
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )(s, self.policy)  # fmt: skip
+        scans = [
+            nn.scan(
+                block, variable_axes={"params": 0, "scales": 0, "cache": 0, "probes": 0, measures.COLLECTION: 0},
+                split_rngs={"params": True}, length=stack.depth,
+                in_axes=(0, nn.broadcast, nn.broadcast),
+                check_constancy_invariants=self.is_initializing(),  # traces the block once more; needed only at init
+                unroll=1 if self.is_initializing() else layers_at_once(s, stack.depth),  # a loop compiles sooner
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )(of_one_kind(s, stack), self.policy)
+            for stack in stacks(s)
+        ]  # fmt: skip
+        self.blocks = scans[0] if len(scans) == 1 else scans  # flax names a list's modules blocks_0, blocks_1, …
         self.final_norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
         if not s.tied_head:
             self.head = BareParameter(Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std))
@@ -158,6 +171,13 @@ class Transformer(nn.Module):
                 x_BSD = x_BSD + gather_rows(positions_SD, packed.position_BS)
         return reshard_to(x_BSD, *residual_axes(self.shape.sequence_parallel)).astype(residual)
 
+    def trunk(self, x_BSD: jax.Array, packed: PackedDocuments | None = None, due: jax.Array | None = None) -> jax.Array:
+        """x_BSD after the last block, stack by stack."""
+        flags = by_stack(self.shape, all_layer_flags(self.shape))
+        for scan, flags_L in zip(self.blocks if len(flags) > 1 else [self.blocks], flags.values(), strict=True):
+            x_BSD, _ = scan(x_BSD, flags_L, packed, due)
+        return x_BSD
+
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BSD after the last block -> (x_BSD, head_DV); the head is split over devices as it is at rest."""
         times = layers.head_multiplier(self.shape) * layers.LOGIT_SCALES[self.shape.logit_scale](self.shape)
@@ -170,16 +190,16 @@ class Transformer(nn.Module):
         self, tokens_BS: jax.Array, packed: PackedDocuments | None = None, due: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
-        return self.leave(self.blocks(self.enter(tokens_BS, packed), all_layer_flags(self.shape), packed, due)[0])
+        return self.leave(self.trunk(self.enter(tokens_BS, packed), packed, due))
 
 
-def layers_at_once(shape: ModelShape) -> int:
-    """Number of blocks unrolled per turn of the scan: all of them on CPU while they are few, one elsewhere.
+def layers_at_once(shape: ModelShape, depth: int) -> int:
+    """Number of blocks unrolled per turn of a stack's scan: all of it on CPU while the model's are few, one elsewhere.
 
     The arithmetic is the same. XLA:CPU passes over the stacked parameters once per turn of a loop, which costs a fifth
     of a step (checks/speed/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
     """
-    return shape.n_layers if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
+    return depth if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
 
 
 def _init(shape: ModelShape, key: jax.Array) -> Any:
@@ -223,9 +243,12 @@ def cached_logits(
     shape: ModelShape, params: Params, tokens_BT: jax.Array, policy: Policy, packed: PackedDocuments, keys: Any
 ) -> tuple[jax.Array, Any]:
     """Logits of new tokens given a cache of keys and values; also returns the extended cache (`decode.py`)."""
-    variables = {"params": params, "cache": {"blocks": {"attention": keys}}}
+    caches = {name: {"attention": part} for name, part in by_stack(shape, keys).items()}
+    variables = {"params": params, "cache": caches}
     (x_BTD, head_DV), new = Transformer(shape, policy).apply(variables, tokens_BT, packed, mutable=["cache"])
-    return _logits(shape, x_BTD, head_DV), new["cache"]["blocks"]["attention"]
+    return _logits(shape, x_BTD, head_DV), join_stacks(
+        shape, {n: part["attention"] for n, part in new["cache"].items()}
+    )
 
 
 def _logits(shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array) -> jax.Array:
@@ -249,7 +272,7 @@ def apply_block(
     layer: LayerFlags,
     packed: PackedDocuments | None = None,
 ) -> jax.Array:
-    """x_BSD after one block; `params` and `layer` (`layer_flags.select_layers`) are that block's."""
+    """x_BSD after one block; `params` and `layer` (`stacks.select_layers`) are that block's."""
     return Block(shape, policy).apply({"params": params}, x_BSD, layer, packed)[0]
 
 
@@ -289,8 +312,9 @@ def summed_loss(
     (`measures.count_zeros`). `term(params, tokens, targets, x_BSD, head_DV)`, in nats a token,
     is added to the objective.
     """
-    more = {"scales": {"blocks": scales}} if scales else {}
-    more |= {} if probes is None else {"probes": {"blocks": {"zeros": probes}}}
+    more = {"scales": name_stacks(shape, scales)} if scales else {}
+    if probes is not None:
+        more["probes"] = {name: {"zeros": part} for name, part in by_stack(shape, probes).items()}
 
     def ended(x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
         sums = _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk, due)
@@ -305,7 +329,8 @@ def summed_loss(
         {"params": params, **more}, tokens_BS, packed, due, mutable=[measures.COLLECTION]
     )
     sums = ended(x_BSD, head_DV)
-    measured = measures.of_blocks(written[measures.COLLECTION]["blocks"], tokens_BS.size, sums.measures)
+    by_layer = join_stacks(shape, written[measures.COLLECTION])
+    measured = measures.of_blocks(by_layer, tokens_BS.size, sums.measures)
     return sums._replace(measures=measured)
 
 

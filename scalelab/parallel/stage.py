@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model import layer_flags, measures, transformer
+from scalelab.model import measures, stacks, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums, add_sums
@@ -196,7 +196,7 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
         measured=None if due is None else measured,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
         blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
-        layers=layer_flags.select_layers(layer_flags.all_layer_flags(shape), first_layer + jnp.arange(inputs.depth)),
+        layers=stacks.select_layers(stacks.all_layer_flags(shape), first_layer + jnp.arange(inputs.depth)),
         rest=inputs.rest,
         chunk=chunk,
         first=(inputs.number == 0) & (chunk == 0),

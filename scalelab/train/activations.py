@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.attention.attention import LOGITS_NAME
-from scalelab.model.layer_flags import all_layer_flags, select_layers
+from scalelab.model.stacks import all_layer_flags, select_layers
 from scalelab.model.transformer import Block, Params, Transformer, embed_tokens
 from scalelab.precision.policy import FP32, Policy
 

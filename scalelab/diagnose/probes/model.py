@@ -8,7 +8,7 @@ import optax
 from scalelab.diagnose.probes.subject import Subject
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.layer_flags import all_layer_flags, select_layers
+from scalelab.model.stacks import all_layer_flags, select_layers
 from scalelab.precision.policy import FP32
 from scalelab.train.step.gradients import document_ends
 

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Optim, Static
 from scalelab.config.choices import pick
-from scalelab.model import layer_flags, transformer
+from scalelab.model import stacks, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.declare import Declaration
@@ -250,7 +250,7 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
     place = activation_spec(*residual_axes(shape.sequence_parallel))
     x_BSD = like(sizes, array_dtype(policy.residual), place)
     tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
-    ends, first = _ends(static, like), layer_flags.select_layers(layer_flags.all_layer_flags(shape), 0)
+    ends, first = _ends(static, like), stacks.select_layers(stacks.all_layer_flags(shape), 0)
 
     def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
         packed = documents.split_inputs_targets(tokens, ends)[2]

@@ -14,7 +14,7 @@ import jax
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.model import decode, transformer
-from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.stacks import count_local_layers
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import device_bytes

@@ -11,7 +11,7 @@ import jax
 
 from scalelab.config import ModelShape, Static
 from scalelab.model.attention.ring import ring_stretches
-from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.stacks import count_local_layers
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.ticks import PIPELINE_SCHEDULES

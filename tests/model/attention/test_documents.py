@@ -13,7 +13,7 @@ from scalelab.configs import base
 from scalelab.model import transformer
 from scalelab.model.attention import blockwise, documents
 from scalelab.model.attention.documents import DocumentEnds, document_segments
-from scalelab.model.layer_flags import all_layer_flags
+from scalelab.model.stacks import all_layer_flags
 from scalelab.precision.policy import FP32
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from tests.model.shapes import distance, logit_error, random_params, shape

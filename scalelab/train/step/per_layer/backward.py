@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from scalelab.config import Static
 from scalelab.hardware.tactics.stack_layout import keep_layout
-from scalelab.model import layer_flags, transformer
+from scalelab.model import stacks, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums
@@ -47,7 +47,7 @@ class Kept(NamedTuple):
 
 def make_pieces(static: Static, tokens: jax.Array, z_weight: Any, counted: jax.Array, ends: Any) -> Pieces:
     """The pieces of the step on `tokens` [B, S+1]."""
-    shape, policy, flags = static.model, POLICIES[static.precision], layer_flags.all_layer_flags(static.model)
+    shape, policy, flags = static.model, POLICIES[static.precision], stacks.all_layer_flags(static.model)
     inputs_BS, targets_BS, packed = documents.split_inputs_targets(tokens, ends)
 
     def leave(params: Any, x_BSD: jax.Array) -> tuple[jax.Array, LossSums]:
@@ -57,7 +57,7 @@ def make_pieces(static: Static, tokens: jax.Array, z_weight: Any, counted: jax.A
     return Pieces(
         enter=lambda params: transformer.embed_tokens(shape, params, inputs_BS, policy, packed),
         block=lambda params, x_BSD, layer: transformer.apply_block(
-            shape, params, x_BSD, policy, layer_flags.select_layers(flags, layer), packed
+            shape, params, x_BSD, policy, stacks.select_layers(flags, layer), packed
         ),
         leave=leave,
     )
