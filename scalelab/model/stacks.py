@@ -5,6 +5,7 @@ Within a stack layers differ by flags, which go by a layer's number in the whole
 """
 
 import dataclasses
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -44,12 +45,28 @@ def of_one_kind(shape: ModelShape, stack: Stack) -> ModelShape:
     return dataclasses.replace(shape, block=stack.block)
 
 
+def kinds(shape: ModelShape) -> dict[ModelShape, int]:
+    """{the shape of a model of one kind of block: number of layers of that kind}."""
+    counts: dict[ModelShape, int] = {}
+    for stack in stacks(shape):
+        kind = of_one_kind(shape, stack)
+        counts[kind] = counts.get(kind, 0) + stack.depth
+    return counts
+
+
+def list_layers(shape: ModelShape, params: Any) -> Iterator[tuple[ModelShape, Any]]:
+    """(the shape of a model of its kind, its parameters) of each layer, in the model's order."""
+    for stack in stacks(shape):
+        for layer in range(stack.depth):
+            yield of_one_kind(shape, stack), jax.tree.map(lambda w, i=layer: w[i], params[stack.name])
+
+
 def by_stack(shape: ModelShape, tree: Any) -> dict[str, Any]:
     """Split arrays [L, …] of all layers into those of each stack."""
     return {s.name: jax.tree.map(lambda x, s=s: x[s.first : s.first + s.depth], tree) for s in stacks(shape)}
 
 
-def join_stacks(shape: ModelShape, trees: dict[str, Any]) -> Any:
+def join_stacks(shape: ModelShape, trees: Mapping[str, Any]) -> Any:
     """The inverse of `by_stack`: arrays of all layers, in the model's order, from equal trees of each stack."""
     parts = [trees[stack.name] for stack in stacks(shape)]
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *xs: jax.numpy.concatenate(xs), *parts)
@@ -102,9 +119,10 @@ def rope_positions(position_BS: jax.Array | None, layer: LayerFlags, length: int
     return (jax.numpy.arange(length)[None] if position_BS is None else position_BS) * layer.has_rope
 
 
-def count_local_layers(shape: ModelShape) -> int:
-    """Number of layers whose attention is limited to the window."""
+def count_local_layers(shape: ModelShape, among: Collection[Stack] | None = None) -> int:
+    """Number of layers whose attention is limited to the window; `among`: in these stacks alone."""
     if not shape.window:
         return 0
     flags = all_layer_flags(shape).is_global
-    return shape.n_layers if flags is None else int((~flags).sum())
+    local_L = np.ones(shape.n_layers, bool) if flags is None else ~flags
+    return sum(int(local_L[s.first : s.first + s.depth].sum()) for s in (stacks(shape) if among is None else among))

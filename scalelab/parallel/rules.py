@@ -18,6 +18,7 @@ from scalelab.config.checks import validate
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.model.products.parts import choose_parts, refuses_parts
+from scalelab.model.stacks import stacks
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
 from scalelab.parallel.ticks import PIPELINE_SCHEDULES, predicted_bubble
@@ -218,6 +219,11 @@ def check_pipeline(static: Static, layout: Layout) -> list[str]:
 
 
 def _refuse_with_stages(static: Static, layout: Layout) -> None:
+    if len(stacks(static.model)) > 1:
+        raise BadInput(
+            f"model.block={static.model.block!r} with parallel.stage={layout.stage}: the layers of a pipeline have one "
+            "kind of block; nearest: parallel.stage=1 and more of data, fsdp or tensor"
+        )
     if static.precision == "fp8_delayed":
         raise BadInput(
             f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over "

@@ -84,7 +84,10 @@ def _part_size(axes: tuple[tuple[str, int], ...], tensor: int) -> float:
 
 
 def block_products(shape: ModelShape) -> tuple[Product, ...]:
-    """Every product of a block with a declared matrix, in program order. BadInput names what can't be derived."""
+    """Every product of a block with a declared matrix, in program order. BadInput names what can't be derived.
+
+    `shape`: of a model of one kind of block (`stacks.kinds`).
+    """
     return _derived(shape.plain)
 
 
@@ -120,7 +123,7 @@ def _derived(shape: ModelShape) -> tuple[Product, ...]:
 
 
 def _declared_blocks(shape: ModelShape) -> Any:
-    return transformer.parameter_declarations(shape)["blocks"]
+    return transformer.parameter_declarations(shape)[stacks.BLOCKS]
 
 
 def _of_layer(declaration: Declaration) -> Declaration:
