@@ -98,7 +98,7 @@ def parse_stacks(text: str, n_layers: int) -> tuple[StackText, ...]:
     stacks = tuple(_parse_stack(part.strip()) for part in parts)
     if (total := sum(stack.depth for stack in stacks)) != n_layers:
         raise BadInput(
-            f"model.block={text!r} has {total:,} layers, not model.n_layers={n_layers:,}; "
+            f"model.block={text!r}: the layers sum to {total:,}, not model.n_layers={n_layers:,}; "
             f"nearest: {_scaled_stacks(stacks, n_layers)}"
         )
     return stacks
