@@ -7,6 +7,7 @@ ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing
 
 import dataclasses
 import functools
+import math
 import os
 from typing import Any
 
@@ -20,7 +21,8 @@ from scalelab.model.declare import Declaration
 from scalelab.model.products.parts import choose_parts, refuses_parts
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
-from scalelab.parallel.ticks import PIPELINE_SCHEDULES, predicted_bubble
+from scalelab.parallel.stages.assignment import fewest_layers, is_even
+from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES, predicted_bubble
 from scalelab.precision.policy import POLICIES
 from scalelab.sharding import BATCH_AXES, CONTEXT_AXIS, SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS, mesh_axes
 
@@ -31,8 +33,12 @@ MAX_UNSHARDED_SHARE = 0.02  # of the parameters: warn if FSDP leaves more unshar
 
 def parameter_spec(declaration: Declaration, fsdp: bool, stages: bool) -> PartitionSpec:
     """The mesh axis that splits each logical axis of a parameter."""
-    split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | ({FSDP_AXIS: "fsdp"} if fsdp else {})
-    split |= {"layers": STAGE_AXIS} if stages else {}
+    return _spec(declaration, ("fsdp",) if fsdp else (), STAGE_AXIS if stages else None)
+
+
+def _spec(declaration: Declaration, embed: tuple[str, ...], layers: str | None) -> PartitionSpec:
+    split: dict[str, Any] = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | {"layers": layers}
+    split[FSDP_AXIS] = embed if len(embed) > 1 else next(iter(embed), None)
     return PartitionSpec(*[split.get(axis) for axis in declaration.axes])
 
 
@@ -41,9 +47,35 @@ def _specs(shape: ModelShape, fsdp: bool, stages: bool) -> Any:
     return jax.tree.map(lambda d: parameter_spec(d, fsdp, stages), parameter_declarations(shape))
 
 
+@functools.cache
+def _specs_at_rest(shape: ModelShape, layout: Layout, fsdp: bool) -> Any:
+    """Specs of arrays like the parameters between steps, split along `fsdp` or not.
+
+    jax cannot split 126 layers 16 ways. Where stages hold unequal numbers of layers, `stage` splits the axis of a layer
+    that fsdp splits: `fsdp` first where it splits parameters and moments alike, else `stage`, so that a device has its
+    part of the moments' parameters.
+    """
+    if has_even_stages(shape, layout):
+        return _specs(shape, fsdp, layout.stage > 1)
+    both = ("fsdp", STAGE_AXIS) if layout.zero >= 3 else (STAGE_AXIS, "fsdp")
+    split = both if fsdp else (STAGE_AXIS,)
+    of_layers = jax.tree.map(lambda d: _spec(d, split, None), parameter_declarations(shape)["blocks"])
+    return _specs(shape, fsdp, False) | {"blocks": of_layers}
+
+
+def has_even_stages(shape: ModelShape, layout: Layout) -> bool:
+    """Whether the stages' chunks hold equally many layers; without a pipeline, True."""
+    return is_even(shape.n_layers, layout.stage, layout.rounds)
+
+
 def parameter_specs(shape: ModelShape, layout: Layout) -> Any:
     """Specs of the parameters at rest. In a pipeline ZeRO 1 and 2 leave them whole: a stage gathers nothing."""
-    return _specs(shape, layout.zero >= 3 or (layout.zero >= 1 and layout.stage == 1), layout.stage > 1)
+    return _specs_at_rest(shape, layout, layout.zero >= 3 or (layout.zero >= 1 and layout.stage == 1))
+
+
+def stage_specs(shape: ModelShape, layout: Layout) -> Any:
+    """Specs of the parameters, and of their gradients, as a pipeline's stages hold them: layers in slots."""
+    return _specs(shape, layout.zero >= 3, layout.stage > 1)
 
 
 def whole_specs(shape: ModelShape) -> Any:
@@ -52,7 +84,10 @@ def whole_specs(shape: ModelShape) -> Any:
 
 
 def gradient_specs(shape: ModelShape, layout: Layout) -> Any:
-    """Specs of gradients while they are summed over micro-batches. Rows of an embedding go back where they lie."""
+    """Specs of gradients while they are summed over micro-batches, in a pipeline as the stages hold them.
+
+    Rows of an embedding go back where they lie.
+    """
     split, whole = (_specs(shape, fsdp, layout.stage > 1) for fsdp in (layout.zero >= 1, layout.zero >= 2))
     if layout.stage > 1:
         return whole
@@ -89,16 +124,20 @@ def once_a_step(specs: Any, shape: ModelShape, layout: Layout, kind: str) -> Any
 
 def moment_specs(shape: ModelShape, layout: Layout) -> Any:
     """Specs of the optimizer's state of each parameter."""
-    return _specs(shape, layout.zero >= 1, layout.stage > 1)
+    return _specs_at_rest(shape, layout, layout.zero >= 1)
 
 
 def reshaped_moment_spec(declaration: Declaration, shape: tuple[int, ...], layout: Layout) -> PartitionSpec:
     """Spec of optimizer state whose shape is not its parameter's: stacked layers by stage, longest side by fsdp."""
-    stages = layout.stage > 1 and declaration.stack[:1] == ("layers",) and shape[:1] == declaration.shape[:1]
-    split: list[str | None] = [STAGE_AXIS if stages and axis == 0 else None for axis in range(len(shape))]
-    free = [axis for axis in range(len(shape)) if split[axis] is None and shape[axis] % layout.fsdp == 0]
-    if layout.zero >= 1 and free:
-        split[max(free, key=lambda axis: shape[axis])] = "fsdp"
+    stacked = layout.stage > 1 and declaration.stack[:1] == ("layers",) and shape[:1] == declaration.shape[:1]
+    stages = stacked and is_even(shape[0], layout.stage, layout.rounds)
+    split: list[Any] = [STAGE_AXIS if stages and axis == 0 else None for axis in range(len(shape))]
+    axes = ("fsdp",) if layout.zero >= 1 else ()
+    axes += (STAGE_AXIS,) if stacked and not stages else ()
+    parts = math.prod(getattr(layout, axis) for axis in axes)
+    free = [axis for axis in range(len(shape)) if split[axis] is None and shape[axis] % parts == 0]
+    if axes and free:
+        split[max(free, key=lambda axis: shape[axis])] = axes if len(axes) > 1 else axes[0]
     return PartitionSpec(*split)
 
 
@@ -203,7 +242,7 @@ def check_pipeline(static: Static, layout: Layout) -> list[str]:
     if layout.stage == 1:
         return []
     _refuse_with_stages(static, layout)
-    _divides("model.n_layers", static.model.n_layers, "parallel.stage x parallel.rounds", layout.stage * layout.rounds)
+    _check_stages_hold_layers(static.model, layout)
     if layout.rounds > 1:
         _divides("parallel.microbatches", layout.microbatches, "parallel.stage", layout.stage)
     micro = static.global_batch // static.accumulate
@@ -215,6 +254,20 @@ def check_pipeline(static: Static, layout: Layout) -> list[str]:
         f"{bubble:.0%} of the time idle; "
         "blocks are computed once more in the backward, as with model.remat=full"
     ]
+
+
+def _check_stages_hold_layers(shape: ModelShape, layout: Layout) -> None:
+    """Raise BadInput where a stage would hold no layer, or a chunk in the middle, or a layer can't be split at rest."""
+    chunks, fewest = layout.stage * layout.rounds, fewest_layers(layout.stage, layout.rounds)
+    if shape.n_layers < fewest:
+        raise BadInput(
+            f"model.n_layers={shape.n_layers} leaves stages of parallel.stage x parallel.rounds={chunks} empty; nearest "
+            f"model.n_layers: {fewest}, nearest parallel.stage x parallel.rounds: {shape.n_layers}"
+        )
+    if not has_even_stages(shape, layout):
+        fsdp = layout.fsdp if layout.zero else 1
+        axis = "parallel.stage" + " x fsdp" * (fsdp > 1) + f" for {shape.n_layers} layers in {chunks} chunks"
+        _divides("model.d_model", shape.d_model, axis, layout.stage * fsdp)
 
 
 def _refuse_with_stages(static: Static, layout: Layout) -> None:

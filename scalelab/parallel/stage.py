@@ -1,4 +1,4 @@
-"""One stage of a pipeline: the ticks of `ticks.py`, and the forward and backward of a chunk that each asks for.
+"""One stage of a pipeline: the ticks of `stages/ticks.py`, and the forward and backward of a chunk that each asks for.
 
 A stage holds its blocks and only the block inputs of the micro-batches in flight: the backward of a chunk runs its
 forward once more.
@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model import layer_flags, measures, transformer
+from scalelab.model import measures, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums, add_sums
-from scalelab.parallel.ticks import Operations, TickTable
+from scalelab.parallel.stages.slots import Slot, chunk_slots, vary, where_held, zeros_of
+from scalelab.parallel.stages.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
 
@@ -52,7 +53,10 @@ class Carry(NamedTuple):
 
 
 class ChunkWork(NamedTuple):
-    """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced)."""
+    """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced).
+
+    An empty slot passes on what it is given.
+    """
 
     block: Callable
     enter: Callable
@@ -60,7 +64,7 @@ class ChunkWork(NamedTuple):
     measured: Callable | None  # like `block`, but returns (output, the block's measures); None: nothing is measured
     zeros: Callable | None  # counts zeros in a gradient, where it can underflow; None: nothing is counted
     blocks: Any  # parameters of the chunk's blocks [k, …]
-    layers: Any  # flags of these blocks [k]
+    layers: Slot  # of these blocks [k]
     rest: Any  # parameters outside the blocks
     chunk: jax.Array  # its number in the stage
     first: jax.Array
@@ -77,7 +81,7 @@ def run_stage(
     Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
     """
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
-    chunks, rest, rows, z, ends, due = _vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
+    chunks, rest, rows, z, ends, due = vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
     inputs = StageInputs(number[0], chunks, rest, rows, z, counted, ends, due)
     tick = functools.partial(_tick, static, inputs)
     columns = jax.tree.map(jnp.asarray, (ticks.forward, ticks.backward))
@@ -97,15 +101,6 @@ def run_stage(
     return sums, of_blocks, jax.lax.psum(of_rest, everyone), {} if due is None else _by_layer(measured, replicas)
 
 
-def _vary(tree: Any) -> Any:
-    """Mark values as different from stage to stage and from replica to replica; the values stay."""
-
-    def vary(x: jax.Array) -> jax.Array:
-        return jax.lax.pcast(x, tuple(mapped_axes() - jax.typeof(x).manual_axis_type.varying), to="varying")
-
-    return jax.tree.map(vary, tree)
-
-
 def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
     """Measures of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
     fields = {name: getattr(measured, name) for name in measures.BLOCK_FIELDS}
@@ -121,15 +116,15 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     shape, policy = static.model, POLICIES[static.precision]
     m, b, length = inputs.rows_mbS.shape
     zeros_bSD = jnp.zeros((b, length - 1, shape.d_model), array_dtype(policy.residual))
-    empty = _vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
+    empty = vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
     zero = jnp.zeros(())
     head = () if inputs.due is None else measures.nothing_of_head(m * b, length - 1)
-    sums = _vary(LossSums(zero, zero, zero, head))
+    sums = vary(LossSums(zero, zero, zero, head))
     if inputs.counted is None:
         return Carry(empty, (), (), sums, ())
     slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
     grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
-    none_measured = () if inputs.due is None else _vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
+    none_measured = () if inputs.due is None else vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
     return Carry(empty, empty, slots, sums, (*grads, none_measured))
 
 
@@ -177,10 +172,16 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
     shape, policy, layout = static.model, POLICIES[static.precision], static.layout
     z_weight, due = inputs.z_weight, inputs.due
     inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, inputs.ends)
-    first_layer = (chunk * layout.stage + inputs.number) * inputs.depth
 
-    def measured(layer: Any, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        return transformer.apply_measured_block(shape, w, x, policy, layer, packed, due)
+    def block(slot: Slot, w: Any, x: jax.Array) -> jax.Array:
+        run = functools.partial(transformer.apply_block, shape, policy=policy, layer=slot.flags, packed=packed)
+        return where_held(slot, lambda w, x: run(w, x), lambda _, x: x, w, x)
+
+    def measured(slot: Slot, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        def run(w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+            return transformer.apply_measured_block(shape, w, x, policy, slot.flags, packed, due)
+
+        return where_held(slot, run, lambda w, x: (x, zeros_of(jax.eval_shape(run, w, x)[1])), w, x)
 
     def leave(rest: Any, y_bSD: jax.Array) -> LossSums:
         sums = transformer.head_loss(shape, rest, y_bSD, targets_bS, z_weight, policy, due)
@@ -190,13 +191,13 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
 
     form = measures.underflow_format(policy)
     return ChunkWork(
-        block=lambda layer, w, x: transformer.apply_block(shape, w, x, policy, layer, packed),
+        block=block,
         enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
         leave=leave,
         measured=None if due is None else measured,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
         blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
-        layers=layer_flags.select_layers(layer_flags.all_layer_flags(shape), first_layer + jnp.arange(inputs.depth)),
+        layers=chunk_slots(static, inputs.number, chunk),
         rest=inputs.rest,
         chunk=chunk,
         first=(inputs.number == 0) & (chunk == 0),
@@ -258,9 +259,15 @@ def _differentiate_chunk(
         d_rest, dy = pull(LossSums(zero + 1 / work.counted, zero, zero, no_measures))
         return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
-    def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
-        d_block, dx = jax.vjp(functools.partial(work.block, part[0]), *part[1:])[1](dy)
-        return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+    def through(dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
+        def pull(dy: jax.Array, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+            d_block, dx = jax.vjp(functools.partial(work.block, Slot(part[0].flags)), w, x)[1](dy)
+            return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+
+        def nothing(dy: jax.Array, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+            return dy, zeros_of(jax.eval_shape(pull, dy, w, x)[1])
+
+        return where_held(part[0], pull, nothing, dy, *part[1:])
 
     def begin(dx: jax.Array, grads: Any) -> Any:
         (d_rest,) = jax.vjp(work.enter, work.rest)[1](dx)

@@ -23,7 +23,8 @@ from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.loss import chunk_tokens
-from scalelab.parallel import gathered, rules, ticks
+from scalelab.parallel import gathered, rules
+from scalelab.parallel.stages import ticks
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import megatron, saved_activations
 from scalelab.precision.policy import POLICIES, array_dtype

@@ -14,7 +14,7 @@ from scalelab.model.attention.ring import ring_stretches
 from scalelab.model.layer_flags import count_local_layers
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import gathered, rules
-from scalelab.parallel.ticks import PIPELINE_SCHEDULES
+from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES
 from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
