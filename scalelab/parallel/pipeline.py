@@ -19,15 +19,18 @@ from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 
 from scalelab.config import Layout, Static
 from scalelab.model.attention.documents import DocumentEnds
+from scalelab.model.declare import Declaration
 from scalelab.model.loss import LossSums
 from scalelab.model.measures import HeadMeasures, Measures
+from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.parallel.stage import run_stage
 from scalelab.parallel.stages.assignment import assign_layers, is_even
+from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.parallel.stages.ticks import make_tick_table
 from scalelab.precision.policy import POLICIES
-from scalelab.sharding import BATCH_AXES, STAGE_AXIS, has_explicit_mesh, without_axes
+from scalelab.sharding import BATCH_AXES, STAGE_AXIS, has_explicit_mesh, spec_of, without_axes
 
 
 def replica_axes(static: Static) -> frozenset[str]:
@@ -72,7 +75,7 @@ def into_slots(static: Static, params: Any) -> Any:
     An empty slot holds a copy of the first layer, which is not read.
     """
     shape, layout = static.model, static.layout
-    if rules.has_even_stages(shape, layout):
+    if has_even_stages(shape, layout):
         return params
     layers = np.maximum(assign_layers((shape.n_layers,), layout.stage, layout.rounds).held(), 0)
     specs = rules.stage_specs(shape, layout)["blocks"]
@@ -80,13 +83,19 @@ def into_slots(static: Static, params: Any) -> Any:
 
 
 def out_of_slots(static: Static, grads: Any) -> Any:
-    """The gradients of what `into_slots` returned, as those of the parameters at rest."""
+    """The gradients of what `into_slots` returned, of the model's layers; split as near to the moments as one hop is.
+
+    An all-to-all takes `stage` from the slots to the end of another axis; XLA knows no other way but to gather all.
+    """
     shape, layout = static.model, static.layout
-    if rules.has_even_stages(shape, layout):
+    if has_even_stages(shape, layout):
         return grads
     slots = assign_layers((shape.n_layers,), layout.stage, layout.rounds).slot_of_layer()
-    specs = rules.moment_specs(shape, layout)["blocks"]
-    return grads | {"blocks": jax.tree.map(lambda g, spec: reshard(g, spec)[slots], grads["blocks"], specs)}
+
+    def by_layer(declaration: Declaration, g: jax.Array) -> jax.Array:
+        return reshard(g, rules.within_layers(declaration, spec_of(g)))[slots]
+
+    return grads | {"blocks": jax.tree.map(by_layer, parameter_declarations(shape)["blocks"], grads["blocks"])}
 
 
 def pipeline_loss_sums(
@@ -156,7 +165,7 @@ def _run(
 def _whole_measures(static: Static, by_slot: dict[str, jax.Array], sums: LossSums, positions: int) -> Measures:
     """The measures of all stages' layers, in the model's order, on every device."""
     layout, whole = static.layout, {name: reshard(x, PartitionSpec()) for name, x in by_slot.items()}
-    if layout.rounds > 1 or not rules.has_even_stages(static.model, layout):
+    if layout.rounds > 1 or not has_even_stages(static.model, layout):
         slots = assign_layers((static.model.n_layers,), layout.stage, layout.rounds).slot_of_layer()
         whole = {name: x[slots] for name, x in whole.items()}
     return Measures(positions=jnp.float32(positions), head=sums.measures, **whole)

@@ -16,13 +16,14 @@ from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.config.checks import validate
+from scalelab.config.checks.validate import check_divides
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.model.products.parts import choose_parts, refuses_parts
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
-from scalelab.parallel.stages.assignment import fewest_layers, is_even
-from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES, predicted_bubble
+from scalelab.parallel.stages.assignment import is_even
+from scalelab.parallel.stages.checks import check_pipeline, has_even_stages
 from scalelab.precision.policy import POLICIES
 from scalelab.sharding import BATCH_AXES, CONTEXT_AXIS, SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS, mesh_axes
 
@@ -33,12 +34,8 @@ MAX_UNSHARDED_SHARE = 0.02  # of the parameters: warn if FSDP leaves more unshar
 
 def parameter_spec(declaration: Declaration, fsdp: bool, stages: bool) -> PartitionSpec:
     """The mesh axis that splits each logical axis of a parameter."""
-    return _spec(declaration, ("fsdp",) if fsdp else (), STAGE_AXIS if stages else None)
-
-
-def _spec(declaration: Declaration, embed: tuple[str, ...], layers: str | None) -> PartitionSpec:
-    split: dict[str, Any] = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | {"layers": layers}
-    split[FSDP_AXIS] = embed if len(embed) > 1 else next(iter(embed), None)
+    split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | ({FSDP_AXIS: "fsdp"} if fsdp else {})
+    split |= {"layers": STAGE_AXIS} if stages else {}
     return PartitionSpec(*[split.get(axis) for axis in declaration.axes])
 
 
@@ -51,21 +48,30 @@ def _specs(shape: ModelShape, fsdp: bool, stages: bool) -> Any:
 def _specs_at_rest(shape: ModelShape, layout: Layout, fsdp: bool) -> Any:
     """Specs of arrays like the parameters between steps, split along `fsdp` or not.
 
-    jax cannot split 126 layers 16 ways. Where stages hold unequal numbers of layers, `stage` splits the axis of a layer
-    that fsdp splits: `fsdp` first where it splits parameters and moments alike, else `stage`, so that a device has its
-    part of the moments' parameters.
+    jax cannot split 126 layers 16 ways: stages of unequal numbers of layers split within them. Where fsdp splits the
+    moments only, `stage` is around it, so that a device's moments are of the parameters that it has.
     """
+    specs = _specs(shape, fsdp, layout.stage > 1)
     if has_even_stages(shape, layout):
-        return _specs(shape, fsdp, layout.stage > 1)
-    both = ("fsdp", STAGE_AXIS) if layout.zero >= 3 else (STAGE_AXIS, "fsdp")
-    split = both if fsdp else (STAGE_AXIS,)
-    of_layers = jax.tree.map(lambda d: _spec(d, split, None), parameter_declarations(shape)["blocks"])
-    return _specs(shape, fsdp, False) | {"blocks": of_layers}
+        return specs
+    around = layout.zero < 3
+    return jax.tree.map(lambda d, spec: within_layers(d, spec, around), parameter_declarations(shape), specs)
 
 
-def has_even_stages(shape: ModelShape, layout: Layout) -> bool:
-    """Whether the stages' chunks hold equally many layers; without a pipeline, True."""
-    return is_even(shape.n_layers, layout.stage, layout.rounds)
+def within_layers(declaration: Declaration, spec: PartitionSpec, around: bool = False) -> PartitionSpec:
+    """`spec` with all layers on every stage: `stage` splits the axis of a layer that fsdp splits, within its parts.
+
+    `around`: `stage` splits first, and fsdp its parts.
+    """
+
+    def split(axis: str, entry: Any) -> Any:
+        if axis != FSDP_AXIS:
+            return None if axis == "layers" else entry
+        return STAGE_AXIS if entry is None else (STAGE_AXIS, entry) if around else (entry, STAGE_AXIS)
+
+    if "layers" not in declaration.axes:
+        return spec
+    return PartitionSpec(*map(split, declaration.axes, spec))
 
 
 def parameter_specs(shape: ModelShape, layout: Layout) -> Any:
@@ -132,7 +138,7 @@ def reshaped_moment_spec(declaration: Declaration, shape: tuple[int, ...], layou
     stacked = layout.stage > 1 and declaration.stack[:1] == ("layers",) and shape[:1] == declaration.shape[:1]
     stages = stacked and is_even(shape[0], layout.stage, layout.rounds)
     split: list[Any] = [STAGE_AXIS if stages and axis == 0 else None for axis in range(len(shape))]
-    axes = ("fsdp",) if layout.zero >= 1 else ()
+    axes: tuple[str, ...] = ("fsdp",) if layout.zero >= 1 else ()
     axes += (STAGE_AXIS,) if stacked and not stages else ()
     parts = math.prod(getattr(layout, axis) for axis in axes)
     free = [axis for axis in range(len(shape)) if split[axis] is None and shape[axis] % parts == 0]
@@ -150,10 +156,10 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
         )
     check_layout_options(layout)
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
-        _divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
+        check_divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
     _check_ring(model.seq_len, layout.context)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
-    _divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
+    check_divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
     _check_parts(static, layout)
     if layout.context > 1 and model.attention != "auto":
         raise BadInput(
@@ -161,8 +167,10 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
             "devices that share a sequence attend in a ring; nearest: auto"
         )
     if layout.zero:
-        _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
-    _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
+        check_divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
+    check_divides(
+        "train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp
+    )
     _check_curvature(static.optim.name, layout)
     return check_pipeline(static, layout) + unsharded_warnings(parameter_declarations(model), layout)
 
@@ -189,7 +197,7 @@ def _check_parts(static: Static, layout: Layout) -> None:
     if reason := refuses_parts(POLICIES[static.precision], staged=layout.stage > 1):
         raise BadInput(f"parallel.parts={layout.parts}: {reason}; nearest: parallel.parts=1")
     ways = layout.context * layout.tensor
-    _divides("model.seq_len", static.model.seq_len, "parallel.context x tensor x parts", ways * layout.parts)
+    check_divides("model.seq_len", static.model.seq_len, "parallel.context x tensor x parts", ways * layout.parts)
 
 
 def _check_ring(seq_len: int, context: int) -> None:
@@ -235,63 +243,6 @@ def _check_curvature(name: str, layout: Layout) -> None:
                 f"optim.name={name!r} with parallel.{axis}={getattr(layout, axis)}: curvature is measured on "
                 f"whole models and whole sequences only; nearest: parallel.{axis}=1 and more of data, fsdp or tensor"
             )
-
-
-def check_pipeline(static: Static, layout: Layout) -> list[str]:
-    """Raise BadInput where stages don't fit the run; returns a note on the pipeline's cost."""
-    if layout.stage == 1:
-        return []
-    _refuse_with_stages(static, layout)
-    _check_stages_hold_layers(static.model, layout)
-    if layout.rounds > 1:
-        _divides("parallel.microbatches", layout.microbatches, "parallel.stage", layout.stage)
-    micro = static.global_batch // static.accumulate
-    split = layout.data * layout.fsdp * layout.microbatches
-    _divides("train.global_batch / train.accumulate", micro, "parallel.data x fsdp x microbatches", split)
-    bubble = predicted_bubble(layout.stage, layout.microbatches, layout.rounds)
-    return [
-        f"pipeline: {layout.stage} stages, {layout.schedule}, {layout.microbatches} micro-batches: "
-        f"{bubble:.0%} of the time idle; "
-        "blocks are computed once more in the backward, as with model.remat=full"
-    ]
-
-
-def _check_stages_hold_layers(shape: ModelShape, layout: Layout) -> None:
-    """Raise BadInput where a stage would hold no layer, or a chunk in the middle, or a layer can't be split at rest."""
-    chunks, fewest = layout.stage * layout.rounds, fewest_layers(layout.stage, layout.rounds)
-    if shape.n_layers < fewest:
-        raise BadInput(
-            f"model.n_layers={shape.n_layers} leaves stages of parallel.stage x parallel.rounds={chunks} empty; nearest "
-            f"model.n_layers: {fewest}, nearest parallel.stage x parallel.rounds: {shape.n_layers}"
-        )
-    if not has_even_stages(shape, layout):
-        fsdp = layout.fsdp if layout.zero else 1
-        axis = "parallel.stage" + " x fsdp" * (fsdp > 1) + f" for {shape.n_layers} layers in {chunks} chunks"
-        _divides("model.d_model", shape.d_model, axis, layout.stage * fsdp)
-
-
-def _refuse_with_stages(static: Static, layout: Layout) -> None:
-    if static.precision == "fp8_delayed":
-        raise BadInput(
-            f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over "
-            "micro-batches; nearest: precision.name='fp8'"
-        )
-    if layout.context > 1:
-        raise BadInput(
-            f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait "
-            "for stages that do something else; set one of them to 1"
-        )
-    if layout.rounds > 1 and not PIPELINE_SCHEDULES[layout.schedule].has_rounds:
-        able = " or ".join(name for name, schedule in PIPELINE_SCHEDULES.items() if schedule.has_rounds)
-        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule={able}, not {layout.schedule}")
-
-
-def _divides(name: str, value: int, axis: str, size: int) -> None:
-    if value % size:
-        low = value // size * size
-        divisor = max(k for k in range(1, size + 1) if value % k == 0)
-        nearest = f"nearest {name}: {f'{low} or {low + size}' if low else size}, nearest {axis}: {divisor}"
-        raise BadInput(f"{name}={value} is not divisible by {axis}={size}; {nearest}")
 
 
 def unsharded_warnings(declared: Any, layout: Layout) -> list[str]:

@@ -15,17 +15,17 @@ SIZES = [(p, v, n) for p in (2, 3, 4, 16) for v in (1, 2, 3) for n in range(fewe
 
 def in_model_order(slots):
     """(stack, index) of each layer, along the chunks as a micro-batch passes them: round by round, stage by stage."""
-    pairs = zip(slots.stack.swapaxes(0, 1).ravel(), slots.index.swapaxes(0, 1).ravel(), strict=True)
+    pairs = zip(slots.stack.swapaxes(0, 1).ravel(), slots.layer.swapaxes(0, 1).ravel(), strict=True)
     return [(int(stack), int(index)) for stack, index in pairs if index != EMPTY]
 
 
 def test_each_layer_is_held_once_and_passed_in_the_models_order():
     for stages, rounds, layers in SIZES:
         slots = assign_layers((layers,), stages, rounds)
-        assert slots.index.shape == (stages, rounds, -(-layers // (stages * rounds)))
+        assert slots.layer.shape == (stages, rounds, -(-layers // (stages * rounds)))
         assert in_model_order(slots) == [(0, i) for i in range(layers)]
         assert list(slots.held()[slots.slot_of_layer()]) == list(range(layers))
-        assert ((slots.index == EMPTY) == (slots.stack == EMPTY)).all()
+        assert ((slots.layer == EMPTY) == (slots.stack == EMPTY)).all()
 
 
 def test_loads_differ_by_one_layer_at_most_and_the_ends_have_fewer():
@@ -34,13 +34,15 @@ def test_loads_differ_by_one_layer_at_most_and_the_ends_have_fewer():
         assert sum(loads) == layers and max(loads) - min(loads) <= 1
         assert is_even(layers, stages, rounds) == (max(loads) == min(loads))
         full = np.flatnonzero(loads == max(loads))
-        assert (np.diff(full) == 1).all()  # those with one less are at the ends, and as many at either, or one more last
+        assert (
+            np.diff(full) == 1
+        ).all()  # those with one less are at the ends, and as many at either, or one more last
         assert 0 <= len(loads) - 1 - full[-1] - full[0] <= 1
         assert assign_layers((layers,), stages, rounds).layers_by_stage.min() > 0
 
 
 def test_even_stages_hold_what_they_always_held():
-    assert assign_layers((8,), 2, 2).index.tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert assign_layers((8,), 2, 2).layer.tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
 def test_llama_3():
@@ -49,7 +51,7 @@ def test_llama_3():
     assert assign_layers((126,), 16, 1).layers_by_stage.tolist() == [7, *[8] * 14, 7]
     by_round = assign_layers((126,), 16, 8)
     assert by_round.depth == 1 and by_round.layers_by_stage.tolist() == [7, *[8] * 14, 7]
-    assert by_round.index[0, 0, 0] == by_round.index[15, 7, 0] == EMPTY
+    assert by_round.layer[0, 0, 0] == by_round.layer[15, 7, 0] == EMPTY
     assert stage_layers(126, 16, 8) == (8, 7)
 
 

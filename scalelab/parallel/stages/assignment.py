@@ -21,21 +21,21 @@ class Slots(NamedTuple):
     """What the slots hold, [p, v, k] int32: the number of a stack, and a layer's index in it; EMPTY for nothing."""
 
     stack: np.ndarray
-    index: np.ndarray
+    layer: np.ndarray
 
     @property
     def depth(self) -> int:
         """Slots of a chunk."""
-        return int(self.index.shape[2])
+        return int(self.layer.shape[2])
 
     @property
     def layers_by_stage(self) -> np.ndarray:
         """Layers of each stage [p]."""
-        return np.asarray((self.index != EMPTY).sum(axis=(1, 2)))
+        return np.asarray((self.layer != EMPTY).sum(axis=(1, 2)))
 
     def held(self, stack: int = 0) -> np.ndarray:
         """The layers of a stack, one stage's slots after the other's [p v k]; EMPTY where a slot holds none of it."""
-        return np.where(self.stack == stack, self.index, EMPTY).ravel()
+        return np.where(self.stack == stack, self.layer, EMPTY).ravel()
 
     def slot_of_layer(self, stack: int = 0) -> np.ndarray:
         """The slot of each layer of a stack, counted as `held` lists them."""
@@ -71,11 +71,11 @@ def chunk_loads(n_layers: int, chunks: int) -> np.ndarray:
 def assign_layers(depths: tuple[int, ...], stages: int, rounds: int) -> Slots:
     """The slots of a trunk of stacks with these numbers of layers, in the model's order. Cached: do not modify it."""
     loads = chunk_loads(sum(depths), stages * rounds)
-    stack, index = np.full((2, stages * rounds, loads.max()), EMPTY, np.int32)
+    stacks, indices = np.full((2, stages * rounds, loads.max()), EMPTY, np.int32)
     layers = [(number, layer) for number, depth in enumerate(depths) for layer in range(depth)]
     ends = np.cumsum(loads)
     for chunk, (end, load) in enumerate(zip(ends, loads, strict=True)):
         for slot, (number, layer) in enumerate(layers[end - load : end]):
-            stack[chunk, slot], index[chunk, slot] = number, layer
+            stacks[chunk, slot], indices[chunk, slot] = number, layer
     shape = rounds, stages, -1
-    return Slots(stack.reshape(shape).swapaxes(0, 1), index.reshape(shape).swapaxes(0, 1))
+    return Slots(stacks.reshape(shape).swapaxes(0, 1), indices.reshape(shape).swapaxes(0, 1))

@@ -26,7 +26,7 @@ def chunk_slots(static: Static, stage: jax.Array, chunk: jax.Array) -> Slot:
     if is_even(n_layers, layout.stage, layout.rounds):
         depth = n_layers // (layout.stage * layout.rounds)
         return Slot(layer_flags.select_layers(flags, (chunk * layout.stage + stage) * depth + jnp.arange(depth)))
-    layers = jnp.asarray(assign_layers((n_layers,), layout.stage, layout.rounds).index)[stage, chunk]
+    layers = jnp.asarray(assign_layers((n_layers,), layout.stage, layout.rounds).layer)[stage, chunk]
     return Slot(layer_flags.select_layers(flags, jnp.maximum(layers, 0)), layers >= 0)
 
 
