@@ -17,8 +17,9 @@ from scalelab.config import Static
 from scalelab.model import measures, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums, add_sums
-from scalelab.parallel.stages.slots import Slot, chunk_slots, vary, where_held, zeros_of
+from scalelab.model.loss import LossSums, add_sums, objective_cotangent
+from scalelab.model.pieces import Observe, Pieces
+from scalelab.parallel.stages.slots import Slot, chunk_slots, in_slot, vary
 from scalelab.parallel.stages.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
@@ -58,10 +59,8 @@ class ChunkWork(NamedTuple):
     An empty slot passes on what it is given.
     """
 
-    block: Callable
-    enter: Callable
-    leave: Callable
-    measured: Callable | None  # like `block`, but returns (output, the block's measures); None: nothing is measured
+    pieces: Pieces  # of the micro-batch; `leave` gives its loss sums
+    measured: bool  # whether blocks write their measures
     zeros: Callable | None  # counts zeros in a gradient, where it can underflow; None: nothing is counted
     blocks: Any  # parameters of the chunk's blocks [k, …]
     layers: Slot  # of these blocks [k]
@@ -169,32 +168,24 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
 def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWork:
     """The functions, parameters and flags of a chunk, for one micro-batch."""
     chunk, row_bS, n_micro_batches = now.chunk, inputs.rows_mbS[now.microbatch], inputs.rows_mbS.shape[0]
-    shape, policy, layout = static.model, POLICIES[static.precision], static.layout
-    z_weight, due = inputs.z_weight, inputs.due
-    inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, inputs.ends)
+    shape, policy, layout, due = static.model, POLICIES[static.precision], static.layout, inputs.due
+    tokens = documents.split_inputs_targets(row_bS, inputs.ends)
+    end = transformer.end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
+    pieces = transformer.make_pieces(shape, policy, tokens, end, due)
 
-    def block(slot: Slot, w: Any, x: jax.Array) -> jax.Array:
-        run = functools.partial(transformer.apply_block, shape, policy=policy, layer=slot.flags, packed=packed)
-        return where_held(slot, lambda w, x: run(w, x), lambda _, x: x, w, x)
-
-    def measured(slot: Slot, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        def run(w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-            return transformer.apply_measured_block(shape, w, x, policy, slot.flags, packed, due)
-
-        return where_held(slot, run, lambda w, x: (x, zeros_of(jax.eval_shape(run, w, x)[1])), w, x)
+    def block(variables: Any, x: jax.Array, slot: Slot) -> tuple[jax.Array, Any]:
+        return in_slot(slot, lambda x, variables: pieces.block(variables, x, slot.flags), x, variables)
 
     def leave(rest: Any, y_bSD: jax.Array) -> LossSums:
-        sums = transformer.head_loss(shape, rest, y_bSD, targets_bS, z_weight, policy, due)
+        sums: LossSums = pieces.leave(rest, y_bSD)
         if due is None:
             return sums
         return sums._replace(measures=measures.place_rows(sums.measures, now.microbatch, n_micro_batches))
 
     form = measures.underflow_format(policy)
     return ChunkWork(
-        block=block,
-        enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
-        leave=leave,
-        measured=None if due is None else measured,
+        pieces=pieces._replace(block=block, leave=leave),
+        measured=due is not None,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
         blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
         layers=chunk_slots(static, inputs.number, chunk),
@@ -209,15 +200,15 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
 def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums) -> tuple[jax.Array, LossSums]:
     """Forward without gradients: nothing waits for a backward."""
     y_bSD, _ = _apply_chunk(work, x_bSD)
-    more = jax.lax.cond(work.last, work.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
+    more = jax.lax.cond(work.last, work.pieces.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
     return y_bSD, jax.tree.map(jnp.add, sums, more)
 
 
 def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> tuple[jax.Array, jax.Array, Any]:
     """Forward of training: output, block inputs for the slot, and measures; the loss is left to the backward."""
     y_bSD, (inputs_kbSD, written) = _apply_chunk(work, x_bSD)
-    if work.measured is not None:
-        measured = measures.add_at(measured, work.chunk, measures.of_blocks(written, 0))
+    if work.measured:
+        measured = measures.add_at(measured, work.chunk, measures.of_blocks(written[measures.COLLECTION], 0))
     return y_bSD, inputs_kbSD, measured
 
 
@@ -237,10 +228,10 @@ def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[ja
     """A chunk's output, and the input [k, b, S, D] and measures of each block; the first chunk embeds tokens."""
 
     def apply(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        y, written = (work.block(*part, x), ()) if work.measured is None else work.measured(*part, x)
+        y, written = work.pieces.block({"params": part[1]}, x, part[0])
         return y, (x, written)
 
-    x_bSD = jax.lax.cond(work.first, lambda rest, _: work.enter(rest), lambda _, x: x, work.rest, x_bSD)
+    x_bSD = jax.lax.cond(work.first, lambda rest, _: work.pieces.enter(rest), lambda _, x: x, work.rest, x_bSD)
     return jax.lax.scan(apply, x_bSD, (work.layers, work.blocks))
 
 
@@ -252,25 +243,25 @@ def _differentiate_chunk(
     Beside the blocks' gradients stand the zeros that came back to each of them; () if they are not counted.
     """
 
+    def block(layer: Slot, weights: Any, x: jax.Array) -> jax.Array:
+        return work.pieces.block({"params": weights}, x, layer)[0]
+
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
-        y = work.block(*jax.tree.map(lambda w: w[-1], (work.layers, work.blocks)), inputs_kbSD[-1])
-        more, pull = jax.vjp(work.leave, work.rest, y)
-        zero, no_measures = jnp.zeros_like(more.nll), jax.tree.map(jnp.zeros_like, more.measures)
-        d_rest, dy = pull(LossSums(zero + 1 / work.counted, zero, zero, no_measures))
+        layer, weights = jax.tree.map(lambda w: w[-1], (work.layers, work.blocks))
+        y = block(layer, weights, inputs_kbSD[-1])
+        more, pull = jax.vjp(work.pieces.leave, work.rest, y)
+        d_rest, dy = pull(objective_cotangent(more, 1 / work.counted))
         return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
     def through(dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
-        def pull(dy: jax.Array, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-            d_block, dx = jax.vjp(functools.partial(work.block, Slot(part[0].flags)), w, x)[1](dy)
+        def pull(dy: jax.Array, weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+            d_block, dx = jax.vjp(functools.partial(block, Slot(part[0].flags)), weights, x)[1](dy)
             return dx, (d_block, () if work.zeros is None else work.zeros(dy))
 
-        def nothing(dy: jax.Array, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-            return dy, zeros_of(jax.eval_shape(pull, dy, w, x)[1])
-
-        return where_held(part[0], pull, nothing, dy, *part[1:])
+        return in_slot(part[0], pull, dy, *part[1:])
 
     def begin(dx: jax.Array, grads: Any) -> Any:
-        (d_rest,) = jax.vjp(work.enter, work.rest)[1](dx)
+        (d_rest,) = jax.vjp(work.pieces.enter, work.rest)[1](dx)
         return jax.tree.map(jnp.add, grads, d_rest)
 
     dy, rest_grads, sums = jax.lax.cond(work.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)

@@ -39,9 +39,9 @@ def check_choice(name: str, value: Any) -> None:
     if not isinstance(value, str):
         known = f"; known: {', '.join(map(str, record.choices))}" if record.choices else ""
         raise BadInput(f"{name}={value!r} is not text{known}")
-    if record.several and "," in value:
-        for part in value.split(","):
-            check_choice(name, part.strip())
+    if (names := record.names_in(value)) != [value]:
+        for part in names:
+            check_choice(name, part)
         return
     if record.user_code and ":" in value:
         if is_trusted(value):  # otherwise the code that would run it refuses

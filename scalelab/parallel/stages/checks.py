@@ -3,6 +3,7 @@
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.config.checks.validate import check_divides
 from scalelab.errors import BadInput
+from scalelab.model.stacks import stacks
 from scalelab.parallel.stages.assignment import fewest_layers, is_even
 from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES, predicted_bubble
 
@@ -49,6 +50,11 @@ def _check_slots(shape: ModelShape, layout: Layout) -> None:
 
 
 def _refuse_with_stages(static: Static, layout: Layout) -> None:
+    if len(stacks(static.model)) > 1:
+        raise BadInput(
+            f"model.block={static.model.block!r} with parallel.stage={layout.stage}: the layers of a pipeline have one "
+            "kind of block; nearest: parallel.stage=1 and more of data, fsdp or tensor"
+        )
     if static.precision == "fp8_delayed":
         raise BadInput(
             f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over "

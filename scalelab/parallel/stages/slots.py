@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model import layer_flags
-from scalelab.model.layer_flags import LayerFlags
+from scalelab.model import stacks
+from scalelab.model.stacks import LayerFlags
 from scalelab.parallel.stages.assignment import assign_layers, is_even
 from scalelab.sharding import has_explicit_mesh, mapped_axes
 
@@ -22,22 +22,27 @@ class Slot(NamedTuple):
 
 def chunk_slots(static: Static, stage: jax.Array, chunk: jax.Array) -> Slot:
     """The slots [k] of a chunk of a stage; both numbers are traced."""
-    layout, flags, n_layers = static.layout, layer_flags.all_layer_flags(static.model), static.model.n_layers
+    layout, flags, n_layers = static.layout, stacks.all_layer_flags(static.model), static.model.n_layers
     if is_even(n_layers, layout.stage, layout.rounds):
         depth = n_layers // (layout.stage * layout.rounds)
-        return Slot(layer_flags.select_layers(flags, (chunk * layout.stage + stage) * depth + jnp.arange(depth)))
+        return Slot(stacks.select_layers(flags, (chunk * layout.stage + stage) * depth + jnp.arange(depth)))
     layers = jnp.asarray(assign_layers((n_layers,), layout.stage, layout.rounds).layer)[stage, chunk]
-    return Slot(layer_flags.select_layers(flags, jnp.maximum(layers, 0)), layers >= 0)
+    return Slot(stacks.select_layers(flags, jnp.maximum(layers, 0)), layers >= 0)
 
 
-def where_held(slot: Slot, layer: Callable, nothing: Callable, *values: Any) -> Any:
-    """`layer(*values)` if the slot holds a layer, else `nothing(*values)`, of equal types."""
+def in_slot(slot: Slot, function: Callable[..., tuple[Any, Any]], x: Any, *values: Any) -> tuple[Any, Any]:
+    """`function(x, *values)`, a pair; in an empty slot `x` itself and zeros."""
     if slot.is_held is None:
-        return layer(*values)
-    return jax.lax.cond(slot.is_held, layer, nothing, *values)
+        return function(x, *values)
+
+    def nothing(x: Any, *values: Any) -> tuple[Any, Any]:
+        return x, _zeros(jax.eval_shape(function, x, *values)[1])
+
+    held: tuple[Any, Any] = jax.lax.cond(slot.is_held, function, nothing, x, *values)
+    return held
 
 
-def zeros_of(types: Any) -> Any:
+def _zeros(types: Any) -> Any:
     """Zeros of these types of arrays, as a stage computes them."""
 
     def zeros(kind: jax.ShapeDtypeStruct) -> jax.Array:

@@ -23,6 +23,7 @@ from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.loss import chunk_tokens
+from scalelab.model.stacks import kinds, stacks
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.stages import ticks
 from scalelab.parallel.stages.checks import has_even_stages
@@ -162,7 +163,8 @@ def _parameter_bytes(static: Static, rule: Any, blocks: bool = False) -> int:
 @functools.cache
 def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> int:
     declared, specs = transformer.parameter_declarations(shape), rule(shape, layout)
-    declared, specs = (declared["blocks"], specs["blocks"]) if blocks else (declared, specs)
+    if blocks:
+        declared, specs = ({stack.name: tree[stack.name] for stack in stacks(shape)} for tree in (declared, specs))
     like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
     return _tree_bytes(like, specs, layout)
 
@@ -185,7 +187,8 @@ def _largest_part_bytes(shape: ModelShape) -> int:
     """Four bytes of every parameter of a block, of the embedding, or of the head, whichever is most."""
     declared = transformer.parameter_declarations(shape)
     sizes = {name: sum(d.size for d in jax.tree.leaves(part)) for name, part in declared.items()}
-    return 4 * max(size // (shape.n_layers if name == "blocks" else 1) for name, size in sizes.items())
+    depths = {stack.name: stack.depth for stack in stacks(shape)}
+    return 4 * max(size // depths.get(name, 1) for name, size in sizes.items())
 
 
 def _saved_bytes(
@@ -243,11 +246,13 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
-    stacked = transformer.parameter_declarations(static.model.plain)["blocks"]
-    weight = max(d.size for d in jax.tree.leaves(stacked) if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
+    declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
+    weight = max(d.size // (d.shape[0] * layout.tensor) for d in declared if d.is_hidden_matrix)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
-    block = saved_activations.count_block_activations(static, recomputed=True).bytes(rows) + weight * (multiplied + 4)
+    each_kind = [dataclasses.replace(static, model=kind) for kind in kinds(shape)]
+    block = max(saved_activations.count_block_activations(kind, recomputed=True).bytes(rows) for kind in each_kind)
+    block += weight * (multiplied + 4)
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
     if layout.stage > 1:

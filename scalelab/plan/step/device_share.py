@@ -7,6 +7,7 @@ import jax
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
+from scalelab.model.stacks import kinds, stacks
 from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.plan.step.bubble import stage_layers
 from scalelab.sharding import SPLIT_BY_TENSOR
@@ -66,6 +67,16 @@ def fullest_device_share(static: Static) -> DeviceShare:
     )
 
 
+def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
+    """(`static` with one kind of block, layers of that kind on the fullest stage, in their share of the model's)."""
+    layers, whole = fullest_device_share(static).layers, static.model.n_layers
+    shares = [(kind, layers * depth) for kind, depth in kinds(static.model).items()]
+    return [
+        (dataclasses.replace(static, model=kind), share / whole if share % whole else share // whole)
+        for kind, share in shares
+    ]
+
+
 def params_at_rest(static: Static, zero: int) -> float:
     """Parameters (or the state of each) on a device; ZeRO stages from `zero` on split them by fsdp."""
     layout: Layout = static.layout
@@ -91,5 +102,5 @@ def _parameter_counts(shape: ModelShape, tensor: int) -> tuple[float, float]:
         return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in leaves)
 
     declared = transformer.parameter_declarations(shape)
-    blocks = held(declared["blocks"])
+    blocks = held([declared[stack.name] for stack in stacks(shape)])
     return blocks, held(declared) - blocks
