@@ -250,7 +250,7 @@ PARALLEL = {
     "zero": setting(3, "split along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
         range=(0, 3), source="Rajbhandari et al. 2020; 3: FSDP"),
     "schedule": setting("1f1b", "order of a pipeline; 1f1b holds at most 2 * stage - 1 micro-batches, the others all",
-        choices="parallel/ticks.py:PIPELINE_SCHEDULES"),  # gpipe 1f1b circular
+        choices="parallel/stages/ticks.py:PIPELINE_SCHEDULES"),  # gpipe 1f1b circular
     "microbatches": setting(1, "micro-batches of a pipeline; bubble: (p-1)/(rounds*m+p-1)", range=COUNT),
     "rounds": setting(1, "not gpipe: rounds of a micro-batch, each through layers / (stage * rounds)", range=COUNT),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""One stage of a pipeline: the ticks of `ticks.py`, and the forward and backward of a chunk that each asks for.
+"""One stage of a pipeline: the ticks of `stages/ticks.py`, and the forward and backward of a chunk that each asks for.
 
 A stage holds its blocks and only the block inputs of the micro-batches in flight: the backward of a chunk runs its
 forward once more.
@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model import measures, stacks, transformer
+from scalelab.model import measures, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums, add_sums, objective_cotangent
 from scalelab.model.pieces import Observe, Pieces
-from scalelab.model.stacks import LayerFlags
-from scalelab.parallel.ticks import Operations, TickTable
+from scalelab.parallel.stages.slots import Slot, chunk_slots, in_slot, vary
+from scalelab.parallel.stages.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
 
@@ -54,13 +54,16 @@ class Carry(NamedTuple):
 
 
 class ChunkWork(NamedTuple):
-    """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced)."""
+    """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced).
+
+    An empty slot passes on what it is given.
+    """
 
     pieces: Pieces  # of the micro-batch; `leave` gives its loss sums
     measured: bool  # whether blocks write their measures
     zeros: Callable | None  # counts zeros in a gradient, where it can underflow; None: nothing is counted
     blocks: Any  # parameters of the chunk's blocks [k, …]
-    layers: Any  # flags of these blocks [k]
+    layers: Slot  # of these blocks [k]
     rest: Any  # parameters outside the blocks
     chunk: jax.Array  # its number in the stage
     first: jax.Array
@@ -77,7 +80,7 @@ def run_stage(
     Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
     """
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
-    chunks, rest, rows, z, ends, due = _vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
+    chunks, rest, rows, z, ends, due = vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
     inputs = StageInputs(number[0], chunks, rest, rows, z, counted, ends, due)
     tick = functools.partial(_tick, static, inputs)
     columns = jax.tree.map(jnp.asarray, (ticks.forward, ticks.backward))
@@ -97,15 +100,6 @@ def run_stage(
     return sums, of_blocks, jax.lax.psum(of_rest, everyone), {} if due is None else _by_layer(measured, replicas)
 
 
-def _vary(tree: Any) -> Any:
-    """Mark values as different from stage to stage and from replica to replica; the values stay."""
-
-    def vary(x: jax.Array) -> jax.Array:
-        return jax.lax.pcast(x, tuple(mapped_axes() - jax.typeof(x).manual_axis_type.varying), to="varying")
-
-    return jax.tree.map(vary, tree)
-
-
 def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
     """Measures of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
     fields = {name: getattr(measured, name) for name in measures.BLOCK_FIELDS}
@@ -121,15 +115,15 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     shape, policy = static.model, POLICIES[static.precision]
     m, b, length = inputs.rows_mbS.shape
     zeros_bSD = jnp.zeros((b, length - 1, shape.d_model), array_dtype(policy.residual))
-    empty = _vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
+    empty = vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
     zero = jnp.zeros(())
     head = () if inputs.due is None else measures.nothing_of_head(m * b, length - 1)
-    sums = _vary(LossSums(zero, zero, zero, head))
+    sums = vary(LossSums(zero, zero, zero, head))
     if inputs.counted is None:
         return Carry(empty, (), (), sums, ())
     slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
     grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
-    none_measured = () if inputs.due is None else _vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
+    none_measured = () if inputs.due is None else vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
     return Carry(empty, empty, slots, sums, (*grads, none_measured))
 
 
@@ -175,11 +169,12 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
     """The functions, parameters and flags of a chunk, for one micro-batch."""
     chunk, row_bS, n_micro_batches = now.chunk, inputs.rows_mbS[now.microbatch], inputs.rows_mbS.shape[0]
     shape, policy, layout, due = static.model, POLICIES[static.precision], static.layout, inputs.due
-    first_layer = (chunk * layout.stage + inputs.number) * inputs.depth
-
     tokens = documents.split_inputs_targets(row_bS, inputs.ends)
     end = transformer.end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
     pieces = transformer.make_pieces(shape, policy, tokens, end, due)
+
+    def block(variables: Any, x: jax.Array, slot: Slot) -> tuple[jax.Array, Any]:
+        return in_slot(slot, lambda x, variables: pieces.block(variables, x, slot.flags), x, variables)
 
     def leave(rest: Any, y_bSD: jax.Array) -> LossSums:
         sums: LossSums = pieces.leave(rest, y_bSD)
@@ -189,11 +184,11 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
 
     form = measures.underflow_format(policy)
     return ChunkWork(
-        pieces=pieces._replace(leave=leave),
+        pieces=pieces._replace(block=block, leave=leave),
         measured=due is not None,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
         blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
-        layers=stacks.select_layers(stacks.all_layer_flags(shape), first_layer + jnp.arange(inputs.depth)),
+        layers=chunk_slots(static, inputs.number, chunk),
         rest=inputs.rest,
         chunk=chunk,
         first=(inputs.number == 0) & (chunk == 0),
@@ -248,7 +243,7 @@ def _differentiate_chunk(
     Beside the blocks' gradients stand the zeros that came back to each of them; () if they are not counted.
     """
 
-    def block(layer: LayerFlags, weights: Any, x: jax.Array) -> jax.Array:
+    def block(layer: Slot, weights: Any, x: jax.Array) -> jax.Array:
         return work.pieces.block({"params": weights}, x, layer)[0]
 
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
@@ -258,9 +253,12 @@ def _differentiate_chunk(
         d_rest, dy = pull(objective_cotangent(more, 1 / work.counted))
         return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
-    def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
-        d_block, dx = jax.vjp(functools.partial(block, part[0]), *part[1:])[1](dy)
-        return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+    def through(dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
+        def pull(dy: jax.Array, weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+            d_block, dx = jax.vjp(functools.partial(block, Slot(part[0].flags)), weights, x)[1](dy)
+            return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+
+        return in_slot(part[0], pull, dy, *part[1:])
 
     def begin(dx: jax.Array, grads: Any) -> Any:
         (d_rest,) = jax.vjp(work.pieces.enter, work.rest)[1](dx)

@@ -61,6 +61,15 @@ def check_range(name: str, value: Any) -> None:
         raise BadInput(name + refusal)
 
 
+def check_divides(name: str, value: int, axis: str, size: int) -> None:
+    """Raise BadInput where `value` of one key can't be split into `size`, that of `axis`: with the nearest of both."""
+    if value % size:
+        low = value // size * size
+        divisor = max(k for k in range(1, size + 1) if value % k == 0)
+        nearest = f"nearest {name}: {f'{low} or {low + size}' if low else size}, nearest {axis}: {divisor}"
+        raise BadInput(f"{name}={value} is not divisible by {axis}={size}; {nearest}")
+
+
 def parse_group_multipliers(text: str) -> dict[str, float]:
     """`"embed=0.1,head=0.5"` -> {group: multiplier}. BadInput for an unknown group, or a text that is not a number."""
     multipliers = mixture_text.parse_named_numbers("optim.groups", text, "embed=0.1,head=0.5") if text else {}

@@ -24,7 +24,9 @@ from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.loss import chunk_tokens
 from scalelab.model.stacks import kinds, stacks
-from scalelab.parallel import gathered, rules, ticks
+from scalelab.parallel import gathered, rules
+from scalelab.parallel.stages import ticks
+from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import megatron, saved_activations
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -113,7 +115,7 @@ def _state_bytes(static: Static) -> dict[str, int]:
     parts = {"parameters": by_part["params"], "optimizer": moments + small}
     if POLICIES[static.precision].parameters != "float32" and not static.updates_layers:  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
-    if copies := gathered_bytes(static):
+    if copies := gathered_bytes(static) + slot_bytes(static):
         parts["copies"] = copies
     return parts | ({"average": by_part["ema"]} if static.ema else {})
 
@@ -126,6 +128,16 @@ def gathered_bytes(static: Static) -> int:
     return sum(device_bytes(d.shape, form, spec, static.layout) for d, form, spec in whole)
 
 
+def slot_bytes(static: Static) -> int:
+    """Bytes of the weights that a step lays out in slots, where stages hold unequal numbers of layers; empty ones too.
+
+    Their gradients come in slots; at rest there are no empty ones.
+    """
+    if has_even_stages(static.model, static.layout):
+        return 0
+    return _parameter_bytes(static, rules.stage_specs, blocks=True)
+
+
 def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
     leaves = jax.tree.leaves(tree)
     split = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
@@ -133,12 +145,12 @@ def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
 
 
 def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout: Layout) -> int:
-    """Bytes of an array split by `spec` on the fullest device. Stages hold whole layers, equally many a round."""
+    """Bytes of an array split by `spec` on the fullest device. Stages have as many slots for layers in each round."""
     number = 1
-    for size, entry in zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True):
+    for axis, (size, entry) in enumerate(zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True)):
         axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-        parts = math.prod(getattr(layout, axis) for axis in axes)
-        rounds = layout.rounds if STAGE_AXIS in axes else 1
+        parts = math.prod(getattr(layout, name) for name in axes)
+        rounds = layout.rounds if axis == 0 and STAGE_AXIS in axes else 1
         number *= rounds * math.ceil(size / (parts * rounds))
     return number * jnp.dtype(kind).itemsize
 
@@ -166,7 +178,8 @@ def gradient_bytes(static: Static) -> int:
         return _largest_part_bytes(static.model.plain)
     if static.accumulate > 1:
         return 2 * _parameter_bytes(static, rules.gradient_specs)
-    return _parameter_bytes(static, rules.parameter_specs)
+    staged = static.layout.stage > 1
+    return _parameter_bytes(static, rules.stage_specs if staged else rules.parameter_specs)
 
 
 @functools.cache
@@ -243,7 +256,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
     if layout.stage > 1:
-        chunk = _parameter_bytes(static, rules.parameter_specs, blocks=True) // layout.rounds
+        chunk = _parameter_bytes(static, rules.stage_specs, blocks=True) // layout.rounds
         return max(block, head) + chunk + _blocks_per_chunk(static) * rows * _stream_bytes(static)
     block -= min(block, saved_activations.bytes_outside_blocks(static) * rows)
     if backend != "gpu" and static.accumulate == 1:  # the blocks' gradients aren't there yet; a GPU has filled them
@@ -272,11 +285,11 @@ def _memory_notes(static: Static) -> list[str]:
     layout, shape, notes = static.layout, static.model, list[str]()
     if away := state_lib.host_bytes(static):
         notes += [f"{away / 2**30:,.2f} GiB of optimizer state lie in the host's memory and cross its bus twice a step"]
-    chunks = layout.stage * layout.rounds
-    if layout.stage > 1 and shape.n_layers % chunks:
-        most = layout.rounds * math.ceil(shape.n_layers / chunks)
+    if not has_even_stages(shape, layout):
+        chunks, slots = layout.stage * layout.rounds, layout.rounds * _blocks_per_chunk(static)
         notes += [
-            f"{shape.n_layers} layers over {chunks}: {most} on the fullest stage; the trainer refuses uneven stages"
+            f"{shape.n_layers} layers over {chunks}: {slots} on the fullest stage, fewer at the ends; at rest they are "
+            "split along d_model, and a step holds a copy in the order of the stages"
         ]
     if layout.stage > 1 and layout.context > 1:
         notes += ["the trainer refuses parallel.stage together with parallel.context"]

@@ -8,6 +8,7 @@ import jax
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
 from scalelab.model.stacks import kinds, stacks
+from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.plan.step.bubble import stage_layers
 from scalelab.sharding import SPLIT_BY_TENSOR
 
@@ -47,7 +48,7 @@ class Operation:
 
 @functools.cache
 def fullest_device_share(static: Static) -> DeviceShare:
-    """Rows that don't divide count as fractions; layers that don't are the fullest stage's."""
+    """Rows that don't divide count as fractions; where layers don't, a stage's empty slots count as layers."""
     shape, layout = static.model, static.layout
     fullest, last = stage_layers(shape.n_layers, layout.stage, layout.rounds)
     pipelined = layout.stage > 1
@@ -79,7 +80,17 @@ def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
 def params_at_rest(static: Static, zero: int) -> float:
     """Parameters (or the state of each) on a device; ZeRO stages from `zero` on split them by fsdp."""
     layout: Layout = static.layout
-    return fullest_device_share(static).parameters / (layout.fsdp if layout.zero >= zero else 1)
+    blocks, rest = _parameter_counts(static.model.plain, layout.tensor)
+    even = has_even_stages(static.model, layout)  # else all stages have an equal part of each layer
+    parameters = fullest_device_share(static).parameters if even else blocks / layout.stage + rest
+    return parameters / (layout.fsdp if layout.zero >= zero else 1)
+
+
+def params_in_slots(static: Static) -> float:
+    """Parameters of a stage's layers and empty slots on a device, as a step lays them out."""
+    shape, layout = static.model, static.layout
+    blocks, _ = _parameter_counts(shape.plain, layout.tensor)
+    return blocks / shape.n_layers * fullest_device_share(static).layers / (layout.fsdp if layout.zero >= 3 else 1)
 
 
 @functools.cache

@@ -14,9 +14,10 @@ from scalelab.model.attention.ring import ring_stretches
 from scalelab.model.stacks import count_local_layers
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import gathered, rules
-from scalelab.parallel.ticks import PIPELINE_SCHEDULES
+from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES
 from scalelab.plan.step.block_products import block_products
-from scalelab.plan.step.device_share import fullest_device_share, layers_by_kind
+from scalelab.plan.step.device_share import fullest_device_share, layers_by_kind, params_in_slots
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
 
@@ -209,10 +210,13 @@ def _stage_transfers(static: Static, _: SystemTraits) -> list[Transfer]:
     width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     times = 2 * static.accumulate * layout.microbatches * layout.rounds
+    # Where stages are uneven (`parallel/pipeline.py`), in fp32: weights into slots, gradients out of them.
+    in_slots = 0.0 if has_even_stages(shape, layout) else 4 * params_in_slots(static)
     return [
+        Transfer("stage", "all-to-all", in_slots, 2 if in_slots else 0, False, "layers into slots, gradients out"),
         Transfer(
             "stage", "send", sent, times, PIPELINE_SCHEDULES[layout.schedule].alternates, "activations and gradients"
-        )
+        ),
     ]
 
 
