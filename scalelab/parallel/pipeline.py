@@ -1,4 +1,4 @@
-"""A batch through a pipeline of stages: loss, and gradients by a backward that follows the table of `ticks.py`.
+"""A batch through a pipeline of stages: loss, and gradients by a backward that follows the table of `stages/ticks.py`.
 
 Embedding, final norm and head are on every stage, used by the first and the last. The other mesh axes split the model
 as without a pipeline: they are Auto where a stage's arrays come in and out, and Explicit within it. A shard_map over
@@ -19,13 +19,18 @@ from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 
 from scalelab.config import Layout, Static
 from scalelab.model.attention.documents import DocumentEnds
+from scalelab.model.declare import Declaration
 from scalelab.model.loss import LossSums
 from scalelab.model.measures import HeadMeasures, Measures
+from scalelab.model.transformer import parameter_declarations
+from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.parallel.stage import run_stage
-from scalelab.parallel.ticks import make_tick_table
+from scalelab.parallel.stages.assignment import assign_layers, is_even
+from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.ticks import make_tick_table
 from scalelab.precision.policy import POLICIES
-from scalelab.sharding import BATCH_AXES, STAGE_AXIS, has_explicit_mesh, without_axes
+from scalelab.sharding import BATCH_AXES, STAGE_AXIS, has_explicit_mesh, spec_of, without_axes
 
 
 def replica_axes(static: Static) -> frozenset[str]:
@@ -40,7 +45,7 @@ def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) ->
     With several rounds a stage's chunks are p chunks apart in the model, but adjacent in its memory.
     """
     if layout.rounds == 1:
-        return tree
+        return tree  # uneven stages leave the model's order, too: no spec splits their layers
 
     def reorder(x: Any, spec: PartitionSpec) -> Any:
         if STAGE_AXIS not in spec[:1]:
@@ -53,21 +58,53 @@ def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) ->
 
 
 def in_model_order(values_L: jax.Array, layout: Layout) -> jax.Array:
-    """One value per layer, from the stages' order to the model's; whole on every device."""
-    if layout.rounds == 1:
+    """One value per layer, from the order at rest to the model's; whole on every device."""
+    if layout.rounds == 1 or not is_even(len(values_L), layout.stage, layout.rounds):
         return values_L
     return values_L[np.argsort(_stage_order(values_L.shape[0], layout))]
 
 
 def _stage_order(n_layers: int, layout: Layout) -> np.ndarray:
     """The model's layers, one stage's after the other's."""
-    return np.arange(n_layers).reshape(layout.rounds, layout.stage, -1).swapaxes(0, 1).ravel()
+    return assign_layers((n_layers,), layout.stage, layout.rounds).held()
+
+
+def into_slots(static: Static, params: Any) -> Any:
+    """`params` with the layers as the stages hold them: an all-to-all once a step, where stages are uneven.
+
+    An empty slot holds a copy of the first layer, which is not read.
+    """
+    shape, layout = static.model, static.layout
+    if has_even_stages(shape, layout):
+        return params
+    layers = np.maximum(assign_layers((shape.n_layers,), layout.stage, layout.rounds).held(), 0)
+    specs = rules.stage_specs(shape, layout)["blocks"]
+    return params | {"blocks": jax.tree.map(lambda w, spec: reshard(w[layers], spec), params["blocks"], specs)}
+
+
+def out_of_slots(static: Static, grads: Any) -> Any:
+    """The gradients of what `into_slots` returned, of the model's layers; split as near to the moments as one hop is.
+
+    An all-to-all takes `stage` from the slots to the end of another axis; XLA knows no other way but to gather all.
+    """
+    shape, layout = static.model, static.layout
+    if has_even_stages(shape, layout):
+        return grads
+    slots = assign_layers((shape.n_layers,), layout.stage, layout.rounds).slot_of_layer()
+
+    def by_layer(declaration: Declaration, g: jax.Array) -> jax.Array:
+        return reshard(g, rules.within_layers(declaration, spec_of(g)))[slots]
+
+    return grads | {"blocks": jax.tree.map(by_layer, parameter_declarations(shape)["blocks"], grads["blocks"])}
 
 
 def pipeline_loss_sums(
     static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: DocumentEnds | None = None
 ) -> LossSums:
-    """Summed next-token loss of `tokens` [B, S+1], in documents cut by `ends`; no gradients."""
+    """Summed next-token loss of `tokens` [B, S+1], in documents cut by `ends`; no gradients.
+
+    The layers of `params` are as the stages hold them (`into_slots`).
+    """
     return _run(static, params, tokens, z_weight, None, ends)[0]
 
 
@@ -121,11 +158,14 @@ def _run(
     out = (whole, *((*specs[1:3], by_stage) if counted is not None else (None, None, None)))
     sums, blocks, others, measured = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
     if due is not None:
-        sums = sums._replace(measures=_whole_measures(measured, sums, rows[..., 1:].size, layout))
+        sums = sums._replace(measures=_whole_measures(static, measured, sums, rows[..., 1:].size))
     return sums, None if counted is None else {**others, "blocks": blocks}
 
 
-def _whole_measures(by_layer: dict[str, jax.Array], sums: LossSums, positions: int, layout: Layout) -> Measures:
+def _whole_measures(static: Static, by_slot: dict[str, jax.Array], sums: LossSums, positions: int) -> Measures:
     """The measures of all stages' layers, in the model's order, on every device."""
-    ordered = {name: in_model_order(reshard(x, PartitionSpec()), layout) for name, x in by_layer.items()}
-    return Measures(positions=jnp.float32(positions), head=sums.measures, **ordered)
+    layout, whole = static.layout, {name: reshard(x, PartitionSpec()) for name, x in by_slot.items()}
+    if layout.rounds > 1 or not has_even_stages(static.model, layout):
+        slots = assign_layers((static.model.n_layers,), layout.stage, layout.rounds).slot_of_layer()
+        whole = {name: x[slots] for name, x in whole.items()}
+    return Measures(positions=jnp.float32(positions), head=sums.measures, **whole)

@@ -17,7 +17,8 @@ from scalelab.config import Hparams, Layout, Static, group_hparams, hparam_keys,
 from scalelab.configs import base
 from scalelab.experiments.studies.fsdp.traffic import collective_bytes
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.parallel import pipeline, rules, ticks
+from scalelab.parallel import pipeline, rules
+from scalelab.parallel.stages import ticks
 from scalelab.sharding import BATCH_AXES, SPLIT_BY_TENSOR
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients, document_ends

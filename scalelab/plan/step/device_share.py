@@ -7,6 +7,8 @@ import jax
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
+from scalelab.model.stacks import kinds, stacks
+from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.plan.step.bubble import stage_layers
 from scalelab.sharding import SPLIT_BY_TENSOR
 
@@ -46,7 +48,7 @@ class Operation:
 
 @functools.cache
 def fullest_device_share(static: Static) -> DeviceShare:
-    """Rows that don't divide count as fractions; layers that don't are the fullest stage's."""
+    """Rows that don't divide count as fractions; where layers don't, a stage's empty slots count as layers."""
     shape, layout = static.model, static.layout
     fullest, last = stage_layers(shape.n_layers, layout.stage, layout.rounds)
     pipelined = layout.stage > 1
@@ -65,10 +67,30 @@ def fullest_device_share(static: Static) -> DeviceShare:
     )
 
 
+def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
+    """(`static` with one kind of block, layers of that kind on the fullest stage, in their share of the model's)."""
+    layers, whole = fullest_device_share(static).layers, static.model.n_layers
+    shares = [(kind, layers * depth) for kind, depth in kinds(static.model).items()]
+    return [
+        (dataclasses.replace(static, model=kind), share / whole if share % whole else share // whole)
+        for kind, share in shares
+    ]
+
+
 def params_at_rest(static: Static, zero: int) -> float:
     """Parameters (or the state of each) on a device; ZeRO stages from `zero` on split them by fsdp."""
     layout: Layout = static.layout
-    return fullest_device_share(static).parameters / (layout.fsdp if layout.zero >= zero else 1)
+    blocks, rest = _parameter_counts(static.model.plain, layout.tensor)
+    even = has_even_stages(static.model, layout)  # else all stages have an equal part of each layer
+    parameters = fullest_device_share(static).parameters if even else blocks / layout.stage + rest
+    return parameters / (layout.fsdp if layout.zero >= zero else 1)
+
+
+def params_in_slots(static: Static) -> float:
+    """Parameters of a stage's layers and empty slots on a device, as a step lays them out."""
+    shape, layout = static.model, static.layout
+    blocks, _ = _parameter_counts(shape.plain, layout.tensor)
+    return blocks / shape.n_layers * fullest_device_share(static).layers / (layout.fsdp if layout.zero >= 3 else 1)
 
 
 @functools.cache
@@ -80,5 +102,5 @@ def _parameter_counts(shape: ModelShape, tensor: int) -> tuple[float, float]:
         return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in leaves)
 
     declared = transformer.parameter_declarations(shape)
-    blocks = held(declared["blocks"])
+    blocks = held([declared[stack.name] for stack in stacks(shape)])
     return blocks, held(declared) - blocks

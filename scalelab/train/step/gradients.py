@@ -56,7 +56,7 @@ def loss_sums(
     `term` and `probes`: see `transformer.summed_loss`.
     """
     if static.layout.stage > 1:
-        return pipeline.pipeline_loss_sums(static, params, tokens, z_weight, ends)
+        return pipeline.pipeline_loss_sums(static, pipeline.into_slots(static, params), tokens, z_weight, ends)
     inputs_BS, targets_BS, packed = documents.split_inputs_targets(tokens, ends)
     policy = POLICIES[static.precision]
     with product_precision(policy):
@@ -151,13 +151,14 @@ def _gradients(
     ends: DocumentEnds | None,
     due: jax.Array | None,
 ) -> Summed:
-    copies = gathered.gather_weights(static, params)
+    copies, params = gathered.gather_weights(static, params), pipeline.into_slots(static, params)
 
     def differentiate(params: Any, part: jax.Array) -> Summed:
         return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies)
 
     if static.accumulate == 1:
-        return differentiate(params, tokens)
+        sums, grads, amax = differentiate(params, tokens)
+        return sums, pipeline.out_of_slots(static, grads), amax
     parts, measured = split_micro_batches(static, tokens), due is not None
     once = bool(rules.postponed_axes(static.layout))
     laid_out = _once("unreduced") if once else rules.gradient_specs
@@ -180,7 +181,8 @@ def _gradients(
         summed = jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], summed)
     else:
         summed = jax.lax.scan(micro, summed, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
-    return summed[0], reshard_as(static, rules.moment_specs, summed[1]), summed[2]
+    grads = pipeline.out_of_slots(static, summed[1])
+    return summed[0], reshard_as(static, rules.moment_specs, grads), summed[2]
 
 
 def _once(kind: str) -> Callable:
@@ -210,7 +212,10 @@ def differentiate_micro_batch(
     part: jax.Array,
     copies: Any = None,
 ) -> Summed:
-    """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`."""
+    """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`.
+
+    In a pipeline the layers of `params` and of the gradient are as the stages hold them.
+    """
     if static.layout.stage > 1:
         return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
     can_underflow = due is not None and measures.underflow_format(POLICIES[static.precision])
@@ -265,7 +270,8 @@ def leave_out_bad(
     run = jnp.int32(n) if n_micro_batches is None else n_micro_batches
     scale = precision_state.scale if policy.scaled_loss else jnp.float32(1.0)
     scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
-    differentiate = functools.partial(differentiate_micro_batch, static, params, scales, z_weight, ends, None)
+    held = pipeline.into_slots(static, params)
+    differentiate = functools.partial(differentiate_micro_batch, static, held, scales, z_weight, ends, None)
     parts = split_micro_batches(static, tokens)
 
     def look(i: jax.Array, kept: jax.Array) -> jax.Array:

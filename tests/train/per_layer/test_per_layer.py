@@ -73,6 +73,12 @@ def test_galore_by_layer_is_galore():
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})
 
 
+def test_stacks_by_layer_are_themselves():
+    """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
+    stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
+    compare_updates(stacks | {"optim.name": "adam8bit", "parametrization.name": "completep"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEPARABLE)
 def test_every_separable_optimizer_by_layer_is_itself(name):

@@ -1,0 +1,93 @@
+"""Stages that hold unequal numbers of layers against one device, on eight fake devices in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+from scalelab.parallel.stages.assignment import is_even
+from tests.train.runs import ROOT
+
+LAYERS = 5
+# ZeRO 3 in rounds, with micro-batches of micro-batches; whole weights with split moments; an axis of replicas; tensor.
+LAYOUTS = [
+    {"stage": 4, "fsdp": 2, "microbatches": 4},
+    {"stage": 2, "fsdp": 2, "tensor": 2, "rounds": 2, "microbatches": 2, "accumulate": 2},
+    {"stage": 2, "data": 2, "fsdp": 2, "zero": 1, "microbatches": 2, "schedule": "gpipe"},
+]
+PROGRAM = """
+import dataclasses, functools, json, sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from scalelab.config import Layout
+from scalelab.experiments.studies.fsdp.rows import loss_and_gradients, worst_leaf
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.sharding import BATCH_AXES
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.layers import LAYERS
+from scalelab.train.step.program import PACKINGS
+from tests.train.step.test_step import setting
+
+# Windows by turns: a layer that got another's flags is seen.
+shape = {"model.n_layers": int(sys.argv[1]), "model.n_heads": 4, "model.n_kv_heads": 2, "model.d_head": 4,
+         "model.seq_len": 16, "model.vocab_size": 32, "model.window": 4, "model.global_every": 3}
+tokens = np.cumsum(np.random.default_rng(0).integers(1, 3, (2, 8, 17)), axis=-1).astype(np.int32) % 32
+run = jax.jit(loss_and_gradients, static_argnums=0)
+
+def trained(static, h, start):
+    program = PACKINGS["turn"](static, [h])
+    states, (log,) = program.advance(program.join(jax.tree.map(np.array, start)), [tokens[:, program.rows]], 2)
+    (val,) = program.evaluate(states, tokens[:1, program.rows])
+    (end,) = program.separate(states)
+    return jax.device_get(({k: v[1] for k, v in log[LAYERS].items()}, log["train_loss"], val["val_loss"], end.params))
+
+def far(expected, actual):
+    return float(max(np.abs(a - b).max() / np.abs(a).max() for a, b in zip(*map(jax.tree.leaves, (expected, actual)))))
+
+for precision, layouts in json.loads(sys.argv[2]).items():
+    alone, h = setting(**shape, **{"log.layers_every": 2, "precision.name": precision})
+    start = jax.tree.map(np.array, PACKINGS["turn"](alone, [h]).init())
+    if precision == "fp16":  # a loss scale so small that gradients become zero
+        start = [start[0]._replace(precision=start[0].precision._replace(scale=np.float32(2.0**-12)))]
+    expected = trained(alone, h, start)
+    if precision == "fp32":
+        loss, grads = jax.device_get(run(alone, start[0].params, tokens[0], h))
+    for layout in layouts:
+        accumulate = layout.pop("accumulate", 1)
+        static = dataclasses.replace(alone, layout=Layout(**layout), accumulate=accumulate)
+        layers, losses, val, params = trained(static, h, start)
+        row = {"losses": float(np.abs(losses / expected[1] - 1).max()), "val": float(abs(val / expected[2] - 1))}
+        row |= {"params": far(expected[3], params), "depth": len(layers["residual_rms"])}
+        row["layers"] = {key: float(np.abs(layers[key] - value).max() / np.abs(value).max())
+                         for key, value in expected[0].items() if value.dtype == np.float32 and np.abs(value).max() > 0}
+        if precision == "fp16":
+            zeros = expected[0]["gradient_zeros"]
+            row = {"zeros": zeros.tolist(), "off": float(np.abs(zeros - layers["gradient_zeros"]).max())}
+            print(json.dumps(row), flush=True)
+            continue
+        mesh, specs = mesh_lib.make_mesh(static.layout), state_lib.state_specs(static).params
+        with jax.set_mesh(mesh):
+            put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+            placed = jax.tree.map(put, start[0].params, specs)
+            there, of_mesh = run(static, placed, put(tokens[0], PartitionSpec(BATCH_AXES, None)), h)
+        row |= {"loss": abs(float(there / loss) - 1), "gradients": worst_leaf(grads, jax.device_get(of_mesh), 1e-3)}
+        print(json.dumps(row), flush=True)
+"""
+
+
+def rows(layouts: dict[str, list]) -> list[dict]:
+    env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"}
+    argv = [sys.executable, "-c", PROGRAM, str(LAYERS), json.dumps(layouts)]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_uneven_stages_are_one_device_in_loss_gradients_measures_evaluation_and_update():
+    assert not any(is_even(LAYERS, layout["stage"], layout.get("rounds", 1)) for layout in LAYOUTS)
+    found = rows({"fp32": LAYOUTS[:2]})
+    assert len(found) == 2
+    for row in found:
+        assert row["loss"] <= 2e-6 and row["gradients"] <= 3e-6, row
+        assert row["losses"] <= 2e-6 and row["val"] <= 2e-6 and row["params"] <= 1e-4, row
+        assert row["depth"] == LAYERS and max(row["layers"].values()) <= 1e-5, row
