@@ -25,7 +25,7 @@ class ConfigValue(NamedTuple):
 
 
 def load_with_origins(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> tuple["ConfigDict", list[ConfigValue]]:
-    """The resolved config of a file and overrides; its values in the order of `configs/base.py`. Raises BadInput."""
+    """Load (the resolved config of a file and overrides, its values in `configs/base.py`'s order). Raises BadInput."""
     given = override(read_config_file(path), overrides, set_by.COMMAND_LINE)
     config, before = resolve(given), leaves(given)
     noted = config_value_origins(config)

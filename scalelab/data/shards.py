@@ -131,7 +131,7 @@ def _publish(building: pathlib.Path, final: pathlib.Path) -> None:
     try:
         os.rename(building, final)
     except OSError:
-        if not (final / "index.json").exists():  # a finished folder is fine, anything else is an error
+        if not (final / "index.json").exists():  # a finished folder is another process's; anything else is an error
             raise
     fsync(final.parent)
 

@@ -13,7 +13,7 @@ SAME_RATIO = 0.02  # relative distance of a ratio of gradient norms from a whole
 
 
 def judge_against(run: Evidence, other: Evidence) -> tuple[list[Verdict], dict[str, Any]]:
-    """Verdicts on `run` by `other`, and the comparison itself (`scalelab compare`). BadInput as in `compare_runs`."""
+    """Judge `run` by `other`: verdicts, and the comparison (`scalelab compare`). BadInput as in `compare_runs`."""
     comparison = compare_runs(str(run.folder), str(other.folder))
     first = comparison["metrics"]["first"]
     if first is None:

@@ -118,7 +118,7 @@ def _series(lines: Sequence[Mapping[str, Any]], name: str) -> Series:
 
 
 def gather_evidence(folder: pathlib.Path) -> Evidence:
-    """Gather what the run in `folder` has, without probes. BadInput if it is not a run, or its files are damaged."""
+    """Gather the evidence on a run's folder, without probes. BadInput if it is not a run, or is damaged."""
     if not (folder / "config.json").exists():
         raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
     values, mistyped = _typed_values(records.flatten_keys(records.read_config(folder)))

@@ -43,7 +43,7 @@ def flag_above(values: np.ndarray, least: float = LEAST_RISE, window: int = WIND
 
 
 def _level(recent: np.ndarray) -> tuple[float, float]:
-    """(level of the next value, robust sigma about it): the later half's median, spread about both halves' medians."""
+    """Estimate (the next value's level, its robust sigma): later half's median, spread about both halves' medians."""
     half = len(recent) // 2
     parts = recent[:half], recent[half:]
     medians = [float(np.median(part)) for part in parts]

@@ -72,7 +72,7 @@ def encode_task(model: EvaluatedModel, task: Task) -> EncodedTask:
 
 
 def _rows(item: TaskItem, encode: Encode, before: Sequence[int], seq_len: int) -> list[ChoiceRow]:
-    """One row per choice, which starts where its ids differ from the context's: a token across the border is its own.
+    """Make a row per choice, which starts where its ids differ from the context's, at a token across the border too.
 
     All choices of an item start at the first such place, so that each is scored on text after one context.
     """

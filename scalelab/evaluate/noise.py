@@ -78,11 +78,11 @@ def read_settings(folder: pathlib.Path) -> dict[str, Any]:
     """Read a run's config by dotted keys; a key unknown to the run's older scalelab gets today's default."""
     defaults = config_lib.default_values()
     values = defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
-    return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # who set a value is not a setting
+    return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # not a setting
 
 
 def _find_alike(run: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]:
-    """(the runs beside `run` that equal it but for the seed, why others can't be read). Exported models don't count."""
+    """Find (runs beside `run`, equal but for the seed; why others can't be read). Exported models don't count."""
     alike, damage, settings = [], [], _settings_but_seed(run)
     place = run.absolute().parent
     for path in (place / name / "config.json" for name in list_folders(place)[0]):

@@ -36,8 +36,7 @@ class SamplingOptions(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The ids after the prompt, without the separator; `ended`: whether one followed; `nats` under the model at
-    temperature 1, the separator's included."""
+    """Sampled ids after the prompt; `ended`: by a separator, which only `nats` (at temperature 1) includes."""
 
     ids: list[int]
     ended: bool

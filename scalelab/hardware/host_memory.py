@@ -25,7 +25,7 @@ def pool_gib(pinned_bytes: int) -> int:
 
 
 def limit_gib() -> int:
-    """The limit that this process's GPU client has or will take. BadInput if the environment's is not a number."""
+    """Limit that this process's GPU client has or will take. BadInput if the environment's limit is not a number."""
     text = os.environ.get(LIMIT_VARIABLE) or str(XLA_LIMIT_GIB)
     try:
         return int(text)

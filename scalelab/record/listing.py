@@ -209,7 +209,7 @@ def rows_by_source(columns: Mapping[str, Any]) -> list[dict]:
 
 
 def _last_step_scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
-    """`{"brackets_acc": …, "ema_brackets_acc": …}` at the run's last step only: D and C are its."""
+    """`{"brackets_acc": …, "ema_brackets_acc": …}` at the run's last step, to which D and C belong."""
     rows = [row for row in read_evaluations(folder) if row["step"] == step]
     prefixes = ["" if row["weights"] == "trained" else f"{row['weights']}_" for row in rows]
     sets = [(f"{prefix}{row['set']}", row["metrics"]) for prefix, row in zip(prefixes, rows, strict=True)]

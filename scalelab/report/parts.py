@@ -137,7 +137,7 @@ def curve_figures(
     coloured_by: tuple[str, str],
     held: str | None = None,
 ) -> list[str]:
-    """Figures of training and validation loss; `values` {run: value} are coloured; (key, title) of their colours."""
+    """Draw training and validation losses coloured by `values` {run: value}; `coloured_by`: their (key, title)."""
     colour, colour_title = coloured_by
     rows = [row | {colour: values[row["run"]]} for row in rows]
     of_value = page.colours.get(colour) or style.key_colours(colour, values.values())

@@ -83,7 +83,7 @@ class LivePage:
             text = html.render_page(self.folder.name, "no page yet", [html.render_paragraph(str(error), "bad")])
         line = f"Live, as of {time.strftime('%H:%M:%S')}: loads itself again when files have changed."
         top = f'<p class="soft" id="live" data-version="{version}">{line}</p>{self._links()}'
-        text = text.replace("<head>", '<head><link rel="icon" href="data:,">', 1)  # else a browser asks for one
+        text = text.replace("<head>", '<head><link rel="icon" href="data:,">', 1)  # else a browser requests one
         return text.replace("<main>", f"<main>{top}", 1).replace("</body>", f"{SCRIPT}</body>", 1)
 
     def _links(self) -> str:

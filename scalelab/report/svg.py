@@ -46,7 +46,7 @@ def _set_plain_text(label: Text, text: Any) -> None:
 
 @styled
 def inline_svg(fig: Figure, name: str, css_class: str, label: str) -> str:
-    """An `<svg>` element; ids begin with `name`, so that those of two figures on one page can't collide."""
+    """Convert a figure to an `<svg>` element; its ids begin with `name`, so that two figures can't collide."""
     file = io.StringIO()
     fig.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = file.getvalue()

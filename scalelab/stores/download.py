@@ -19,7 +19,7 @@ ANNOUNCED_BYTES = 10**9
 
 
 def read_index(place: Place, name: str | None) -> Files:
-    """The files that an index lists; {} without one. ObjectsLost if it is missing or damaged, BadInput if edited."""
+    """Read an index's list of files ({} without one). ObjectsLost if it is missing or damaged, BadInput if edited."""
     if name is None:
         return {}
     try:

@@ -23,7 +23,7 @@ SCHEDULE_DEFAULTS = {
 
 
 def resolve_schedule_steps(config: "ConfigDict") -> None:
-    """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways to give a length disagree."""
+    """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput if two ways to give a length disagree."""
     for what in SCHEDULE_DEFAULTS:
         schedule, requested = config.schedule, requested_steps(config, what)
         if (steps := schedule[f"{what}_steps"]) is not None:

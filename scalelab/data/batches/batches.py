@@ -75,7 +75,7 @@ class Windows:
 
 
 class Begin(NamedTuple):
-    """Where a run goes on under another batch, length or mixture: its next step, the number and first row of its batch.
+    """A run's continuation under another batch, length or mixture: next step, its batch's number and first row.
 
     `by_source`: rows of each source before, {} where nobody counted them; `earlier`: the batches before.
     """

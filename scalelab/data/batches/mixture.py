@@ -64,7 +64,7 @@ def make_window_sources(sizes: Mapping[str, int], unique_tokens: str, seq_len: i
 
 
 def mixture_stages(text: str, sources: Sequence[WindowSource]) -> list[tuple[int, list[Fraction]]]:
-    """Stages (step, share of each source) of `data.mixture`; "": shares by windows in use. BadInput: unknown name."""
+    """Read stages (step, share of each source) of `data.mixture`; "": by windows in use. BadInput: unknown name."""
     total = sum(source.unique for source in sources)
     if not (stages := mixture_text.parse_mixture(text)):
         return [(0, [Fraction(source.unique, total) for source in sources])]

@@ -84,7 +84,7 @@ def parse_vocab_size(name: str) -> int:
 
 
 def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None) -> dict[str, Any]:
-    """All that decides the result's bytes, as JSON. `skip_bad` is left out: units done without it had nothing bad."""
+    """Collect as JSON all that decides the result's bytes, without `skip_bad`: units made without it had no fault."""
 
     def facts(kind: str, path: str) -> list[Any]:
         names = [path, index_path(path)] if kind == "megatron" else [path]

@@ -60,7 +60,7 @@ class Source:
 
 
 def open_source(config: DataConfig) -> Source:
-    """The source that `config.source` names. Raises BadInput for an unknown name, missing files or no documents."""
+    """Open the source named by `config.source`. Raises BadInput for an unknown name, missing files or no documents."""
     if ":" in config.source:
         return user_source(config)
     if config.source not in SOURCES:

@@ -101,7 +101,7 @@ def check_bad(evidence: Evidence) -> Findings:
 
 
 def _first_of_each(evidence: Evidence, *signals: str) -> list[dict]:
-    """The first event of each signal, with its words; a rewind has the signal that called for it and is left out."""
+    """Find the first event of each signal, with its text; rewinds are left out: another event has their signal."""
     first: dict[str, dict] = {}
     for event in evidence.kinds("guard"):
         if event.get("signal") in signals and event.get("action") != "rewind":

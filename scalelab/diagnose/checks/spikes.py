@@ -28,8 +28,7 @@ SETTLED = 0.1  # share of a run whose loss falls too fast to be compared with it
 
 
 def check_spikes(evidence: Evidence) -> Findings:
-    """Losses far above their past, by the lines and by the guard's alarms between them: at one batch, over a stretch of
-    batches, or rising by themselves."""
+    """Judge losses far above their past, in logged lines and in the guard's alarms between them."""
     loss = evidence.series("train_loss").after(max(SETTLED * evidence.steps, evidence.values["schedule.warmup_steps"]))
     verdicts: list[Verdict] = []
     if len(loss.steps) >= RECOVERY:

@@ -104,7 +104,7 @@ def check_processes(evidence: Evidence) -> Findings:
 
 
 def check_communication(evidence: Evidence) -> Findings:
-    """The share of a step in which devices only exchange data, from a profile (`--live`): the host can't see it."""
+    """Judge the share of a step in which devices only exchange data, from a profile (`--live`), unseen by the host."""
     devices = int(evidence.record.get("mesh", {}).get("devices", 1))
     if devices < 2:
         return []

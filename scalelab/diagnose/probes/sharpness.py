@@ -54,8 +54,7 @@ def probe_sharpness(subject: Subject) -> dict[str, float]:
 
 
 def largest_eigenvalue(multiply: Any, size: int, steps: int = LANCZOS_STEPS) -> float:
-    """The largest eigenvalue of a symmetric `multiply` on vectors [size], from below, by Lanczos with full
-    reorthogonalisation from a random vector."""
+    """Bound the largest eigenvalue of a symmetric `multiply` on vectors [size] from below, by Lanczos."""
     basis = [jax.random.normal(jax.random.key(0), (size,))]
     basis[0] /= jnp.linalg.norm(basis[0])
     diagonal: list[float] = []

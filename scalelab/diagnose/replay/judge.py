@@ -24,7 +24,7 @@ BEFORE, LEAST_BEFORE = 128, 16  # number of losses before the window that form t
 
 
 class Verdict(NamedTuple):
-    """One what-if. `works` as the module says; `peak`, `final`: the largest loss, and the median of the last ones.
+    """The verdict on a what-if. `works`: as defined above; `peak`, `final`: largest loss, and median of the last ones.
 
     `outliers`: steps above the threshold; `steps`: to be trained again; `batches`: left out; `cost`: of these steps,
     None without a price.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-Works = Callable[[Sequence[frozenset[int]]], list[bool]]  # batches left out, several at once -> whether each cures
+Works = Callable[[Sequence[frozenset[int]]], list[bool]]  # sets of left-out batches -> whether each cures
 
 
 class Culprits(NamedTuple):

@@ -144,7 +144,7 @@ def _replay_group(
 
 
 def _changed(config: ConfigDict, one: WhatIf) -> ConfigDict:
-    """The run's config with the what-if's keys; a guard that is off watches, since it holds the LR's factor."""
+    """Apply the what-if's keys to the run's config; a guard that is off watches, since it holds the LR's factor."""
     changes: dict[str, Any] = dict(one.overrides)
     if config.guard.policy == "off":
         changes["guard.policy"] = "watch"
@@ -209,7 +209,7 @@ def _chunk(batches: Any, numbers: Sequence[int], k: int, rows: Any) -> np.ndarra
 
 
 def count_equal_lines(origin: Origin, curves: Curves) -> tuple[int, int, int | None]:
-    """(lines of metrics.jsonl in the window, how many have the replay's bits, the first step that differs)."""
+    """Count (lines of metrics.jsonl in the window, those with the replay's bits); also the first step that differs."""
     lines = [line for line in records.read_metrics(origin.folder) if "train_loss" in line]
     window = {line["step"]: line for line in lines if 0 < line["step"] - origin.step <= len(curves["train_loss"])}
     differs = [step for step, line in window.items() if not _same_bits(line, curves, step - origin.step - 1)]

@@ -32,7 +32,7 @@ class AnnealedFit:
     noise: float
 
     def predict(self, s1: float, s2: float) -> tuple[float, float]:
-        """(ln loss, its standard deviation without the noise of one batch) at a point of this or another schedule."""
+        """Predict (ln loss, its standard deviation without batch noise) at a point of this or another schedule."""
         value = float(_log_loss(self.theta, s1, s2))
         gradient = np.array([_log_loss(self.theta + step, s1, s2) - value for step in 1e-5 * np.eye(4)]) / 1e-5
         return value, float(np.sqrt(gradient @ self.covariance @ gradient))

@@ -133,7 +133,7 @@ def plot_fit(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
 def _curve(
     fitted: Fitted, held: Mapping[str, float], x_name: str, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The law over x: at the best N of each budget, or of its only column; None for a law of several others."""
+    """Evaluate the law over x: at each budget's best N, or over its only column; None for several other columns."""
     at = np.geomspace(x.min(), x.max(), CURVE_POINTS)
     if fitted.law.columns == (x_name,):
         return at, fitted.law({x_name: at}, fitted.params)

@@ -136,7 +136,7 @@ def _residual_points(fig: Figure, ax: Axes, rows: Sequence[dict]) -> None:
 def plot_residuals(
     rows: Sequence[dict], n_label: str, title: str = "", colours: dict[Any, str] | None = None
 ) -> Figure:
-    """Measured over predicted loss in % against C, N and D: a good law leaves no pattern. Rows with `predicted`."""
+    """Draw measured over predicted loss in % against C, N and D: a good law has no pattern. Rows with `predicted`."""
     fig, axes = make_figure(9.6, 3.0, 3)
     colours = colours or value_colours((row["N"] for row in rows), "size")
     for ax, (key, label) in zip(axes, (("C", "C (FLOPs, exact)"), ("N", n_label), ("D", "D (tokens)")), strict=True):

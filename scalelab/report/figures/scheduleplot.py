@@ -21,7 +21,7 @@ PANELS = (
 
 @styled
 def plot_schedules(rows: Sequence[dict], marked: Sequence[int] = ()) -> Figure:
-    """A panel each over the step. rows: `step` and the keys of PANELS; the rows whose step is in `marked` get a dot."""
+    """Draw a panel over steps for each of PANELS. rows: `step` and the panels' keys; steps in `marked` get a dot."""
     fig, axes = make_figure(13.0, 2.6, len(PANELS))
     for ax, (key, title) in zip(axes, PANELS, strict=True):
         ax.plot([row["step"] for row in rows], [row[key] for row in rows], color=value_colours([0])[0])

@@ -91,7 +91,7 @@ def _size_colours(summary: dict, rows: Sequence[dict]) -> dict[Any, str]:
 
 
 def _first_metric(summary: dict, folders: Sequence[pathlib.Path]) -> float | None:
-    """The time of the held-out run's first line, None before it. By name: a study may have been moved."""
+    """Time of the held-out run's first line, or None. The run is found by name: a study may have been moved."""
     held_out = [folder for folder in folders if folder.name == _held_name(summary)]
     lines = records.read_metrics(held_out[0]) if held_out else []
     return lines[0]["time"] if lines else None

@@ -102,7 +102,7 @@ def describe_caveats(summary: dict) -> str:
 
 
 def fit_table(fit: dict) -> str:
-    """Parameters and exponents with their intervals, warnings, runs left out, and the certificate of the optimum."""
+    """Make the table of parameters and exponents with intervals, warnings, runs left out, and the certificate."""
     rows = []
     for name, value in (fit["params"] | fit["exponents"]).items():
         low, high = fit["intervals"][name]
