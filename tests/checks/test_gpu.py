@@ -19,6 +19,7 @@ from scalelab import config as config_lib
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
 from scalelab.record import jsonlines
+from tests.train.runs import PATIENCE_S
 
 QUICK_PARTS = "doctor,124m-bf16,resume,attention,packing,reference-run"
 
@@ -183,7 +184,7 @@ def test_a_stop_signal_ends_the_part_too(tmp_path):
             assert running.poll() is None
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=60) == 75
+        assert running.wait(timeout=PATIENCE_S) == 75
     finally:
         running.kill()
         running.wait()

@@ -20,6 +20,7 @@ from scalelab.data.tokenizers.load import load_tokenizer_file
 from scalelab.record import records
 from scalelab.train.single import train_single
 from tests.data import corpora
+from tests.train.runs import PATIENCE_S
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -263,9 +264,8 @@ def test_documents_of_one_repeated_letter_train_a_tokenizer_and_are_encoded_whol
     texts = ["a" * 4_000_000, "\n" * 4_000_000, *corpora.texts(40)]
     source = corpora.write(tmp_path / "mine.jsonl", corpora.json_lines(texts))
     line = [f"--source={source}", "--tokenizer=bpe:280", f"--out={tmp_path}/out", "--workers=1", "--json"]
-    answer = subprocess.run(
-        [sys.executable, "-m", "scalelab", "prepare", *line], capture_output=True, text=True, cwd=ROOT, timeout=240
-    )
+    command = [sys.executable, "-m", "scalelab", "prepare", *line]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
     assert answer.returncode == 0, answer.stderr
     path = tmp_path / "out" / "tokenizer.json"
     assert json.loads(path.read_bytes())["pre_tokenizer"]["type"] == "ByteLevel"  # which cuts no word

@@ -16,6 +16,7 @@ from scalelab.__main__ import main
 from scalelab.record import jsonlines, records
 from scalelab.report import serve
 from tests.report import synthetic
+from tests.train.runs import PATIENCE_S
 
 FILES = ("config.json", "record.json", "metrics.jsonl", "events.jsonl", "layers.jsonl", "evaluations.jsonl")
 READERS = (
@@ -53,7 +54,8 @@ def call(capsys, *argv):
 def run_process(*argv):
     """A command in a process of its own."""
     line = [sys.executable, "-m", "scalelab", *argv]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=pathlib.Path(__file__).parents[2])
+    root = pathlib.Path(__file__).parents[2]
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root)
 
 
 def put_pipe(path: pathlib.Path) -> None:

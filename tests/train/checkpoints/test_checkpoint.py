@@ -19,7 +19,7 @@ from scalelab.record import jsonfiles
 from scalelab.train.checkpoints import checkpoint, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, SaveFailed
 from scalelab.train.step.state import TrainState
-from tests.train.runs import ROOT
+from tests.train.runs import PATIENCE_S, ROOT
 
 
 def big_state(value: float) -> TrainState:
@@ -242,7 +242,7 @@ def test_a_slow_disk_blocks_the_next_save_not_the_steps_and_no_queue_grows(tmp_p
 
     def slow(draft, step, *rest, **more):
         hashed.append(step)
-        assert gate.wait(60)
+        assert gate.wait(PATIENCE_S)
         return real(draft, step, *rest, **more)
 
     monkeypatch.setattr(manifest, "write_manifest", slow)
