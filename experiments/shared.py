@@ -15,6 +15,8 @@ from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import Parser
 from scalelab.cli.progress import PoolProgress
 from scalelab.record import listing, records
+from scalelab.signals import stop_on_signals
+from scalelab.sweep import status
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -45,8 +47,6 @@ def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool
 
     WorkFailed if a process ended without a verdict.
     """
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
     from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations

@@ -32,6 +32,8 @@ from scalelab.experiments.optimizers import limits, race, ranking, search
 from scalelab.experiments.optimizers.page import format_page
 from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.signals import stop_on_signals
+from scalelab.sweep import status
 
 SMALL_STUDY = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
@@ -102,7 +104,6 @@ def plan(arguments: Sequence[str]) -> PlannedStudy:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from scalelab.signals import stop_on_signals
     from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
@@ -130,7 +131,6 @@ def _main(argv: Sequence[str]) -> int:
 
 def _trainer(folder: pathlib.Path, stop: Any) -> race.TrainStage:
     """A function that trains a stage's runs in `folder/STAGE` and reads them; a finished stage is only read."""
-    from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
 
     def train(stage: str, made: Mapping[str, ConfigDict]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
 
 P = ParamSpec("P")
@@ -94,8 +95,6 @@ def stored(checkpoints: bool = False, fresh: bool = False) -> Kind:
     def copy(value: Path) -> Path:
         if not is_url(os.fspath(value)):
             return value
-        from scalelab.stores.copies import copy_here
-
         return str(copy_here(os.fspath(value), checkpoints, fresh))
 
     return ANY_PATH._replace(read=copy)

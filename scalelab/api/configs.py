@@ -19,6 +19,7 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
+from scalelab.api.defaults import TWIN_STEPS, TWIN_WIDTH
 from scalelab.api.door import (
     Config,
     Display,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 DEFAULT_WIDTHS = (64, 128, 256, 512, 1024)
 CURVE_POINTS = 1000  # points of a drawn schedule
-TWIN_STEPS, TWIN_WIDTH = 500, 64
 
 
 @check_arguments(keys=several(TEXT))

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Union
 
+from scalelab import config as config_lib
 from scalelab.api.arguments import (
     ANYTHING,
     FLAG,
@@ -22,23 +23,26 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
+from scalelab.api.defaults import BUDGET_INPUTS
 from scalelab.api.door import Config, Overrides, load_config
+from scalelab.config import Layout
 from scalelab.errors import BadInput
+from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.measure import measure_throughput
+from scalelab.plan.memory.single_gpu import list_fits
+from scalelab.plan.whole import RESTART_S, Plan
+from scalelab.plan.whole import plan as plan_run
 
 if TYPE_CHECKING:
-    from scalelab.config import Layout
     from scalelab.plan.budget.allocate import BudgetAllocation
     from scalelab.plan.budget.overtraining import Overtraining
     from scalelab.plan.calibrate import Calibration
-    from scalelab.plan.machine.machine import Machine
     from scalelab.plan.measure import Measurement, ThroughputPoint
     from scalelab.plan.memory.single_gpu import SingleGpuFit
     from scalelab.plan.step.efficiency import Efficiency
     from scalelab.plan.sweep.sweep import SweepPlan
-    from scalelab.plan.whole import Plan
 
 Hardware = Union[Path, "Machine"]
-BUDGET_INPUTS = ("flops", "tokens", "params", "target_loss", "gpu_hours")
 SERVED = Kind(
     "two whole numbers, sequences and tokens, such as (1, 0)",
     lambda pair: (
@@ -67,10 +71,6 @@ def plan(
     `compile`: also compile the step for the machine; `serve`: sequences served at once and their tokens (0:
     model.seq_len).
     """
-    from scalelab.config import Layout
-    from scalelab.plan.whole import RESTART_S
-    from scalelab.plan.whole import plan as plan_run
-
     check_value("mesh", mesh, optional(instance("a text such as 'fsdp=8', a dict or a Layout", str, Mapping, Layout)))
     return plan_run(
         load_config(config, overrides), _machine(hardware), devices, mesh, efficiency=efficiency,
@@ -81,8 +81,6 @@ def plan(
 
 
 def _machine(hardware: Hardware) -> "Machine":
-    from scalelab.plan.machine.machine import Machine, load_machine
-
     check_value("hardware", hardware, instance("a name, a JSON file's path or a Machine", str, os.PathLike, Machine))
     return hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
 
@@ -100,9 +98,6 @@ def single_gpu(
     config: Config, hardware: Hardware = "cpu", overrides: Overrides | None = None
 ) -> "tuple[SingleGpuFit, ...]":
     """The ways to hold the model on one device, with the largest micro-batch of each (`plan --single-gpu`)."""
-    from scalelab import config as config_lib
-    from scalelab.plan.memory.single_gpu import list_fits
-
     return list_fits(config_lib.static(load_config(config, overrides)), _machine(hardware))
 
 
@@ -112,9 +107,6 @@ def measure(
     progress: "Callable[[ThroughputPoint], None] | None" = None,
 ) -> "Measurement":  # fmt: skip
     """Run the planned step here with growing micro-batches: tokens/s beside the prediction (`plan --measure`)."""
-    from scalelab.plan.measure import measure_throughput
-    from scalelab.plan.whole import Plan
-
     check_value("plan", plan, instance("a plan, as `scalelab.api.plan` returns it", Plan))
     run_config = load_config(config, overrides).copy_and_resolve_references()
     run_config.parallel.update(dataclasses.asdict(plan.layout))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from scalelab import experiments
 from scalelab.api.arguments import (
     FLAG,
     FOLDER,
@@ -23,15 +24,20 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
+from scalelab.api.defaults import DEMO_FOLDER
 from scalelab.api.door import Display, Progress, Stop, never, plain_display, silent
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments import template
+from scalelab.laws import examples
+from scalelab.laws.published import PAPERS, reproduce_paper
 from scalelab.record import records
+from scalelab.stores import mirror
+from scalelab.stores.urls import url_of
 
 if TYPE_CHECKING:
     from scalelab.laws.published.verdict import PaperReport
 
 PLACEHOLDER = "PROJECT"  # stands in the template for the project's name
-DEMO_FOLDER = "scalelab-demo"
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
@@ -57,8 +63,6 @@ class Created(NamedTuple):
 @check_arguments(name=TEXT, into=optional(FOLDER))
 def init(name: str, into: Path | None = None) -> Created:
     """Make a project of your own in the folder `name` (`scalelab init`). Nothing is overwritten."""
-    from scalelab.experiments import template
-
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-0123456789") or "mystudy"
         raise BadInput(f"NAME={name!r} is not letters, digits, - and _, a letter first; nearest: {plain}")
@@ -90,8 +94,6 @@ def prepare(
     from scalelab.data.prepare.corpus import prepare_corpus
     from scalelab.data.prepare.request import Request
     from scalelab.data.prepare.units import Stopped
-    from scalelab.stores import mirror
-    from scalelab.stores.urls import url_of
 
     folder = pathlib.Path(out)
     request = Request(
@@ -111,7 +113,6 @@ def prepare(
 @check_arguments(out=FOLDER)
 def demo(out: Path = DEMO_FOLDER) -> Facts:
     """Fit a law to the study that comes with the package, and score its prediction (`scalelab demo --json`)."""
-    from scalelab.laws import examples
     from scalelab.laws.fits.study import fit_study
     from scalelab.laws.law.chinchilla_optimum import ChinchillaParams
     from scalelab.report.figures import lawplots, style
@@ -150,8 +151,6 @@ def reproduce(
 
     `paper`: a paper, "all", "textbook" or "closed_forms"; `data`: the folder of run tables (not for the last two).
     """
-    from scalelab.laws.published import PAPERS
-
     if paper not in (*PAPERS, "all", "textbook", "closed_forms"):
         raise BadInput(f"paper {paper!r}: unknown{nearest_hint(paper, [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
     if paper not in ("textbook", "closed_forms") and data is None:
@@ -162,8 +161,6 @@ def reproduce(
 
 
 def _reproduce(paper: str, data: pathlib.Path, progress: Callable[[str], None]) -> "Iterator[PaperReport]":
-    from scalelab.laws.published import PAPERS, reproduce_paper
-
     if paper == "textbook":
         from scalelab.plan.published import textbook
 
@@ -229,8 +226,6 @@ def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
 
 def list_studies() -> Mapping[str, pathlib.Path]:
     """{name: file} of the studies, those of one phenomenon first; none is imported."""
-    from scalelab import experiments
-
     folder = pathlib.Path(experiments.__file__).parent
     return {name: path for place in (folder / "studies", folder) for name, path in sorted(_studies_in(place))}
 
@@ -248,8 +243,6 @@ def study_module(path: pathlib.Path) -> str:
 
 
 def _committed_result(name: str) -> Mapping[str, object]:
-    from scalelab import experiments
-
     path = pathlib.Path(experiments.__file__).parent / "results" / f"{name}.json"
     content = records.read_json(path) if path.exists() else {}
     return content if isinstance(content, dict) else {}

@@ -40,6 +40,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.executor_options import add_executor_options
+from scalelab.cli.follow import follow
 from scalelab.cli.parser import (
     Parser,
     add_take_over_option,
@@ -55,6 +56,7 @@ from scalelab.config import split_overrides
 from scalelab.index import alive
 from scalelab.index.grids import describe_left_out
 from scalelab.signals import stop_on_signals
+from scalelab.sweep import status
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 
 
@@ -104,10 +106,9 @@ def main(argv: list[str]) -> int:
     return _show(swept.status(options.all_grids), options) if swept.verdicts else STOPPED_EXIT_CODE
 
 
-def _show(state: api.SweepStatus, options: Any) -> int:
+def _show(state: "api.SweepStatus", options: Any) -> int:
     """Print the trials and the answer; exit codes in the module's docstring."""
     from scalelab.cli.answers import print_answer
-    from scalelab.sweep import status
     from scalelab.sweep.answer import wording
 
     if options.json != "-":
@@ -146,8 +147,6 @@ def _show_live(parser: Parser, options: Any) -> int:
 
 
 def _follow(workdir: pathlib.Path) -> None:
-    from scalelab.cli.follow import follow
-
     with api.follow(workdir) as read:
         follow(read)
 

@@ -23,30 +23,36 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
+from scalelab.api.defaults import GRID_OPTION, HOLDOUT_DIVISOR
+from scalelab.api.laws.approaches import ApproachFit
+from scalelab.api.laws.curves import CurveStudy
+from scalelab.api.laws.fit_rows import numeric_columns, read_sources
 from scalelab.api.laws.fits import Counted, list_budgets
+from scalelab.api.laws.settings import ReadSettings
 from scalelab.errors import BadInput
+from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.law.names import LAWS
+from scalelab.laws.next_runs import propose_runs as propose
+from scalelab.laws.read.columns import split_conversion
+from scalelab.laws.read.readers import column_names
+from scalelab.laws.trust.holdout import SCORE_RESAMPLES
+from scalelab.laws.trust.tournament import run_tournament
+from scalelab.laws.trust.uncertainty import predict_run
+from scalelab.laws.use.isoflop import IsoFlop
 
 if TYPE_CHECKING:
-    from scalelab.laws.fits.fitted import Fitted
     from scalelab.laws.next_runs import NextRuns, ProposedRun
     from scalelab.laws.trust.tournament import TournamentEntry
     from scalelab.laws.trust.uncertainty import Prediction
 
-HOLDOUT_DIVISOR = 5  # a tournament holds out a fifth of the rows, where it is not told how many
-GRID_OPTION = "--grid-columns"
-
 
 def _check_fitted(fitted: object) -> None:
-    from scalelab.laws.fits.fitted import Fitted
-
     check_value("fitted", fitted, instance("a fit, as `scalelab.api.fit` returns it", Fitted))
 
 
 @check_arguments(fitted=ANYTHING, target_flops=several(NUMBER))
 def predict(fitted: "Fitted", target_flops: float | Sequence[float]) -> "dict[float, Prediction]":
     """What a run of each budget reaches, by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
-    from scalelab.laws.trust.uncertainty import predict_run
-
     _check_fitted(fitted)
     if fitted.bootstrap is None or fitted.law.columns != ("C",):
         raise BadInput("predict is for a law of C alone, fitted with resamples; others have `fitted.decisions`")
@@ -65,11 +71,6 @@ def tournament(
     bootstrap: int = 1000, n_convention: str | None = None, progress: Counted | None = None,
 ) -> "tuple[TournamentEntry, ...]":  # fmt: skip
     """Let every law that has its columns predict the `holdout` largest rows of a fit (`scalelab fit --tournament`)."""
-    from scalelab.api.laws.fit_rows import numeric_columns
-    from scalelab.laws.law.names import LAWS
-    from scalelab.laws.trust.holdout import SCORE_RESAMPLES
-    from scalelab.laws.trust.tournament import run_tournament
-
     _check_fitted(fitted)
     table = numeric_columns(fitted.kept, n_convention or "total")
     columns = set(table) | ({"C", "M"} if {"N", "D"} <= set(table) else set())
@@ -105,7 +106,6 @@ def propose_runs(
     `grid`: a config with sweep(h), whose proposed runs are written to `configs_out`, or a table of candidates, with
     `grid_columns`; `determine`: N, loss or a parameter.
     """
-    from scalelab.laws.next_runs import propose_runs as propose
     from scalelab.sweep.forks import candidate_columns, write_forks
     from scalelab.sweep.trials import load_trials
 
@@ -139,10 +139,6 @@ def _read_grid(
 
     Its columns are those of `grid_columns`, then those of `columns` that it has, then those of usual names.
     """
-    from scalelab.api.laws.fit_rows import numeric_columns, read_sources
-    from scalelab.laws.read.columns import split_conversion
-    from scalelab.laws.read.readers import column_names
-
     header = column_names(grid)
     named = {field: name for field, name in columns.items() if split_conversion(name, header)[0] in header}
     named.pop(fitted.law.target, None)
@@ -154,12 +150,6 @@ def _read_grid(
 @check_arguments(result=ANYTHING, figures=FOLDER, target_values=VALUES)
 def draw_fit(result: object, figures: Path, target_values: Mapping[str, float] | None = None) -> list[str]:
     """Draw a `fit`, `read_best_settings`, `fit_approach` (2) or `predict_curves` into a folder (`fit --figures`)."""
-    from scalelab.api.laws.approaches import ApproachFit
-    from scalelab.api.laws.curves import CurveStudy
-    from scalelab.api.laws.settings import ReadSettings
-    from scalelab.laws.fits.fitted import Fitted
-    from scalelab.laws.use.isoflop import IsoFlop
-
     folder = pathlib.Path(figures)
     if isinstance(result, Fitted):
         from scalelab.report.figures.fitplots import write_fit_figures

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalelab import config as config_lib
 from scalelab.api.arguments import (
     ANYTHING,
     NAMES,
@@ -28,6 +29,7 @@ from scalelab.laws.curves.fit import LEAST_ROWS, MOST_RESAMPLES, FittedCurves, P
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
 from scalelab.laws.read.readers import read_raw_rows
 from scalelab.numbers.written import parse_number
+from scalelab.optim import schedules
 from scalelab.record import listing, records
 
 if TYPE_CHECKING:
@@ -160,13 +162,10 @@ def schedule_of(config: Config) -> Curve:
 
 
 def _every_lr(config: "ConfigDict") -> np.ndarray:
-    from scalelab.optim import schedules
-
     return np.asarray(schedules.schedule_curves(config, np.arange(config.train.steps))["lr"], float)
 
 
 def _run_curve(folder: pathlib.Path, loss: str) -> Curve:
-    from scalelab import config as config_lib
     from scalelab.train.lineage.facts import config_from_facts
 
     lr = _every_lr(config_lib.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True))

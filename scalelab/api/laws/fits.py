@@ -28,7 +28,15 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
+from scalelab.api.laws.fit_rows import read_sources
+from scalelab.api.laws.settings import read_best_settings
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.fits.fitting import fit as fit_columns
+from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.names import load_law as load_named
+from scalelab.laws.read.table import Table
+from scalelab.laws.read.where import filter_rows
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -36,8 +44,8 @@ if TYPE_CHECKING:
     from scalelab.laws.fits.fitted import Fitted
     from scalelab.laws.fits.groups.group_fits import GroupFits
     from scalelab.laws.law.law import Law
-    from scalelab.laws.read.table import Table
     from scalelab.laws.use.settings.best import BestSettings
+
 
 Rows = Union[Path, Sequence[Path], "Mapping[str, ArrayLike]", Sequence[Mapping[str, object]], "Table"]
 AnyLaw = Union[str, "Law", Callable[..., object]]
@@ -57,9 +65,6 @@ FITTING = {
 
 def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
     """A law by its name, `pkg.mod:fn`, function or record, with the parameters of `hold` held at values."""
-    from scalelab.laws.law import law as law_lib
-    from scalelab.laws.law.names import load_law as load_named
-
     check_value("law", law, either(instance("a law's name, a Law", str, law_lib.Law), FUNCTION))
     known = load_named(law) if isinstance(law, str) else law if isinstance(law, law_lib.Law) else law_lib.law_of(law)
     return law_lib.hold_params(known, **check_value("hold", hold, HELD)) if hold else known
@@ -71,8 +76,6 @@ def read_table(
     n_convention: str | None = None, where: str | Sequence[str] = (),
 ) -> "Table":  # fmt: skip
     """The rows of runs and tables as `fit` reads them for a law, and notes on the reading (`Table.notes`)."""
-    from scalelab.api.laws.fit_rows import read_sources
-
     names = [os.path.expanduser(source) for source in list_paths(sources)]
     return read_sources(names, load_law(law), columns, n_convention, list(where))
 
@@ -93,9 +96,6 @@ def fit(
     `Law`. The others are the command's options; `k`: FLOPs of a parameter and token, `identify`: find out what the data
     determine, `progress(what, done, of)`. BadInput as the command; FitError where no optimum can be certified.
     """
-    from scalelab.laws.fits.fitting import fit as fit_columns
-    from scalelab.laws.fits.study import fit_study
-
     known, options = load_law(law, hold), _Options(
         objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_budgets(target_flops),
         level=level, k=k, held=target_values, progress=progress,
@@ -126,8 +126,6 @@ def fit_groups(
     `exponents`: shared, separate or pooled; `shared`: further parameters of all groups; `against`: the group of
     reference. The others as for `fit`.
     """
-    from scalelab.laws.fits.study import fit_group_study
-
     budgets = [target_flops] if isinstance(target_flops, int | float) else list(target_flops)
     known, options = load_law(law, hold), _Options(
         objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=budgets,
@@ -179,11 +177,6 @@ def _check_columns(columns: Mapping[str, Any]) -> None:
 def _read_rows(
     source: Rows, law: "Law", columns: Mapping[str, str] | None, n_convention: str | None, where: list[str]
 ) -> list[dict[str, Any]]:
-    from scalelab.api.laws.fit_rows import read_sources
-    from scalelab.laws.fits.study import N_COLUMNS
-    from scalelab.laws.read.table import Table
-    from scalelab.laws.read.where import filter_rows
-
     if isinstance(source, Table):
         return list(source.rows)
     check_value("source", source, instance("paths, rows (dicts), or columns by name", str, os.PathLike, Iterable))
@@ -218,8 +211,6 @@ def best_settings(
     `source`: a folder of runs, a table's path, or several of these. The other arguments are the command's options;
     `over`: {setting: columns of its law}. BadInput as the command.
     """
-    from scalelab.api.laws.settings import read_best_settings
-
     named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
     return read_best_settings(
         [os.path.expanduser(each) for each in list_paths(source)], list(best_of), list(per), over or {},

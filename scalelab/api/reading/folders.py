@@ -26,6 +26,7 @@ from scalelab.api.arguments import (
 from scalelab.api.door import Progress, cache_programs, silent
 from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.record import listing, records
+from scalelab.train.checkpoints import logs, manifest, whole_run
 from scalelab.untrusted.paths import refuse_link
 
 SAMPLED = ((0.0, 0), (0.8, 0), (0.8, 1))  # temperature and seed of each text on the page of a run
@@ -166,8 +167,6 @@ def verify_checkpoints(
 
 
 def _verify(folder: pathlib.Path, step: int | None, progress: Progress) -> Iterator[Facts]:
-    from scalelab.train.checkpoints import logs, manifest
-
     for place, number in _find_checkpoints(folder, step, progress):
         lines = manifest.find_step_problems(place / str(number))
         if not lines:
@@ -177,8 +176,6 @@ def _verify(folder: pathlib.Path, step: int | None, progress: Progress) -> Itera
 
 
 def _verify_all(folder: Path) -> Iterator[Facts]:
-    from scalelab.train.checkpoints import whole_run
-
     for run in listing.run_folders(folder):
         for name, problems in whole_run.verify_run(run).items():
             yield {"folder": str(run), "file": name, "ok": not problems, "problems": problems}
@@ -187,8 +184,6 @@ def _verify_all(folder: Path) -> Iterator[Facts]:
 @check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), progress=FUNCTION)
 def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progress = silent) -> list[Facts]:
     """Steps, sizes and trials of checkpoints, by their files' sizes only (`scalelab checkpoint list`)."""
-    from scalelab.train.checkpoints import manifest
-
     rows = []
     for place, number in _find_checkpoints(pathlib.Path(folder), step, progress):
         lines = manifest.find_step_problems(place / str(number), contents=False)
@@ -206,8 +201,6 @@ def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progres
 @check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), progress=FUNCTION)
 def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress = silent) -> Facts:
     """The manifest of one checkpoint, the last or that of `step` (`scalelab checkpoint show`)."""
-    from scalelab.train.checkpoints import manifest
-
     places = _find_checkpoints(pathlib.Path(folder), step, progress)
     place, number = max(places, key=lambda each: each[1])
     progress({"folder": str(place), "step": number})
@@ -216,8 +209,6 @@ def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress
 
 def _find_checkpoints(folder: pathlib.Path, step: int | None, progress: Progress) -> list[tuple[pathlib.Path, int]]:
     """Every (checkpoints folder, step) below; BadInput if there is none. What is not a checkpoint is noted."""
-    from scalelab.train.checkpoints import manifest
-
     checkpoints = [
         (place, number)
         for place in manifest.find_checkpoint_folders(folder)

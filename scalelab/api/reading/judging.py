@@ -25,11 +25,22 @@ from scalelab.api.arguments import (
     several,
     whole,
 )
+from scalelab.api.defaults import AFTER, NOISE_BATCHES
 from scalelab.api.door import Progress, Stop, cache_programs, never, silent
 from scalelab.api.reading.models import Counted, _uncounted
+from scalelab.diagnose.batch import describe_batch
+from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.noise.measure import Diverged, choose_steps, measure_noise
+from scalelab.diagnose.probes.probes import run_probes
+from scalelab.diagnose.rank import diagnose as judge
+from scalelab.diagnose.rank import rank
+from scalelab.diagnose.replay import what_ifs
+from scalelab.diagnose.replay.report import replay_window
+from scalelab.diagnose.watch.curve import read_curve
 from scalelab.errors import BadInput
 from scalelab.index import alive
 from scalelab.record import listing, records
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.untrusted.paths import list_folders
 
 if TYPE_CHECKING:
@@ -41,8 +52,6 @@ if TYPE_CHECKING:
 
 FamilyLaw = Callable[[float, float], float]
 WINDOW = re.compile(r"(.+)@(\d+)\.\.(\d+)")
-AFTER = 200
-NOISE_BATCHES = 16
 MOST_DAMAGE = 4  # notes on files that are damaged
 LIVE = ("starting", "running", "stopped")  # statuses of runs that may go on
 WATCHED = (*LIVE, alive.DEAD_STATUS)
@@ -62,14 +71,8 @@ def diagnose(run: Path, *, live: bool = False, against: Path | None = None) -> D
 
     `live`: also ask the model, from the last checkpoint; `against`: another run to compare with.
     """
-    from scalelab.diagnose.evidence import gather_evidence
-    from scalelab.diagnose.rank import diagnose as judge
-    from scalelab.diagnose.rank import rank
-
     evidence = gather_evidence(pathlib.Path(run))
     if live:
-        from scalelab.diagnose.probes.probes import run_probes
-
         evidence = run_probes(evidence)
     diagnosis, comparison = judge(evidence), None
     if against is not None:
@@ -91,9 +94,6 @@ class ReadBatch(NamedTuple):
 @check_arguments(run=PATH, batch=whole(0))
 def show_batch(run: Path, batch: int) -> ReadBatch:
     """What step `batch` of a run read, with losses and gradient norms (`scalelab diagnose --batch`)."""
-    from scalelab.diagnose.batch import describe_batch
-    from scalelab.diagnose.evidence import gather_evidence
-
     return ReadBatch(batch, *describe_batch(gather_evidence(pathlib.Path(run)), batch))
 
 
@@ -120,9 +120,6 @@ def replay(
         raise BadInput(f"after={str(after)[:60]!r} must be a whole number, at least 0")
     if after < 0:
         raise BadInput(f"--after={after} is less than 0")
-
-    from scalelab.diagnose.replay import what_ifs
-    from scalelab.diagnose.replay.report import replay_window
 
     asked = what_ifs.parse_what_ifs(list(what_if))
     cache_programs()
@@ -154,10 +151,6 @@ def noise(
 
     `batches`: of the run, on which each step is measured; `note` gets lines on what can't be measured.
     """
-    from scalelab.diagnose.evidence import gather_evidence
-    from scalelab.diagnose.noise.measure import Diverged, choose_steps, measure_noise
-    from scalelab.train.checkpoints.manifest import DamagedCheckpoint
-
     evidence = gather_evidence(pathlib.Path(run))
     steps = choose_steps(evidence, step)
     for problem in evidence.damage[:MOST_DAMAGE]:
@@ -244,8 +237,6 @@ def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) 
 
 def _read_siblings(folders: Collection[pathlib.Path], note: Callable[[str], None]) -> "list[Curve]":
     """The runs, and those beside them; only what is watched needs its schedule to the end."""
-    from scalelab.diagnose.watch.curve import read_curve
-
     runs = [folder.resolve() for folder in folders] if len(folders) == 1 else list(folders)
     beside = runs if len(runs) > 1 else _list_beside(runs[0])
     curves = []

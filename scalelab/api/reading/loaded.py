@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scalelab import user_code
 from scalelab.api.arguments import (
     FLAG,
@@ -19,9 +21,10 @@ from scalelab.api.arguments import (
 )
 from scalelab.api.reading.tables import Source
 from scalelab.errors import BadInput
+from scalelab.evaluate import sample
+from scalelab.evaluate.subject import load_evaluated_model, load_model_tokenizer, next_token_logits
 
 if TYPE_CHECKING:
-    import numpy as np
     from ml_collections import ConfigDict
 
     from scalelab.data.tokenizers.tokenizer import Tokenizer
@@ -47,8 +50,6 @@ class LoadedRun:
     @functools.cached_property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer of the run's data: `encode(bytes)`, `decode(ids)`. BadInput if there is none."""
-        from scalelab.evaluate.subject import load_model_tokenizer
-
         return load_model_tokenizer(self.model)
 
     def logits(self, tokens: Any) -> "np.ndarray":
@@ -56,10 +57,6 @@ class LoadedRun:
 
         BadInput for what is not ids of the model's vocabulary, or longer than its sequences.
         """
-        import numpy as np
-
-        from scalelab.evaluate.subject import next_token_logits
-
         try:
             ids = np.asarray(tokens)
         except ValueError as error:
@@ -83,8 +80,6 @@ class LoadedRun:
         top_p: float = 1.0, seed: int = 0,
     ) -> list[str]:  # fmt: skip
         """`n` continuations of `prompt`, each up to the end of its document or `tokens` tokens (`scalelab sample`)."""
-        from scalelab.evaluate import sample
-
         options = sample.SamplingOptions(temperature, top_k, top_p, seed)
         most = sample.default_tokens(self.model, self.tokenizer, prompt) if tokens is None else tokens
         drawn = sample.draw_samples(self.model, self.tokenizer, prompt, most, n, options)
@@ -98,8 +93,6 @@ def load(run: Source, *, ema: bool = False, average: int = 1, trust: Collection[
     BadInput where there is no such run or step, or where the run names code of a user that neither this program nor
     `trust` names; DamagedCheckpoint where the step is damaged.
     """
-    from scalelab.evaluate.subject import load_evaluated_model
-
     user_code.trust_names(*trust)
     return LoadedRun(load_evaluated_model(os.path.expanduser(run), ema, average))
 

@@ -24,7 +24,15 @@ from scalelab.api.arguments import (
     whole,
 )
 from scalelab.api.door import Overrides, add_overrides, cache_programs
+from scalelab.data.tokenizers.tokenizer import byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
+from scalelab.evaluate import evaluations, subject
+from scalelab.evaluate import sample as sample_lib
+from scalelab.evaluate import tasks as tasks_lib
+from scalelab.evaluate.subject import load_model_tokenizer
+from scalelab.hf.formats import IRRELEVANT_KEYS
+from scalelab.hf.write import DTYPES, write_model
+from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, load_run_weights, write_weights
 from scalelab.untrusted.paths import describe_link
 
 if TYPE_CHECKING:
@@ -62,9 +70,6 @@ def evaluate(
     `run`: a folder, or "RUN@STEP"; `data`: a prepared folder; `overrides`: other data, by the keys of `data`; `tasks`:
     files of tasks; `sequences`: at most so many of each source, 0 for all. BadInput as the command.
     """
-    from scalelab.evaluate import evaluations, subject
-    from scalelab.evaluate import tasks as tasks_lib
-
     cache_programs()
     other = {"data.source": "prepared", "data.path": os.fspath(data)} if data else {}
     requested = [tasks_lib.read_task(os.fspath(path)) for path in list_paths(tasks)]
@@ -99,9 +104,6 @@ def sample(
     progress: Counted = _uncounted,
 ) -> Sampled:  # fmt: skip
     """Continue a prompt with a run's weights (`scalelab sample`): up to the end of the document, or `tokens` tokens."""
-    from scalelab.evaluate import sample as sample_lib
-    from scalelab.evaluate import subject
-
     cache_programs()
     model = subject.load_evaluated_model(os.fspath(run), ema, average)
     tokenizer = subject.load_model_tokenizer(model)
@@ -127,9 +129,6 @@ def export_hf(
     run: Path, out: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", ema: bool = False, average: int = 1
 ) -> Exported:
     """Write a run's weights as a folder that `transformers` loads with equal logits (`scalelab export hf`)."""
-    from scalelab.hf.write import DTYPES, write_model
-    from scalelab.train.resume.weights import load_run_weights
-
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} is not a type of tensors; known: {', '.join(DTYPES)}")
     weights = load_run_weights(os.fspath(run), ema, average)
@@ -141,9 +140,6 @@ def export_hf(
 
 def _find_tokenizer(weights: Any) -> "tuple[Tokenizer | None, str]":
     """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
-    from scalelab.data.tokenizers.tokenizer import byte_tokenizer, id_tokenizer
-    from scalelab.evaluate.subject import load_model_tokenizer
-
     name = weights.origin["data"]["tokenizer"] or ""
     if ids := re.fullmatch(r"ids-(\d+)(?:-(\d+))?", name):
         return id_tokenizer(int(ids[1]), int(ids[2] or 0)), "the data are token ids without one"
@@ -172,9 +168,6 @@ class Imported:
 @check_arguments(folder=PATH, out=optional(FOLDER))
 def import_hf(folder: Path, out: Path | None = None) -> Imported:
     """Read a Llama, Mistral or GPT-2 of `transformers`, and with `out` write its weights (`scalelab import hf`)."""
-    from scalelab.hf.formats import IRRELEVANT_KEYS
-    from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, write_weights
-
     weights = load_hf_weights(pathlib.Path(folder))
     tokenizer, why = load_hf_tokenizer(pathlib.Path(folder), weights.shape.vocab_size)
     if out:

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from scalelab import git
 from scalelab.api.arguments import (
     ANY_PATH,
     ANYTHING,
@@ -31,6 +32,11 @@ from scalelab.api.door import (
     silent,
 )
 from scalelab.errors import BadInput
+from scalelab.record import lock
+from scalelab.sweep import status
+from scalelab.sweep.forks import write_forks
+from scalelab.sweep.run import run_sweep
+from scalelab.sweep.scaling import proxy as proxy_lib
 
 if TYPE_CHECKING:
     from scalelab.sweep.scaling.proxy import Proxy
@@ -58,13 +64,6 @@ def proxy(
     `flops`: what the sweep may cost; `out`: the file of the target (default: target.py in `workdir`); `lrs`: three
     learning rates of the twin or more.
     """
-    from scalelab import git
-    from scalelab.record import lock
-    from scalelab.sweep import status
-    from scalelab.sweep.forks import write_forks
-    from scalelab.sweep.run import run_sweep
-    from scalelab.sweep.scaling import proxy as proxy_lib
-
     file, folder = config_path(config), pathlib.Path(workdir)
     target_file = pathlib.Path(out or folder / "target.py")
     if target_file.suffix != ".py" or target_file.resolve() == pathlib.Path(file).resolve():
