@@ -13,23 +13,7 @@ from typing import TYPE_CHECKING
 
 # ruff: noqa: F401 - for the type checker; `NAMES` says where each stands
 if TYPE_CHECKING:
-    from scalelab.api.configs import (
-        ConfigShown,
-        OptimShown,
-        RecipeShown,
-        Scheduled,
-        Twin,
-        config_keys,
-        coordcheck,
-        draw_coordcheck,
-        draw_schedule,
-        list_recipes,
-        optim,
-        recipe,
-        schedule,
-        show_config,
-        shrink_recipe,
-    )
+    from scalelab.api.configs import ConfigShown, config_keys, show_config
     from scalelab.api.laws.after import Proposed, draw_fit, predict, propose_runs, tournament
     from scalelab.api.laws.approaches import ApproachFit, NoRows, fit_approach
     from scalelab.api.laws.curves import CurveStudy, fit_curves, predict_curves, read_curve, schedule_of
@@ -74,6 +58,8 @@ if TYPE_CHECKING:
         sample,
     )
     from scalelab.api.reading.tables import Rows, metrics, runs
+    from scalelab.api.recipes import RecipeShown, Twin, list_recipes, recipe, shrink_recipe
+    from scalelab.api.schedules import OptimShown, Scheduled, draw_schedule, optim, schedule
     from scalelab.api.setup import (
         Created,
         demo,
@@ -85,26 +71,15 @@ if TYPE_CHECKING:
         studies,
         study_command,
     )
+    from scalelab.api.work.coordcheck import coordcheck, draw_coordcheck
+    from scalelab.api.work.standing import SweepStatus, answer, cancel_sweep, follow, serve, sweep_status
     from scalelab.api.work.studies import AblationPlan, Studied, ablate, plan_ablation, plan_tuning, study_status, tune
-    from scalelab.api.work.sweeping import (
-        SweepStatus,
-        Swept,
-        answer,
-        cancel_sweep,
-        follow,
-        serve,
-        sweep,
-        sweep_status,
-        train_pack,
-    )
+    from scalelab.api.work.sweeping import Swept, sweep, train_pack
     from scalelab.api.work.training import Trained, train
     from scalelab.api.work.twins import ProxyFound, proxy
 
 NAMES = {  # the functions and records of each file
-    "configs": (
-        "ConfigShown OptimShown RecipeShown Scheduled Twin config_keys coordcheck draw_coordcheck "
-        "draw_schedule list_recipes optim recipe schedule show_config shrink_recipe"
-    ),
+    "configs": "ConfigShown config_keys show_config",
     "laws.after": "Proposed draw_fit predict propose_runs tournament",
     "laws.approaches": "ApproachFit NoRows fit_approach",
     "laws.curves": "CurveStudy fit_curves predict_curves read_curve schedule_of",
@@ -122,9 +97,13 @@ NAMES = {  # the functions and records of each file
     "reading.loaded": "load trust",
     "reading.models": "Evaluated Exported Imported Sampled evaluate export_hf import_hf sample",
     "reading.tables": "Rows metrics runs",
+    "recipes": "RecipeShown Twin list_recipes recipe shrink_recipe",
+    "schedules": "OptimShown Scheduled draw_schedule optim schedule",
     "setup": "Created demo doctor download_tables init prepare reproduce studies study_command",
+    "work.coordcheck": "coordcheck draw_coordcheck",
+    "work.standing": "SweepStatus answer cancel_sweep follow serve sweep_status",
     "work.studies": "AblationPlan Studied ablate plan_ablation plan_tuning study_status tune",
-    "work.sweeping": "SweepStatus Swept answer cancel_sweep follow serve sweep sweep_status train_pack",
+    "work.sweeping": "Swept sweep train_pack",
     "work.training": "Trained train",
     "work.twins": "ProxyFound proxy",
 }

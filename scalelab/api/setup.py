@@ -10,18 +10,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from scalelab import experiments
 from scalelab.api.arguments import (
-    FLAG,
     FOLDER,
-    FUNCTION,
-    NUMBER,
-    PATH,
-    TEXT,
     WORKDIR,
     Facts,
     Path,
     check_arguments,
     optional,
-    several,
     whole,
 )
 from scalelab.api.defaults import DEMO_FOLDER
@@ -41,7 +35,7 @@ PLACEHOLDER = "PROJECT"  # stands in the template for the project's name
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
-@check_arguments(expect=optional(TEXT))
+@check_arguments()
 def doctor(expect: Literal["cpu", "gpu", "tpu"] | None = None) -> Facts:
     """Check this machine: versions, devices, one timed product (`scalelab doctor --json`); `failure`: why it is not
     ready. `expect`: the platform that jax must see.
@@ -60,7 +54,7 @@ class Created(NamedTuple):
     files: list[str]
 
 
-@check_arguments(name=TEXT, into=optional(FOLDER))
+@check_arguments(into=optional(FOLDER))
 def init(name: str, into: Path | None = None) -> Created:
     """Make a project of your own in the folder `name` (`scalelab init`). Nothing is overwritten."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
@@ -76,11 +70,7 @@ def init(name: str, into: Path | None = None) -> Created:
     return Created(folder, [source.name for source in sources])
 
 
-@check_arguments(
-    source=several(TEXT), tokenizer=TEXT, out=WORKDIR, workers=optional(whole(1)), text_key=TEXT, separator=TEXT,
-    val_fraction=NUMBER, split_seed=whole(0), skip_bad=FLAG, take_over=FLAG, progress=FUNCTION, stop=FUNCTION,
-    display=optional(FUNCTION),
-)  # fmt: skip
+@check_arguments(out=WORKDIR, workers=optional(whole(1)))
 def prepare(
     source: str | Sequence[str], tokenizer: str, out: Path, *, workers: int | None = None, text_key: str = "text",
     separator: str = "", val_fraction: float = 0.1, split_seed: int = 0, skip_bad: bool = False,
@@ -143,7 +133,7 @@ def demo(out: Path = DEMO_FOLDER) -> Facts:
     return {"fit": fitted.to_json(), "held_out": scored, "files": files, "table": str(examples.QUICKSTART)}
 
 
-@check_arguments(paper=TEXT, data=optional(PATH), progress=FUNCTION)
+@check_arguments()
 def reproduce(
     paper: str, data: Path | None = None, *, progress: Callable[[str], None] = lambda line: None
 ) -> "Iterator[PaperReport]":
@@ -175,7 +165,7 @@ def _reproduce(paper: str, data: pathlib.Path, progress: Callable[[str], None]) 
             yield reproduce_paper(name, data, progress)
 
 
-@check_arguments(download=PATH, progress=FUNCTION)
+@check_arguments()
 def download_tables(
     download: Path, *, progress: Callable[[str], None] = lambda line: None
 ) -> Iterator[tuple[str, str, bool]]:
@@ -215,7 +205,7 @@ def studies() -> list[Facts]:
     return rows
 
 
-@check_arguments(name=TEXT, options=several(TEXT))
+@check_arguments()
 def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
     """The command line of a study (`scalelab study NAME`), for `subprocess.run`: it is a process of its own."""
     known = list_studies()

@@ -33,7 +33,7 @@ start = time.process_time()
 import scalelab
 seconds = time.process_time() - start
 scalelab.__version__, dir(scalelab), dir(scalelab.api)
-for name in ("runs", "metrics", "note", "list_checkpoints", "show_config", "studies", "doctor", "sweep_status"):
+for name in ("runs", "metrics", "note", "list_checkpoints", "show_config", "studies", "doctor"):
     getattr(scalelab.api, name)  # what a page or a table is read by
 heavy = {"jax", "numpy", "flax", "optax", "orbax", "scipy", "pyarrow", "ml_collections", "matplotlib", "rich"}
 print(sorted(heavy & set(sys.modules)), seconds)

@@ -10,16 +10,10 @@ import numpy as np
 
 from scalelab import config as config_lib
 from scalelab.api.arguments import (
-    ANYTHING,
-    NAMES,
-    NUMBER,
     STORED,
-    TEXT,
     check_arguments,
     list_paths,
-    optional,
     several,
-    whole,
 )
 from scalelab.api.door import Config, load_config
 from scalelab.errors import BadInput, nearest_hint
@@ -50,12 +44,7 @@ class CurveStudy:
     notes: list[str]
 
 
-CURVE_OPTIONS = {
-    "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0), "seed": whole(0), "level": NUMBER,
-}  # fmt: skip
-
-
-@check_arguments(sources=several(STORED), law=TEXT, columns=NAMES, **CURVE_OPTIONS)
+@check_arguments(sources=several(STORED))
 def fit_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
     objective: str = "huber_log", delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0,
@@ -73,10 +62,7 @@ def fit_curves(
     )
 
 
-@check_arguments(
-    sources=several(STORED), law=TEXT, columns=NAMES, predict_run=several(TEXT), schedule_of=several(TEXT),
-    **CURVE_OPTIONS,
-)  # fmt: skip
+@check_arguments(sources=several(STORED))
 def predict_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
     predict_run: str | Sequence[str] = (), schedule_of: str | Sequence[str] = (), objective: str = "huber_log",
@@ -123,7 +109,7 @@ def _schedule_named(config: str) -> Curve:
         raise BadInput(f"--schedule-of={config}: {mistake}") from None
 
 
-@check_arguments(source=STORED, columns=NAMES)
+@check_arguments(source=STORED)
 def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curve:
     """The curve of one run's folder. BadInput for a folder of several."""
     curves, _ = read_curves([source], columns)
@@ -154,7 +140,7 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
     return curves, notes
 
 
-@check_arguments(config=ANYTHING)
+@check_arguments()
 def schedule_of(config: Config) -> Curve:
     """The schedule of a config file, a shipped config's name or a config tree, without losses."""
     resolved = load_config(config)

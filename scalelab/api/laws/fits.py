@@ -5,17 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from scalelab.api.arguments import (
-    ANYTHING,
-    FLAG,
     FUNCTION,
     HELD,
-    NAMES,
-    NUMBER,
     POSITIVE,
     SHARE,
     STORED,
     TEXT,
-    VALUES,
     Kind,
     Path,
     check_arguments,
@@ -26,7 +21,6 @@ from scalelab.api.arguments import (
     mapping_of,
     optional,
     several,
-    whole,
 )
 from scalelab.api.laws.fit_rows import read_sources
 from scalelab.api.laws.settings import read_best_settings
@@ -52,15 +46,7 @@ AnyLaw = Union[str, "Law", Callable[..., object]]
 Counted = Callable[[str, int, int], None]
 OVER = optional(mapping_of(Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
     "a dict of lists of columns such as {'lr': ['N']}"))  # fmt: skip
-READING = {
-    "columns": NAMES, "n_convention": optional(TEXT), "where": several(TEXT), "drop_top_loss": whole(0),
-    "cluster": TEXT,
-}  # fmt: skip
-FITTING = {
-    "law": ANYTHING, "hold": HELD, "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0),
-    "seed": whole(0), "target_flops": several(NUMBER), "target_values": VALUES, "level": NUMBER,
-    "k": optional(POSITIVE), "progress": optional(FUNCTION),
-}  # fmt: skip
+FITTING = {"hold": HELD, "k": optional(POSITIVE)}
 
 
 def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
@@ -70,17 +56,17 @@ def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
     return law_lib.hold_params(known, **check_value("hold", hold, HELD)) if hold else known
 
 
-@check_arguments(sources=several(STORED), law=ANYTHING, columns=NAMES, n_convention=optional(TEXT), where=several(TEXT))
+@check_arguments(sources=several(STORED))
 def read_table(
     sources: Path | Sequence[Path], law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
     n_convention: str | None = None, where: str | Sequence[str] = (),
-) -> "Table":  # fmt: skip
+) -> Table:  # fmt: skip
     """The rows of runs and tables as `fit` reads them for a law, and notes on the reading (`Table.notes`)."""
     names = [os.path.expanduser(source) for source in list_paths(sources)]
     return read_sources(names, load_law(law), columns, n_convention, list(where))
 
 
-@check_arguments(source=ANYTHING, **READING, **FITTING, holdout=whole(0), identify=FLAG)
+@check_arguments(**FITTING)
 def fit(
     source: Rows, law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
     n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, cluster: str = "auto",
@@ -110,9 +96,7 @@ def fit(
     )
 
 
-@check_arguments(
-    source=ANYTHING, by=TEXT, **READING, **FITTING, exponents=TEXT, shared=several(TEXT), against=optional(TEXT)
-)
+@check_arguments(**FITTING)
 def fit_groups(
     source: Rows, by: str, law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
     n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, cluster: str = "auto",
@@ -197,10 +181,7 @@ def _read_rows(
     return filter_rows([{**row, "val_loss": row["loss"]} if "loss" in row else row for row in renamed], where)
 
 
-@check_arguments(
-    source=several(STORED), best_of=several(TEXT), per=several(TEXT), over=OVER, columns=NAMES,
-    n_convention=optional(TEXT), where=several(TEXT), drop_top_loss=whole(0), level=SHARE,
-)  # fmt: skip
+@check_arguments(source=several(STORED), over=OVER, level=SHARE)
 def best_settings(
     source: Path | Sequence[Path], best_of: str | Sequence[str] = "lr", per: str | Sequence[str] = ("N", "D"),
     over: Mapping[str, Sequence[str]] | None = None, *, columns: Mapping[str, str] | None = None,

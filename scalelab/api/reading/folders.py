@@ -7,13 +7,8 @@ from typing import Literal, NamedTuple
 
 from scalelab.api.arguments import (
     ANY_PATH,
-    ANYTHING,
-    FLAG,
-    FUNCTION,
-    PATH,
     POSITIVE,
     STORED,
-    TEXT,
     Facts,
     Path,
     check_arguments,
@@ -21,7 +16,6 @@ from scalelab.api.arguments import (
     optional,
     several,
     stored,
-    whole,
 )
 from scalelab.api.door import Progress, cache_programs, silent
 from scalelab.errors import BadInput, WorkFailed, quote_path
@@ -43,7 +37,7 @@ class Noted(NamedTuple):
     text: str
 
 
-@check_arguments(run=PATH, text=TEXT)
+@check_arguments()
 def note(run: Path, text: str) -> Noted:
     """Write a line into a run's logbook, at its last logged step (`scalelab note`). The run may be training."""
     folder = pathlib.Path(run)
@@ -67,7 +61,7 @@ def compare(a: Path, b: Path) -> Facts:
     return compare_runs(str(a), str(b))
 
 
-@check_arguments(comparison=ANYTHING, html=ANY_PATH, lines=several(TEXT))
+@check_arguments(html=ANY_PATH)
 def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -> Facts:
     """Write the page of a `compare` with the curves of both, and `lines` that say it in words (`compare --html`)."""
     from scalelab.report import several as several_lib
@@ -77,9 +71,7 @@ def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -
     return several_lib.write_comparison(pathlib.Path(html), comparison, list(lines))
 
 
-@check_arguments(
-    folders=several(STORED), output=optional(ANY_PATH), style=TEXT, width=optional(POSITIVE), only=optional(TEXT)
-)
+@check_arguments(folders=several(STORED), output=optional(ANY_PATH), width=optional(POSITIVE))
 def report(
     folders: Path | Sequence[Path], *, output: Path | None = None, style: Literal["page", "paper"] = "page",
     width: float | None = None, only: str | None = None,
@@ -148,7 +140,7 @@ class Verified(NamedTuple):
     damaged: int
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), all=FLAG, progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def verify_checkpoints(
     folder: Path, step: int | None = None, *, all: bool = False, progress: Progress = silent
 ) -> Verified:
@@ -181,7 +173,7 @@ def _verify_all(folder: Path) -> Iterator[Facts]:
             yield {"folder": str(run), "file": name, "ok": not problems, "problems": problems}
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progress = silent) -> list[Facts]:
     """Steps, sizes and trials of checkpoints, by their files' sizes only (`scalelab checkpoint list`)."""
     rows = []
@@ -198,7 +190,7 @@ def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progres
     return rows
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress = silent) -> Facts:
     """The manifest of one checkpoint, the last or that of `step` (`scalelab checkpoint show`)."""
     places = _find_checkpoints(pathlib.Path(folder), step, progress)

@@ -10,32 +10,26 @@ import numpy as np
 
 from scalelab import user_code
 from scalelab.api.arguments import (
-    FLAG,
-    NUMBER,
-    PATH,
-    TEXT,
     check_arguments,
     optional,
-    several,
     whole,
 )
 from scalelab.api.reading.tables import Source
 from scalelab.errors import BadInput
 from scalelab.evaluate import sample
-from scalelab.evaluate.subject import load_evaluated_model, load_model_tokenizer, next_token_logits
+from scalelab.evaluate.subject import EvaluatedModel, load_evaluated_model, load_model_tokenizer, next_token_logits
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from scalelab.data.tokenizers.tokenizer import Tokenizer
-    from scalelab.evaluate.subject import EvaluatedModel
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
     """Weights of a run on one device. `model` is what `scalelab.evaluate` scores; `model.origin` says which weights."""
 
-    model: "EvaluatedModel"
+    model: EvaluatedModel
 
     @property
     def params(self) -> Any:
@@ -52,7 +46,7 @@ class LoadedRun:
         """The tokenizer of the run's data: `encode(bytes)`, `decode(ids)`. BadInput if there is none."""
         return load_model_tokenizer(self.model)
 
-    def logits(self, tokens: Any) -> "np.ndarray":
+    def logits(self, tokens: Any) -> np.ndarray:
         """Next-token logits of ids [S] or [B, S], S up to model.seq_len: [S, V] or [B, S, V] in fp32.
 
         BadInput for what is not ids of the model's vocabulary, or longer than its sequences.
@@ -71,10 +65,7 @@ class LoadedRun:
         logits = next_token_logits(self.model, np.atleast_2d(ids), separator)
         return logits if ids.ndim == 2 else logits[0]
 
-    @check_arguments(
-        prompt=TEXT, tokens=optional(whole(1)), n=whole(1), temperature=NUMBER, top_k=whole(0), top_p=NUMBER,
-        seed=whole(0),
-    )  # fmt: skip
+    @check_arguments(tokens=optional(whole(1)), n=whole(1))
     def sample(
         self, prompt: str = "", tokens: int | None = None, n: int = 1, *, temperature: float = 1.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0,
@@ -86,7 +77,7 @@ class LoadedRun:
         return [sample.decode_sample(self.tokenizer, one) for one in drawn]
 
 
-@check_arguments(run=PATH, ema=FLAG, average=whole(1), trust=several(TEXT))
+@check_arguments(average=whole(1))
 def load(run: Source, *, ema: bool = False, average: int = 1, trust: Collection[str] = ()) -> LoadedRun:
     """Load a run's weights: RUN (its last step) or "RUN@STEP"; the options are those of `scalelab eval`.
 

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 def work_together(
     place: "ProcessPlace", config: "ConfigDict", folder: pathlib.Path, allow: frozenset[str],
-    work: "Callable[[Pulse], R]",
+    work: Callable[[Pulse], R],
 ) -> R:  # fmt: skip
     """Do a process's part. A failure ends this one at once: jax would wait for the others to leave."""
     pulse = Pulse()

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scalelab import git
 from scalelab.api.arguments import (
-    ANYTHING,
-    FLAG,
-    FUNCTION,
-    NUMBER,
-    OVERRIDES,
-    TEXT,
     WORKDIR,
     Kind,
     check_arguments,
     optional,
-    several,
     whole,
 )
 from scalelab.api.door import (
@@ -82,12 +75,7 @@ class Trained:
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "process"}
 
 
-@check_arguments(
-    config=ANYTHING, workdir=WORKDIR, overrides=OVERRIDES, init_from=optional(TEXT), branch_from=optional(TEXT),
-    fallback=FLAG, allow_change=several(TEXT), force=FLAG, take_over=FLAG, lr_factor=optional(NUMBER),
-    skip_batches=optional(TWO_BATCHES), reset=optional(TEXT), coordinator=optional(TEXT), processes=optional(whole(1)),
-    process_id=optional(whole(0)), progress=FUNCTION, stop=FUNCTION, display=optional(FUNCTION),
-)  # fmt: skip
+@check_arguments(workdir=WORKDIR, skip_batches=optional(TWO_BATCHES), processes=optional(whole(1)))
 def train(
     config: Config | None, workdir: Path, overrides: Overrides | None = None, *, init_from: str | None = None,
     branch_from: str | None = None, fallback: bool = False, allow_change: Collection[str] = (), force: bool = False,
@@ -136,7 +124,7 @@ class _Training:
     allow: frozenset[str]
     force: bool
     take_over: bool
-    change: "ByHand | None"
+    change: ByHand | None
     progress: Progress
     display: Display
 
@@ -176,9 +164,7 @@ def _plan_branch(source: str, config: Config | None, overrides: Overrides, folde
     return plan_branch(source, file, overrides, folder)
 
 
-def _change_by_hand(
-    lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None
-) -> "ByHand | None":
+def _change_by_hand(lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None) -> ByHand | None:
     """What is changed where the run goes on; None: nothing."""
     if lr_factor is None and skip_batches is None and reset is None:
         return None

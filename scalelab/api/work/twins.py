@@ -9,8 +9,6 @@ from scalelab.api.arguments import (
     ANY_PATH,
     ANYTHING,
     FOLDER,
-    FUNCTION,
-    OVERRIDES,
     POSITIVE,
     Facts,
     Path,
@@ -51,9 +49,8 @@ class ProxyFound(NamedTuple):
 
 
 @check_arguments(
-    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, overrides=OVERRIDES, out=optional(ANY_PATH), seeds=whole(1),
-    lrs=several(POSITIVE), progress=FUNCTION, stop=FUNCTION, display=optional(FUNCTION),
-)  # fmt: skip
+    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, out=optional(ANY_PATH), seeds=whole(1), lrs=several(POSITIVE)
+)
 def proxy(
     config: Path, flops: float, workdir: Path, overrides: Overrides | None = None, *, out: Path | None = None,
     seeds: int = 3, lrs: Sequence[float] = (), progress: Progress = silent, stop: Stop = never,
