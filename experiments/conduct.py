@@ -19,6 +19,7 @@ from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.record import listing, records
 from scalelab.signals import stop_on_signals
 from scalelab.sweep import status
+from scalelab.sweep.executors import choice
 from scalelab.sweep.scaling import ladder
 
 HELD_OUT = "holdout"
@@ -30,7 +31,6 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
     Prints progress on standard error. The checks of LR and batch train beside the held-out run, which leaves a core
     idle.
     """
-    from scalelab.sweep.executors import choice
     from scalelab.sweep.run import run_sweep
     from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations

@@ -17,6 +17,7 @@ from scalelab.cli.progress import PoolProgress
 from scalelab.record import listing, records
 from scalelab.signals import stop_on_signals
 from scalelab.sweep import status
+from scalelab.sweep.trials import group_into_packs
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -69,7 +70,6 @@ def train_packs(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool:
     Each pack has a folder, named after its first trial. A process of its own for each pack (`train_trials`) would
     compile a program of several packs several times.
     """
-    from scalelab.sweep.trials import group_into_packs
 
     packs = group_into_packs(trials).values()
     return all(train_trials(folder / names[0], {name: trials[name] for name in names}) for names in packs)

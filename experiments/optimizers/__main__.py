@@ -31,9 +31,12 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.optimizers import limits, race, ranking, search
 from scalelab.experiments.optimizers.page import format_page
 from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
+from scalelab.model import count
+from scalelab.optim import table
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.signals import stop_on_signals
 from scalelab.sweep import status
+from scalelab.train.step.program import cache_compilations
 
 SMALL_STUDY = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
@@ -105,7 +108,6 @@ def plan(arguments: Sequence[str]) -> PlannedStudy:
 
 def _main(argv: Sequence[str]) -> int:
     from scalelab.train.single import load_run_dataset
-    from scalelab.train.step.program import cache_compilations
 
     options, base, names = _options(argv)
     if options.workdir is None:
@@ -146,8 +148,6 @@ def _trainer(folder: pathlib.Path, stop: Any) -> race.TrainStage:
 
 
 def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, ended: Any) -> dict[str, Any]:
-    from scalelab.model import count
-    from scalelab.optim import table
 
     state_bytes = {}
     for name in tuned:
