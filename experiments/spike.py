@@ -23,15 +23,15 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import (
     RESULTS,
     command_line,
     markdown_table,
+    publish_result,
     result_header,
     train_trials,
-    write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import listing, records
@@ -197,8 +197,7 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     made = make_trials(base, seeds)
     print(f"{len(made)} runs of {base.train.steps} steps in one program", file=sys.stderr)
-    if not train_trials(options.workdir, made):
-        return 75
+    train_trials(options.workdir, made)
     losses, curves = read_runs(options.workdir)
     compared = compare_arms(losses, curves, seeds)
     result = result_header("spike", argv) | compared | {"verdicts": verdicts(compared), "what": _what(base, compared)}
@@ -216,11 +215,7 @@ def _main(argv: Sequence[str]) -> int:
         for k, x in enumerate(curve)
     ]
     write_figure(str(place / "spike.png"), plot_arms(shown), numbers)
-    write_result(place, "spike", result, format_page(result))
-    if options.json != "-":
-        print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    return publish_result(place, "spike", result, format_page(result), options.json)
 
 
 def _what(base: ConfigDict, compared: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from scalelab.errors import BadInput, WorkFailed, nearest_hint
+from scalelab.errors import BadInput, Stopped, WorkFailed, nearest_hint
 from scalelab.untrusted.text import PlainStream
 
 COMMANDS = {
@@ -86,6 +86,9 @@ def _run_guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence
     except WorkFailed as failure:
         print(f"{name}: {failure}", file=sys.stderr)
         return 1
+    except Stopped as stop:
+        print(stop, file=sys.stderr)
+        return 75
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130

@@ -1,4 +1,4 @@
-"""The two exceptions that users see as one line: bad input (exit 2) and failed work (exit 1)."""
+"""The exceptions that users see as one line: bad input (exit 2), failed work (1), and work stopped by a signal (75)."""
 
 import difflib
 import os
@@ -15,6 +15,13 @@ class BadInput(ValueError):
 
 class WorkFailed(RuntimeError):
     """Failed work on good input (a damaged checkpoint, a full disk): the message says what failed and what to do."""
+
+
+class Stopped(Exception):
+    """A stop by a signal once all work is saved, or work that goes on elsewhere: the same command goes on."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(f"stopped; the same command goes on where it was ({os.fspath(folder)})")
 
 
 class UncallableRoom(types.ModuleType):

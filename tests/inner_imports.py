@@ -16,13 +16,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ("scalelab", "checks", "experiments")
 # CPU seconds to import, beyond what stands before it; a package named with a dot costs beyond its parent.
 START = {
-    "jax": "0.35 s", "jax.experimental.pallas": "0.3 s", "numpy": "0.07 s", "flax": "0.12 s", "optax": "0.06 s", "orbax": "0.2 s",
-    "scipy": "0.2 s", "scipy.stats": "0.8 s", "matplotlib": "0.2 s", "pyarrow": "0.1 s", "ml_collections": "0.03 s",
+    "jax": "0.35 s", "jax.experimental.pallas": "0.3 s", "numpy": "0.07 s", "flax": "0.12 s", "optax": "0.06 s",
+    "orbax": "0.2 s", "scipy": "0.2 s", "scipy.stats": "0.8 s", "matplotlib": "0.2 s", "pyarrow": "0.1 s", "ml_collections": "0.03 s",
     "rich": "0.06 s", "grain": "0.3 s", "torch": "2 s",
 }  # fmt: skip
 OPTIONAL = {
-    "fontTools", "google", "moto", "obstore", "submitit", "tensorboardX", "tensorflow_datasets", "tiktoken", "tokenizers",
-    "tests", "transformers", "wandb", "zstandard",
+    "fontTools", "google", "moto", "obstore", "submitit", "tensorboardX", "tensorflow_datasets", "tiktoken",
+    "tokenizers", "tests", "transformers", "wandb", "zstandard",
 }  # fmt: skip  # not installed with the package, or needed by one option only
 LOADED_WITH = {"jax": {"numpy"}, "scipy": {"numpy"}, "flax": {"jax", "numpy", "rich"}, "optax": {"jax", "numpy"},
     "orbax": {"jax", "numpy"}, "matplotlib": {"numpy"}, "scipy.stats": {"scipy", "numpy"}}  # fmt: skip

@@ -26,7 +26,7 @@ from checks.shared import RESULTS, command_line, result_header
 from checks.statistics import confirm
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path, print_status
+from scalelab.cli.parser import folder_path, print_status
 from scalelab.diagnose.watch import forecast as forecast_lib
 from scalelab.diagnose.watch.curve import Curve, read_curve
 from scalelab.diagnose.watch.family import (
@@ -40,7 +40,7 @@ from scalelab.diagnose.watch.family import (
 from scalelab.diagnose.watch.rivals import find_rivals
 from scalelab.diagnose.watch.stop import judge_run
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import markdown_table, train_trials, write_result
+from scalelab.experiments.shared import markdown_table, publish_result, train_trials
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import listing, records
 
@@ -237,8 +237,8 @@ def _main(argv: Sequence[str]) -> int:
         name = name_study(seed, split)
         if not options.quick:
             confirm.run_quickstart(options.workdir, seed, split, 1.0)
-        elif not train_trials(options.workdir / name, make_quick_trials(seed)):
-            return 75
+        else:
+            train_trials(options.workdir / name, make_quick_trials(seed))
         studies[name] = score_study(options.workdir / name)
         record = records.read_record(listing.run_folders(options.workdir / name)[0])
         versions.add(f"scalelab {record['versions']['scalelab']} with jax {record['versions']['jax']}")
@@ -248,10 +248,8 @@ def _main(argv: Sequence[str]) -> int:
         "inflation_there": choose_inflation(studies[chosen]["rows"]), "tables": make_tables(studies, chosen),
         "studies": {name: {"runs": each["runs"], "replay": each["replay"]} for name, each in studies.items()},
     }  # fmt: skip
-    write_result(options.workdir if options.quick else RESULTS, "watch", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    place = options.workdir if options.quick else RESULTS
+    return publish_result(place, "watch", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from scipy.stats import binom, qmc
 
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
-from scalelab.experiments.shared import write_result
+from scalelab.cli.parser import folder_path
+from scalelab.experiments.shared import publish_result
 from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
@@ -274,10 +274,7 @@ def _main(argv: Sequence[str]) -> int:
         "coverage": {arm.name: interval_coverage(arm, studies, folder) for arm in STUDY_ARMS},
     }
     place = folder if options.quick else RESULTS
-    write_result(place, "coverage", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    return publish_result(place, "coverage", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import numpy as np
 
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import markdown_table, write_result
+from scalelab.experiments.shared import markdown_table, publish_result
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
@@ -177,10 +177,8 @@ def _main(argv: Sequence[str]) -> int:
     options.workdir.mkdir(parents=True, exist_ok=True)
     scores = score_all(read_tables(options.data), options.workdir, options.quick)
     result = result_header("statistics.holdouts", argv) | {"scores": scores}
-    write_result(options.workdir if options.quick else RESULTS, "holdouts", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    place = options.workdir if options.quick else RESULTS
+    return publish_result(place, "holdouts", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -175,11 +175,12 @@ def _refuse_excess(excess: "tuple[str, Memory] | None", progress: Progress) -> N
 @contextlib.contextmanager
 def train_in_pool(
     folder: pathlib.Path, first: "ConfigDict", take_over: bool, display: Display, progress: Progress
-) -> Iterator[Callable[[Mapping[str, "ConfigDict"]], bool]]:
-    """A function that trains all runs given to it in `folder`; it returns False where they have not all ended.
+) -> Iterator[Callable[[Mapping[str, "ConfigDict"]], None]]:
+    """A function that trains the runs given to it in `folder`, beside those that it was given before.
 
-    That is after a stop, or where they train elsewhere (an executor that only writes commands). `first`: any of the
-    runs; its data are prepared before the pool starts. WorkFailed if a run crashed.
+    It raises Stopped where they have not all ended: after a stop, or where they train elsewhere (an executor that only
+    writes commands); WorkFailed if a run crashed. `first`: any of the runs; its data are prepared before the pool
+    starts.
     """
     from scalelab.sweep import status
     from scalelab.sweep.executors import choice
@@ -190,20 +191,20 @@ def train_in_pool(
     cache_programs()
     load_run_dataset(first)
     report = lambda line: progress({"note": line})  # noqa: E731
+    trials: dict[str, ConfigDict] = {}
     with (
         display(folder.name, {}) as whole,
         choice.open_executor(folder, [first], (), take_over, report=report) as pool,
     ):
 
-        def train(trials: Mapping[str, "ConfigDict"]) -> bool:
+        def train(more: Mapping[str, "ConfigDict"]) -> None:
+            trials.update(more)
             steps = {name: trial.train.steps for name, trial in trials.items()}
             with display(folder.name, steps, folder) as shown:
                 stop = lambda: whole.stop() or shown.stop()  # noqa: E731
                 verdicts = run_sweep(
                     folder, trials, shown.progress, shown.running, stop, take_over=take_over, workers=pool
                 )
-            if not stop():
-                status.refuse_crashed(folder, verdicts)
-            return not stop() and status.exit_code(verdicts.values()) != 75
+            status.require_ended(folder, verdicts, stop)
 
         yield train

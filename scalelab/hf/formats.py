@@ -170,7 +170,7 @@ def _refuse_unplaced(
 
 
 def to_hf_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str, int | None]) -> dict[str, Any]:
-    """The config.json of a model in this format, with its special ids (`tokenizer.Specials.of_model`)."""
+    """The config.json of a model in this format, with its special ids (`SpecialIds.of_model`)."""
     mapped = {theirs: getattr(shape, ours) for ours, names in form.keys.items() for theirs in names}
     content: dict[str, Any] = {"model_type": form.name, "architectures": [form.architecture], "torch_dtype": dtype}
     content |= {**specials, **form.extra}

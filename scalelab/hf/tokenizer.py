@@ -67,7 +67,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, di
 
 
 def _given(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A tokenizer.json without what `jsontokens.load` leaves out: truncation, padding, tokens around a text."""
+    """A tokenizer.json without truncation, padding and tokens around a text, none of which is used here."""
     return parse_json(tokenizer.content) | {"truncation": None, "padding": None, "post_processor": None}
 
 

@@ -182,7 +182,7 @@ def read_sound_record(folder: Folder) -> dict[str, Any]:
 
 
 def check_against_folder(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """BadInput as `soundness.check_record`, unless a trainer has replaced the record since it was read."""
+    """BadInput as of `check_record`, unless a trainer has replaced the record since it was read."""
     try:
         check_record(folder, config, record, METRICS_SCHEMA)
     except BadInput:

@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import git
+from scalelab import git, study
 from scalelab.errors import BadInput
 from scalelab.index import grids
 from scalelab.index.waiting import describe_held_packs, wait_for_folder
@@ -69,7 +69,9 @@ def run_sweep(
         if path.exists() and not path.is_dir():
             raise BadInput(f"{path} is a file, where a sweep has a folder: move it, or use another --workdir")
     written = grids.MANIFEST, f"packs/*/{JOB_FILE}"
-    hold = wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text}))
+    hold: contextlib.AbstractContextManager[bool] = contextlib.nullcontext(True)  # by the study that it is part of
+    if not study.is_open(folder):
+        hold = wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text}))
     with hold as is_held, lock.undo_if_refused(folder, *written):
         if not is_held:
             return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}

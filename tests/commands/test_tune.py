@@ -7,7 +7,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from tests.sweep.here import train_packs_here
+from tests.sweep.here import killed_once_written, runs_copied_from, train_packs_here
 
 FILE = """from scalelab.configs import tiny
 
@@ -81,6 +81,20 @@ def test_again_it_trains_nothing_and_says_the_same(tuned, capsys):
     new = json.loads(capsys.readouterr().out)
     assert {key: new[key] for key in new if key != "command"} == {key: old[key] for key in old if key != "command"}
     assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")} == before
+
+
+def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tuned, tmp_path):
+    config, whole = tuned
+    folder = tmp_path / "study"
+    with runs_copied_from(whole):
+        for name in ("tuning.json", "best.py", "summary.json"):
+            with killed_once_written(name):
+                main(arguments(config, folder))
+        assert main(arguments(config, folder)) == 0
+    one, other = (json.loads((each / "summary.json").read_text()) for each in (whole, folder))
+    changed = {key for key in one if one[key] != other[key]}
+    assert changed == {"winner"} and one["winner"]["values"] == other["winner"]["values"]  # its config is elsewhere
+    assert (whole / "tuning.json").read_bytes() == (folder / "tuning.json").read_bytes()
 
 
 def test_another_tuning_in_the_folder_is_refused(tuned, capsys):

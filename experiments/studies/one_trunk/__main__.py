@@ -37,21 +37,20 @@ LIMITS = (
 )
 
 
-def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
-    """Both arms and the drops; None if a signal stopped it."""
+def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
+    """The result of the study: both arms and the drops."""
     seeds, lrs = (QUICK_SEEDS, drop.LRS[1:]) if quick else (SEEDS, drop.LRS)
     budgets, tokens = grid.list_cells(WIDTHS, grid.DOUBLINGS[: 2 if quick else None])
     cells = sorted({*budgets, *tokens})
     arms = {"own": folder / "independent", "branch": folder / "branches"}
     trunks, drop_trunks = grid.make_trunks(cells, seeds), drop.make_trunks(lrs, seeds)
-    if not train_packs(folder / "trunks", trunks) or not train_packs(folder / "drop_trunks", drop_trunks):
-        return None
+    train_packs(folder / "trunks", trunks)
+    train_packs(folder / "drop_trunks", drop_trunks)
     branches = grid.make_branches(cells, trunks, find_runs(folder / "trunks"))
     drops = drop.make_branches(drop_trunks, find_runs(folder / "drop_trunks"), drop.FINAL_SHARES)
-    if not train_packs(arms["branch"], branches) or not train_packs(folder / "drops", drops):
-        return None
-    if not train_packs(arms["own"], grid.make_independent(cells, seeds)):
-        return None
+    train_packs(arms["branch"], branches)
+    train_packs(folder / "drops", drops)
+    train_packs(arms["own"], grid.make_independent(cells, seeds))
     losses = {arm: grid.read_losses(place, cells, seeds) for arm, place in arms.items()}
     spent = {arm: compare.trained_flops(place) for arm, place in (*arms.items(), ("trunk", folder / "trunks"))}
     rows = drop.read_drops(folder, lrs, drop.FINAL_SHARES, seeds)

@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab.api.arguments import (
@@ -37,10 +37,11 @@ from scalelab.api.door import (
     train_in_pool,
 )
 from scalelab.api.work.sweeping import EXECUTING, chosen_executor
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, Stopped
 
 if TYPE_CHECKING:
     from scalelab.plan.sweep.sweep import SweepPlan
+    from scalelab.study import Kind
     from scalelab.sweep.ablate.study import Ablation
     from scalelab.sweep.tune.stages import Tuning
 
@@ -90,8 +91,6 @@ def tune(
     `seeds`: fresh ones before it is adopted. Executor and training as for `sweep`; `command`: how the summary says
     that it was made.
     """
-    from scalelab.record import lock, records
-    from scalelab.report.pages import write_report
     from scalelab.sweep.tune import conduct, stages, study, wording
 
     folder = pathlib.Path(workdir)
@@ -100,18 +99,31 @@ def tune(
     for line in wording.describe_counts(plan):
         note(line)
     show = display or plain_display(progress, stop)
-    with (
-        chosen_executor(executor, slurm, max_parallel, note, config_file(config), folder),
-        lock.undo_if_refused(folder, study.STUDY_FILE),
-    ):
-        study.open_study(plan, folder)
+
+    def work() -> Facts:
         with train_in_pool(folder, stages.change_base(plan, {}), take_over, show, progress) as train:
-            summary = conduct.conduct_tuning(plan, folder, train, note)
-    if summary is None:
+            return conduct.conduct_tuning(plan, folder, train, note)
+
+    with chosen_executor(executor, slurm, max_parallel, note, config_file(config), folder):
+        return _conduct(folder, study.KIND, study.describe_tuning(plan), work, command, take_over, progress)
+
+
+def _conduct(
+    folder: pathlib.Path, kind: "Kind", plan: Facts, work: Callable[[], Facts], command: str, take_over: bool,
+    progress: Progress, baseline: str = "",
+) -> Studied | None:  # fmt: skip
+    """Open the study, do its work, and write its summary and page; None where a signal stopped it."""
+    from scalelab.record import records
+    from scalelab.report.pages import write_report
+    from scalelab.study import open_study
+
+    try:
+        with open_study(folder, kind, plan, take_over, lambda text: progress({"warning": text})):
+            summary = {"command": command} | work()
+            records.write_json(folder / "summary.json", summary)
+            return Studied(summary, str(write_report(folder)["path"]), baseline)
+    except Stopped:
         return None
-    summary = {"command": command} | summary
-    records.write_json(folder / "summary.json", summary)
-    return Studied(summary, str(write_report(folder)["path"]))
 
 
 ABLATION = {
@@ -186,8 +198,6 @@ def ablate(
     `baseline`, `variant`: config files, or names pkg.mod:fn; `sizes`: d_model of each rung; `fix`: values of E or alpha
     that are not fitted; `next`: also which further runs would settle it. Executor and training as for `sweep`.
     """
-    from scalelab.record import lock, records
-    from scalelab.report.pages import write_report
     from scalelab.sweep.ablate import conduct
 
     folder, fixed = pathlib.Path(workdir), dict(fix or {})
@@ -207,19 +217,16 @@ def ablate(
         progress,
     )
     show = display or plain_display(progress, stop)
-    with (
-        chosen_executor(executor, slurm, max_parallel, note, None, folder),
-        lock.undo_if_refused(folder, conduct.STUDY_FILE),
-    ):
-        conduct.open_study(study, folder)
+
+    def work() -> Facts:
         first, *_ = conduct.final_runs(study, study.rungs[:1], {}).values()
         with train_in_pool(folder, first, take_over, show, progress) as train:
-            if not conduct.conduct_study(study, folder, train, note, fixed):
-                return None
-    summary: Facts = {"command": command}
-    summary |= conduct.score_study(study, folder, target, fixed, with_next=next)
-    records.write_json(folder / "summary.json", summary)
-    return Studied(summary, str(write_report(folder)["path"]), study.baseline.name)
+            conduct.conduct_study(study, folder, train, note, fixed)
+        return conduct.score_study(study, folder, target, fixed, with_next=next)
+
+    plan = conduct.describe_study(study)
+    with chosen_executor(executor, slurm, max_parallel, note, None, folder):
+        return _conduct(folder, conduct.KIND, plan, work, command, take_over, progress, study.baseline.name)
 
 
 def _make_ablation(

@@ -135,7 +135,7 @@ class Ladder:
 def gather_runs(
     N: np.ndarray, D: np.ndarray, loss: np.ndarray, accuracy: np.ndarray, labels: Sequence[str] | None, last: int
 ) -> LadderRuns:
-    """Keep one row a run of rows of checkpoints: that of most tokens (`labels` name runs; None: every row is one).
+    """Keep one of each run's checkpoints: that of most tokens (`labels` name runs; None: every row is a run).
 
     The scatter is that of the last `last` checkpoints around a straight line through them.
     """

@@ -20,7 +20,7 @@ def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
     """The bubble of a pipeline of `layout.stage` stages; with one stage everything is zero.
 
     (p - 1) / (v m) of the ideal time (Narayanan et al. 2021, section 2.2) for p stages, m micro-batches and v rounds;
-    GPipe and 1F1B have the same bubble. The trainer has no `zb_h1`, which fills it with gradients of weights.
+    GPipe and 1F1B have the same bubble. The trainer has no ZB-H1, which fills it with gradients of weights.
     """
     stages, rounds = layout.stage, layout.rounds
     of_total = predicted_bubble(stages, layout.microbatches, rounds)

@@ -96,9 +96,10 @@ def open_executor(
     judge: Any = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> contextlib.AbstractContextManager[Executor]:
-    """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one. BadInput as theirs.
+    """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one.
 
-    `report` gets a line on each worker of this machine that was killed and is started again.
+    BadInput where that executor refuses its options. `report` gets a line on each worker of this machine that was
+    killed and is started again.
     """
     choice = CHOSEN[-1] if CHOSEN else Choice()
     if choice.name == "slurm":

@@ -33,7 +33,7 @@ def estimate_curvature(
     seed: jax.Array,
     ends: DocumentEnds | None = None,
 ) -> Any:
-    """A tree like the parameters: one estimate by `kind` (as `Member.curvature`) on `tokens` [global_batch, S+1].
+    """A tree like the parameters: one estimate by `kind` (as `Optimizer.curvature`) on `tokens` [global_batch, S+1].
 
     Its random numbers follow from (seed, step), not from the mesh or the micro-batches.
     """
