@@ -17,7 +17,8 @@ FOLDERS = ("scalelab", "checks", "experiments")
 # CPU seconds to import, beyond what stands before it; a package named with a dot costs beyond its parent.
 START = {
     "jax": "0.35 s", "jax.experimental.pallas": "0.3 s", "numpy": "0.07 s", "flax": "0.12 s", "optax": "0.06 s",
-    "orbax": "0.2 s", "scipy": "0.2 s", "scipy.stats": "0.8 s", "matplotlib": "0.2 s", "pyarrow": "0.1 s", "ml_collections": "0.03 s",
+    "orbax": "0.2 s", "scipy": "0.2 s", "scipy.stats": "0.8 s", "matplotlib": "0.2 s", "pyarrow": "0.1 s",
+    "ml_collections": "0.03 s",
     "rich": "0.06 s", "grain": "0.3 s", "torch": "2 s",
 }  # fmt: skip
 OPTIONAL = {

@@ -124,9 +124,6 @@ NUMBER = Kind("a finite number", _is_number)
 POSITIVE = Kind("a finite number above zero", lambda value: _is_number(value) and value > 0)
 SHARE = Kind("a number between 0 and 1", lambda value: _is_number(value) and 0 < value < 1)
 FUNCTION = Kind("a function", callable)
-OVERRIDES = optional(mapping_of(ANYTHING, "a dict such as {'train.steps': 20}"))
-NAMES = optional(mapping_of(TEXT, "a dict of column names such as {'loss': 'val_loss'}"))
-VALUES = optional(mapping_of(NUMBER, "a dict of numbers such as {'E': 1.6}"))
 HELD = optional(mapping_of(Kind("a number", lambda value: isinstance(value, numbers.Real)),
     "a dict of numbers such as {'E': 1.6}"))  # fmt: skip  # the law says of each value why it can't be held
 

@@ -3,15 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scalelab.api.arguments import (
-    ANYTHING,
-    Path,
-    check_arguments,
-)
-from scalelab.api.door import (
-    Overrides,
-    config_path,
-)
+from scalelab.api.arguments import ANYTHING, Path, check_arguments
+from scalelab.api.door import Overrides, config_path
 from scalelab.config.changes import ConfigValue, load_with_origins
 from scalelab.config.files import USER_OPTIM_PREFIX
 from scalelab.config.keys import Key, key_records

@@ -4,14 +4,7 @@ import pathlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab import config as config_lib
-from scalelab.api.arguments import (
-    ANY_PATH,
-    Facts,
-    Path,
-    check_arguments,
-    optional,
-    whole,
-)
+from scalelab.api.arguments import ANY_PATH, Facts, Path, check_arguments, optional, whole
 from scalelab.api.defaults import TWIN_STEPS, TWIN_WIDTH
 from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput

@@ -6,17 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from scalelab import config as config_lib
-from scalelab.api.arguments import (
-    ANY_PATH,
-    Facts,
-    Path,
-    check_arguments,
-)
-from scalelab.api.door import (
-    Config,
-    Overrides,
-    load_config,
-)
+from scalelab.api.arguments import ANY_PATH, Facts, Path, check_arguments
+from scalelab.api.door import Config, Overrides, load_config
 from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.optim import chain, schedules, table

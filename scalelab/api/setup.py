@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from scalelab import experiments
-from scalelab.api.arguments import (
-    FOLDER,
-    WORKDIR,
-    Facts,
-    Path,
-    check_arguments,
-    optional,
-    whole,
-)
+from scalelab.api.arguments import FOLDER, WORKDIR, Facts, Path, check_arguments, optional, whole
 from scalelab.api.defaults import DEMO_FOLDER
 from scalelab.api.door import Display, Progress, Stop, never, plain_display, silent
 from scalelab.errors import BadInput, nearest_hint

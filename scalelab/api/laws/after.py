@@ -5,15 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scalelab.api.arguments import (
-    FOLDER,
-    NUMBER,
-    POSITIVE,
-    Path,
-    check_arguments,
-    check_value,
-    instance,
-)
+from scalelab.api.arguments import FOLDER, NUMBER, POSITIVE, Path, check_arguments, check_value, instance
 from scalelab.api.defaults import GRID_OPTION, HOLDOUT_DIVISOR
 from scalelab.api.laws.approaches import ApproachFit
 from scalelab.api.laws.curves import CurveStudy

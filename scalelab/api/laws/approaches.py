@@ -7,12 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalelab.api.arguments import (
-    check_arguments,
-    check_value,
-    instance,
-    whole,
-)
+from scalelab.api.arguments import check_arguments, check_value, instance, whole
 from scalelab.api.laws.fit_rows import numeric_columns
 from scalelab.errors import BadInput
 from scalelab.laws.design import design

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelab import config as config_lib
-from scalelab.api.arguments import (
-    STORED,
-    check_arguments,
-    list_paths,
-    several,
-)
+from scalelab.api.arguments import STORED, check_arguments, list_paths, several
 from scalelab.api.door import Config, load_config
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids

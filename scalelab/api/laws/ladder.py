@@ -8,13 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.api.arguments import (
-    STORED,
-    Path,
-    check_arguments,
-    list_paths,
-    several,
-)
+from scalelab.api.arguments import STORED, Path, check_arguments, list_paths, several
 from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.fits.study import study_table

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalelab import user_code
-from scalelab.api.arguments import (
-    check_arguments,
-    optional,
-    whole,
-)
+from scalelab.api.arguments import check_arguments, optional, whole
 from scalelab.api.reading.tables import Source
 from scalelab.errors import BadInput
 from scalelab.evaluate import sample

@@ -7,15 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from scalelab.api.arguments import (
-    FOLDER,
-    Facts,
-    Path,
-    check_arguments,
-    list_paths,
-    optional,
-    whole,
-)
+from scalelab.api.arguments import FOLDER, Facts, Path, check_arguments, list_paths, optional, whole
 from scalelab.api.door import Overrides, add_overrides, cache_programs
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput

@@ -4,14 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalelab.api.arguments import (
-    ANY_PATH,
-    Facts,
-    Path,
-    check_arguments,
-    several,
-    whole,
-)
+from scalelab.api.arguments import ANY_PATH, Facts, Path, check_arguments, several, whole
 from scalelab.api.door import (
     Config,
     Display,

@@ -7,18 +7,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalelab.api.arguments import (
-    STORED,
-    WORKDIR,
-    check_arguments,
-    list_paths,
-    several,
-)
-from scalelab.api.door import (
-    Path,
-    Progress,
-    silent,
-)
+from scalelab.api.arguments import FOLDER, STORED, WORKDIR, Facts, check_arguments, list_paths, several
+from scalelab.api.door import Path, Progress, silent
 from scalelab.errors import BadInput
 from scalelab.stores import mirror
 from scalelab.stores.copies import copy_here, kept_up_to_date
@@ -110,3 +100,9 @@ def answer(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) -> "Swe
     if not keys and len(folders) > 1:
         raise BadInput("several folders: name the keys that make a setting, e.g. by='optim.peak_lr'")
     return rows.answer_by(folders, keys) if keys else rows.answer_folder(folders[0])
+
+
+@check_arguments(workdir=FOLDER)
+def study_status(workdir: Path) -> list[Facts]:
+    """The runs of a study as rows (name, status, step, losses), also while they train (`--status`)."""
+    return status.read_trial_rows(pathlib.Path(workdir))

@@ -12,14 +12,12 @@ from scalelab.api.arguments import (
     ANYTHING,
     TEXT,
     WORKDIR,
-    Kind,
     check_arguments,
     either,
     instance,
     mapping_of,
     optional,
     several,
-    whole,
 )
 from scalelab.api.door import (
     Config,
@@ -59,7 +57,6 @@ GRID = optional(several(mapping_of(ANYTHING, "a list of dicts such as [{'optim.p
 SLURM = optional(either(instance("a file of options of sbatch", str, pathlib.Path),
     mapping_of(TEXT, "a dict such as {'partition': 'gpu'}")))  # fmt: skip
 STORE_POLLS = 10  # a store is asked every 5 s whether another sweep has left it: each time costs four requests
-EXECUTING: dict[str, Kind] = {"executor": TEXT, "slurm": SLURM, "max_parallel": whole(0)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Swept:
         return read_status(self.folder, all_grids)
 
 
-@check_arguments(workdir=WORKDIR, grid=GRID, **EXECUTING)
+@check_arguments(workdir=WORKDIR, grid=GRID, slurm=SLURM)
 def sweep(
     config: Config, workdir: Path, overrides: Overrides | None = None, *,
     grid: Sequence[Mapping[str, object]] | None = None, stop_if: str | None = None, executor: str = "local",

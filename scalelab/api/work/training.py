@@ -7,13 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalelab import git
-from scalelab.api.arguments import (
-    WORKDIR,
-    Kind,
-    check_arguments,
-    optional,
-    whole,
-)
+from scalelab.api.arguments import WORKDIR, Kind, check_arguments, optional, whole
 from scalelab.api.door import (
     Config,
     Display,
