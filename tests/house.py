@@ -1,9 +1,9 @@
 """The house seen from the street, in numbers: `python -m tests.house [ROOT] [--before=ROOT] [--json] [--out=PATH]`.
 
 Lines by room as the formatter alone would write them, files and entries a folder, one-word public functions, circles of
-files, imports that go upward or stand inside functions, lines over 120 columns, lengths of functions, words of the README, and
-how often `config` crosses from room to room and from file to file on its way through `scalelab train`. Any checkout can be measured, older ones too. The
-committed table is written by
+files, imports that go upward or stand inside functions, lines over 120 columns, lengths of functions, words of the
+README, and how often `config` crosses from room to room and from file to file on its way through `scalelab train`. Any
+checkout can be measured, older ones too. The committed table is written by
 
     python -m tests.house --before=OLD_CHECKOUT --out=checks/results/house
 """
