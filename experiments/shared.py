@@ -14,6 +14,9 @@ from scalelab.cli.executor_options import add_executor_options
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.cli.progress import PoolProgress
 from scalelab.record import listing, records
+from scalelab.signals import stop_on_signals
+from scalelab.sweep import status
+from scalelab.sweep.trials import group_into_packs
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -52,8 +55,6 @@ def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> None
     Stopped after a signal, or where they train elsewhere (--executor=manifest). WorkFailed if a process ended without a
     verdict.
     """
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
     from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
@@ -72,7 +73,6 @@ def train_packs(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> None:
     Each pack has a folder, named after its first trial. A process of its own for each pack (`train_trials`) would
     compile a program of several packs several times.
     """
-    from scalelab.sweep.trials import group_into_packs
 
     for names in group_into_packs(trials).values():
         train_trials(folder / names[0], {name: trials[name] for name in names})

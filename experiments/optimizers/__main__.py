@@ -30,6 +30,8 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.optimizers import limits, race, ranking, search
 from scalelab.experiments.optimizers.page import format_page
 from scalelab.experiments.shared import RESULTS, command_line, result_header, train_trials, write_result
+from scalelab.model import count
+from scalelab.optim import table
 from scalelab.plan.sweep.sweep import PlannedStudy
 
 SMALL_STUDY = {
@@ -118,8 +120,6 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, ended: Any) -> dict[str, Any]:
-    from scalelab.model import count
-    from scalelab.optim import table
 
     state_bytes = {}
     for name in tuned:

@@ -11,15 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union
 
+from scalelab import config as config_lib
 from scalelab import set_by, user_code
 from scalelab.api.arguments import Path
 from scalelab.config.files import CommandLine, find_config_file
 from scalelab.errors import BadInput
+from scalelab.hardware import device_memory
+from scalelab.hardware.chips import expects_accelerator
+from scalelab.sweep import status
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from scalelab.plan.memory.memory import Memory
+
 
 Config = Union[Path, "ConfigDict"]
 Overrides = Mapping[str, object]
@@ -69,8 +74,6 @@ def load_config(config: Config, overrides: Overrides | None = None) -> "ConfigDi
     """The resolved config of a file, of a shipped one's name, or of a tree as `get_config()` gives it. BadInput."""
     from ml_collections import ConfigDict
 
-    from scalelab import config as config_lib
-
     tree = config if isinstance(config, ConfigDict) else config_lib.read_config_file(config_path(config))
     return config_lib.resolve(config_lib.override(tree, overrides or {}, author_of(overrides)))
 
@@ -100,8 +103,6 @@ def add_overrides(overrides: Overrides | None, values: Overrides) -> Overrides:
 
 def reserve_memory() -> None:
     """Reserve the device's memory, before jax starts."""
-    from scalelab.hardware import device_memory
-
     device_memory.reserve_gpu_memory()
 
 
@@ -139,8 +140,6 @@ def refuse_large_packs(packs: Mapping[str, list["ConfigDict"]], progress: Progre
     Called before the packs' processes start. If there may be an accelerator, a short-lived process looks at it: this
     one must leave the devices to the packs.
     """
-    from scalelab.hardware.chips import expects_accelerator
-
     requests = [(trials[0].to_dict(), len(trials)) for trials in packs.values()]
     if not expects_accelerator():
         for config, n_trials in requests:
@@ -158,7 +157,6 @@ def _find_excess(values: dict[str, Any], trials: int) -> "tuple[str, Memory] | N
     """Describe a step that exceeds the devices' memory: (what is lacking, the memory); None if it fits."""
     from ml_collections import ConfigDict
 
-    from scalelab import config as config_lib
     from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
 
     static = config_lib.static(ConfigDict(values))
@@ -182,7 +180,6 @@ def train_in_pool(
     writes commands); WorkFailed if a run crashed. `first`: any of the runs; its data are prepared before the pool
     starts.
     """
-    from scalelab.sweep import status
     from scalelab.sweep.executors import choice
     from scalelab.sweep.run import run_sweep
     from scalelab.train.single import load_run_dataset

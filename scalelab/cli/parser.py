@@ -16,6 +16,7 @@ from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.numbers.written import parse_count, parse_whole
+from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
 from scalelab.untrusted.text import escape_text
 
@@ -83,8 +84,6 @@ class Parser(argparse.ArgumentParser):
             return value
         if name not in self.stored:
             raise BadInput(f"{value}: `{self.prog}` doesn't read object stores here; give a local folder")
-        from scalelab.stores.copies import copy_here
-
         return str(copy_here(value, **self.stored[name], report=print_status))
 
     def _nearest_option(self, word: str) -> str:

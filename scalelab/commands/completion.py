@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from scalelab import commands
+from scalelab.api.setup import list_studies
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.config import default_values
 from scalelab.config.files import shipped_configs
@@ -56,8 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def write_script(shell: str) -> str:
-    """Write the completion script of a shell in `SHELLS`."""
-    from scalelab.api.setup import list_studies
+    """The script for a shell of `SHELLS`."""
     from scalelab.sweep.scaling.recipes import list_recipes
 
     modules = list_commands()

@@ -119,7 +119,7 @@ def _format_range(allowed: Range) -> str:
     return low if allowed.high == math.inf else f"{low} to {allowed.high:.10g}"
 
 
-def _show_config(path: str, shown: api.ConfigShown, destination: str | None) -> int:
+def _show_config(path: str, shown: "api.ConfigShown", destination: str | None) -> int:
     """Print what a config changes, or the values that were asked for."""
     if destination != "-":
         rows = [

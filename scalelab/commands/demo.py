@@ -11,7 +11,7 @@ Exit code: 0 done, 2 bad input.
 import pathlib
 
 from scalelab import api
-from scalelab.api.setup import DEMO_FOLDER
+from scalelab.api.defaults import DEMO_FOLDER
 from scalelab.cli.parser import Parser, align_columns, emit_json, folder_path
 from scalelab.errors import quote_path
 

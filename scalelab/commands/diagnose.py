@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     return 1 if found.diagnosis.verdicts else 0
 
 
-def _show_batch(batch: api.ReadBatch, destination: str | None) -> int:
+def _show_batch(batch: "api.ReadBatch", destination: str | None) -> int:
     if destination != "-":
         print(f"step {batch.step}: {len(batch.sequences)} sequences, on the weights of step {batch.weights_step}")
         cells = [

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalelab import api
-from scalelab.api.reading.judging import NOISE_BATCHES
+from scalelab.api.defaults import NOISE_BATCHES
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
 from scalelab.cli.progress import WorkProgress
 

@@ -26,7 +26,7 @@ import argparse
 from typing import Any
 
 from scalelab import api
-from scalelab.api.reading.judging import AFTER
+from scalelab.api.defaults import AFTER
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table, whole_number
 from scalelab.cli.terminal import print_report
 from scalelab.signals import stop_on_signals

@@ -55,6 +55,7 @@ from scalelab.config import split_overrides
 from scalelab.index import alive
 from scalelab.index.grids import describe_left_out
 from scalelab.signals import stop_on_signals
+from scalelab.sweep import status
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 
 
@@ -106,10 +107,9 @@ def main(argv: list[str]) -> int:
     return _show(swept.status(options.all_grids), options) if swept.verdicts else STOPPED_EXIT_CODE
 
 
-def _show(state: api.SweepStatus, options: Any) -> int:
+def _show(state: "api.SweepStatus", options: Any) -> int:
     """Print the trials and the answer; exit codes in the module's docstring."""
     from scalelab.cli.answers import print_answer
-    from scalelab.sweep import status
     from scalelab.sweep.answer import wording
 
     if options.json != "-":
@@ -148,8 +148,6 @@ def _show_live(parser: Parser, options: Any) -> int:
 
 
 def _follow(workdir: pathlib.Path) -> None:
-    from scalelab.cli.follow import follow_view
-
     with api.follow(workdir) as read:
         follow_view(read)
 

@@ -121,7 +121,7 @@ def _batches(text: str | None) -> tuple[int, int] | None:
     return int(batches[1]), int(batches[2])
 
 
-def _print(trained: api.Trained, destination: str | None) -> None:
+def _print(trained: "api.Trained", destination: str | None) -> None:
     print(
         f"{trained.name}: {trained.status} at step {trained.final_step}, validation loss "
         f"{_number(trained.val_loss)} nats/token, {_number(trained.bpb)} bits/byte; {trained.folder}",

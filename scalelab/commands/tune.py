@@ -34,6 +34,7 @@ from scalelab.cli.parser import (
     folder_path,
     whole_number,
 )
+from scalelab.cli.study_runs import describe_trials
 from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
@@ -69,8 +70,6 @@ def _parser() -> Parser:
 
 
 def _show(options: Any) -> tuple[int, list[str], Any]:
-    from scalelab.cli.study_runs import describe_trials
-
     if options.workdir is None:
         raise BadInput("--status needs --workdir")
     rows = api.study_status(options.workdir)

@@ -44,11 +44,10 @@ LEDGER_SCHEMA: dict[str, Any] = {
 
 
 def write_ledger(
-    config: ConfigDict, step: int, number: int, by_source: Mapping[str, int], flops: Mapping[str, float],
+    noted: Sequence[Stretch], step: int, number: int, by_source: Mapping[str, int], flops: Mapping[str, float],
     per_token: Mapping[str, float], rewinds: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """The ledger of a run under `config` at `step`, whose next batch is `number`; `by_source`: see `Stretch`."""
-    noted = schedule_steps.run_stretches(config)
+    """The ledger of a run of these stretches at `step`, whose next batch is `number`; `by_source`: see `Stretch`."""
     return {
         "steps": step, "tokens": stretches.tokens_before(noted, step),
         "sequences": stretches.sequences_before(noted, step),
@@ -57,9 +56,11 @@ def write_ledger(
     }  # fmt: skip
 
 
-def count_between(config: ConfigDict, first: int, step: int, flops_per_token: Mapping[str, float]) -> dict[str, Any]:
+def count_between(
+    noted: Sequence[Stretch], first: int, step: int, flops_per_token: Mapping[str, float]
+) -> dict[str, Any]:
     """What the steps after `first` up to `step` took, which a rewind to `first` gives up."""
-    noted, per_token = schedule_steps.run_stretches(config), stretches.total_flops(flops_per_token)
+    per_token = stretches.total_flops(flops_per_token)
     before, after = (stretches.tokens_before(noted, at) for at in (first, step))
     begin = max(before, noted[-1].tokens)
     flops = {name: each * (after - begin) for name, each in per_token.items()}

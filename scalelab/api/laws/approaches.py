@@ -7,18 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalelab.api.arguments import (
-    ANYTHING,
-    FLAG,
-    NUMBER,
-    TEXT,
-    check_arguments,
-    check_value,
-    instance,
-    optional,
-    several,
-    whole,
-)
+from scalelab.api.arguments import check_arguments, check_value, instance, whole
 from scalelab.api.laws.fit_rows import numeric_columns
 from scalelab.errors import BadInput
 from scalelab.laws.design import design
@@ -52,11 +41,7 @@ class ApproachFit:
     findings: list[design.Finding]
 
 
-@check_arguments(
-    table=ANYTHING, approach=whole(1), n_convention=optional(TEXT), drop_top_loss=whole(0),
-    target_flops=several(NUMBER), method=optional(TEXT), cluster=optional(TEXT), seed_noise=FLAG, bootstrap=whole(0),
-    seed=whole(0), level=optional(NUMBER),
-)  # fmt: skip
+@check_arguments(approach=whole(1))
 def fit_approach(
     table: Table, approach: Literal[1, 2], *, n_convention: str | None = None, drop_top_loss: int = 0,
     target_flops: float | Sequence[float] = (), method: str | None = None, cluster: str | None = None,

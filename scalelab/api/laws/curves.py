@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelab.api.arguments import (
-    ANYTHING,
-    NAMES,
-    NUMBER,
-    STORED,
-    TEXT,
-    check_arguments,
-    list_paths,
-    optional,
-    several,
-    whole,
-)
+from scalelab import config as config_lib
+from scalelab.api.arguments import STORED, check_arguments, list_paths, several
 from scalelab.api.door import Config, load_config
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
@@ -28,6 +18,7 @@ from scalelab.laws.curves.fit import LEAST_ROWS, MOST_RESAMPLES, FittedCurves, P
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
 from scalelab.laws.read.readers import read_raw_rows
 from scalelab.numbers.written import parse_number
+from scalelab.optim import schedules
 from scalelab.record import listing, records
 
 if TYPE_CHECKING:
@@ -48,12 +39,7 @@ class CurveStudy:
     notes: list[str]
 
 
-CURVE_OPTIONS = {
-    "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0), "seed": whole(0), "level": NUMBER,
-}  # fmt: skip
-
-
-@check_arguments(sources=several(STORED), law=TEXT, columns=NAMES, **CURVE_OPTIONS)
+@check_arguments(sources=several(STORED))
 def fit_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
     objective: str = "huber_log", delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0,
@@ -71,10 +57,7 @@ def fit_curves(
     )
 
 
-@check_arguments(
-    sources=several(STORED), law=TEXT, columns=NAMES, predict_run=several(TEXT), schedule_of=several(TEXT),
-    **CURVE_OPTIONS,
-)  # fmt: skip
+@check_arguments(sources=several(STORED))
 def predict_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
     predict_run: str | Sequence[str] = (), schedule_of: str | Sequence[str] = (), objective: str = "huber_log",
@@ -121,7 +104,7 @@ def _schedule_named(config: str) -> Curve:
         raise BadInput(f"--schedule-of={config}: {mistake}") from None
 
 
-@check_arguments(source=STORED, columns=NAMES)
+@check_arguments(source=STORED)
 def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curve:
     """Read the curve of one run's folder. BadInput for a folder of several runs."""
     curves, _ = read_curves([source], columns)
@@ -152,7 +135,7 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
     return curves, notes
 
 
-@check_arguments(config=ANYTHING)
+@check_arguments()
 def schedule_of(config: Config) -> Curve:
     """Make a curve without losses: the schedule of a config file, a shipped config's name or a config tree."""
     resolved = load_config(config)
@@ -160,13 +143,10 @@ def schedule_of(config: Config) -> Curve:
 
 
 def _every_lr(config: "ConfigDict") -> np.ndarray:
-    from scalelab.optim import schedules
-
     return np.asarray(schedules.schedule_curves(config, np.arange(config.train.steps))["lr"], float)
 
 
 def _run_curve(folder: pathlib.Path, loss: str) -> Curve:
-    from scalelab import config as config_lib
     from scalelab.train.lineage.facts import config_from_facts
 
     lr = _every_lr(config_lib.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True))

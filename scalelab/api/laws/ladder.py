@@ -8,20 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.api.arguments import (
-    HELD,
-    NAMES,
-    NUMBER,
-    STORED,
-    TEXT,
-    VALUES,
-    Path,
-    check_arguments,
-    list_paths,
-    optional,
-    several,
-    whole,
-)
+from scalelab.api.arguments import STORED, Path, check_arguments, list_paths, several
 from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.fits.study import study_table
@@ -83,11 +70,7 @@ class AccuracyStudy:
     prediction: LadderPrediction | None
 
 
-@check_arguments(
-    sources=several(STORED), columns=NAMES, n_convention=optional(TEXT), where=several(TEXT), cluster=TEXT,
-    last_checkpoints=whole(0), hold=HELD, objective=TEXT, delta=optional(NUMBER), bootstrap=whole(0),
-    seed=whole(0), level=NUMBER, target_values=VALUES, holdout=optional(whole(0)),
-)  # fmt: skip
+@check_arguments(sources=several(STORED))
 def fit_accuracy(
     sources: Path | Sequence[Path], columns: Mapping[str, str] | None = None, *, n_convention: str | None = None,
     where: str | Sequence[str] = (), cluster: str = "auto", last_checkpoints: int = LAST_CHECKPOINTS,

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scalelab.api.arguments import FLAG, NAMES, PATH, POSITIVE, TEXT, VALUES, Facts, Path, check_arguments, optional
+from scalelab.api.arguments import POSITIVE, Facts, Path, check_arguments, optional
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws import multiplier
 from scalelab.laws.read.columns import parse_columns
@@ -28,7 +28,7 @@ class JudgedTable(NamedTuple):
     notes: list[str]
 
 
-@check_arguments(table=PATH, baseline=TEXT, target_flops=optional(POSITIVE), fix=VALUES, next=FLAG, columns=NAMES)
+@check_arguments(target_flops=optional(POSITIVE))
 def judge_table(
     table: Path, baseline: str, *, target_flops: float | None = None, fix: Mapping[str, float] | None = None,
     next: bool = False, columns: Mapping[str, str] | None = None,

@@ -7,13 +7,8 @@ from typing import Literal, NamedTuple
 
 from scalelab.api.arguments import (
     ANY_PATH,
-    ANYTHING,
-    FLAG,
-    FUNCTION,
-    PATH,
     POSITIVE,
     STORED,
-    TEXT,
     Facts,
     Path,
     check_arguments,
@@ -21,11 +16,11 @@ from scalelab.api.arguments import (
     optional,
     several,
     stored,
-    whole,
 )
 from scalelab.api.door import Progress, cache_programs, silent
 from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.record import listing, records
+from scalelab.train.checkpoints import logs, manifest, whole_run
 from scalelab.untrusted.paths import refuse_link
 
 SAMPLED = ((0.0, 0), (0.8, 0), (0.8, 1))  # temperature and seed of each text on the page of a run
@@ -42,7 +37,7 @@ class Noted(NamedTuple):
     text: str
 
 
-@check_arguments(run=PATH, text=TEXT)
+@check_arguments()
 def note(run: Path, text: str) -> Noted:
     """Write a line into a run's logbook, at its last logged step (`scalelab note`). The run may be training."""
     folder = pathlib.Path(run)
@@ -66,7 +61,7 @@ def compare(a: Path, b: Path) -> Facts:
     return compare_runs(str(a), str(b))
 
 
-@check_arguments(comparison=ANYTHING, html=ANY_PATH, lines=several(TEXT))
+@check_arguments(html=ANY_PATH)
 def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -> Facts:
     """Write a page of a `compare` with both curves, and `lines` that describe it in words (`compare --html`)."""
     from scalelab.report import several as several_lib
@@ -76,9 +71,7 @@ def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -
     return several_lib.write_comparison(pathlib.Path(html), comparison, list(lines))
 
 
-@check_arguments(
-    folders=several(STORED), output=optional(ANY_PATH), style=TEXT, width=optional(POSITIVE), only=optional(TEXT)
-)
+@check_arguments(folders=several(STORED), output=optional(ANY_PATH), width=optional(POSITIVE))
 def report(
     folders: Path | Sequence[Path], *, output: Path | None = None, style: Literal["page", "paper"] = "page",
     width: float | None = None, only: str | None = None,
@@ -147,7 +140,7 @@ class Verified(NamedTuple):
     damaged: int
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), all=FLAG, progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def verify_checkpoints(
     folder: Path, step: int | None = None, *, all: bool = False, progress: Progress = silent
 ) -> Verified:
@@ -164,8 +157,6 @@ def verify_checkpoints(
 
 
 def _verify(folder: pathlib.Path, step: int | None, progress: Progress) -> Iterator[Facts]:
-    from scalelab.train.checkpoints import logs, manifest
-
     for place, number in _find_checkpoints(folder, step, progress):
         lines = manifest.find_step_problems(place / str(number))
         if not lines:
@@ -175,18 +166,14 @@ def _verify(folder: pathlib.Path, step: int | None, progress: Progress) -> Itera
 
 
 def _verify_all(folder: Path) -> Iterator[Facts]:
-    from scalelab.train.checkpoints import whole_run
-
     for run in listing.run_folders(folder):
         for name, problems in whole_run.verify_run(run).items():
             yield {"folder": str(run), "file": name, "ok": not problems, "problems": problems}
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progress = silent) -> list[Facts]:
     """Steps, sizes and trials of checkpoints, by their files' sizes only (`scalelab checkpoint list`)."""
-    from scalelab.train.checkpoints import manifest
-
     rows = []
     for place, number in _find_checkpoints(pathlib.Path(folder), step, progress):
         lines = manifest.find_step_problems(place / str(number), contents=False)
@@ -201,11 +188,9 @@ def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progres
     return rows
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress = silent) -> Facts:
-    """Read the manifest of the last checkpoint, or of `step` (`scalelab checkpoint show`)."""
-    from scalelab.train.checkpoints import manifest
-
+    """The manifest of one checkpoint, the last or that of `step` (`scalelab checkpoint show`)."""
     places = _find_checkpoints(pathlib.Path(folder), step, progress)
     place, number = max(places, key=lambda each: each[1])
     progress({"folder": str(place), "step": number})
@@ -213,9 +198,7 @@ def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress
 
 
 def _find_checkpoints(folder: pathlib.Path, step: int | None, progress: Progress) -> list[tuple[pathlib.Path, int]]:
-    """Find every (checkpoints folder, step) below; BadInput if there is none. Other entries are reported as notes."""
-    from scalelab.train.checkpoints import manifest
-
+    """Every (checkpoints folder, step) below; BadInput if there is none. What is not a checkpoint is noted."""
     checkpoints = [
         (place, number)
         for place in manifest.find_checkpoint_folders(folder)

@@ -10,6 +10,7 @@ from typing import Any
 from scalelab.api.arguments import STORED, check_arguments, several
 from scalelab.errors import BadInput
 from scalelab.index.table import read_runs
+from scalelab.laws.read.readers import arrow_table
 from scalelab.record import listing, records
 
 Source = str | os.PathLike[str]
@@ -24,8 +25,6 @@ class Rows(list[dict[str, Any]]):
 
     def to_arrow(self) -> Any:
         """The rows as a `pyarrow.Table`. A column of mixed types becomes floats if all are numbers, else text."""
-        from scalelab.laws.read.readers import arrow_table
-
         return arrow_table(self)
 
     def to_pandas(self) -> Any:

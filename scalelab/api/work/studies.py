@@ -3,19 +3,13 @@
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from scalelab.api.arguments import (
     ANY_PATH,
     ANYTHING,
-    FLAG,
     FOLDER,
-    FUNCTION,
-    NUMBER,
-    OVERRIDES,
     POSITIVE,
-    TEXT,
-    VALUES,
     Facts,
     Path,
     check_arguments,
@@ -36,17 +30,18 @@ from scalelab.api.door import (
     silent,
     train_in_pool,
 )
-from scalelab.api.work.sweeping import EXECUTING, chosen_executor
+from scalelab.api.work.sweeping import SLURM, chosen_executor
 from scalelab.errors import BadInput, Stopped
-
-if TYPE_CHECKING:
-    from scalelab.plan.sweep.sweep import SweepPlan
-    from scalelab.study import Kind
-    from scalelab.sweep.ablate.study import Ablation
-    from scalelab.sweep.tune.stages import Tuning
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, SweepPlan, plan_study
+from scalelab.record import records
+from scalelab.study import Kind, open_study
+from scalelab.sweep.ablate import conduct as ablation_lib
+from scalelab.sweep.ablate import power, sides
+from scalelab.sweep.ablate.study import Ablation, make_study
+from scalelab.sweep.tune import conduct, stages, study, wording
 
 LR_KEY = "optim.peak_lr"
-TRAINING = {"take_over": FLAG, "progress": FUNCTION, "stop": FUNCTION, "display": optional(FUNCTION), "command": TEXT}
 TUNING = {name: whole(1) for name in ("trials", "rounds", "confirm", "seeds")} | {"short": optional(whole(1))}
 
 
@@ -58,26 +53,16 @@ class Studied(NamedTuple):
     baseline: str = ""
 
 
-@check_arguments(workdir=FOLDER)
-def study_status(workdir: Path) -> list[Facts]:
-    """Read a study's runs as rows (name, status, step, losses), also while they train (`--status`)."""
-    from scalelab.sweep import status
-
-    return status.read_trial_rows(pathlib.Path(workdir))
-
-
-@check_arguments(config=ANYTHING, overrides=OVERRIDES, **TUNING)
+@check_arguments(config=ANYTHING, **TUNING)
 def plan_tuning(
     config: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3, short: int | None = None,
     confirm: int = 2, seeds: int = 3,
-) -> "Tuning":  # fmt: skip
-    """Plan what `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` describes it."""
-    from scalelab.sweep.tune import stages
-
+) -> stages.Tuning:  # fmt: skip
+    """What a `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` says it in words."""
     return stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
 
 
-@check_arguments(config=ANYTHING, workdir=FOLDER, overrides=OVERRIDES, **TUNING, **EXECUTING, **TRAINING)
+@check_arguments(config=ANYTHING, workdir=FOLDER, slurm=SLURM, **TUNING)
 def tune(
     config: Path, workdir: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3,
     short: int | None = None, confirm: int = 2, seeds: int = 3, executor: str = "local",
@@ -91,8 +76,6 @@ def tune(
     `seeds`: fresh seeds before a value is adopted. Executor and training as for `sweep`; `command`: the command line to
     name in the summary.
     """
-    from scalelab.sweep.tune import conduct, stages, study, wording
-
     folder = pathlib.Path(workdir)
     note = lambda line: progress({"note": line})  # noqa: E731
     plan = stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
@@ -109,13 +92,11 @@ def tune(
 
 
 def _conduct(
-    folder: pathlib.Path, kind: "Kind", plan: Facts, work: Callable[[], Facts], command: str, take_over: bool,
+    folder: pathlib.Path, kind: Kind, plan: Facts, work: Callable[[], Facts], command: str, take_over: bool,
     progress: Progress, baseline: str = "",
 ) -> Studied | None:  # fmt: skip
     """Open the study, do its work, and write its summary and page; None where a signal stopped it."""
-    from scalelab.record import records
     from scalelab.report.pages import write_report
-    from scalelab.study import open_study
 
     try:
         with open_study(folder, kind, plan, take_over, lambda text: progress({"warning": text})):
@@ -127,25 +108,22 @@ def _conduct(
 
 
 ABLATION = {
-    "baseline": ANY_PATH, "variant": several(ANY_PATH), "budgets": several(POSITIVE), "overrides": OVERRIDES,
-    "sizes": several(whole(1)), "seeds": whole(1), "rule": TEXT, "tune": several(TEXT), "untuned": FLAG,
-    "tokens_per_param": POSITIVE, "target_flops": optional(POSITIVE),
+    "baseline": ANY_PATH, "variant": several(ANY_PATH), "budgets": several(POSITIVE), "sizes": several(whole(1)),
+    "seeds": whole(1), "tokens_per_param": POSITIVE, "target_flops": optional(POSITIVE),
 }  # fmt: skip
 
 
 class AblationPlan(NamedTuple):
     """An ablation's runs with the planner's hours, and the smallest effect that they would show."""
 
-    study: "Ablation"
-    planned: "SweepPlan"
+    study: Ablation
+    planned: SweepPlan
     noise: float
     correlation: float
     smallest_effect: float | None
 
 
-@check_arguments(
-    **ABLATION, workdir=optional(FOLDER), noise=optional(POSITIVE), correlation=optional(NUMBER), progress=FUNCTION
-)
+@check_arguments(**ABLATION, workdir=optional(FOLDER), noise=optional(POSITIVE))
 def plan_ablation(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None = None, *,
     sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own", tune: str | Sequence[str] = LR_KEY,
@@ -158,24 +136,11 @@ def plan_ablation(
     `noise`: relative scatter of a run's loss over seeds; `correlation`: between both sides' losses at one seed. The
     defaults are measured in `workdir`.
     """
-    from scalelab.plan.machine.machine import load_machine
-    from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, plan_study
-    from scalelab.sweep.ablate import power
-
-    study, target = _make_ablation(
-        baseline,
-        variant,
-        budgets,
-        overrides,
-        sizes,
-        seeds,
-        rule,
-        tune,
-        untuned,
-        tokens_per_param,
-        target_flops,
-        progress,
+    study, target, notes = _make_ablation(
+        baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
+    for line in notes:
+        progress({"note": line})
     folder = None if workdir is None else pathlib.Path(workdir)
     noise, correlation, source = power.known_noise(study, folder, noise, correlation, NOISE)
     smallest, shows = power.describe_power(study, noise, correlation, source, target)
@@ -183,7 +148,7 @@ def plan_ablation(
     return AblationPlan(study, plan_study(runs, "this ablation", load_machine("cpu")), noise, correlation, smallest)
 
 
-@check_arguments(**ABLATION, workdir=FOLDER, fix=VALUES, next=FLAG, **EXECUTING, **TRAINING)
+@check_arguments(**ABLATION, workdir=FOLDER, slurm=SLURM)
 def ablate(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], workdir: Path,
     overrides: Overrides | None = None, *, sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own",
@@ -198,62 +163,45 @@ def ablate(
     `baseline`, `variant`: config files, or names pkg.mod:fn; `sizes`: d_model of each rung; `fix`: values of E or alpha
     that are not fitted; `next`: also which further runs would settle it. Executor and training as for `sweep`.
     """
-    from scalelab.sweep.ablate import conduct
-
     folder, fixed = pathlib.Path(workdir), dict(fix or {})
     note = lambda line: progress({"note": line})  # noqa: E731
-    study, target = _make_ablation(
-        baseline,
-        variant,
-        budgets,
-        overrides,
-        sizes,
-        seeds,
-        rule,
-        tune,
-        untuned,
-        tokens_per_param,
-        target_flops,
-        progress,
+    study, target, notes = _make_ablation(
+        baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
+    for line in notes:
+        progress({"note": line})
     show = display or plain_display(progress, stop)
 
     def work() -> Facts:
-        first, *_ = conduct.final_runs(study, study.rungs[:1], {}).values()
+        first, *_ = ablation_lib.final_runs(study, study.rungs[:1], {}).values()
         with train_in_pool(folder, first, take_over, show, progress) as train:
-            conduct.conduct_study(study, folder, train, note, fixed)
-        return conduct.score_study(study, folder, target, fixed, with_next=next)
+            ablation_lib.conduct_study(study, folder, train, note, fixed)
+        return ablation_lib.score_study(study, folder, target, fixed, with_next=next)
 
-    plan = conduct.describe_study(study)
+    plan = ablation_lib.describe_study(study)
     with chosen_executor(executor, slurm, max_parallel, note, None, folder):
-        return _conduct(folder, conduct.KIND, plan, work, command, take_over, progress, study.baseline.name)
+        return _conduct(folder, ablation_lib.KIND, plan, work, command, take_over, progress, study.baseline.name)
 
 
 def _make_ablation(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None,
     sizes: Sequence[int], seeds: int, rule: str, tune: str | Sequence[str], untuned: bool, tokens_per_param: float,
-    target_flops: float | None, progress: Progress,
-) -> "tuple[Ablation, float]":  # fmt: skip
-    """Make (the study, the budget of its verdict); reports what was chosen for the user."""
-    from scalelab.sweep.ablate import sides, study
-
+    target_flops: float | None,
+) -> tuple[Ablation, float, list[str]]:  # fmt: skip
+    """(the study, where its verdict is given, what was chosen for the user)."""
     keys = [tune] if isinstance(tune, str) else list(tune)
     if untuned and keys != [LR_KEY]:
         raise BadInput("--untuned tunes nothing, and --tune says what to tune: leave one of them out")
     names = [os.fspath(each) for each in list_paths(variant)]
     values = {key: str(value) for key, value in (overrides or {}).items()}
     loaded, notes = sides.load_sides(os.fspath(baseline), names, values)
-    plan = study.make_study(
-        loaded, list(budgets), list(sizes), seeds, rule, () if untuned else tuple(keys), tokens_per_param
-    )
+    plan = make_study(loaded, list(budgets), list(sizes), seeds, rule, () if untuned else tuple(keys), tokens_per_param)
     target = target_flops or plan.rungs[-1].flops
-    for line in (*notes, *_describe_rungs(plan, bool(sizes), tokens_per_param, target)):
-        progress({"note": line})
-    return plan, target
+    return plan, target, [*notes, *_describe_rungs(plan, bool(sizes), tokens_per_param, target)]
 
 
-def _describe_rungs(plan: "Ablation", has_sizes: bool, tokens_per_param: float, target: float) -> list[str]:
-    """Describe the sizes, tokens and target that were chosen for the user."""
+def _describe_rungs(plan: Ablation, has_sizes: bool, tokens_per_param: float, target: float) -> list[str]:
+    """What was chosen for the user."""
     rungs = ", ".join(f"{rung.flops:.3g} FLOPs at d_model {rung.d_model}" for rung in plan.rungs)
     how = "" if has_sizes else f" (nearest to {tokens_per_param:g} tokens a parameter)"
     tuned = (

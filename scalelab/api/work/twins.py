@@ -4,12 +4,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from scalelab import git
 from scalelab.api.arguments import (
     ANY_PATH,
     ANYTHING,
     FOLDER,
-    FUNCTION,
-    OVERRIDES,
     POSITIVE,
     Facts,
     Path,
@@ -31,6 +30,11 @@ from scalelab.api.door import (
     silent,
 )
 from scalelab.errors import BadInput
+from scalelab.record import lock
+from scalelab.sweep import status
+from scalelab.sweep.forks import write_forks
+from scalelab.sweep.run import run_sweep
+from scalelab.sweep.scaling import proxy as proxy_lib
 
 if TYPE_CHECKING:
     from scalelab.sweep.scaling.proxy import Proxy
@@ -45,9 +49,8 @@ class ProxyFound(NamedTuple):
 
 
 @check_arguments(
-    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, overrides=OVERRIDES, out=optional(ANY_PATH), seeds=whole(1),
-    lrs=several(POSITIVE), progress=FUNCTION, stop=FUNCTION, display=optional(FUNCTION),
-)  # fmt: skip
+    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, out=optional(ANY_PATH), seeds=whole(1), lrs=several(POSITIVE)
+)
 def proxy(
     config: Path, flops: float, workdir: Path, overrides: Overrides | None = None, *, out: Path | None = None,
     seeds: int = 3, lrs: Sequence[float] = (), progress: Progress = silent, stop: Stop = never,
@@ -58,13 +61,6 @@ def proxy(
     `flops`: the sweep's budget; `out`: the target's config file (default: target.py in `workdir`); `lrs`: at least
     three learning rates of the twin.
     """
-    from scalelab import git
-    from scalelab.record import lock
-    from scalelab.sweep import status
-    from scalelab.sweep.forks import write_forks
-    from scalelab.sweep.run import run_sweep
-    from scalelab.sweep.scaling import proxy as proxy_lib
-
     file, folder = config_path(config), pathlib.Path(workdir)
     target_file = pathlib.Path(out or folder / "target.py")
     if target_file.suffix != ".py" or target_file.resolve() == pathlib.Path(file).resolve():

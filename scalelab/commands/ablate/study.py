@@ -1,10 +1,12 @@
 """`scalelab ablate --baseline=… --variant=…`: plan, train, score and show a study."""
 
+import dataclasses
 import shlex
 import sys
 from typing import Any
 
 from scalelab import api
+from scalelab.cli.study_runs import describe_trials
 from scalelab.cli.terminal import Terminal, print_report
 from scalelab.commands.ablate import text
 from scalelab.commands.ablate.options import LR_KEY, parse_fixed
@@ -31,9 +33,7 @@ def run(options: Any, overrides: CommandLine) -> tuple[int, list[str], dict[str,
 
 
 def _plan(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tuple[int, list[str], dict[str, Any]]:
-    """Plan the study's runs with the planner's hours, and the smallest effect that they would show."""
-    import dataclasses
-
+    """The runs of the study with the planner's hours, and the smallest effect that they would show."""
     from scalelab.commands.plan import budget_text
 
     plan = api.plan_ablation(
@@ -58,7 +58,5 @@ def _conduct(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tup
 
 
 def _status(options: Any) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab.cli.study_runs import describe_trials
-
     rows = api.study_status(options.workdir)
     return 0, describe_trials(rows), {"trials": rows}

@@ -42,7 +42,7 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     return lines, _block(options, found, table)
 
 
-def _describe(found: api.ApproachFit, options: Any) -> list[str]:
+def _describe(found: "api.ApproachFit", options: Any) -> list[str]:
     if isinstance(found.fit, Envelope):
         return _describe_envelope(found.fit, found.n_checkpoints)
     lines = _describe_isoflop(found.fit, found.noise)
@@ -94,7 +94,7 @@ def _rows(allocations: Sequence[dict[str, float]]) -> list[list[str]]:
     return [["C", "N", "D"], *([f"{allocation[name]:.4g}" for name in "CND"] for allocation in allocations)]
 
 
-def _block(options: Any, found: api.ApproachFit, table: Table) -> dict[str, Any]:
+def _block(options: Any, found: "api.ApproachFit", table: Table) -> dict[str, Any]:
     facts = {"sources": options.sources, "approach": options.approach, "derived": table.derived}
     facts |= {"columns": dict(table.columns), "read_as": list(table.notes)}
     by_budget = {f"{allocation['C']:g}": allocation for allocation in found.allocations}

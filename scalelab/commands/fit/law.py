@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from scalelab import api
-from scalelab.api.laws.after import HOLDOUT_DIVISOR
+from scalelab.api.defaults import HOLDOUT_DIVISOR
 from scalelab.cli.progress import WorkProgress
-from scalelab.commands.fit import text, trust_text
+from scalelab.commands.fit import next_runs, text, trust_text
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
 from scalelab.laws.read import units
@@ -55,8 +55,6 @@ def _more(options: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[st
     if options.tournament:
         parts["tournament"] = _tournament(options, fitted)
     if options.next_runs is not None:
-        from scalelab.commands.fit import next_runs  # loads the model: a fifth of a second
-
         parts["next"] = next_runs.propose_next_runs(options, fitted)
     if options.figures:
         paths = api.draw_fit(fitted, options.figures, options.target_values)

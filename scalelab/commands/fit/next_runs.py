@@ -3,7 +3,7 @@
 from typing import Any
 
 from scalelab import api
-from scalelab.api.laws.after import GRID_OPTION
+from scalelab.api.defaults import GRID_OPTION
 from scalelab.cli.parser import align_columns
 from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.next_runs import NextRuns

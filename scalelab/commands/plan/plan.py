@@ -31,7 +31,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab import config as config_lib
-from scalelab.api.planning import BUDGET_INPUTS
+from scalelab.api.defaults import BUDGET_INPUTS
 from scalelab.cli.parser import (
     Parser,
     add_trust_option,
@@ -42,6 +42,7 @@ from scalelab.cli.parser import (
 )
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
+from scalelab.plan.machine.machine import KNOWN_MACHINES
 
 RUN_OPTIONS = (
     "mesh",
@@ -94,8 +95,6 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    from scalelab.plan.machine.machine import KNOWN_MACHINES
-
     parser = Parser("plan", __doc__, renamed=RENAMED)
     add = parser.add_argument
     add("--config", type=config_path, metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")

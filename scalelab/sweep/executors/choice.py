@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 from scalelab import git
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.sweep.executors.manifest import Manifest
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials, WorkerPool
+from scalelab.sweep.executors.slurm import SlurmArray
 from scalelab.untrusted.files import read_text
 
 EXECUTORS = ("local", "slurm", "manifest")
@@ -101,11 +103,7 @@ def open_executor(
     """
     choice = CHOSEN[-1] if CHOSEN else Choice()
     if choice.name == "slurm":
-        from scalelab.sweep.executors.slurm import SlurmArray
-
         return SlurmArray(folder, choice.slurm, choice.max_parallel, choice.report, allow, take_over, judge)
     if choice.name == "manifest":
-        from scalelab.sweep.executors.manifest import Manifest
-
         return Manifest(folder, choice.report, allow, take_over, judge, choice.config_file)
     return WorkerPool(folder, list(configs), allow, take_over, judge, report)

@@ -114,7 +114,7 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
         run.keep_record(call.step)
         return False
     decisions = broadcast_from_first(lambda: read_decisions(run.folder))
-    given_up = ledger.count_between(run.config, decision["to"], call.step, run.record["flops_per_token"])
+    given_up = ledger.count_between(run.spec.stretches, decision["to"], call.step, run.record["flops_per_token"])
     decisions[str(len(decisions) + 1)] = decision | {"discarded": given_up}
     if is_first_process():
         records.write_json(run.folder / FILE, {"rewinds": decisions})
