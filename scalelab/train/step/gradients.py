@@ -13,6 +13,7 @@ import optax
 from jax.sharding import reshard
 
 from scalelab.config import Static
+from scalelab.hardware.tactics.turn import run_if
 from scalelab.model import measures, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
@@ -272,10 +273,9 @@ def leave_out_bad(
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(parts[i], ends) >= 0), 1)
         return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i]), scale))
 
-    def without(turn: jax.Array, summed: Summed) -> Summed:
-        # Read by the number of the turn: what does not depend on it, the compiler runs before the loop, turn or none.
-        rest = jnp.where(turn < 1, remaining, NO_TOKEN)
-        return scaled_gradients(static, params, rest, z_weight, precision_state, n_micro_batches, ends, due)
+    def without(summed: Summed, remaining: jax.Array) -> Summed:
+        del summed
+        return scaled_gradients(static, params, remaining, z_weight, precision_state, n_micro_batches, ends, due)
 
     with product_precision(policy):
         looks = jnp.where(allowed & ~_is_usable(summed, scale), run, 0)
@@ -283,7 +283,7 @@ def leave_out_bad(
     out = (jnp.arange(n) < run) & ~kept
     out &= jnp.any((jnp.arange(n) < run) & kept)
     remaining = jnp.where(jnp.tile(out, len(tokens) // n)[:, None], NO_TOKEN, tokens)
-    summed = jax.lax.fori_loop(0, jnp.any(out).astype(jnp.int32), without, summed)
+    summed = run_if(jnp.any(out), without, summed, remaining)
     return summed, LeftOut(
         jnp.sum(out, dtype=jnp.int32), jnp.where(jnp.any(out), jnp.argmax(out), -1).astype(jnp.int32)
     )

@@ -12,7 +12,7 @@ from jax.sharding import auto_axes
 
 from scalelab.config import Static
 from scalelab.hardware.tactics.parameter_copy import copy_for_loss
-from scalelab.hardware.tactics.turn import tie_to_turn
+from scalelab.hardware.tactics.turn import run_if
 from scalelab.model.loss import LossSums
 from scalelab.model.measures import when
 from scalelab.optim import schedules
@@ -134,26 +134,25 @@ def _update_if(
 ) -> UpdatedState:  # fmt: skip
     """Update the state if `accepted`; its norms are measured where `logged`.
 
-    Loops of one turn or none: a conditional would copy parameters and moments (3 %).
+    Once with measuring and once without, of which one runs at most.
     """
     by_layer = jax.eval_shape(lambda s: _norms_by_layer(static, s.params, s.params, s.opt_state, now), state)
     no_norms = jnp.where(accepted, jnp.nan, 0.0), jnp.float32(jnp.nan), layers.nothing_measured(by_layer)
     lost = state.precision if POLICIES[static.precision].rounding == "kahan" else ()
     updated = UpdatedState(state.params, state.opt_state, state.ema, lost, no_norms)
     for measured, active in ((False, accepted & ~logged), (True, accepted & logged)):
-        update = functools.partial(_update_once, static, grads, extra, now, state.step, measured)
-        updated = jax.lax.fori_loop(0, active.astype(jnp.int32), update, updated)
+        update = functools.partial(_update_once, static, now, state.step, measured)
+        updated = run_if(active, update, updated, grads, extra)
     return updated
 
 
 def _update_once(
-    static: Static, grads: Any, extra: dict[str, Any], now: Hparams, step: jax.Array, measured: bool, _: jax.Array,
-    state: UpdatedState,
+    static: Static, now: Hparams, step: jax.Array, measured: bool, state: UpdatedState, grads: Any,
+    extra: dict[str, Any],
 ) -> UpdatedState:  # fmt: skip
     """Update parameters, optimizer state and EMA at `step`; with `measured` also the norms."""
     policy = POLICIES[static.precision]
-    # Tied with the gradients: else products of gradients alone run before the turn.
-    (params, opt_state, average, lost, norms), grads, extra = tie_to_turn((state, grads, extra))
+    params, opt_state, average, lost, norms = state
     if isinstance(grads, Kept):
         params, opt_state, moved, size = update_layers(static, grads, now, step, params, opt_state)
         norms = (jnp.sqrt(moved), jnp.sqrt(size), {}) if measured else norms
@@ -234,13 +233,13 @@ def _stays_finite(
     """
     policy = POLICIES[static.precision]
 
-    def once(_: jax.Array, size: jax.Array) -> jax.Array:
+    def measure(size: jax.Array, state: TrainState, grads: Any, extra: dict[str, Any]) -> jax.Array:
         params, opt_state = upcast(state.params, policy.parameters), upcast(state.opt_state, policy.moments)
         params = reshard_as(static, rules.moment_specs, params)
         moves, _ = compute_updates(static, grads, opt_state, params, h, h.step.lr, **extra)
         return size + optax.tree.norm(optax.apply_updates(params, moves))
 
-    return jnp.isfinite(jax.lax.fori_loop(0, finite.astype(jnp.int32), once, jnp.float32(0.0)))
+    return jnp.isfinite(run_if(finite, measure, jnp.float32(0.0), state, grads, extra))
 
 
 def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, h: Hparams) -> dict[str, Any]:
@@ -251,20 +250,14 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
     due = step % every == 0
     none = reshard_as(static, rules.moment_specs, jax.tree.map(jnp.zeros_like, params))
 
-    def once(turn: jax.Array, none: Any) -> Any:
-        del none
-        # Plus a zero that the compiler doesn't know of: else nothing depends on the turn, and all of it is computed
-        # before the loop, at every step (Sophia-G took 2.2 times AdamW's step, Sophia-H 3.6).
-        zero = jnp.minimum(turn, 0)
-        batch = tokens + zero.astype(tokens.dtype)
-        estimate = curvature.estimate_curvature(
-            static, kind, params, batch, step + zero, h.train.seed, document_ends(static, h, step)
-        )
-        return reshard_as(static, rules.moment_specs, estimate)
+    def estimate(_: Any, params: Any, tokens: jax.Array, step: jax.Array) -> Any:
+        ends = document_ends(static, h, step)
+        new = curvature.estimate_curvature(static, kind, params, tokens, step, h.train.seed, ends)
+        return reshard_as(static, rules.moment_specs, new)
 
-    # A loop, not a conditional: under vmap, packed trials would compute both branches at every step.
-    estimate = jax.lax.fori_loop(0, due.astype(jnp.int32), once, none)
-    return {"curvature": (estimate, due & jnp.isfinite(optax.tree.norm(estimate)))}
+    # Without the turn's tie Sophia-G took 2.2 times AdamW's step, Sophia-H 3.6.
+    new = run_if(due, estimate, none, params, tokens, step)
+    return {"curvature": (new, due & jnp.isfinite(optax.tree.norm(new)))}
 
 
 def _next_precision_state(
