@@ -22,7 +22,7 @@ from scalelab.model.loss import LossSums
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
-from scalelab.train.step.state import upcast
+from scalelab.precision.rounding import upcast
 
 
 class Pieces(NamedTuple):
