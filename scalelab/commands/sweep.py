@@ -40,6 +40,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.executor_options import add_executor_options
+from scalelab.cli.follow import follow_view
 from scalelab.cli.parser import (
     Parser,
     add_take_over_option,

@@ -29,7 +29,7 @@ from scalelab.diagnose.batch import describe_batch
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.noise.measure import Diverged, StepNoise, choose_steps, measure_noise
 from scalelab.diagnose.probes.probes import run_probes
-from scalelab.diagnose.rank import Diagnosis
+from scalelab.diagnose.rank import Diagnosis, rank_verdicts
 from scalelab.diagnose.rank import diagnose as judge
 from scalelab.diagnose.replay import what_ifs
 from scalelab.diagnose.replay.report import replay_window

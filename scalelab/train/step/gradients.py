@@ -13,6 +13,7 @@ import optax
 from jax.sharding import reshard
 
 from scalelab.config import Static
+from scalelab.hardware.tactics.turn import run_if
 from scalelab.model import measures, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
@@ -20,14 +21,34 @@ from scalelab.model.loss import LossSums, add_sums
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import gathered, pipeline, rules
-from scalelab.precision import delayed
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.precision.states import policy_state
 from scalelab.sharding import activation_spec, has_explicit_mesh
 from scalelab.train.step import hooks
 
 Summed = tuple[LossSums, Any, Any]  # loss sums, gradient, amax: as `scaled_gradients` returns them
+
+
+class LeftOut(NamedTuple):
+    """Which micro-batches a step does without: int32, how many, and the first (-1: none)."""
+
+    number: jax.Array
+    first: jax.Array
+
+
+class Gradient(NamedTuple):
+    """The gradient of a step's mean loss: `tree`, like the parameters, or the `replay` by which layers are updated."""
+
+    sums: LossSums
+    tree: Any
+    replay: Any  # `per_layer.backward.Kept`
+    norm: jax.Array  # before the clip
+    amax: Any = None  # of the blocks' operands, under delayed scaling
+    left_out: LeftOut | None = None  # None: no micro-batch may be
+
+
 NO_TOKEN = -1  # neither read nor predicted: what a step's rows hold that it does without
 
 
@@ -101,14 +122,15 @@ def scaled_gradients(
     rows are ignored. With `due` the sums also hold `measures` of all layers, taken in the same pass where it is true.
     """
     policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, n_micro_batches, ends), 1)
-    scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
+    keeping = policy_state(policy)
+    scales, factor = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
     with product_precision(policy):
-        if not policy.scaled_loss:
+        if factor is None:
             return _gradients(static, params, scales, tokens, z_weight, counted, n_micro_batches, ends, due)
         sums, grads, amax = _gradients(
-            static, params, scales, tokens, z_weight, counted / precision_state.scale, n_micro_batches, ends, due
+            static, params, scales, tokens, z_weight, counted / factor, n_micro_batches, ends, due
         )
-        return sums, jax.tree.map(lambda g: g / precision_state.scale, grads), amax
+        return sums, jax.tree.map(lambda g: g / factor, grads), amax
 
 
 def _count_targets(
@@ -239,13 +261,6 @@ def _nothing_summed(static: Static, params: Any, scales: Any, tokens: jax.Array,
     return nothing, zeros, jax.tree.map(jnp.zeros_like, scales)
 
 
-class LeftOut(NamedTuple):
-    """Which micro-batches a step does without: int32, how many, and the first (-1: none)."""
-
-    number: jax.Array
-    first: jax.Array
-
-
 def leave_out_bad(
     static: Static,
     params: Any,
@@ -268,8 +283,9 @@ def leave_out_bad(
     """
     policy, n = POLICIES[static.precision], static.accumulate
     run = jnp.int32(n) if n_micro_batches is None else n_micro_batches
-    scale = precision_state.scale if policy.scaled_loss else jnp.float32(1.0)
-    scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
+    keeping = policy_state(policy)
+    scales, scale = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
+    scale = jnp.float32(1.0) if scale is None else scale
     held = pipeline.into_slots(static, params)
     differentiate = functools.partial(differentiate_micro_batch, static, held, scales, z_weight, ends, None)
     parts = split_micro_batches(static, tokens)
@@ -278,10 +294,9 @@ def leave_out_bad(
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(parts[i], ends) >= 0), 1)
         return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i]), scale))
 
-    def without(turn: jax.Array, summed: Summed) -> Summed:
-        # Read by the number of the turn: what does not depend on it, the compiler runs before the loop, turn or none.
-        rest = jnp.where(turn < 1, remaining, NO_TOKEN)
-        return scaled_gradients(static, params, rest, z_weight, precision_state, n_micro_batches, ends, due)
+    def without(summed: Summed, remaining: jax.Array) -> Summed:
+        del summed
+        return scaled_gradients(static, params, remaining, z_weight, precision_state, n_micro_batches, ends, due)
 
     with product_precision(policy):
         looks = jnp.where(allowed & ~_is_usable(summed, scale), run, 0)
@@ -289,7 +304,7 @@ def leave_out_bad(
     out = (jnp.arange(n) < run) & ~kept
     out &= jnp.any((jnp.arange(n) < run) & kept)
     remaining = jnp.where(jnp.tile(out, len(tokens) // n)[:, None], NO_TOKEN, tokens)
-    summed = jax.lax.fori_loop(0, jnp.any(out).astype(jnp.int32), without, summed)
+    summed = run_if(jnp.any(out), without, summed, remaining)
     return summed, LeftOut(
         jnp.sum(out, dtype=jnp.int32), jnp.where(jnp.any(out), jnp.argmax(out), -1).astype(jnp.int32)
     )

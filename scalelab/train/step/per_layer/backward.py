@@ -25,7 +25,7 @@ from scalelab.model.stacks import Stack, all_layer_flags, select_layers, stacks
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
-from scalelab.train.step.state import upcast
+from scalelab.precision.rounding import upcast
 
 Carry = TypeVar("Carry")
 
