@@ -10,6 +10,7 @@ import pytest
 from scalelab.model.stacks import BLOCKS, by_stack, join_stacks
 from scalelab.precision.exponent_histograms import values_by_layer
 from scalelab.train.step import state as state_lib
+from scalelab.train.step.metrics import LAYERS
 from tests.train.step.test_step import batches, setting, step
 
 SIZES = {"model.n_layers": 3, "model.window": 6, "model.global_every": 3, "model.nope_every": 2, "log.layers_every": 1}

@@ -23,7 +23,6 @@ from scalelab.precision.products import product_precision
 from scalelab.precision.rounding import upcast
 from scalelab.train.step.per_layer import backward
 from scalelab.train.step.per_layer.backward import Kept, Layer, read_layer, read_rest
-from scalelab.train.step.state import upcast
 
 
 class Updated(NamedTuple):
