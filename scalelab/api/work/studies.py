@@ -162,20 +162,11 @@ def plan_ablation(
     from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, plan_study
     from scalelab.sweep.ablate import power
 
-    study, target = _make_ablation(
-        baseline,
-        variant,
-        budgets,
-        overrides,
-        sizes,
-        seeds,
-        rule,
-        tune,
-        untuned,
-        tokens_per_param,
-        target_flops,
-        progress,
+    study, target, lines = _make_ablation(
+        baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
+    for line in lines:
+        progress({"note": line})
     folder = None if workdir is None else pathlib.Path(workdir)
     noise, correlation, source = power.known_noise(study, folder, noise, correlation, NOISE)
     smallest, shows = power.describe_power(study, noise, correlation, source, target)
@@ -202,20 +193,11 @@ def ablate(
 
     folder, fixed = pathlib.Path(workdir), dict(fix or {})
     note = lambda line: progress({"note": line})  # noqa: E731
-    study, target = _make_ablation(
-        baseline,
-        variant,
-        budgets,
-        overrides,
-        sizes,
-        seeds,
-        rule,
-        tune,
-        untuned,
-        tokens_per_param,
-        target_flops,
-        progress,
+    study, target, lines = _make_ablation(
+        baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
+    for line in lines:
+        progress({"note": line})
     show = display or plain_display(progress, stop)
 
     def work() -> Facts:
@@ -232,9 +214,9 @@ def ablate(
 def _make_ablation(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None,
     sizes: Sequence[int], seeds: int, rule: str, tune: str | Sequence[str], untuned: bool, tokens_per_param: float,
-    target_flops: float | None, progress: Progress,
-) -> "tuple[Ablation, float]":  # fmt: skip
-    """(the study, where its verdict is given); says what was chosen for the user."""
+    target_flops: float | None,
+) -> "tuple[Ablation, float, list[str]]":  # fmt: skip
+    """(the study, where its verdict is given, lines on what was chosen for the user)."""
     from scalelab.sweep.ablate import sides, study
 
     keys = [tune] if isinstance(tune, str) else list(tune)
@@ -247,9 +229,7 @@ def _make_ablation(
         loaded, list(budgets), list(sizes), seeds, rule, () if untuned else tuple(keys), tokens_per_param
     )
     target = target_flops or plan.rungs[-1].flops
-    for line in (*notes, *_describe_rungs(plan, bool(sizes), tokens_per_param, target)):
-        progress({"note": line})
-    return plan, target
+    return plan, target, [*notes, *_describe_rungs(plan, bool(sizes), tokens_per_param, target)]
 
 
 def _describe_rungs(plan: "Ablation", has_sizes: bool, tokens_per_param: float, target: float) -> list[str]:
