@@ -7,6 +7,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
+from scalelab.record import lock
 from tests.sweep.here import killed_once_written, runs_copied_from, train_packs_here
 
 FILE = """from scalelab.configs import tiny
@@ -109,6 +110,16 @@ def test_another_tuning_in_the_folder_is_refused(tuned, capsys):
     assert main(arguments(config, folder, "--config.optim.eps=1e-6")) == 2
     assert "optim.eps" in capsys.readouterr().err
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()) == before
+
+
+def test_a_second_owner_is_refused_and_writes_nothing(tuned, capsys):
+    config, folder = tuned
+    with lock.hold_folder(folder):
+        before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+        assert main(arguments(config, folder)) == 2
+        error = capsys.readouterr().err
+        assert f"{folder} is held by" in error and "or use another --workdir" in error
+        assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
 
 
 def test_the_plan_trains_nothing(tmp_path, capsys):

@@ -136,10 +136,10 @@ def plan_ablation(
     `noise`: relative scatter of a run's loss over seeds; `correlation`: between both sides' losses at one seed. The
     defaults are measured in `workdir`.
     """
-    study, target, notes = _make_ablation(
+    study, target, lines = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
-    for line in notes:
+    for line in lines:
         progress({"note": line})
     folder = None if workdir is None else pathlib.Path(workdir)
     noise, correlation, source = power.known_noise(study, folder, noise, correlation, NOISE)
@@ -165,10 +165,10 @@ def ablate(
     """
     folder, fixed = pathlib.Path(workdir), dict(fix or {})
     note = lambda line: progress({"note": line})  # noqa: E731
-    study, target, notes = _make_ablation(
+    study, target, lines = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
-    for line in notes:
+    for line in lines:
         progress({"note": line})
     show = display or plain_display(progress, stop)
 
@@ -188,7 +188,7 @@ def _make_ablation(
     sizes: Sequence[int], seeds: int, rule: str, tune: str | Sequence[str], untuned: bool, tokens_per_param: float,
     target_flops: float | None,
 ) -> tuple[Ablation, float, list[str]]:  # fmt: skip
-    """(the study, where its verdict is given, what was chosen for the user)."""
+    """(the study, where its verdict is given, lines on what was chosen for the user)."""
     keys = [tune] if isinstance(tune, str) else list(tune)
     if untuned and keys != [LR_KEY]:
         raise BadInput("--untuned tunes nothing, and --tune says what to tune: leave one of them out")
