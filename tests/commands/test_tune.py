@@ -112,6 +112,7 @@ def test_another_tuning_in_the_folder_is_refused(tuned, capsys):
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()) == before
 
 
+@pytest.mark.full
 def test_a_second_owner_is_refused_and_writes_nothing(tuned, capsys):
     config, folder = tuned
     with lock.hold_folder(folder):
