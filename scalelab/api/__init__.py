@@ -1,8 +1,8 @@
 """What a notebook and the commands call: `scalelab.api.train`, `plan`, `runs`, `fit` (docs/python.md lists all).
 
-Each does what the command of its name does, prints nothing, and raises BadInput or WorkFailed (`scalelab.errors`) with
-the line that the command would print. Read in this order: `arguments` (what each argument must be), `work` (what
-trains), `reading` (runs as rows, models), `planning`, `laws`.
+Each function does what the command of its name does, prints nothing, and raises BadInput or WorkFailed
+(`scalelab.errors`) with the line that the command would print. Read in this order: `arguments` (what each argument must
+be), `work` (what trains), `reading` (runs as rows, models), `planning`, `laws`.
 
 A file is imported on the first use of one of its functions, with all that they need: `import scalelab` and the help of
 a command load neither jax nor numpy.

@@ -1,10 +1,10 @@
-"""What the arguments of `scalelab.api` must be: a wrong one is one line of BadInput, before any work.
+"""Kinds of arguments of `scalelab.api`: a wrong argument is one line of BadInput, before any work.
 
     @check_arguments(average=whole(1))
     def load(run: Path, *, ema: bool = False, average: int = 1) -> LoadedRun:
 
 What a parameter must be follows from its annotation (`kind_of`); the decorator names what the annotation doesn't say.
-Python's own TypeError stays for a missing argument.
+A missing argument raises Python's own TypeError.
 """
 
 import functools
@@ -34,9 +34,9 @@ def _as_given(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """What a value must be, in words, and whether one `fits`. `many`: it may be one of them or several, as a list.
+    """A kind of value: its description, and a function `fits` that tests one.
 
-    `read` turns a value that fits into what the function gets.
+    `many`: one value or a list of them. `read` converts a value that fits for the function.
     """
 
     what: str
@@ -59,12 +59,12 @@ def whole(least: int) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """The kind, or None."""
+    """A value of the kind, or None."""
     return kind._replace(what=f"{kind.what}, or None", fits=lambda value: value is None or kind.fits(value))
 
 
 def several(kind: Kind) -> Kind:
-    """One value of the kind, or several; the function gets a list."""
+    """One value of the kind or several; the function always gets a list."""
     return kind._replace(what=f"{kind.what}, or a list of these", many=True)
 
 
@@ -94,7 +94,7 @@ def _local_path(value: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def stored(checkpoints: bool = False, fresh: bool = False) -> Kind:
-    """A path, or the URL of a folder in an object store, of which a copy is read (`stores.copies.copy_here`)."""
+    """A path, or the URL of a folder in an object store, which is copied here first (`stores.copies.copy_here`)."""
 
     def copy(value: Path) -> Path:
         if not is_url(os.fspath(value)):
@@ -159,10 +159,10 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator for a function whose arguments must be of these kinds, others of what their annotation asks for."""
+    """Make a decorator that checks a function's arguments: `{parameter: kind}`, others by their annotation."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        """Wrap `function` in a check of its arguments: BadInput, before it is called, for one that is not of its kind.
+        """Wrap `function` in a check of its arguments: BadInput, before the call, for a value of another kind.
 
         AssertionError if `kinds` names what is not a parameter of `function`.
         """
@@ -190,12 +190,12 @@ def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]
 
 
 def list_paths(value: Path | Iterable[Path]) -> list[Path]:
-    """The paths of a parameter that may have one or several (`several`)."""
+    """The list of paths in a parameter that takes one path or several (`several`)."""
     return [value] if isinstance(value, str | os.PathLike) else list(value)
 
 
 def check_value(name: str, value: Any, kind: Kind) -> Any:
-    """The value, as a list if the kind is of several. BadInput if it is not of the kind."""
+    """Return the value, as a list if the kind allows several. BadInput if it is of another kind."""
     if not kind.many or value is None:
         if not kind.fits(value):
             raise BadInput(f"{name}={_shown(value)} must be {kind.what}")

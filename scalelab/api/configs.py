@@ -1,4 +1,4 @@
-"""Configs looked at: keys, values, optimizer groups, schedules, recipes, and which activations grow."""
+"""Inspect configs: keys, values, optimizer groups, schedules, recipes, and which activations grow."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ def config_keys(keys: str | Sequence[str] = ()) -> dict[str, Key]:
 
 
 def _select_keys(selected: Sequence[str]) -> list[str]:
-    """The keys that are asked for, in the order of `configs/base.py`; all if nothing is. Raises BadInput."""
+    """The keys that the user names, in the order of `configs/base.py`; all keys without a name. Raises BadInput."""
     names = list(key_records())
     groups = list(dict.fromkeys(name.split(".")[0] for name in names))
     selection = {USER_OPTIM_PREFIX[:-1] if name.startswith(USER_OPTIM_PREFIX) else name for name in selected}
@@ -30,7 +30,7 @@ def _select_keys(selected: Sequence[str]) -> list[str]:
 
 
 class ConfigShown(NamedTuple):
-    """A config's identity, and its values with default and author: those it changes, or those asked for."""
+    """A config's identity, and values with default and author: the changed ones, or the ones asked for."""
 
     identity: str
     values: list[ConfigValue]
@@ -38,7 +38,7 @@ class ConfigShown(NamedTuple):
 
 @check_arguments(config=ANYTHING)
 def show_config(config: Path, keys: str | Sequence[str] = (), overrides: Overrides | None = None) -> ConfigShown:
-    """What a config file changes against the defaults, and who set each value (`scalelab config --config`).
+    """The values that a config file changes from the defaults, and who set each (`scalelab config --config`).
 
     `keys`: keys or groups whose values are shown whether or not they were changed.
     """

@@ -1,6 +1,6 @@
-"""The order in which work starts: the config, the device, compiled programs' cache, remat, memory. Every door is here.
+"""The order in which work starts: config, device, cache of compiled programs, remat, memory. All commands use it.
 
-Commands come through it too: they say by a `Display` how the work shows itself and what stops it.
+A `Display` says how the work shows its progress and what stops it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ Stop = Callable[[], bool]
 
 
 class Shown(NamedTuple):
-    """What a display gives to the work: who gets reports and the names of running trials, and what tells it to stop."""
+    """An open display, as work uses it: receivers of reports and of running trials' names, and the test for a stop."""
 
     progress: Progress
     running: Callable[[Sequence[str]], None]
@@ -42,25 +42,25 @@ class Shown(NamedTuple):
 
 
 class Display(Protocol):
-    """How training shows itself, opened when it starts. `folder`: of trials in a pool, which are read from it."""
+    """Opens the display of a training when it starts. `folder`: where a display reads the trials of a pool."""
 
     def __call__(
         self, title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None
     ) -> contextlib.AbstractContextManager[Shown]:
-        """`steps`: {trial: its steps}; {} for a study that trains more than once, whose sweeps follow."""
+        """Open it for `steps` = {trial: its steps}; {} for a study, which opens one for each of its sweeps."""
 
 
 def silent(_: Report) -> None:
-    """Report nothing."""
+    """Ignore a report."""
 
 
 def never() -> bool:
-    """Go on."""
+    """Answer that the work goes on (it is never stopped)."""
     return False
 
 
 def plain_display(progress: Progress, stop: Stop) -> Display:
-    """The display of a notebook: reports go to `progress`, and `stop` is asked."""
+    """The display of a notebook: it passes reports to `progress` and asks `stop`."""
 
     def display(
         title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None
@@ -79,12 +79,12 @@ def load_config(config: Config, overrides: Overrides | None = None) -> "ConfigDi
 
 
 def author_of(overrides: Overrides | None) -> str:
-    """Who sets these values: the command line, or a program."""
+    """Name who set the overrides: the command line, or a program."""
     return set_by.COMMAND_LINE if isinstance(overrides, CommandLine) else set_by.PROGRAM
 
 
 def config_path(config: Config) -> str:
-    """The path of a config file, or of one that comes with scalelab under this name (`tiny`)."""
+    """The path of a config file, or of the config that comes with scalelab under this name (`tiny`)."""
     if not isinstance(config, str | os.PathLike):
         raise BadInput(f"config={str(config)[:60]!r} is a {type(config).__name__}: a path, or for a config its tree")
     return find_config_file(os.path.expanduser(config))
@@ -96,7 +96,7 @@ def config_file(config: Config | None) -> str | None:
 
 
 def add_overrides(overrides: Overrides | None, values: Overrides) -> Overrides:
-    """Overrides with those of `values` that are not None, set by the same author."""
+    """Add to the overrides, for the same author, each of `values` that is not None."""
     merged = {**(overrides or {}), **{key: value for key, value in values.items() if value is not None}}
     return CommandLine(merged) if isinstance(overrides, CommandLine) else merged
 
@@ -116,7 +116,7 @@ def cache_programs() -> None:
 def settle_memory(
     config: "ConfigDict", place: pathlib.Path, force: bool, trials: int = 1, progress: Progress = silent
 ) -> "ConfigDict":
-    """The config with `model.remat=auto` settled for the devices here. BadInput if its step can't fit, unless `force`.
+    """Replace `model.remat=auto` by a policy that fits the devices here. BadInput if no step can fit, unless `force`.
 
     `place`: the folder where the run (or the pack of `trials`) stores its determinism settings. `progress` gets the
     memory of a step that is refused.
@@ -154,7 +154,7 @@ def refuse_large_packs(packs: Mapping[str, list["ConfigDict"]], progress: Progre
 
 
 def _find_excess(values: dict[str, Any], trials: int) -> "tuple[str, Memory] | None":
-    """(what is lacking, the memory) of a step that the devices can't hold; None if they can."""
+    """Describe a step that exceeds the devices' memory: (what is lacking, the memory); None if it fits."""
     from ml_collections import ConfigDict
 
     from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
@@ -174,7 +174,7 @@ def _refuse_excess(excess: "tuple[str, Memory] | None", progress: Progress) -> N
 def train_in_pool(
     folder: pathlib.Path, first: "ConfigDict", take_over: bool, display: Display, progress: Progress
 ) -> Iterator[Callable[[Mapping[str, "ConfigDict"]], None]]:
-    """A function that trains the runs given to it in `folder`, beside those that it was given before.
+    """Make a function that trains the runs given to it in `folder`, beside those that it was given before.
 
     It raises Stopped where they have not all ended: after a stop, or where they train elsewhere (an executor that only
     writes commands); WorkFailed if a run crashed. `first`: any of the runs; its data are prepared before the pool

@@ -78,7 +78,7 @@ def _machine(hardware: Hardware) -> Machine:
 
 @check_arguments()
 def calibrate(runs: Path, hardware: Hardware = "cpu") -> "Calibration":
-    """The `efficiency` of this hardware from measured runs, and how well it carries over (`plan --calibrate`)."""
+    """Estimate the hardware's `efficiency` from measured runs, and how well it transfers (`plan --calibrate`)."""
     from scalelab.plan.calibrate import calibrate_efficiency
 
     return calibrate_efficiency(runs, _machine(hardware))
@@ -88,7 +88,7 @@ def calibrate(runs: Path, hardware: Hardware = "cpu") -> "Calibration":
 def single_gpu(
     config: Config, hardware: Hardware = "cpu", overrides: Overrides | None = None
 ) -> tuple[SingleGpuFit, ...]:
-    """The ways to hold the model on one device, with the largest micro-batch of each (`plan --single-gpu`)."""
+    """List the ways to hold the model on one device, with the largest micro-batch of each (`plan --single-gpu`)."""
     return list_fits(config_lib.static(load_config(config, overrides)), _machine(hardware))
 
 
@@ -111,10 +111,10 @@ def plan_budget(
     mfu: float | None = None, law: str | None = None, serve_tokens: float | None = None,
     unique_tokens: float | None = None,
 ) -> "BudgetAllocation | Overtraining":  # fmt: skip
-    """The best N and D of a budget by a law (`scalelab plan --flops`, …), given one of the first five.
+    """Find a law's best N and D for a budget, given as one of the first five arguments (`scalelab plan --flops`, …).
 
-    With both `params` and `tokens`: what that run loses against the best split of its compute. `law`: a published
-    one's name, or a file that `scalelab fit --json=FILE` wrote. BadInput as the command.
+    With both `params` and `tokens`: how far that run's loss lies above the best split of its compute. `law`: a
+    published one's name, or a file that `scalelab fit --json=FILE` wrote. BadInput as the command.
     """
     from scalelab.plan.budget.allocate import allocate_budget
     from scalelab.plan.budget.lawbook import DEFAULT_LAW

@@ -1,4 +1,4 @@
-"""Before and beside runs: this machine, a new project, a corpus, the demo, published laws, the studies."""
+"""Set up work: check this machine, make a project, prepare a corpus; run the demo, published laws and studies."""
 
 import ast
 import os
@@ -23,13 +23,13 @@ from scalelab.stores.urls import url_of
 if TYPE_CHECKING:
     from scalelab.laws.published.verdict import PaperReport
 
-PLACEHOLDER = "PROJECT"  # stands in the template for the project's name
+PLACEHOLDER = "PROJECT"  # stands for the project's name in the template's files
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 @check_arguments()
 def doctor(expect: Literal["cpu", "gpu", "tpu"] | None = None) -> Facts:
-    """Check this machine: versions, devices, one timed product (`scalelab doctor --json`); `failure`: why it is not
+    """Check this machine: versions, devices, one timed product (`scalelab doctor --json`); `failure` says why it is not
     ready. `expect`: the platform that jax must see.
     """
     from scalelab.hardware.doctor import examine_installation
@@ -40,7 +40,7 @@ def doctor(expect: Literal["cpu", "gpu", "tpu"] | None = None) -> Facts:
 
 
 class Created(NamedTuple):
-    """A new project's folder, and the names of its files."""
+    """A new project: its folder, and the names of its files."""
 
     folder: pathlib.Path
     files: list[str]
@@ -70,8 +70,8 @@ def prepare(
 ) -> Facts | None:  # fmt: skip
     """Turn documents or ready-made tokens into token shards (`scalelab prepare --json`); None if it was stopped.
 
-    `source`: files, globs or data sets, as [NAME=]SPEC; `out`: a folder, or s3://bucket/path; again to go on.
-    `progress`, `stop` and `display` as for `train`.
+    `source`: files, globs or data sets, as [NAME=]SPEC; `out`: a folder, or s3://bucket/path; the same call again goes
+    on. `progress`, `stop` and `display` as for `train`.
     """
     from scalelab.data.prepare.corpus import prepare_corpus
     from scalelab.data.prepare.request import Request
@@ -163,7 +163,7 @@ def download_tables(
 ) -> Iterator[tuple[str, str, bool]]:
     """Fetch the run tables of published laws into a folder (`scalelab reproduce --download`).
 
-    One (file, what happened, whether it is there) a table, as soon as it is known.
+    Yields (file, what happened, whether it is there) for each table, as soon as it is known.
     """
     from scalelab.laws.published import download as download_lib
 
@@ -199,7 +199,7 @@ def studies() -> list[Facts]:
 
 @check_arguments()
 def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
-    """The command line of a study (`scalelab study NAME`), for `subprocess.run`: it is a process of its own."""
+    """The command line of a study (`scalelab study NAME`), for `subprocess.run`: a study needs its own process."""
     known = list_studies()
     if name not in known:
         raise BadInput(f"no study {name!r}{nearest_hint(name, known)}")
@@ -207,7 +207,7 @@ def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
 
 
 def list_studies() -> Mapping[str, pathlib.Path]:
-    """{name: file} of the studies, those of one phenomenon first; none is imported."""
+    """List the studies as {name: file}, phenomena first, without importing any."""
     folder = pathlib.Path(experiments.__file__).parent
     return {name: path for place in (folder / "studies", folder) for name, path in sorted(_studies_in(place))}
 
@@ -218,7 +218,7 @@ def _studies_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
 
 
 def study_module(path: pathlib.Path) -> str:
-    """The name that `python -m` takes for a study's file."""
+    """The module name under which `python -m` runs a study's file."""
     parts = [part for part in path.with_suffix("").parts if part != "__main__"]
     start = len(parts) - 1 - parts[::-1].index("experiments")
     return ".".join(["scalelab", *parts[start:]])

@@ -1,4 +1,4 @@
-"""`--executor`, `--slurm…` and `--max-parallel`: where the packs of a command's sweeps train."""
+"""`--executor`, `--slurm…` and `--max-parallel`: the options that choose where a command's packs train."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def split_slurm_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]
 def choose_executor(options: Any, settings: Mapping[str, str]) -> None:
     """Make the parsed options this process's choice. BadInput for options of Slurm without --executor=slurm.
 
-    `options.slurm` becomes what the file and `settings` say together.
+    `options.slurm` becomes the union of the file and `settings`.
     """
     chosen = choice.make_choice(options.executor, options.slurm or settings, options.max_parallel, print_status, None)
     settings = {**(chosen.slurm if options.slurm else {}), **settings}

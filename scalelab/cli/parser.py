@@ -1,4 +1,4 @@
-"""Tools that all commands share: a parser with one-line errors, shared options, and the printing of JSON and tables."""
+"""Shared tools of commands: a parser with one-line errors, common options, and the printing of JSON and tables."""
 
 import argparse
 import functools
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     `renamed`: {old option: new option}. An old name works for one more release and prints one line on standard error.
     `stored`: {argument that may name folders in an object store: options of `copy_here`}; they are copied here.
-    `before` takes arguments out that argparse can't name, and `after` gets them with the parsed options.
+    `before` removes arguments that argparse can't name; `after` gets them with the parsed options.
     """
 
     def __init__(
@@ -58,18 +58,18 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the options; BadInput for an unknown argument, with the nearest known one."""
         taken, args = self.before(args)
-        # Else `--json DIR` would take the positional DIR as its path: these values are given with `=` or not at all.
+        # Optional values need `=`: in `--json DIR` argparse would take the positional DIR as a path.
         bare = {
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
         }
         parsed, unknown = self.parse_known_args([bare.get(arg, self._new_name(arg)) for arg in args], namespace)
         for option in (o for o in bare if o in args and unknown and args.index(o) + 1 < len(args)):
-            if args[args.index(option) + 1] == unknown[0]:  # the value of an option that takes it behind `=` only
+            if args[args.index(option) + 1] == unknown[0]:  # value of an option that takes one only after `=`
                 raise BadInput(f"unknown argument {unknown[0]!r}; write {option}={unknown[0]}")
         if unknown:
             raise BadInput(f"unknown argument {unknown[0]!r}{self._nearest_option(unknown[0].split('=')[0])}")
         user_code.trust_names(*getattr(parsed, "trust", None) or ())
-        if parsed.json not in (None, "-"):  # fails before the work, not after it
+        if parsed.json not in (None, "-"):  # a bad path fails before the work, not after it
             file_path("--json", parsed.json)
         for name, value in vars(parsed).items():
             setattr(parsed, name, self._local(name, value))
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _local(self, name: str, value: Any) -> Any:
-        """An argument's value, where it names a folder in an object store its local copy; BadInput if it may not."""
+        """Replace the URL of a folder in an object store by its local copy; BadInput if the argument takes no URL."""
         if isinstance(value, list):
             return [self._local(name, each) for each in value]
         if not (isinstance(value, str) and is_url(value)):
@@ -87,14 +87,14 @@ class Parser(argparse.ArgumentParser):
         return str(copy_here(value, **self.stored[name], report=print_status))
 
     def _nearest_option(self, word: str) -> str:
-        """The tail of the message about an unknown option; a config key where the command reads a config."""
+        """Suggest the nearest option, or config key if the command reads a config, for an error's end."""
         options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
         if "--config" in options and (key := nearest_name(word.lstrip("-"), list(default_values()), 0.8)):
             options.append(f"--config.{key}")
         return nearest_hint(word, options)
 
     def _new_name(self, argument: str) -> str:
-        """The argument with its option's present name."""
+        """Replace a renamed option by its present name."""
         old, equal, value = argument.partition("=")
         if old not in self.renamed:
             return argument
@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def file_path(option: str, destination: str) -> pathlib.Path:
-    """The path of a file to write. BadInput if it is a folder, or if its folder doesn't exist."""
+    """Check the path of a file to write. BadInput if it is a folder, or if its folder doesn't exist."""
     path = pathlib.Path(destination)
     if path.is_dir():
         raise BadInput(f"{option}={destination} is a folder; name a file in it")
@@ -118,7 +118,7 @@ def folder_path(text: str) -> pathlib.Path:
 
 
 def work_path(text: str) -> pathlib.Path:
-    """argparse type for a folder to work in, also one in an object store: then the local one that stands for it."""
+    """argparse type for a folder to work in; for one in an object store, its local folder."""
     return _folder(work_folder, text)
 
 
@@ -229,7 +229,7 @@ def add_weights_options(parser: Parser) -> None:
 
 
 def describe_weights(origin: dict) -> str:
-    """Name weights by their origin: run, step, and the kind of average if they are one."""
+    """Name weights by their origin: run, step, and the kind of average, if any."""
     average = {"trained": "", "ema": ", the average of its weights"}.get(
         origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
     )
@@ -237,7 +237,7 @@ def describe_weights(origin: dict) -> str:
 
 
 def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Print a rich table on a terminal; elsewhere aligned plain text of any width, to be cut, sorted and compared."""
+    """Print a rich table on a terminal; elsewhere aligned plain text of any width, for cut, sort and diff."""
     columns, cells = [*map(escape_text, columns)], [[*map(escape_text, line)] for line in cells]
     if sys.stdout.isatty():
         from rich.console import Console
@@ -246,9 +246,9 @@ def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
         table = Table()
         for column in columns:
-            table.add_column(column, overflow="fold")  # long names often differ only at their ends
+            table.add_column(column, overflow="fold")  # cut at the start: long names often differ only at their ends
         for line in cells:
-            table.add_row(*map(Text, line))  # Text: a name in brackets is not markup
+            table.add_row(*map(Text, line))  # as Text, a name in brackets is not markup
         Console(file=sys.stdout).print(table)
         return
     print("\n".join(align_columns([columns, *cells])))

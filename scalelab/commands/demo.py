@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 
 def _lines(result: dict) -> list[str]:
-    """Text for a person: the law with its intervals, the prediction and its score, the files, and what to do next."""
+    """Format the law with its intervals, the prediction and its score, the files, and what to do next."""
     fit, held = result["fit"], result["held_out"]
     low, high = held["interval90"]
     values = fit["params"] | fit["exponents"]

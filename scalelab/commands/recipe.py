@@ -99,7 +99,7 @@ def _show(shown: "api.RecipeShown", destination: str | None) -> int:
 
 
 def _sizes(result: dict[str, Any], recipe: Any) -> list[str]:
-    """Parameters, tokens and FLOPs, each beside its published value."""
+    """Format parameters, tokens and FLOPs, each beside its published value."""
 
     def published(key: str) -> str:
         value = recipe.published.get(key)

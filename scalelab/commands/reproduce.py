@@ -76,7 +76,7 @@ def _parser() -> Parser:
 
 
 def _progress_printer() -> Any:
-    """A function that prints a line on standard error, at most one every PRINT_EVERY_S."""
+    """Make a function that prints progress on standard error, at most one line every PRINT_EVERY_S."""
     last_print = 0.0
 
     def print_progress(text: str) -> None:

@@ -27,7 +27,7 @@ from scalelab.laws.read.readers import write_parquet
 from scalelab.record import records
 from scalelab.report.tables import csv_text
 
-GUARD_COLUMNS = ("spike_score", "rewinds")  # shown where a run has any
+GUARD_COLUMNS = ("spike_score", "rewinds")  # columns that are shown if any run has a value
 RUN_COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss", "bpb")
 
 

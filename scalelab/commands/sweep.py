@@ -40,7 +40,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.executor_options import add_executor_options
-from scalelab.cli.follow import follow
+from scalelab.cli.follow import follow_view
 from scalelab.cli.parser import (
     Parser,
     add_take_over_option,
@@ -51,7 +51,7 @@ from scalelab.cli.parser import (
     print_table,
     work_path,
 )
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import split_overrides
 from scalelab.index import alive
 from scalelab.index.grids import describe_left_out
@@ -89,19 +89,21 @@ def main(argv: list[str]) -> int:
         return _show_live(parser, options)
     if options.pack is not None:
         with stop_on_signals() as stop:
-            ended = api.train_pack(options.workdir, options.pack, options.config, overrides, progress=report, stop=stop)
+            ended = api.train_pack(
+                options.workdir, options.pack, options.config, overrides, progress=print_report, stop=stop
+            )
         return 0 if ended else 75
     if options.cancel:
         print_status(f"cancelled {api.cancel_sweep(options.workdir)} jobs; they save first")
         return 0
     if options.status:
-        return _show(api.sweep_status(options.workdir, options.all_grids, progress=report), options)
+        return _show(api.sweep_status(options.workdir, options.all_grids, progress=print_report), options)
     if options.config is None:
         parser.error("--config is needed (or --status)")
     swept = api.sweep(
         options.config, options.workdir, overrides, stop_if=options.stop_if, executor=options.executor,
         slurm=options.slurm, max_parallel=options.max_parallel, allow_change=options.allow_change,
-        force=options.force, take_over=options.take_over, progress=report, display=Terminal(),
+        force=options.force, take_over=options.take_over, progress=print_report, display=Terminal(),
     )  # fmt: skip
     return _show(swept.status(options.all_grids), options) if swept.verdicts else STOPPED_EXIT_CODE
 
@@ -148,7 +150,7 @@ def _show_live(parser: Parser, options: Any) -> int:
 
 def _follow(workdir: pathlib.Path) -> None:
     with api.follow(workdir) as read:
-        follow(read)
+        follow_view(read)
 
 
 def _serve(workdir: pathlib.Path, port: int) -> None:

@@ -137,7 +137,7 @@ def test_following_ends_with_the_trials(tmp_path, capsys):
 
     thread = threading.Thread(target=finish)
     thread.start()
-    follow.follow(lambda: live.read_live(tmp_path), every_s=0.1)
+    follow.follow_view(lambda: live.read_live(tmp_path), every_s=0.1)
     thread.join()
     blocks = capsys.readouterr().out.split("\n\n")
     assert len(blocks) > 1 and blocks[0].startswith("1 trials: 1 running") and "1 done  100%" in blocks[-1]

@@ -1,4 +1,4 @@
-"""What follows from a fit: predictions, a tournament of laws, the next runs, figures."""
+"""Use a fit: predictions, a tournament of laws, the next runs, figures."""
 
 import os
 import pathlib
@@ -32,7 +32,7 @@ def _check_fitted(fitted: object) -> None:
 
 @check_arguments()
 def predict(fitted: Fitted, target_flops: float | Sequence[float]) -> dict[float, Prediction]:
-    """What a run of each budget reaches, by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
+    """Predict the loss of a run at each budget by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
     _check_fitted(fitted)
     if fitted.bootstrap is None or fitted.law.columns != ("C",):
         raise BadInput("predict is for a law of C alone, fitted with resamples; others have `fitted.decisions`")
@@ -60,7 +60,7 @@ def tournament(
 
 
 class Proposed(NamedTuple):
-    """The runs of a grid that narrow a fit most, their names, config files that were written, notes on the reading."""
+    """The runs of a grid that narrow a fit most: names, the config files written, notes on the reading."""
 
     plan: NextRuns
     names: list[str]
@@ -110,7 +110,7 @@ def _read_grid(
 ) -> tuple[list[str], Any, tuple[str, ...]]:
     """Read a table of candidates: (names, columns [G] with N, D and the law's other fields, notes on the reading).
 
-    Its columns are those of `grid_columns`, then those of `columns` that it has, then those of usual names.
+    Columns are named by `grid_columns`, else by `columns` if the table has them, else by the usual names.
     """
     header = column_names(grid)
     named = {field: name for field, name in columns.items() if split_conversion(name, header)[0] in header}

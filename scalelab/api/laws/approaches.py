@@ -25,7 +25,7 @@ from scalelab.record.records import read_metrics
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ApproachFit:
-    """How the best N grows with C, from how many rows and checkpoints; what was left out, what is doubtful.
+    """The growth of the best N with C, the numbers of rows and checkpoints, what was left out, what is doubtful.
 
     `columns`: C, N and loss of the rows; `allocations`: C, N and D of each budget, where C = k N D.
     """
@@ -47,7 +47,7 @@ def fit_approach(
     target_flops: float | Sequence[float] = (), method: str | None = None, cluster: str | None = None,
     seed_noise: bool = False, bootstrap: int = 1000, seed: int = 0, level: float | None = None,
 ) -> ApproachFit:  # fmt: skip
-    """The best run at each C (1), or IsoFLOP profiles (2), of what `read_table` read (`scalelab fit --approach`).
+    """Fit the best run at each C (1), or IsoFLOP profiles (2), to a table of `read_table` (`scalelab fit --approach`).
 
     `method`: hull or envelope (1), akima or parabola (2); `cluster`: the column that names runs, for 1; `seed_noise`:
     weigh the budgets of 2 by the noise of seeds. BadInput if no row can be used.
@@ -78,7 +78,7 @@ def fit_approach(
 
 
 class NoRows(BadInput):
-    """The refusal of a table none of whose rows can be used, with what was `excluded`."""
+    """The refusal of a table without a usable row; `excluded` says why rows were left out."""
 
     def __init__(self, n_rows: int, excluded: Sequence[Mapping[str, str]]) -> None:
         reasons = "; ".join(dict.fromkeys(entry["reason"] for entry in excluded))
@@ -87,7 +87,7 @@ class NoRows(BadInput):
 
 
 def _find(approach: int, rows: Sequence[Row], size: str) -> list[design.Finding]:
-    """Questions about units, and weaknesses of an IsoFLOP grid (approach 2 only)."""
+    """Warnings: doubts about units, and weaknesses of an IsoFLOP grid (approach 2 only)."""
     N, D, C, loss = (np.array([row[name] for row in rows], float) for name in (size, "D", "C", "val_loss"))
     questions = units.question_values({"N": N, "D": D}, loss, "loss", C)
     if approach == 1:
@@ -118,7 +118,7 @@ def _fit_envelope(
 def _measure_noise(
     rows: Sequence[Row], C: np.ndarray, N: np.ndarray, loss: np.ndarray, bootstrap: int
 ) -> MeasuredNoise:
-    """The noise of one run, measured in the table."""
+    """Measure one run's noise from the rows of the table."""
     if bootstrap < 1:
         raise BadInput("--seed-noise draws noisy copies, and --bootstrap=0 gives none: ask for copies; 1000 is usual")
     name = next((name for name in SEED_NAMES if all(name in row for row in rows)), None)

@@ -24,8 +24,8 @@ from scalelab.record import listing, records
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-FIELDS = ("run", "step", "lr", "loss")  # columns of a table; of runs only the loss can be chosen
-LOSSES = ("val_loss", "train_loss")  # of a run: the first with enough rows
+FIELDS = ("run", "step", "lr", "loss")  # columns of a table; for runs only the loss can be chosen
+LOSSES = ("val_loss", "train_loss")  # metrics of a run: the first with enough rows is fitted
 LR_DIGITS = 1e-4  # a logged LR may differ from its schedule's by this share of the peak
 Source = str | os.PathLike[str]
 
@@ -63,7 +63,7 @@ def predict_curves(
     predict_run: str | Sequence[str] = (), schedule_of: str | Sequence[str] = (), objective: str = "huber_log",
     delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0, level: float = 0.9,
 ) -> CurveStudy:  # fmt: skip
-    """`fit_curves` without the runs of `predict_run`, whose curves are predicted, and those of configs' schedules."""
+    """Fit without the runs of `predict_run`, and predict their curves and those under configs' schedules."""
     columns = dict(columns or {})
     curves, notes = read_curves(list_paths(sources), columns)
     rest, held_out = _split_curves(curves, list(predict_run), columns)
@@ -76,7 +76,7 @@ def predict_curves(
 
 
 def _split_curves(curves: list[Curve], names: list[str], columns: Mapping[str, str]) -> tuple[list[Curve], list[Curve]]:
-    """(curves to fit, curves to predict): a run of the sources that is predicted is not fitted."""
+    """Split into (curves to fit, curves to predict): a predicted run is not fitted."""
     held_out = []
     for name in names:
         inside = [curve for curve in curves if curve.name == name or _is_same_folder(curve.name, name)]
@@ -106,7 +106,7 @@ def _schedule_named(config: str) -> Curve:
 
 @check_arguments(source=STORED)
 def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curve:
-    """The curve of one run's folder. BadInput for a folder of several."""
+    """Read the curve of one run's folder. BadInput for a folder of several runs."""
     curves, _ = read_curves([source], columns)
     if len(curves) > 1:
         raise BadInput(f"{str(source)!r} holds {len(curves)} runs: name one, e.g. {curves[0].name}")
@@ -114,7 +114,7 @@ def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curv
 
 
 def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = None) -> tuple[list[Curve], list[str]]:
-    """(curves, notes) of every run in folders and tables. BadInput for what is not there, or for runs of two models."""
+    """Read (curves, notes) of every run in folders and tables. BadInput for an absent source, or runs of two models."""
     columns, curves, notes = dict(columns or {}), [], []
     folders: list[pathlib.Path] = []
     for source in (pathlib.Path(os.path.expanduser(source)) for source in sources):
@@ -137,7 +137,7 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
 
 @check_arguments()
 def schedule_of(config: Config) -> Curve:
-    """The schedule of a config file, a shipped config's name or a config tree, without losses."""
+    """Make a curve without losses: the schedule of a config file, a shipped config's name or a config tree."""
     resolved = load_config(config)
     return make_curve(str(config) if isinstance(config, str | os.PathLike) else "the config", _every_lr(resolved))
 
@@ -166,7 +166,7 @@ def _run_curve(folder: pathlib.Path, loss: str) -> Curve:
 
 
 def _choose_loss(folders: Sequence[pathlib.Path], columns: Mapping[str, str]) -> str:
-    """The metric that is fitted: as --columns=loss=… says, else val_loss if all runs have enough, else train_loss."""
+    """Choose the metric to fit: the one of --columns=loss=…, else val_loss if all runs have enough, else train_loss."""
     counts: dict[str, list[int]] = {}
     for place, folder in enumerate(folders):
         for line in records.read_metrics(folder):
@@ -195,7 +195,7 @@ def _refuse_two_models(folders: Sequence[pathlib.Path]) -> None:
 
 
 def _table_curves(path: pathlib.Path, columns: Mapping[str, str]) -> list[Curve]:
-    """The curves of a table: one a value of `run`, or a single one without that column."""
+    """Read the curves of a table: one for each value of column `run`, or a single one without that column."""
     lines = read_raw_rows(path)
     header = list(dict.fromkeys(key for line in lines for key in line))
     names = {field: columns.get(field, field) for field in FIELDS}

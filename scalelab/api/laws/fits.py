@@ -1,4 +1,4 @@
-"""A scaling law fitted from Python, as `scalelab fit` does, and what follows from it."""
+"""Fit a scaling law from Python, as `scalelab fit` does."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ FITTING = {"hold": HELD, "k": optional(POSITIVE)}
 
 
 def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
-    """A law by its name, `pkg.mod:fn`, function or record, with the parameters of `hold` held at values."""
+    """Load a law by name, `pkg.mod:fn`, function or record; `hold` = {parameter: value} holds parameters fixed."""
     check_value("law", law, either(instance("a law's name, a Law", str, law_lib.Law), FUNCTION))
     known = load_named(law) if isinstance(law, str) else law if isinstance(law, law_lib.Law) else law_lib.law_of(law)
     return law_lib.hold_params(known, **check_value("hold", hold, HELD)) if hold else known
@@ -61,7 +61,7 @@ def read_table(
     sources: Path | Sequence[Path], law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
     n_convention: str | None = None, where: str | Sequence[str] = (),
 ) -> Table:  # fmt: skip
-    """The rows of runs and tables as `fit` reads them for a law, and notes on the reading (`Table.notes`)."""
+    """Read rows of runs and tables as `fit` reads them for a law, with notes on the reading (`Table.notes`)."""
     names = [os.path.expanduser(source) for source in list_paths(sources)]
     return read_sources(names, load_law(law), columns, n_convention, list(where))
 
@@ -125,7 +125,7 @@ def fit_groups(
 
 
 class _Options(TypedDict):
-    """What both kinds of fits are told."""
+    """The options of both `fit` and `fit_groups`."""
 
     objective: str
     delta: float | None
@@ -139,7 +139,7 @@ class _Options(TypedDict):
 
 
 def list_budgets(values: float | Sequence[float]) -> Sequence[float]:
-    """The budgets of a parameter that may have one or several. BadInput for one that is not positive."""
+    """The list of budgets in a parameter that takes one or several. BadInput for a budget that is not positive."""
     budgets = [values] if isinstance(values, int | float) else list(values)
     for C in budgets:
         if not C > 0:
@@ -148,7 +148,7 @@ def list_budgets(values: float | Sequence[float]) -> Sequence[float]:
 
 
 def _check_columns(columns: Mapping[str, Any]) -> None:
-    """BadInput for columns that are not lists, or not of one length."""
+    """Raise BadInput unless all columns are lists of one length."""
     lengths = {}
     for name, values in columns.items():
         if isinstance(values, str | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):

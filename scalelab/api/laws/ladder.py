@@ -28,7 +28,7 @@ READ_LAW = dataclasses.replace(TASK_LOSS, columns=("N", "D", "accuracy"))  # nam
 
 
 class LadderTable(NamedTuple):
-    """A ladder's runs, how many rows they come from, and what was chosen or left out, as lines."""
+    """A ladder's runs, the number of their rows, and lines on what was chosen or left out."""
 
     runs: LadderRuns
     n_rows: int
@@ -62,7 +62,7 @@ def read_ladder(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AccuracyStudy:
-    """A ladder to accuracy, its runs, the held-out runs as predicted, and a run that was asked for."""
+    """A fitted ladder to accuracy: its runs, predictions of the held-out runs, and of the run that was asked for."""
 
     ladder: Ladder
     table: LadderTable
@@ -99,5 +99,5 @@ def fit_accuracy(
 
 
 def _are_checkpoints(labels: Sequence[str], D: np.ndarray) -> bool:
-    """Whether in some group the tokens differ: else groups are seeds of a setting, each of which is a run."""
+    """Whether a group's rows are checkpoints: their tokens differ. Otherwise they are seeds, each a run."""
     return any(len({D[row] for row in range(len(D)) if labels[row] == name}) > 1 for name in set(labels))

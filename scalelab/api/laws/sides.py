@@ -1,4 +1,4 @@
-"""Runs of others, a row each with the side that it belongs to: read and judged, as `scalelab ablate TABLE` does."""
+"""Judge a table of others' runs, one row a run with its side, as `scalelab ablate TABLE` does."""
 
 import math
 import pathlib
@@ -22,7 +22,7 @@ LOST = ("", "nan", "inf", "diverged", "none", "-")
 
 
 class JudgedTable(NamedTuple):
-    """The variants of a table, judged, as the command's --json prints them; notes on the reading."""
+    """The verdicts on a table's variants, as the command's --json prints them, and notes on the reading."""
 
     variants: list[Facts]
     notes: list[str]
@@ -33,7 +33,7 @@ def judge_table(
     table: Path, baseline: str, *, target_flops: float | None = None, fix: Mapping[str, float] | None = None,
     next: bool = False, columns: Mapping[str, str] | None = None,
 ) -> JudgedTable:  # fmt: skip
-    """Does a change hold at scale, by a table of others' runs (`scalelab ablate TABLE`)?
+    """Judge by a table of others' runs whether a change holds at scale (`scalelab ablate TABLE`).
 
     `fix`: values of E or alpha that are not fitted; `next`: also which further runs would settle it; `columns`: which
     hold side, C, loss, seed, tokens, tokens_per_s. BadInput for a table that can't be judged.
@@ -50,7 +50,7 @@ def judge_table(
 
 
 def read_sides(path: pathlib.Path, columns: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """(rows with the fields of `multiplier`, lines on what was chosen). BadInput for what can't be read."""
+    """Read (rows with the fields of `multiplier`, lines on what was chosen). BadInput for a damaged table."""
     lines = read_raw_rows(path)
     header = list(dict.fromkeys(key for line in lines for key in line))
     names = _choose_columns(header, parse_columns(columns, FIELDS), path)
@@ -65,7 +65,7 @@ def read_sides(path: pathlib.Path, columns: str | None) -> tuple[list[dict[str, 
 
 
 def _choose_columns(header: list[str], named: Mapping[str, str], path: pathlib.Path) -> dict[str, str]:
-    """{field: column}: as named, else a column of the field's own name, else one of the usual ones."""
+    """Choose {field: column}: the named one, else a column of the field's own name, else one of the usual names."""
     for column in named.values():
         if column not in header:
             raise BadInput(f"--columns: {path.name} has no column {column!r}{nearest_hint(column, header)}")

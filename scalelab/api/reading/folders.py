@@ -1,4 +1,4 @@
-"""A run's folder: its checkpoints verified, a line for its logbook, its page; and two runs compared."""
+"""Work on a run's folder: verify checkpoints, add a line to the logbook, write its page, compare two runs."""
 
 import errno
 import pathlib
@@ -30,7 +30,7 @@ WHOLE_COPY = stored(checkpoints=True, fresh=True)
 
 
 class Noted(NamedTuple):
-    """A line in a run's logbook."""
+    """A line that was written into a run's logbook."""
 
     run: str
     step: int
@@ -55,7 +55,7 @@ def note(run: Path, text: str) -> Noted:
 
 @check_arguments(a=ANY_PATH, b=ANY_PATH)
 def compare(a: Path, b: Path) -> Facts:
-    """How two runs, or folders of runs that differ in train.seed only, differ (`scalelab compare --json`)."""
+    """Compare two runs, or two folders of runs that differ in train.seed only (`scalelab compare --json`)."""
     from scalelab.evaluate.compare import compare_runs
 
     return compare_runs(str(a), str(b))
@@ -63,7 +63,7 @@ def compare(a: Path, b: Path) -> Facts:
 
 @check_arguments(html=ANY_PATH)
 def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -> Facts:
-    """Write the page of a `compare` with the curves of both, and `lines` that say it in words (`compare --html`)."""
+    """Write a page of a `compare` with both curves, and `lines` that describe it in words (`compare --html`)."""
     from scalelab.report import several as several_lib
 
     if not isinstance(comparison, dict) or "runs" not in comparison:
@@ -109,7 +109,7 @@ def report(
 
 
 def _draw_samples(folder: pathlib.Path) -> list[Facts] | str | None:
-    """Texts from the last checkpoint of a run (`how`, `text`), or why there are none; None for other folders."""
+    """Sample texts from a run's last checkpoint (`how`, `text`), or say why there are none; None for other folders."""
     if not (folder / "config.json").exists():
         return None
     size = listing.read_run(folder)["N"] or 0
@@ -134,7 +134,7 @@ def _draw_samples(folder: pathlib.Path) -> list[Facts] | str | None:
 
 
 class Verified(NamedTuple):
-    """Rows of checkpoints, or of files, with `ok` and `problems`; how many are damaged."""
+    """Rows of checkpoints or files with `ok` and `problems`, and the number of damaged ones."""
 
     rows: list[Facts]
     damaged: int
@@ -144,10 +144,8 @@ class Verified(NamedTuple):
 def verify_checkpoints(
     folder: Path, step: int | None = None, *, all: bool = False, progress: Progress = silent
 ) -> Verified:
-    """Compare every byte of checkpoints with their manifests (`scalelab checkpoint verify`).
-
-    `step`: of this one only; `all`: every file of a run, or of all runs of a folder. `progress` gets each row as it is
-    known, and notes.
+    """Compare every byte of checkpoints with their manifests (`scalelab checkpoint verify`). `step`: this one only;
+    `all`: every file of a run, or of all runs of a folder. `progress` gets each row as it is known, and notes.
     """
     if all and step is not None:
         raise BadInput("--all goes with verify, and without --step: it verifies every file of a run")
@@ -192,7 +190,7 @@ def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progres
 
 @check_arguments(folder=WHOLE_COPY)
 def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress = silent) -> Facts:
-    """The manifest of one checkpoint, the last or that of `step` (`scalelab checkpoint show`)."""
+    """Read the manifest of the last checkpoint, or of `step` (`scalelab checkpoint show`)."""
     places = _find_checkpoints(pathlib.Path(folder), step, progress)
     place, number = max(places, key=lambda each: each[1])
     progress({"folder": str(place), "step": number})
@@ -200,7 +198,7 @@ def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress
 
 
 def _find_checkpoints(folder: pathlib.Path, step: int | None, progress: Progress) -> list[tuple[pathlib.Path, int]]:
-    """Every (checkpoints folder, step) below; BadInput if there is none. What is not a checkpoint is noted."""
+    """Find every (checkpoints folder, step) below; BadInput if there is none. Other entries are reported as notes."""
     checkpoints = [
         (place, number)
         for place in manifest.find_checkpoint_folders(folder)

@@ -1,4 +1,4 @@
-"""What is wrong with a run, what it would have done, how noisy its gradients are, where it will end."""
+"""Judge a run: diagnose it, replay it under what-ifs, measure its gradient noise, forecast its end."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ from scalelab.diagnose.batch import describe_batch
 from scalelab.diagnose.evidence import gather_evidence
 from scalelab.diagnose.noise.measure import Diverged, StepNoise, choose_steps, measure_noise
 from scalelab.diagnose.probes.probes import run_probes
-from scalelab.diagnose.rank import Diagnosis, rank
+from scalelab.diagnose.rank import Diagnosis, rank_verdicts
 from scalelab.diagnose.rank import diagnose as judge
 from scalelab.diagnose.replay import what_ifs
 from scalelab.diagnose.replay.report import replay_window
@@ -51,7 +51,7 @@ WATCHED = (*LIVE, alive.DEAD_STATUS)
 
 
 class Diagnosed(NamedTuple):
-    """Verdicts and gaps of a run, its spike score, and the comparison with another."""
+    """A diagnosis: verdicts, gaps in the evidence, the spike score, and the comparison with another run."""
 
     diagnosis: Diagnosis
     spike_score: float | None
@@ -72,12 +72,12 @@ def diagnose(run: Path, *, live: bool = False, against: Path | None = None) -> D
         from scalelab.diagnose.against import judge_against
 
         verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
-        diagnosis = diagnosis._replace(verdicts=rank([*diagnosis.verdicts, *verdicts]))
+        diagnosis = diagnosis._replace(verdicts=rank_verdicts([*diagnosis.verdicts, *verdicts]))
     return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison)
 
 
 class ReadBatch(NamedTuple):
-    """The sequences that a step read, by gradient norm, on the weights of `weights_step`."""
+    """The sequences of a step's batch, ordered by gradient norm on the weights of `weights_step`."""
 
     step: int
     weights_step: int
@@ -86,7 +86,7 @@ class ReadBatch(NamedTuple):
 
 @check_arguments()
 def show_batch(run: Path, batch: int) -> ReadBatch:
-    """What step `batch` of a run read, with losses and gradient norms (`scalelab diagnose --batch`)."""
+    """Show the sequences that step `batch` read, with losses and gradient norms (`scalelab diagnose --batch`)."""
     return ReadBatch(batch, *describe_batch(gather_evidence(pathlib.Path(run)), batch))
 
 
@@ -139,7 +139,7 @@ def noise(
 ) -> list[StepNoise]:  # fmt: skip
     """Measure a run's gradient noise scale at its saved steps, or at one (`scalelab noise`).
 
-    `batches`: of the run, on which each step is measured; `note` gets lines on what can't be measured.
+    `batches`: how many of the run's batches measure each step; `note` gets lines on what can't be measured.
     """
     evidence = gather_evidence(pathlib.Path(run))
     steps = choose_steps(evidence, step)
@@ -161,7 +161,7 @@ def noise(
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """The curves of the runs asked for, a row a forecast, and {run: since when} of those whose process is gone."""
+    """The curves of the watched runs, one row for each forecast, and {run: since when} of dead runs."""
 
     curves: list[Curve]
     rows: list[Facts]
@@ -211,7 +211,7 @@ def watch(
 
 @check_arguments()
 def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) -> FamilyLaw:
-    """The loss by N and D of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
+    """Load loss(N, D) of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
     from scalelab.plan.budget.lawbook import load_law_book
 
     name = os.fspath(law)
@@ -226,7 +226,7 @@ def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) 
 
 
 def _read_siblings(folders: Collection[pathlib.Path], note: Callable[[str], None]) -> list[Curve]:
-    """The runs, and those beside them; only what is watched needs its schedule to the end."""
+    """Read the watched runs and the runs beside them; only a watched run needs its schedule to the end."""
     runs = [folder.resolve() for folder in folders] if len(folders) == 1 else list(folders)
     beside = runs if len(runs) > 1 else _list_beside(runs[0])
     curves = []
@@ -250,7 +250,7 @@ def _list_beside(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 class Scored(NamedTuple):
-    """The forecasts of runs that are done beside their ends; how many intervals held, and the mean error."""
+    """Forecasts of finished runs beside their final losses, the number of intervals that held, and the mean error."""
 
     runs: list[Facts]
     total: Facts

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
-    """Weights of a run on one device. `model` is what `scalelab.evaluate` scores; `model.origin` says which weights."""
+    """A run's weights on one device. `scalelab.evaluate` scores `model`; `model.origin` says which weights they are."""
 
     model: EvaluatedModel
 
@@ -45,7 +45,7 @@ class LoadedRun:
     def logits(self, tokens: Any) -> np.ndarray:
         """Next-token logits of ids [S] or [B, S], S up to model.seq_len: [S, V] or [B, S, V] in fp32.
 
-        BadInput for what is not ids of the model's vocabulary, or longer than its sequences.
+        BadInput for ids outside the vocabulary, or sequences that are too long.
         """
         try:
             ids = np.asarray(tokens)
@@ -66,7 +66,7 @@ class LoadedRun:
         self, prompt: str = "", tokens: int | None = None, n: int = 1, *, temperature: float = 1.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0,
     ) -> list[str]:  # fmt: skip
-        """`n` continuations of `prompt`, each up to the end of its document or `tokens` tokens (`scalelab sample`)."""
+        """Sample `n` continuations of `prompt`, each to its document's end or `tokens` tokens (`scalelab sample`)."""
         options = sample.SamplingOptions(temperature, top_k, top_p, seed)
         most = sample.default_tokens(self.model, self.tokenizer, prompt) if tokens is None else tokens
         drawn = sample.draw_samples(self.model, self.tokenizer, prompt, most, n, options)
@@ -77,15 +77,15 @@ class LoadedRun:
 def load(run: Source, *, ema: bool = False, average: int = 1, trust: Collection[str] = ()) -> LoadedRun:
     """Load a run's weights: RUN (its last step) or "RUN@STEP"; the options are those of `scalelab eval`.
 
-    BadInput where there is no such run or step, or where the run names code of a user that neither this program nor
-    `trust` names; DamagedCheckpoint where the step is damaged.
+    BadInput for an absent run or step, or a run whose user code neither this program nor `trust` names;
+    DamagedCheckpoint for a damaged step.
     """
     user_code.trust_names(*trust)
     return LoadedRun(load_evaluated_model(os.path.expanduser(run), ema, average))
 
 
 def trust(*names: str) -> None:
-    """Allow this program to run code of a user (`pkg.mod:fn`) that only a stored file names (`--trust`)."""
+    """Allow this program to run user code (`pkg.mod:fn`) that only a stored file names (`--trust`)."""
     for name in names:
         if not (isinstance(name, str) and all(name.partition(":"))):
             raise BadInput(f"{str(name)[:60]!r} is not of the form pkg.mod:fn")

@@ -1,4 +1,4 @@
-"""A trained run's weights scored, sampled and exchanged with Hugging Face's files."""
+"""Use a trained run's weights: score, sample, export to and import from Hugging Face's files."""
 
 import dataclasses
 import os
@@ -23,16 +23,16 @@ from scalelab.untrusted.paths import describe_link
 if TYPE_CHECKING:
     from scalelab.evaluate.sample import Sample, SamplingOptions
 
-Counted = Callable[[str, int, int], None]  # gets what is done: its name, how much, of how much
+Counted = Callable[[str, int, int], None]  # called with the work's name, how much is done, and of how much
 
 
 def _uncounted(name: str, done: int, of: int) -> None:
-    """Report nothing."""
+    """Ignore a report."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """Scores as rows of evaluations.jsonl, of which weights, which sets they `replaced`, and why they are unwritten."""
+    """Rows of evaluations.jsonl, the weights they score, sets they `replaced`, and why they were not written."""
 
     origin: Facts
     rows: list[Facts]
@@ -48,7 +48,7 @@ def evaluate(
     """Score a run's weights on its data, other data, or tasks, and write the scores down (`scalelab eval`).
 
     `run`: a folder, or "RUN@STEP"; `data`: a prepared folder; `overrides`: other data, by the keys of `data`; `tasks`:
-    files of tasks; `sequences`: at most so many of each source, 0 for all. BadInput as the command.
+    files of tasks; `sequences`: the most to score of each source; 0: all. BadInput as the command.
     """
     cache_programs()
     other = {"data.source": "prepared", "data.path": os.fspath(data)} if data else {}
@@ -58,14 +58,14 @@ def evaluate(
     rows = evaluations.evaluate_tasks(model, requested, progress)
     rows = [*evaluations.evaluate_data(model, config, sequences, progress), *rows]
     folder = model.origin["run"]
-    is_link = pathlib.Path(folder).is_symlink()  # perhaps another's, to somewhere else
+    is_link = pathlib.Path(folder).is_symlink()  # a link may be another's and lead elsewhere
     replaced = [] if is_link else evaluations.write_evaluations(folder, rows)
     return Evaluated(model.origin, rows, replaced, describe_link(folder) if is_link else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """Continuations of a prompt, with their `texts`, and of which weights they are."""
+    """Continuations of a prompt with their `texts`, and the weights that made them."""
 
     origin: Facts
     prompt: str
@@ -94,7 +94,7 @@ def sample(
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was written, of which weights, and why no tokenizer was ("": it was)."""
+    """An export: files written, their weights, and why no tokenizer was written ("": it was)."""
 
     written: WrittenModel
     origin: Facts
@@ -116,7 +116,7 @@ def export_hf(
 
 
 def _find_tokenizer(weights: Any) -> tuple[Tokenizer | None, str]:
-    """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
+    """Find the data's tokenizer (None: unknown), and why its file can't be written ("": it can)."""
     name = weights.origin["data"]["tokenizer"] or ""
     if ids := re.fullmatch(r"ids-(\d+)(?:-(\d+))?", name):
         return id_tokenizer(int(ids[1]), int(ids[2] or 0)), "the data are token ids without one"
@@ -130,7 +130,7 @@ def _find_tokenizer(weights: Any) -> tuple[Tokenizer | None, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """Weights of Hugging Face's files: values of `model` that fit them, where they come from, where they were written.
+    """Imported weights: values of `model` that fit them, their origin, and the folder they were written to.
 
     `no_tokenizer`: why there is none.
     """

@@ -46,7 +46,7 @@ TUNING = {name: whole(1) for name in ("trials", "rounds", "confirm", "seeds")} |
 
 
 class Studied(NamedTuple):
-    """The summary of a study, as its summary.json has it, and the path of its page. `baseline`: an ablation's."""
+    """A study's summary, as in its summary.json, and the path of its page. `baseline`: that of an ablation."""
 
     summary: Facts
     page: str
@@ -58,7 +58,7 @@ def plan_tuning(
     config: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3, short: int | None = None,
     confirm: int = 2, seeds: int = 3,
 ) -> stages.Tuning:  # fmt: skip
-    """What a `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` says it in words."""
+    """Plan what `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` describes it."""
     return stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
 
 
@@ -70,11 +70,11 @@ def tune(
     progress: Progress = silent, stop: Stop = never, display: Display | None = None,
     command: str = "scalelab.api.tune",
 ) -> Studied | None:  # fmt: skip
-    """Find good values for a config file with tune() (`scalelab tune`), or go on; None where it was stopped.
+    """Find good values for a config file with tune() (`scalelab tune`), or resume; None if it was stopped.
 
-    `trials`: runs in all; `rounds` of runs of `short` steps; `confirm`: best short runs that are trained in full;
-    `seeds`: fresh ones before it is adopted. Executor and training as for `sweep`; `command`: how the summary says
-    that it was made.
+    `trials`: runs in all, in `rounds` of runs of `short` steps; `confirm`: how many of the best are trained in full;
+    `seeds`: fresh seeds before a value is adopted. Executor and training as for `sweep`; `command`: the command line to
+    name in the summary.
     """
     folder = pathlib.Path(workdir)
     note = lambda line: progress({"note": line})  # noqa: E731
@@ -114,7 +114,7 @@ ABLATION = {
 
 
 class AblationPlan(NamedTuple):
-    """The runs of an ablation with the planner's hours, and the smallest effect that they would show."""
+    """An ablation's runs with the planner's hours, and the smallest effect that they would show."""
 
     study: Ablation
     planned: SweepPlan
@@ -131,10 +131,10 @@ def plan_ablation(
     workdir: Path | None = None, noise: float | None = None, correlation: float | None = None,
     progress: Progress = silent,
 ) -> AblationPlan:  # fmt: skip
-    """What an `ablate` would train, and the smallest effect that it would show (`scalelab ablate --plan`).
+    """Plan what `ablate` would train, and the smallest effect that it would show (`scalelab ablate --plan`).
 
-    `noise`: relative scatter of a run's loss over seeds; `correlation`: of both sides' losses of one seed; by default
-    those measured in `workdir`.
+    `noise`: relative scatter of a run's loss over seeds; `correlation`: between both sides' losses at one seed. The
+    defaults are measured in `workdir`.
     """
     study, target, notes = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
@@ -188,7 +188,7 @@ def _make_ablation(
     sizes: Sequence[int], seeds: int, rule: str, tune: str | Sequence[str], untuned: bool, tokens_per_param: float,
     target_flops: float | None,
 ) -> tuple[Ablation, float, list[str]]:  # fmt: skip
-    """(the study, where its verdict is given, what was chosen for the user)."""
+    """Make (the study, the budget of its verdict, what was chosen for the user)."""
     keys = [tune] if isinstance(tune, str) else list(tune)
     if untuned and keys != [LR_KEY]:
         raise BadInput("--untuned tunes nothing, and --tune says what to tune: leave one of them out")
@@ -201,7 +201,7 @@ def _make_ablation(
 
 
 def _describe_rungs(plan: Ablation, has_sizes: bool, tokens_per_param: float, target: float) -> list[str]:
-    """What was chosen for the user."""
+    """Describe the sizes, tokens and target that were chosen for the user."""
     rungs = ", ".join(f"{rung.flops:.3g} FLOPs at d_model {rung.d_model}" for rung in plan.rungs)
     how = "" if has_sizes else f" (nearest to {tokens_per_param:g} tokens a parameter)"
     tuned = (

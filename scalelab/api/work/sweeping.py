@@ -56,24 +56,24 @@ if TYPE_CHECKING:
 GRID = optional(several(mapping_of(ANYTHING, "a list of dicts such as [{'optim.peak_lr': 1e-3}]")))
 SLURM = optional(either(instance("a file of options of sbatch", str, pathlib.Path),
     mapping_of(TEXT, "a dict such as {'partition': 'gpu'}")))  # fmt: skip
-STORE_POLLS = 10  # a store is asked every 5 s whether another sweep has left it: each time costs four requests
+STORE_POLLS = 10  # a waiting sweep asks its store only so often (every 5 s): each time costs four requests
 
 
 @dataclasses.dataclass(frozen=True)
 class Swept:
-    """How a sweep ended: {trial: verdict}, in the grid's order."""
+    """The end of a sweep: {trial: verdict}, in the grid's order."""
 
     folder: pathlib.Path
     verdicts: Mapping[str, str]
 
     @functools.cached_property
     def rows(self) -> Rows:
-        """The rows of its runs (`runs`), in the grid's order."""
+        """Read one row for each of its runs (`runs`), in the grid's order."""
         rows = {row["name"]: row for row in runs(self.folder)}
         return Rows(rows[name] for name in self.verdicts if name in rows)
 
     def status(self, all_grids: bool = False) -> SweepStatus:
-        """How it stands (`sweep_status`)."""
+        """Read its trials' status (`sweep_status`)."""
         return read_status(self.folder, all_grids)
 
 
@@ -90,7 +90,7 @@ def sweep(
     The grid is the config file's `sweep(h)`, or `grid`: `[{"optim.peak_lr": 1e-3, "train.seed": 0}, …]`. Trials that
     differ only in traced values share one program; a grid that has grown trains only what is new. `stop_if`: a rule
     that ends hopeless trials. `slurm`: options of sbatch, or a file of them. The other arguments are those of `train`.
-    A store that another sweep holds is waited for; if `stop` comes first, there are no verdicts.
+    If another sweep holds the store, it waits; a `stop` before that returns no verdicts.
     """
     if grid is None and hasattr(config, "items"):
         raise BadInput("a config tree has no sweep(h): pass grid=[{'optim.peak_lr': 1e-3}, …], or a file's path")
@@ -114,7 +114,7 @@ def sweep(
 def _attach_when_free(
     folder: pathlib.Path, take_over: bool, note: Callable[[str], None], display: Display
 ) -> Iterator[bool]:
-    """`mirror.attached`, once another sweep has left the store; yields whether it is: not if a stop came first."""
+    """Wait until another sweep has left the store, then enter `mirror.attached`; yields False if a stop came first."""
     attach = functools.partial(mirror.attached, folder, take_over, note)
     with contextlib.ExitStack() as held:
         with display("waiting", {}) as shown:
@@ -157,7 +157,7 @@ def chosen_executor(
     executor: str, slurm: Path | Mapping[str, str] | None, max_parallel: int, note: Callable[[str], None],
     file: str | None, folder: pathlib.Path,
 ) -> Iterator[None]:  # fmt: skip
-    """Train packs as chosen (`sweep.executors.choice`) inside. BadInput for options that don't go together."""
+    """Within it packs train by the chosen executor (`sweep.executors.choice`). BadInput for options that conflict."""
     chosen = choice.make_choice(executor, slurm, max_parallel, note, file)
     if executor != "local":
         mirror.refuse_several_processes(folder)
@@ -169,7 +169,7 @@ def chosen_executor(
 
 
 def make_judge(rule: str | None) -> "Judge | None":
-    """What ends hopeless trials; None without a rule. BadInput for a rule that is not one."""
+    """Make the judge that ends hopeless trials; None without a rule. BadInput for a rule that can't be parsed."""
     if rule is None:
         return None
     from scalelab.diagnose.watch import stop
@@ -184,7 +184,7 @@ def train_pack(
 ) -> bool:  # fmt: skip
     """Train one pack that a sweep's executor wrote (`scalelab sweep --pack`); False if it was stopped after saving.
 
-    `config`: the file beside which the user's code lies, which is run only if it, or `trust`, names it.
+    `config`: the file beside which the user's code lies; that code runs only if the file, or `trust`, names it.
     """
     folder = pathlib.Path(workdir)
     mirror.refuse_several_processes(folder)

@@ -1,4 +1,4 @@
-"""One process of several that train a run together: where it stands, and how it ends if another fails."""
+"""Run one process of several that train a run together, and end it if another fails."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ def work_together(
     place: "ProcessPlace", config: "ConfigDict", folder: pathlib.Path, allow: frozenset[str],
     work: Callable[[Pulse], R],
 ) -> R:  # fmt: skip
-    """Do a process's part. A failure ends this one at once: jax would wait for the others to leave."""
+    """Do this process's part of the work. A failure ends it at once: jax would wait for the others to leave."""
     pulse = Pulse()
 
     def end(code: int, why: str) -> NoReturn:
@@ -67,7 +67,7 @@ def _write_last_line(text: str) -> None:
 
 
 def _silence(descriptor: int) -> int:
-    """Drop all later writes to `descriptor`; returns a copy of it that still writes."""
+    """Drop all later writes to `descriptor`; returns a copy that still writes."""
     copy = os.dup(descriptor)
     with open(os.devnull, "w") as null_device:
         os.dup2(null_device.fileno(), descriptor)

@@ -50,7 +50,7 @@ TWO_BATCHES = Kind(
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """How the training of a run ended. Losses are nats a token; `process` is the index of this one of several."""
+    """The end of a run's training. Losses are nats a token; `process` is the index of this process."""
 
     name: str
     status: str
@@ -65,7 +65,7 @@ class Trained:
     process: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """What the command's --json prints."""
+        """The content of the command's --json."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "process"}
 
 
@@ -81,9 +81,9 @@ def train(
 
     `config`: a file's path, a name (`tiny`) or a tree; None for a branch that has its trunk's. `workdir`: a folder, or
     s3://bucket/path. `overrides`: `{"train.steps": 20}`. `progress` gets a dict at each dispatch and for each note;
-    `stop` is asked after each dispatch, and True ends the run after saving. With a `display` these two are what it
-    gives, and `progress` gets what comes before the training. The others are the command's options. BadInput,
-    WorkFailed as the command; as one of several `processes` a failure ends this process.
+    `stop` is asked after each dispatch, and True ends the run after saving. A `display` replaces these two; `progress`
+    then gets only notes from before the training. The others are the command's options. BadInput, WorkFailed as the
+    command; as one of several `processes` a failure ends this process.
     """
     change = _change_by_hand(lr_factor, skip_batches, reset)
     folder = pathlib.Path(workdir)
@@ -111,7 +111,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-    """A run that is to be trained, and how."""
+    """A run to train, with its options."""
 
     folder: pathlib.Path
     file: str | None
@@ -159,7 +159,7 @@ def _plan_branch(source: str, config: Config | None, overrides: Overrides, folde
 
 
 def _change_by_hand(lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None) -> ByHand | None:
-    """What is changed where the run goes on; None: nothing."""
+    """Collect the changes by hand for the step at which the run goes on; None without any."""
     if lr_factor is None and skip_batches is None and reset is None:
         return None
     factor = 1.0 if lr_factor is None else lr_factor

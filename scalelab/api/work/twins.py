@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class ProxyFound(NamedTuple):
-    """A recipe's learning rate by its twin: what the command's --json prints, and the twin's sweep as planned."""
+    """A recipe's learning rate by its twin: the content of the command's --json, and the twin's planned sweep."""
 
     facts: Facts
     plan: "Proxy"
@@ -56,10 +56,10 @@ def proxy(
     seeds: int = 3, lrs: Sequence[float] = (), progress: Progress = silent, stop: Stop = never,
     display: Display | None = None,
 ) -> ProxyFound | None:  # fmt: skip
-    """Find a large recipe's learning rate on a small twin (`scalelab proxy`); None where the sweep was stopped.
+    """Find a large recipe's learning rate on a small twin (`scalelab proxy`); None if the sweep was stopped.
 
-    `flops`: what the sweep may cost; `out`: the file of the target (default: target.py in `workdir`); `lrs`: three
-    learning rates of the twin or more.
+    `flops`: the sweep's budget; `out`: the target's config file (default: target.py in `workdir`); `lrs`: at least
+    three learning rates of the twin.
     """
     file, folder = config_path(config), pathlib.Path(workdir)
     target_file = pathlib.Path(out or folder / "target.py")

@@ -10,7 +10,7 @@ from scalelab.laws.read.columns import parse_columns
 
 
 def judge_table(options: Any) -> tuple[list[str], dict[str, Any]]:
-    """(lines to print, JSON) of a table's variants. BadInput for a table that can't be judged."""
+    """Judge a table's variants: (lines to print, JSON). BadInput for an unusable table."""
     judged = api.judge_table(
         options.table, options.baseline, target_flops=options.target_flops, fix=parse_fixed(options.fix),
         next=options.next, columns=parse_columns(options.columns, FIELDS),

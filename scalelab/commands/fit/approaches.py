@@ -66,7 +66,7 @@ def _describe_envelope(envelope: Envelope, n_checkpoints: int) -> list[str]:
 
 
 def _describe_isoflop(isoflop: IsoFlop, noise: MeasuredNoise | None) -> list[str]:
-    """IsoFLOP profiles: the best N at each budget, and a power law through these minima."""
+    """Format IsoFLOP profiles: the best N at each budget, and a power law through these minima."""
     cells = [["budget", "sizes", "best N", "loss", ""]]
     for profile in isoflop.profiles:
         edge = "" if profile.interior else "not used: the minimum is at the edge of the sizes tried"
@@ -79,7 +79,7 @@ def _describe_isoflop(isoflop: IsoFlop, noise: MeasuredNoise | None) -> list[str
 
 
 def _describe_noise(noise: MeasuredNoise | None) -> list[str]:
-    """Where the seed noise comes from, in one line."""
+    """Describe the source of the seed noise in one line."""
     if noise is None:
         return []
     source = {

@@ -1,4 +1,4 @@
-"""Approach 3 of `scalelab fit`: fit a law to all rows, and compute what the options ask for from it."""
+"""Approach 3 of `scalelab fit`: fit a law to all rows, and compute the other parts that options ask for."""
 
 import dataclasses
 from typing import Any
@@ -63,7 +63,7 @@ def _more(options: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[st
 
 
 def _predictions(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
-    """Predict what a run of each budget reaches, by a law of C alone (which can't split a budget into N and D)."""
+    """Predict the loss of a run at each budget by a law of C alone, which can't split a budget into N and D."""
     if not all(0 < C < float("inf") for C in options.target_flops):
         raise BadInput(f"--target-flops={options.target_flops}: a budget is a positive number of FLOPs")
     predictions = {f"{C:g}": each for C, each in api.predict(fitted, options.target_flops).items()}

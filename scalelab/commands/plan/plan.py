@@ -57,7 +57,7 @@ RUN_OPTIONS = (
     "serve_context",
 )
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
-LARGEST_COUNT = 10**15  # for every count: far above any plan, and exact as a float
+LARGEST_COUNT = 10**15  # limit of every count: far above any plan, and exact as a float
 UNUSED_OPTIONS = {  # options without effect in each of the three modes
     "--config": (*BUDGET_OPTIONS, "law", "noise"),
     "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS),
@@ -201,7 +201,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
 
 
 def _calibrate(options: Any) -> tuple[Any, dict[str, Any]]:
-    """(efficiencies, the JSON facts they come from) of measured runs; (None, {}) without --calibrate."""
+    """Read (efficiencies, the JSON facts behind them) from measured runs; (None, {}) without --calibrate."""
     if not options.calibrate:
         return None, {}
     from scalelab.commands.plan import text as plantext

@@ -12,5 +12,5 @@ from scalelab.hardware.tactics.switch import is_on
 
 
 def tie_to_turn(values: Any) -> Any:
-    """A tree with the turn's number, or its state, in it: none of it is computed on before the turn."""
+    """Tie a tree to the turn's number or state, so that nothing computed from it runs before the turn."""
     return jax.lax.optimization_barrier(values) if is_on("turn") else values

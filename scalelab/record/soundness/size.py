@@ -1,6 +1,6 @@
-"""Parameters of a stored config in closed form, without jax: what the record of an unedited package says.
+"""Count a stored config's parameters in closed form, without jax, as the unedited package does.
 
-`scalelab.model.count` counts the declarations themselves; tests/soundness/test_size.py holds one to the other.
+`scalelab.model.count` counts the declarations themselves; tests/soundness/test_size.py compares the two.
 """
 
 import functools
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
-    """Parameters by convention, as `scalelab.model.count`, of the config of a run, {group: {key: value}}.
+    """Count the parameters of a run's config {group: {key: value}} by convention, as `scalelab.model.count`.
 
-    None if this can't be known: a block of the user's own, or keys of a model that this version does not have.
+    None if the count can't be known: a user's own block, or keys that this version does not have.
     """
     model = _complete_model(config)
     if model is None:
@@ -48,7 +48,7 @@ def _gated_mlps() -> tuple[str, ...]:
 
 
 def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The model's values, absent ones of an older version at their defaults; None if they don't tell its size."""
+    """The model's values, with defaults for keys that an older version lacked; None if they don't imply its size."""
     stored, known = config.get("model", {}), _known_keys()
     if not stored.keys() <= known.keys():
         return None
@@ -64,10 +64,10 @@ def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
-    """Scalars of one block: `matrix`, `gain`, `bias`, and of relative positions a `position` matrix and `vector`s."""
+    """Count a block's scalars: `matrix`, `gain`, `bias`; of relative positions a `position` matrix and `vector`s."""
     d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
     queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
-    products = 2 if model["mlp"] in _gated_mlps() else 1  # into the MLP's hidden units
+    products = 2 if model["mlp"] in _gated_mlps() else 1  # products into the MLP's hidden units
     relative, norm = model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
     query_key_gains = 0
