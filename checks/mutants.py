@@ -116,10 +116,16 @@ def pick_mutants() -> list[dict]:
         for path, number, changes in draw.sample(sites, LINES):
             node, text = draw.choice(changes)
             before = path.read_text().splitlines()[number - 1]
-            mutants.append({
-                "file": str(path.relative_to(ROOT)), "line": number, "before": before,
-                "after": replace(before, node, text), "start": node.col_offset, "end": node.end_col_offset,
-            })  # fmt: skip
+            mutants.append(
+                {
+                    "file": str(path.relative_to(ROOT)),
+                    "line": number,
+                    "before": before,
+                    "after": replace(before, node, text),
+                    "start": node.col_offset,
+                    "end": node.end_col_offset,
+                }
+            )
     return mutants
 
 

@@ -81,7 +81,8 @@ def draw_schedule(scheduled: Scheduled, plot: Path) -> list[str]:
 def _schedule_rows(config: "ConfigDict", steps: Sequence[int]) -> list[Facts]:
     curves, seen = schedules.schedule_curves(config, steps), functools.partial(schedule_steps.tokens_before, config)
     return [
-        {"step": step, "tokens": seen(step)} | {key: curve[i].item() for key, curve in curves.items()}
+        {"step": step, "tokens": seen(step)}
+        | {key: curve[i].item() for key, curve in curves.items()}
         | {"batch_tokens": seen(step + 1) - seen(step)}
         for i, step in enumerate(steps)
-    ]  # fmt: skip
+    ]

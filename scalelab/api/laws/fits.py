@@ -44,8 +44,12 @@ if TYPE_CHECKING:
 Rows = Union[Path, Sequence[Path], "Mapping[str, ArrayLike]", Sequence[Mapping[str, object]], "Table"]
 AnyLaw = Union[str, "Law", Callable[..., object]]
 Counted = Callable[[str, int, int], None]
-OVER = optional(mapping_of(Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
-    "a dict of lists of columns such as {'lr': ['N']}"))  # fmt: skip
+OVER = optional(
+    mapping_of(
+        Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
+        "a dict of lists of columns such as {'lr': ['N']}",
+    )
+)
 FITTING = {"hold": HELD, "k": optional(POSITIVE)}
 
 
@@ -58,9 +62,13 @@ def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
 
 @check_arguments(sources=several(STORED))
 def read_table(
-    sources: Path | Sequence[Path], law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
-    n_convention: str | None = None, where: str | Sequence[str] = (),
-) -> Table:  # fmt: skip
+    sources: Path | Sequence[Path],
+    law: AnyLaw = "chinchilla",
+    *,
+    columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None,
+    where: str | Sequence[str] = (),
+) -> Table:
     """Read rows of runs and tables as `fit` reads them for a law, with notes on the reading (`Table.notes`)."""
     names = [os.path.expanduser(source) for source in list_paths(sources)]
     return read_sources(names, load_law(law), columns, n_convention, list(where))

@@ -73,9 +73,13 @@ def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -
 
 @check_arguments(folders=several(STORED), output=optional(ANY_PATH), width=optional(POSITIVE))
 def report(
-    folders: Path | Sequence[Path], *, output: Path | None = None, style: Literal["page", "paper"] = "page",
-    width: float | None = None, only: str | None = None,
-) -> Facts:  # fmt: skip
+    folders: Path | Sequence[Path],
+    *,
+    output: Path | None = None,
+    style: Literal["page", "paper"] = "page",
+    width: float | None = None,
+    only: str | None = None,
+) -> Facts:
     """Write the page of a run, a sweep or a study, or of several folders of runs (`scalelab report --json`).
 
     `style="paper"`: figures only, `width` inches wide, or the one named by `only`. BadInput as the command.

@@ -55,9 +55,15 @@ class Studied(NamedTuple):
 
 @check_arguments(config=ANYTHING, **TUNING)
 def plan_tuning(
-    config: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3, short: int | None = None,
-    confirm: int = 2, seeds: int = 3,
-) -> stages.Tuning:  # fmt: skip
+    config: Path,
+    overrides: Overrides | None = None,
+    *,
+    trials: int = 48,
+    rounds: int = 3,
+    short: int | None = None,
+    confirm: int = 2,
+    seeds: int = 3,
+) -> stages.Tuning:
     """Plan what `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` describes it."""
     return stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
 
@@ -92,9 +98,15 @@ def tune(
 
 
 def _conduct(
-    folder: pathlib.Path, kind: Kind, plan: Facts, work: Callable[[], Facts], command: str, take_over: bool,
-    progress: Progress, baseline: str = "",
-) -> Studied | None:  # fmt: skip
+    folder: pathlib.Path,
+    kind: Kind,
+    plan: Facts,
+    work: Callable[[], Facts],
+    command: str,
+    take_over: bool,
+    progress: Progress,
+    baseline: str = "",
+) -> Studied | None:
     """Open the study, do its work, and write its summary and page; None where a signal stopped it."""
     from scalelab.report.pages import write_report
 

@@ -54,8 +54,12 @@ if TYPE_CHECKING:
 
 
 GRID = optional(several(mapping_of(ANYTHING, "a list of dicts such as [{'optim.peak_lr': 1e-3}]")))
-SLURM = optional(either(instance("a file of options of sbatch", str, pathlib.Path),
-    mapping_of(TEXT, "a dict such as {'partition': 'gpu'}")))  # fmt: skip
+SLURM = optional(
+    either(
+        instance("a file of options of sbatch", str, pathlib.Path),
+        mapping_of(TEXT, "a dict such as {'partition': 'gpu'}"),
+    )
+)
 STORE_POLLS = 10  # a waiting sweep asks its store only so often (every 5 s): each time costs four requests
 
 
@@ -154,9 +158,13 @@ def _train_trials(
 
 @contextlib.contextmanager
 def chosen_executor(
-    executor: str, slurm: Path | Mapping[str, str] | None, max_parallel: int, note: Callable[[str], None],
-    file: str | None, folder: pathlib.Path,
-) -> Iterator[None]:  # fmt: skip
+    executor: str,
+    slurm: Path | Mapping[str, str] | None,
+    max_parallel: int,
+    note: Callable[[str], None],
+    file: str | None,
+    folder: pathlib.Path,
+) -> Iterator[None]:
     """Within it packs train by the chosen executor (`sweep.executors.choice`). BadInput for options that conflict."""
     chosen = choice.make_choice(executor, slurm, max_parallel, note, file)
     if executor != "local":
@@ -179,9 +187,14 @@ def make_judge(rule: str | None) -> "Judge | None":
 
 @check_arguments(workdir=WORKDIR)
 def train_pack(
-    workdir: Path, pack: str, config: Config | None = None, overrides: Overrides | None = None, *,
-    progress: Progress = silent, stop: Stop = never,
-) -> bool:  # fmt: skip
+    workdir: Path,
+    pack: str,
+    config: Config | None = None,
+    overrides: Overrides | None = None,
+    *,
+    progress: Progress = silent,
+    stop: Stop = never,
+) -> bool:
     """Train one pack that a sweep's executor wrote (`scalelab sweep --pack`); False if it was stopped after saving.
 
     `config`: the file beside which the user's code lies; that code runs only if the file, or `trust`, names it.

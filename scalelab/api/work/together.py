@@ -25,9 +25,12 @@ R = TypeVar("R")
 
 
 def work_together(
-    place: "ProcessPlace", config: "ConfigDict", folder: pathlib.Path, allow: frozenset[str],
+    place: "ProcessPlace",
+    config: "ConfigDict",
+    folder: pathlib.Path,
+    allow: frozenset[str],
     work: Callable[[Pulse], R],
-) -> R:  # fmt: skip
+) -> R:
     """Do this process's part of the work. A failure ends it at once: jax would wait for the others to leave."""
     pulse = Pulse()
 

@@ -90,9 +90,15 @@ def train(
     if folder.name in ("", ".."):  # `.` has no name, and a run has its folder's
         folder = folder.resolve()
     training = _Training(
-        folder, config_file(config), frozenset(allow_change), force, take_over, change, progress,
+        folder,
+        config_file(config),
+        frozenset(allow_change),
+        force,
+        take_over,
+        change,
+        progress,
         display or plain_display(progress, stop),
-    )  # fmt: skip
+    )
     with mirror.attached(folder, take_over, training.note):
         reserve_memory()
         values = add_overrides(

@@ -37,9 +37,15 @@ def _plan(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tuple[
     from scalelab.commands.plan import budget_text
 
     plan = api.plan_ablation(
-        options.baseline, options.variant, options.budgets, overrides, **sides, workdir=options.workdir,
-        noise=options.noise, correlation=options.correlation,
-    )  # fmt: skip
+        options.baseline,
+        options.variant,
+        options.budgets,
+        overrides,
+        **sides,
+        workdir=options.workdir,
+        noise=options.noise,
+        correlation=options.correlation,
+    )
     content = dataclasses.asdict(plan.planned) | {"noise": plan.noise, "correlation": plan.correlation}
     return 0, budget_text.describe_sweep(plan.planned), content | {"smallest_effect": plan.smallest_effect}
 
