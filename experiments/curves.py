@@ -98,20 +98,22 @@ def format_page(result: Mapping[str, Any]) -> str:
     columns = ("law", "held-out schedule", "MAE of the curve", "power law in steps", "rows inside", "final loss",
                "interval", "measured, by seed", "inside")  # fmt: skip
     rows = [cells for law in result["laws"] for cells in _rows(law)]
-    return "\n".join([
-        "# Laws of the loss within a run: other schedules' curves predicted",
-        "",
-        f"`{result['command']}`, {result['date']}: {result['machine']}",
-        "",
-        result["what"],
-        "",
-        *markdown_table(columns, rows),
-        "",
-        *(f"- {line}" for line in result["verdicts"]),
-        "",
-        "![Curves of the fitted and the held-out schedules](curves.png)",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Laws of the loss within a run: other schedules' curves predicted",
+            "",
+            f"`{result['command']}`, {result['date']}: {result['machine']}",
+            "",
+            result["what"],
+            "",
+            *markdown_table(columns, rows),
+            "",
+            *(f"- {line}" for line in result["verdicts"]),
+            "",
+            "![Curves of the fitted and the held-out schedules](curves.png)",
+            "",
+        ]
+    )
 
 
 def _rows(law: Mapping[str, Any]) -> list[list[str]]:

@@ -88,14 +88,16 @@ def compare_arms(losses: Mapping[str, float], curves: Mapping[str, list[float]],
         measured = {seed: losses[name] for seed, name in names.items()}
         gap = mean_difference(measured, best)
         mean = float(np.mean([*best.values()]))
-        rows.append({
-            "arm": arm,
-            "losses": [*measured.values()],
-            "diverged": sum(map(math.isinf, measured.values())),
-            "largest_rise": max(_largest_rise(curves[name]) for name in names.values()),
-            "excess": gap and gap.mean / mean,
-            "interval90": gap and [gap.low / mean, gap.high / mean],
-        })  # fmt: skip
+        rows.append(
+            {
+                "arm": arm,
+                "losses": [*measured.values()],
+                "diverged": sum(map(math.isinf, measured.values())),
+                "largest_rise": max(_largest_rise(curves[name]) for name in names.values()),
+                "excess": gap and gap.mean / mean,
+                "interval90": gap and [gap.low / mean, gap.high / mean],
+            }
+        )
     return {"best_lr": lr, "best_losses": [*best.values()], "arms": rows}
 
 

@@ -124,9 +124,14 @@ def _run_git(folder: pathlib.Path, end: float, *arguments: str, index: pathlib.P
     command: Sequence[str] = ("git", *NO_PROGRAMS_OPTIONS, *arguments)
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment | FORCED_VARIABLES, stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=max(end - time.monotonic(), 0.1), check=False,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env=environment | FORCED_VARIABLES,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=max(end - time.monotonic(), 0.1),
+            check=False,
+        )
     except FileNotFoundError:
         raise _GitUnknown("git is not installed" if folder.is_dir() else "no such folder") from None
     except subprocess.TimeoutExpired:

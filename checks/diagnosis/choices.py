@@ -145,8 +145,10 @@ def _main(argv: Sequence[str]) -> int:
     train_trials(options.workdir, trunks)
     rows = [row for name in trunks for step in ASKED for row in check_step(options.workdir, name, step)]
     result = result_header("diagnosis.choices", argv) | {
-        "rows": rows, "summary": summarise(rows), "orders": count_orders(rows)
-    }  # fmt: skip
+        "rows": rows,
+        "summary": summarise(rows),
+        "orders": count_orders(rows),
+    }
     return publish_result(RESULTS, "choices", result, format_page(result), options.json)
 
 

@@ -101,11 +101,17 @@ def summarise(rows: Sequence[Mapping[str, Any]], base_rate: float) -> dict[str, 
     chance, truth = (np.array([row[key] for row in rows], float) for key in ("chance", "diverged"))
     place = np.clip(np.digitize(chance, BINS) - 1, 0, len(BINS) - 2)
     table = [
-        {"from": low, "to": high, "n": int((place == i).sum()),
-         "runs": len({row["run"] for row, own in zip(rows, place, strict=True) if own == i}),
-         "stated": float(chance[place == i].mean()), "observed": float(truth[place == i].mean())}
-        for i, (low, high) in enumerate(itertools.pairwise(BINS)) if (place == i).any()
-    ]  # fmt: skip
+        {
+            "from": low,
+            "to": high,
+            "n": int((place == i).sum()),
+            "runs": len({row["run"] for row, own in zip(rows, place, strict=True) if own == i}),
+            "stated": float(chance[place == i].mean()),
+            "observed": float(truth[place == i].mean()),
+        }
+        for i, (low, high) in enumerate(itertools.pairwise(BINS))
+        if (place == i).any()
+    ]
     return {"n": len(rows), "brier": float(np.mean((chance - truth) ** 2)),
             "brier_base_rate": float(np.mean((base_rate - truth) ** 2)), "bins": table}  # fmt: skip
 
@@ -198,10 +204,12 @@ def _main(argv: Sequence[str]) -> int:
     rate = float(np.mean([row["diverged"] for row in rows["chosen on"]]))
     result = result_header("diagnosis.danger", argv) | {
         "runs": {part: {"runs": len(runs), "diverged": sum(map(has_diverged, runs))} for part, runs in parts.items()},
-        "weights": weights, "scored": {part: score_part(each, weights, rate) for part, each in rows.items()},
-        "by_share": {str(s): score_part([row for row in rows["reported"] if row["share"] == s], weights, rate)
-                     for s in SHARES},
-    }  # fmt: skip
+        "weights": weights,
+        "scored": {part: score_part(each, weights, rate) for part, each in rows.items()},
+        "by_share": {
+            str(s): score_part([row for row in rows["reported"] if row["share"] == s], weights, rate) for s in SHARES
+        },
+    }
     return publish_result(RESULTS, "danger", result, format_page(result), options.json)
 
 

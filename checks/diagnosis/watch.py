@@ -247,10 +247,14 @@ def _main(argv: Sequence[str]) -> int:
         versions.add(f"scalelab {record['versions']['scalelab']} with jax {record['versions']['jax']}")
     chosen = name_study(*CHOSEN_ON)
     result = result_header("diagnosis.watch", argv) | {
-        "quick": options.quick, "trained_by": ", ".join(sorted(versions)), "chosen_on": chosen, "inflation": INFLATION,
-        "inflation_there": choose_inflation(studies[chosen]["rows"]), "tables": make_tables(studies, chosen),
+        "quick": options.quick,
+        "trained_by": ", ".join(sorted(versions)),
+        "chosen_on": chosen,
+        "inflation": INFLATION,
+        "inflation_there": choose_inflation(studies[chosen]["rows"]),
+        "tables": make_tables(studies, chosen),
         "studies": {name: {"runs": each["runs"], "replay": each["replay"]} for name, each in studies.items()},
-    }  # fmt: skip
+    }
     place = options.workdir if options.quick else RESULTS
     return publish_result(place, "watch", result, format_page(result), options.json)
 

@@ -133,12 +133,16 @@ def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, end
         "what": f"{size:,} parameters, {base.train.steps} steps of {tokens:,} bytes, {base.schedule.name} LR; "
         f"{options.trials} tuning trials of each after the scan, "
         f"{options.choosing} + {options.seeds} fresh seeds of three points",
-        "target_loss": options.target_loss, "choosing": options.choosing, "seeds": options.seeds,
+        "target_loss": options.target_loss,
+        "choosing": options.choosing,
+        "seeds": options.seeds,
         "reference": next((row["name"] for row in table_rows if row["explained"] == "the reference"), ""),
         "sides": sum(len(row["widened"]) for row in table_rows),
         "rescanned": sum(len(row["scan"]) > len(search.FIRST_OCTAVES) for row in table_rows),
-        "rise": ranking.loss_rise(table_rows), "limits": limits.describe_limits(base, list(tuned)), "rows": table_rows,
-    }  # fmt: skip
+        "rise": ranking.loss_rise(table_rows),
+        "limits": limits.describe_limits(base, list(tuned)),
+        "rows": table_rows,
+    }
 
 
 def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any) -> None:

@@ -94,9 +94,12 @@ def read_seconds(folder: pathlib.Path) -> dict[str, float]:
 
 
 def measure_once(
-    folder: pathlib.Path, part: str, settings: Mapping[str, Any], compute: Callable[[], Any],
+    folder: pathlib.Path,
+    part: str,
+    settings: Mapping[str, Any],
+    compute: Callable[[], Any],
     before: Iterable[pathlib.Path] = (),
-) -> Any:  # fmt: skip
+) -> Any:
     """`compute()`, a value of JSON, as a fact of the study in `folder`. BadInput if its settings were others.
 
     `before`: the runs that a prediction is about.
@@ -144,7 +147,7 @@ def make_page(name: str, doc: str, result: Mapping[str, Any], body: Sequence[str
             f"What this cannot tell: {result['limits']}",
             "",
         ]
-    )  # fmt: skip
+    )
 
 
 def check_cells(row: Mapping[str, Any]) -> list[str]:

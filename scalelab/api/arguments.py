@@ -4,7 +4,7 @@
     def load(run: Path, *, ema: bool = False, average: int = 1) -> LoadedRun:
 
 What a parameter must be follows from its annotation (`kind_of`); the decorator names what the annotation doesn't say.
-Python's own TypeError stays for a missing argument.
+A missing argument raises Python's own TypeError.
 """
 
 import functools
@@ -159,7 +159,7 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator for a function whose arguments must be of these kinds, others of what their annotation asks for."""
+    """Make a decorator that checks a function's arguments: `{parameter: kind}`, others by their annotation."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         """Wrap `function` in a check of its arguments: BadInput, before the call, for a value of another kind.

@@ -4,6 +4,6 @@ AFTER = 200  # steps that a replay trains after its window
 BUDGET_INPUTS = ("flops", "tokens", "params", "target_loss", "gpu_hours")  # one of them makes a budget
 DEMO_FOLDER = "scalelab-demo"
 GRID_OPTION = "--grid-columns"
-HOLDOUT_DIVISOR = 5  # a tournament holds out a fifth of the rows, where it is not told how many
+HOLDOUT_DIVISOR = 5  # a tournament holds out a fifth of the rows by default
 NOISE_BATCHES = 16
 TWIN_STEPS, TWIN_WIDTH = 500, 64

@@ -174,7 +174,7 @@ def _refuse_excess(excess: "tuple[str, Memory] | None", progress: Progress) -> N
 def train_in_pool(
     folder: pathlib.Path, first: "ConfigDict", take_over: bool, display: Display, progress: Progress
 ) -> Iterator[Callable[[Mapping[str, "ConfigDict"]], None]]:
-    """A function that trains the runs given to it in `folder`, beside those that it was given before.
+    """Make a function that trains the runs given to it in `folder`, beside those that it was given before.
 
     It raises Stopped where they have not all ended: after a stop, or where they train elsewhere (an executor that only
     writes commands); WorkFailed if a run crashed. `first`: any of the runs; its data are prepared before the pool

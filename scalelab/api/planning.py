@@ -88,15 +88,19 @@ def calibrate(runs: Path, hardware: Hardware = "cpu") -> "Calibration":
 def single_gpu(
     config: Config, hardware: Hardware = "cpu", overrides: Overrides | None = None
 ) -> tuple[SingleGpuFit, ...]:
-    """The ways to hold the model on one device, with the largest micro-batch of each (`plan --single-gpu`)."""
+    """List the ways to hold the model on one device, with the largest micro-batch of each (`plan --single-gpu`)."""
     return list_fits(config_lib.static(load_config(config, overrides)), _machine(hardware))
 
 
 @check_arguments(progress=optional(FUNCTION))
 def measure(
-    config: Config, plan: Plan, overrides: Overrides | None = None, *, efficiency: "Efficiency | None" = None,
+    config: Config,
+    plan: Plan,
+    overrides: Overrides | None = None,
+    *,
+    efficiency: "Efficiency | None" = None,
     progress: Callable[[ThroughputPoint], None] | None = None,
-) -> Measurement:  # fmt: skip
+) -> Measurement:
     """Run the planned step here with growing micro-batches: tokens/s beside the prediction (`plan --measure`)."""
     check_value("plan", plan, instance("a plan, as `scalelab.api.plan` returns it", Plan))
     run_config = load_config(config, overrides).copy_and_resolve_references()
@@ -141,17 +145,27 @@ def plan_budget(
     if not budget:
         raise BadInput(f"nothing to plan: give one of {', '.join(BUDGET_INPUTS)}")
     return allocate_budget(
-        **budget, machine=None if hardware is None else _machine(hardware), mfu=mfu, law=law,
-        serve_tokens=serve_tokens, unique_tokens=unique_tokens,
-    )  # fmt: skip
+        **budget,
+        machine=None if hardware is None else _machine(hardware),
+        mfu=mfu,
+        law=law,
+        serve_tokens=serve_tokens,
+        unique_tokens=unique_tokens,
+    )
 
 
 @check_arguments(devices=whole(1), price_per_hour=optional(POSITIVE), noise=optional(POSITIVE))
 def plan_sweep(
-    sweep: Path, hardware: Hardware = "cpu", study: Sequence[str] = (), *, devices: int = 1,
-    efficiency: "Efficiency | None" = None, price_per_hour: float | None = None, law: str | None = None,
+    sweep: Path,
+    hardware: Hardware = "cpu",
+    study: Sequence[str] = (),
+    *,
+    devices: int = 1,
+    efficiency: "Efficiency | None" = None,
+    price_per_hour: float | None = None,
+    law: str | None = None,
     noise: float | None = None,
-) -> "SweepPlan":  # fmt: skip
+) -> "SweepPlan":
     """Plan every run of a study or of a config's sweep(h) (`scalelab plan --sweep`); `study`: the study's options."""
     from scalelab.plan.sweep.sweep import sweep_plan
 

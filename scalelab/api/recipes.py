@@ -22,7 +22,7 @@ def list_recipes() -> "list[Recipe]":
 
 
 class RecipeShown(NamedTuple):
-    """A recipe, and its choices with sources, parameters, tokens and FLOPs as the command's --json prints them."""
+    """A recipe: choices with sources, parameters, tokens and FLOPs, as the command's --json prints them."""
 
     recipe: "Recipe"
     facts: Facts

@@ -22,7 +22,7 @@ CURVE_POINTS = 1000  # points of a drawn schedule
 
 
 class OptimShown(NamedTuple):
-    """What each group of parameters gets, of which config, and who set its values."""
+    """The optimizer settings of each group of parameters, the config, and who set its values."""
 
     config: "ConfigDict"
     rows: "list[OptimizerRow]"
@@ -40,7 +40,7 @@ def optim(config: Config, overrides: Overrides | None = None) -> OptimShown:
 
 
 class Scheduled(NamedTuple):
-    """The scheduled values of a config at steps: a row a step."""
+    """A config's scheduled values: one row for each step asked for."""
 
     config: "ConfigDict"
     rows: list[Facts]
@@ -50,7 +50,7 @@ class Scheduled(NamedTuple):
 def schedule(
     config: Config, overrides: Overrides | None = None, *, show_steps: int | Sequence[int] | None = None
 ) -> Scheduled:
-    """Learning rate, momentum, decay and batch at steps, by default where they bend (`scalelab schedule`)."""
+    """Learning rate, momentum, decay and batch at chosen steps (`scalelab schedule`); by default where curves bend."""
     resolved = load_config(config, overrides)
     if show_steps is None:
         return Scheduled(resolved, _schedule_rows(resolved, schedule_steps.landmark_steps(resolved)))
@@ -66,7 +66,7 @@ def schedule(
 
 @check_arguments(plot=ANY_PATH)
 def draw_schedule(scheduled: Scheduled, plot: Path) -> list[str]:
-    """Draw the whole run of a `schedule`, its steps marked, as .pdf with its CSV, or .png (`schedule --plot`)."""
+    """Draw a `schedule` over the whole run with its steps marked: .pdf with its CSV, or .png (`schedule --plot`)."""
     from scalelab.report.figures import scheduleplot
 
     if not isinstance(scheduled, Scheduled):
@@ -81,7 +81,8 @@ def draw_schedule(scheduled: Scheduled, plot: Path) -> list[str]:
 def _schedule_rows(config: "ConfigDict", steps: Sequence[int]) -> list[Facts]:
     curves, seen = schedules.schedule_curves(config, steps), functools.partial(schedule_steps.tokens_before, config)
     return [
-        {"step": step, "tokens": seen(step)} | {key: curve[i].item() for key, curve in curves.items()}
+        {"step": step, "tokens": seen(step)}
+        | {key: curve[i].item() for key, curve in curves.items()}
         | {"batch_tokens": seen(step + 1) - seen(step)}
         for i, step in enumerate(steps)
-    ]  # fmt: skip
+    ]

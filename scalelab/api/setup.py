@@ -23,7 +23,7 @@ from scalelab.stores.urls import url_of
 if TYPE_CHECKING:
     from scalelab.laws.published.verdict import PaperReport
 
-PLACEHOLDER = "PROJECT"  # stands in the template for the project's name
+PLACEHOLDER = "PROJECT"  # stands for the project's name in the template's files
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
@@ -207,7 +207,7 @@ def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
 
 
 def list_studies() -> Mapping[str, pathlib.Path]:
-    """{name: file} of the studies, those of one phenomenon first; none is imported."""
+    """List the studies as {name: file}, phenomena first, without importing any."""
     folder = pathlib.Path(experiments.__file__).parent
     return {name: path for place in (folder / "studies", folder) for name, path in sorted(_studies_in(place))}
 

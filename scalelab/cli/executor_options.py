@@ -10,13 +10,16 @@ from scalelab.sweep.executors import choice
 def add_executor_options(parser: Parser) -> None:
     """Add --executor, --slurm and --max-parallel; `parse_args` then makes the choice."""
     parser.add_argument(
-        "--executor", choices=choice.EXECUTORS, default="local",
+        "--executor",
+        choices=choice.EXECUTORS,
+        default="local",
         help="where packs train: a pool here (default), jobs of Slurm, or commands to run elsewhere",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--slurm", metavar="FILE",
+        "--slurm",
+        metavar="FILE",
         help="options of sbatch, one a line; any is also --slurm.OPTION=VALUE, e.g. --slurm.partition=gpu",
-    )  # fmt: skip
+    )
     parser.add_argument("--max-parallel", type=int, default=0, metavar="N", help="with slurm: jobs at a time")
     parser.before, parser.after = split_slurm_options, choose_executor
 

@@ -44,10 +44,12 @@ class Parser(argparse.ArgumentParser):
         text, example = split_example(doc or "")
         width = min(COLUMNS, shutil.get_terminal_size().columns - 2)
         super().__init__(
-            prog=f"scalelab {command}", description=fit_columns(text, width), allow_abbrev=False,
+            prog=f"scalelab {command}",
+            description=fit_columns(text, width),
+            allow_abbrev=False,
             formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, width=width),
             epilog=f"example:\n{example}" if example else None,
-        )  # fmt: skip
+        )
         self.add_argument(
             "--json", nargs="?", const="-", metavar="PATH", help="print the result as JSON, or write it to PATH"
         )
@@ -201,9 +203,12 @@ def print_status(text: str) -> None:
 def add_trust_option(parser: Parser) -> None:
     """Add --trust, for commands that read code names from the file of a run, a checkpoint or a law."""
     parser.add_argument(
-        "--trust", action="append", type=_code, metavar="PKG.MOD:FN",
+        "--trust",
+        action="append",
+        type=_code,
+        metavar="PKG.MOD:FN",
         help="run this user code although only a stored file names it",
-    )  # fmt: skip
+    )
 
 
 def _code(text: str) -> str:

@@ -30,9 +30,7 @@ class RunProgress:
         self.console = Console(file=sys.stderr)
         self.pace = Pace()
         self.last_print, self.printed = self.pace.started, ""
-        self.live = Live(
-            console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True
-        )  # fmt: skip
+        self.live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "RunProgress":
         if self.console.is_terminal:
@@ -155,8 +153,11 @@ class PoolProgress:
         """Print once the step from which a pack resumes, as soon as its first trial's logbook has it."""
         if not names or names[0] in self.announced:
             return
-        events = [event for event in records.read_events(self.folder / "runs" / names[0])
-                  if event["time"] >= self.begun and event["kind"] in ("start", "resume")]  # fmt: skip
+        events = [
+            event
+            for event in records.read_events(self.folder / "runs" / names[0])
+            if event["time"] >= self.begun and event["kind"] in ("start", "resume")
+        ]
         self.announced |= {names[0]} if events else set()
         for event in events:
             if event["kind"] == "resume":

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def write_script(shell: str) -> str:
-    """The script for a shell of `SHELLS`."""
+    """Write the completion script of a shell in `SHELLS`."""
     from scalelab.sweep.scaling.recipes import list_recipes
 
     modules = list_commands()
@@ -66,9 +66,12 @@ def write_script(shell: str) -> str:
     rows = [f'      {name}) words="{" ".join(each)}" ;;' for name, each in words.items()]
     keys = [f"--config.{key}=" for key in default_values()]
     return SCRIPT.format(
-        shell=SHELLS[shell], commands=" ".join(modules), configs=" ".join(shipped_configs()), keys=" ".join(keys),
+        shell=SHELLS[shell],
+        commands=" ".join(modules),
+        configs=" ".join(shipped_configs()),
+        keys=" ".join(keys),
         cases="\n".join(rows),
-    )  # fmt: skip
+    )
 
 
 def list_commands() -> Mapping[str, str]:

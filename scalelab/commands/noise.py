@@ -99,8 +99,8 @@ def _as_json(row: "StepNoise") -> dict[str, Any]:
     """Convert a step's numbers to JSON, with the scales also in tokens."""
     named = {"simple": row.simple, "adam": row.adam}
     return row._asdict() | {
-        name: each and each._asdict() | {
-            f"{end}_tokens": getattr(each, end) * row.sequence_tokens for end in ("scale", "low", "high")
-        }
+        name: each
+        and each._asdict()
+        | {f"{end}_tokens": getattr(each, end) * row.sequence_tokens for end in ("scale", "low", "high")}
         for name, each in named.items()
-    }  # fmt: skip
+    }

@@ -37,9 +37,14 @@ def main(argv: list[str]) -> int:
     options = _parse(argv)
     with stop_on_signals() as stop:
         result = api.replay(
-            options.window, options.what_if, after=options.after, price=options.price,
-            find_batches=options.find_batches, progress=print_report, stop=stop,
-        )  # fmt: skip
+            options.window,
+            options.what_if,
+            after=options.after,
+            price=options.price,
+            find_batches=options.find_batches,
+            progress=print_report,
+            stop=stop,
+        )
         if stop():
             print_status("stopped: nothing was written")
             return 75

@@ -192,11 +192,16 @@ def check_verdicts(rows: Sequence[dict], scatter: float = 0.0) -> list[dict]:
         best = min(finite, key=lambda factor: finite[factor], default=None)
         known = best is not None and 1 in finite
         cost = finite[1] / finite[best] - 1 if known and best is not None else None
-        verdicts.append({
-            "size": size, "best_factor": best, "loss": finite.get(best) if best is not None else None,
-            "edge": best is None or (best in (min(losses), max(losses)) and (cost is None or cost > scatter)),
-            "cost": cost, "seeds": min(map(len, seeds.values())),
-        })  # fmt: skip
+        verdicts.append(
+            {
+                "size": size,
+                "best_factor": best,
+                "loss": finite.get(best) if best is not None else None,
+                "edge": best is None or (best in (min(losses), max(losses)) and (cost is None or cost > scatter)),
+                "cost": cost,
+                "seeds": min(map(len, seeds.values())),
+            }
+        )
     return verdicts
 
 

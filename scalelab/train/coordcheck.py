@@ -56,9 +56,13 @@ class ActivationRow:
 
 
 def run_coordinate_check(
-    configs: Mapping[int, ConfigDict], dataset: Dataset, steps: int, seeds: Sequence[int], batch: int,
+    configs: Mapping[int, ConfigDict],
+    dataset: Dataset,
+    steps: int,
+    seeds: Sequence[int],
+    batch: int,
     progress: Callable[[int], None] = lambda done: None,
-) -> list[ActivationRow]:  # fmt: skip
+) -> list[ActivationRow]:
     """Train each of `{size: config}` for a few steps at its peak LR, without warm-up, and compare their activations.
 
     Every size and seed gets the same batches of `batch` sequences; activations are those of the first batch. `progress`

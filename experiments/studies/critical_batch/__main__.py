@@ -96,15 +96,27 @@ def list_checks(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     compare, regression, toy = outcome.compare_with, result["regression"], result["quadratic"]
     truth, bias, share = quadratic.true_noise_scale(), regression["expected_bias"], quadratic.TARGET_SHARE
     simulated = [
-        compare(share, "closed form", f"quadratic, batch {batch}: loss of {RUNS} runs / start", loss,
-                0.9 * share, 1.1 * share)
+        compare(
+            share,
+            "closed form",
+            f"quadratic, batch {batch}: loss of {RUNS} runs / start",
+            loss,
+            0.9 * share,
+            1.1 * share,
+        )
         for batch, (loss, _) in toy["simulated"].items()
-    ]  # fmt: skip
+    ]
     slopes = [
-        compare(law, f"1/(1 + B_crit/B) ({MCCANDLISH})", f"quadratic: slope of the best rate, batches {name}", slope,
-                law - 0.1, law + 0.1)
+        compare(
+            law,
+            f"1/(1 + B_crit/B) ({MCCANDLISH})",
+            f"quadratic: slope of the best rate, batches {name}",
+            slope,
+            law - 0.1,
+            law + 0.1,
+        )
         for (slope, law), name in zip(toy["slopes"].values(), ("1 to 8", "from 512"), strict=True)
-    ]  # fmt: skip
+    ]
     ratio = result["fit"]["critical"] / result["scales"]["simple"][0]
     long = [row["simple"]["scale"] for row in result["noise"]["long"]]
     saved = len(transformer.LONG["saved"])

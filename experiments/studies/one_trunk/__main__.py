@@ -122,8 +122,14 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         (width, *(_with_error(result["slopes"][arm][width]) for arm in ("own", "branch")))
         for width in result["slopes"]["own"]
     ]
-    drops = [(f"{row['lr']:g}", f"{row['fall']:.5f}", f"{np.mean(row['drops']):.4f} ± "
-              f"{np.std(row['drops'], ddof=1) / len(row['drops']) ** 0.5:.4f}") for row in result["drops"]]  # fmt: skip
+    drops = [
+        (
+            f"{row['lr']:g}",
+            f"{row['fall']:.5f}",
+            f"{np.mean(row['drops']):.4f} ± {np.std(row['drops'], ddof=1) / len(row['drops']) ** 0.5:.4f}",
+        )
+        for row in result["drops"]
+    ]
     return [
         f"Final validation losses (nats), means of {result['seeds']} seeds; differences by seed, ± standard error:", "",
         *markdown_table(("width", "steps", "FLOPs", "one trunk", "independent", "difference"), cells), "",

@@ -126,11 +126,16 @@ def describe_finding(
 def describe(result: Mapping[str, Any]) -> list[str]:
     """The forecast, and the table of all arms and widths."""
     forecast = [
-        [f"{one['lr']:g}", f"{one['value']:.4g}", f"{one['low']:.4g} to {one['high']:.4g}",
-         f"{one['line']['value']:.4g} ({one['line']['low']:.4g} to {one['line']['high']:.4g})",
-         ", ".join(f"{value:.4g}" for value in one["measured"]), f"{one['inside']} and {one['inside_line']}"]
+        [
+            f"{one['lr']:g}",
+            f"{one['value']:.4g}",
+            f"{one['low']:.4g} to {one['high']:.4g}",
+            f"{one['line']['value']:.4g} ({one['line']['low']:.4g} to {one['line']['high']:.4g})",
+            ", ".join(f"{value:.4g}" for value in one["measured"]),
+            f"{one['inside']} and {one['inside_line']}",
+        ]
         for one in result["scored"]
-    ]  # fmt: skip
+    ]
     columns = ("rate", "forecast", "90 % interval", "by a line", "measured, by seed", "inside, by quadratic and line")
     return [
         f"Largest attention logit at width {result['wider']}, forecast {result['lead_s']:.0f} s before its runs began:",

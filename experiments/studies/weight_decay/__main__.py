@@ -62,11 +62,17 @@ def list_checks(described: Sequence[Mapping[str, Any]], embeddings: Mapping[str,
     """Shifts beside the theory of the time scale, coupled beside decoupled, and a row that only decays."""
     by_arm = {one["arm"]: one for one in described}
     rows = [
-        outcome.compare_with(-1, WANG, f"{arm}: shift of the best decay, octaves per octave of rate",
-                             by_arm[arm]["shift"], -1 - WIDEST, -1 + WIDEST)
+        outcome.compare_with(
+            -1,
+            WANG,
+            f"{arm}: shift of the best decay, octaves per octave of rate",
+            by_arm[arm]["shift"],
+            -1 - WIDEST,
+            -1 + WIDEST,
+        )
         for arm in (maps.INVARIANT, maps.ADAMW)
         if by_arm[arm]["shift"] is not None
-    ]  # fmt: skip
+    ]
     gap = min(by_arm[maps.ADAM]["lowest"]) - min(by_arm[maps.ADAMW]["lowest"])
     closed = embeddings["closed_form"]
     return [
@@ -137,10 +143,16 @@ def _best_cells(lr: float, best: float, inside: bool, steps: int, scales: int) -
 
 def _embedding_lines(embedding: Mapping[str, Any]) -> list[str]:
     rows = [
-        [side, f"{one['norms'][0]:.2f}", f"{max(one['norms']):.2f}", f"{one['norms'][-1]:.2f}",
-         ", ".join(f"{score:.3g}" for score in one["spike_scores"]), ", ".join(f"{x:.3f}" for x in one["losses"])]
+        [
+            side,
+            f"{one['norms'][0]:.2f}",
+            f"{max(one['norms']):.2f}",
+            f"{one['norms'][-1]:.2f}",
+            ", ".join(f"{score:.3g}" for score in one["spike_scores"]),
+            ", ".join(f"{x:.3f}" for x in one["losses"]),
+        ]
         for side, one in embedding["sides"].items()
-    ]  # fmt: skip
+    ]
     columns = ("embedding decays", "norm at step 20", "largest", "last", "SpikeScore by seed", "loss by seed")
     what = f"AdamW at a rate of {maps.EMBEDDING_LR:g} and a decay of {maps.EMBEDDING_DECAY:g}:"
     return [what, "", *markdown_table(columns, rows)]

@@ -32,7 +32,7 @@ def _check_fitted(fitted: object) -> None:
 
 @check_arguments()
 def predict(fitted: Fitted, target_flops: float | Sequence[float]) -> dict[float, Prediction]:
-    """What a run of each budget reaches, by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
+    """Predict the loss of a run at each budget by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
     _check_fitted(fitted)
     if fitted.bootstrap is None or fitted.law.columns != ("C",):
         raise BadInput("predict is for a law of C alone, fitted with resamples; others have `fitted.decisions`")
@@ -44,9 +44,15 @@ def predict(fitted: Fitted, target_flops: float | Sequence[float]) -> dict[float
 
 @check_arguments()
 def tournament(
-    fitted: Fitted, holdout: int = 0, *, objective: str = "huber_log", delta: float | None = None,
-    bootstrap: int = 1000, n_convention: str | None = None, progress: Counted | None = None,
-) -> tuple[TournamentEntry, ...]:  # fmt: skip
+    fitted: Fitted,
+    holdout: int = 0,
+    *,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = 1000,
+    n_convention: str | None = None,
+    progress: Counted | None = None,
+) -> tuple[TournamentEntry, ...]:
     """Let every law that has its columns predict the `holdout` largest rows of a fit (`scalelab fit --tournament`)."""
     _check_fitted(fitted)
     table = numeric_columns(fitted.kept, n_convention or "total")

@@ -96,9 +96,14 @@ def _find(approach: int, rows: Sequence[Row], size: str) -> list[design.Finding]
 
 
 def _fit_envelope(
-    rows: Sequence[Row], size: str, n_convention: str | None, method: str | None, cluster: str | None, bootstrap: int,
+    rows: Sequence[Row],
+    size: str,
+    n_convention: str | None,
+    method: str | None,
+    cluster: str | None,
+    bootstrap: int,
     seed: int,
-) -> tuple[Envelope, int]:  # fmt: skip
+) -> tuple[Envelope, int]:
     """Fit the lower envelope of training curves, from run folders or a table whose column `cluster` names the run."""
     folders = [row for row in rows if "folder" in row and pathlib.Path(row["folder"]).is_dir()]
     if len(folders) == len(rows):

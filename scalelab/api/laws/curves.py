@@ -41,10 +41,16 @@ class CurveStudy:
 
 @check_arguments(sources=several(STORED))
 def fit_curves(
-    sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
-    objective: str = "huber_log", delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0,
+    sources: Source | Sequence[Source],
+    law: str = "annealing",
+    *,
+    columns: Mapping[str, str] | None = None,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = MOST_RESAMPLES,
+    seed: int = 0,
     level: float = 0.9,
-) -> FittedCurves:  # fmt: skip
+) -> FittedCurves:
     """Fit a law of the loss within a run (`scalelab fit --law=annealing`) to runs or a table.
 
     `sources`: runs' folders, folders of runs, or a table with columns run, step, lr and loss (`columns` renames them).

@@ -18,9 +18,14 @@ from scalelab.laws.read.where import filter_rows
 
 
 def read_sources(
-    sources: Sequence[str], law: Law, columns: Mapping[str, str] | None = None, n_convention: str | None = None,
-    where: Sequence[str] = (), with_target: bool = True, option: str = "--columns",
-) -> Table:  # fmt: skip
+    sources: Sequence[str],
+    law: Law,
+    columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None,
+    where: Sequence[str] = (),
+    with_target: bool = True,
+    option: str = "--columns",
+) -> Table:
     """Read the rows of every folder and table in `sources` with the columns that `law` needs, for `study.fit_study`.
 
     `n_convention`: the N to read from run folders (`study.N_COLUMNS`; None: total). `columns`: {field: column} of a

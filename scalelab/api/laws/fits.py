@@ -44,13 +44,17 @@ if TYPE_CHECKING:
 Rows = Union[Path, Sequence[Path], "Mapping[str, ArrayLike]", Sequence[Mapping[str, object]], "Table"]
 AnyLaw = Union[str, "Law", Callable[..., object]]
 Counted = Callable[[str, int, int], None]
-OVER = optional(mapping_of(Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
-    "a dict of lists of columns such as {'lr': ['N']}"))  # fmt: skip
+OVER = optional(
+    mapping_of(
+        Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
+        "a dict of lists of columns such as {'lr': ['N']}",
+    )
+)
 FITTING = {"hold": HELD, "k": optional(POSITIVE)}
 
 
 def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
-    """A law by its name, `pkg.mod:fn`, function or record, with the parameters of `hold` held at values."""
+    """Load a law by name, `pkg.mod:fn`, function or record; `hold` = {parameter: value} holds parameters fixed."""
     check_value("law", law, either(instance("a law's name, a Law", str, law_lib.Law), FUNCTION))
     known = load_named(law) if isinstance(law, str) else law if isinstance(law, law_lib.Law) else law_lib.law_of(law)
     return law_lib.hold_params(known, **check_value("hold", hold, HELD)) if hold else known
@@ -58,10 +62,14 @@ def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
 
 @check_arguments(sources=several(STORED))
 def read_table(
-    sources: Path | Sequence[Path], law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
-    n_convention: str | None = None, where: str | Sequence[str] = (),
-) -> Table:  # fmt: skip
-    """The rows of runs and tables as `fit` reads them for a law, and notes on the reading (`Table.notes`)."""
+    sources: Path | Sequence[Path],
+    law: AnyLaw = "chinchilla",
+    *,
+    columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None,
+    where: str | Sequence[str] = (),
+) -> Table:
+    """Read rows of runs and tables as `fit` reads them for a law, with notes on the reading (`Table.notes`)."""
     names = [os.path.expanduser(source) for source in list_paths(sources)]
     return read_sources(names, load_law(law), columns, n_convention, list(where))
 

@@ -37,9 +37,14 @@ class LadderTable(NamedTuple):
 
 
 def read_ladder(
-    sources: Sequence[str], columns: Mapping[str, str] | None = None, *, n_convention: str | None = None,
-    where: Sequence[str] = (), cluster: str = "auto", last: int = LAST_CHECKPOINTS,
-) -> LadderTable:  # fmt: skip
+    sources: Sequence[str],
+    columns: Mapping[str, str] | None = None,
+    *,
+    n_convention: str | None = None,
+    where: Sequence[str] = (),
+    cluster: str = "auto",
+    last: int = LAST_CHECKPOINTS,
+) -> LadderTable:
     """Read N, D, task loss and accuracy; rows of one run whose D differ are its checkpoints. BadInput as the command.
 
     `cluster`: the column that names runs, "auto" (found by name or structure) or "none" (every row is a run); `last`:
@@ -87,9 +92,13 @@ def fit_accuracy(
     if not all(0 < value < float("inf") for value in target.values()):
         raise BadInput("--target-values: N and D are positive numbers")
     table = read_ladder(
-        [os.fspath(each) for each in list_paths(sources)], columns, n_convention=n_convention, where=list(where),
-        cluster=cluster, last=last_checkpoints,
-    )  # fmt: skip
+        [os.fspath(each) for each in list_paths(sources)],
+        columns,
+        n_convention=n_convention,
+        where=list(where),
+        cluster=cluster,
+        last=last_checkpoints,
+    )
     ladder = functools.partial(
         fit_ladder, hold=hold, objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, level=level
     )

@@ -30,9 +30,14 @@ class JudgedTable(NamedTuple):
 
 @check_arguments(target_flops=optional(POSITIVE))
 def judge_table(
-    table: Path, baseline: str, *, target_flops: float | None = None, fix: Mapping[str, float] | None = None,
-    next: bool = False, columns: Mapping[str, str] | None = None,
-) -> JudgedTable:  # fmt: skip
+    table: Path,
+    baseline: str,
+    *,
+    target_flops: float | None = None,
+    fix: Mapping[str, float] | None = None,
+    next: bool = False,
+    columns: Mapping[str, str] | None = None,
+) -> JudgedTable:
     """Judge by a table of others' runs whether a change holds at scale (`scalelab ablate TABLE`).
 
     `fix`: values of E or alpha that are not fitted; `next`: also which further runs would settle it; `columns`: which

@@ -73,9 +73,13 @@ def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -
 
 @check_arguments(folders=several(STORED), output=optional(ANY_PATH), width=optional(POSITIVE))
 def report(
-    folders: Path | Sequence[Path], *, output: Path | None = None, style: Literal["page", "paper"] = "page",
-    width: float | None = None, only: str | None = None,
-) -> Facts:  # fmt: skip
+    folders: Path | Sequence[Path],
+    *,
+    output: Path | None = None,
+    style: Literal["page", "paper"] = "page",
+    width: float | None = None,
+    only: str | None = None,
+) -> Facts:
     """Write the page of a run, a sweep or a study, or of several folders of runs (`scalelab report --json`).
 
     `style="paper"`: figures only, `width` inches wide, or the one named by `only`. BadInput as the command.
@@ -190,7 +194,7 @@ def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progres
 
 @check_arguments(folder=WHOLE_COPY)
 def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress = silent) -> Facts:
-    """The manifest of one checkpoint, the last or that of `step` (`scalelab checkpoint show`)."""
+    """Read the manifest of the last checkpoint, or of `step` (`scalelab checkpoint show`)."""
     places = _find_checkpoints(pathlib.Path(folder), step, progress)
     place, number = max(places, key=lambda each: each[1])
     progress({"folder": str(place), "step": number})
@@ -198,7 +202,7 @@ def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress
 
 
 def _find_checkpoints(folder: pathlib.Path, step: int | None, progress: Progress) -> list[tuple[pathlib.Path, int]]:
-    """Every (checkpoints folder, step) below; BadInput if there is none. What is not a checkpoint is noted."""
+    """Find every (checkpoints folder, step) below; BadInput if there is none. Other entries are reported as notes."""
     checkpoints = [
         (place, number)
         for place in manifest.find_checkpoint_folders(folder)

@@ -86,15 +86,21 @@ class ReadBatch(NamedTuple):
 
 @check_arguments()
 def show_batch(run: Path, batch: int) -> ReadBatch:
-    """What step `batch` of a run read, with losses and gradient norms (`scalelab diagnose --batch`)."""
+    """Show the sequences that step `batch` read, with losses and gradient norms (`scalelab diagnose --batch`)."""
     return ReadBatch(batch, *describe_batch(gather_evidence(pathlib.Path(run)), batch))
 
 
 @check_arguments(after=ANYTHING)
 def replay(
-    window: str, what_if: str | Sequence[str] = (), *, after: int = AFTER, price: float | None = None,
-    find_batches: bool = False, progress: Progress = silent, stop: Stop = never,
-) -> Facts:  # fmt: skip
+    window: str,
+    what_if: str | Sequence[str] = (),
+    *,
+    after: int = AFTER,
+    price: float | None = None,
+    find_batches: bool = False,
+    progress: Progress = silent,
+    stop: Stop = never,
+) -> Facts:
     """Train the steps A to B of a run again, as they were and under what-ifs (`scalelab replay`).
 
     `window`: "RUN@A..B"; `what_if`: products of changes, such as "clip=1,2; lr*=.7,1"; `after`: steps after B; `price`:
@@ -127,16 +133,23 @@ def draw_replay(result: Facts, plot: Path) -> list[str]:
 
     if not isinstance(result, dict) or "curves" not in result:
         raise BadInput(f"result={str(result)[:60]} is not what `scalelab.api.replay` returns")
-    rows = [{"what_if": name, "step": result["origin"]["step"] + i + 1, "loss": loss}
-            for name, losses in result["curves"].items() for i, loss in enumerate(losses)]  # fmt: skip
+    rows = [
+        {"what_if": name, "step": result["origin"]["step"] + i + 1, "loss": loss}
+        for name, losses in result["curves"].items()
+        for i, loss in enumerate(losses)
+    ]
     return [str(path) for path in write_figure(str(plot), plot_replay(result), rows)]
 
 
 @check_arguments(batches=whole(1))
 def noise(
-    run: Path, step: int | None = None, batches: int = NOISE_BATCHES, *, progress: Counted = _uncounted,
+    run: Path,
+    step: int | None = None,
+    batches: int = NOISE_BATCHES,
+    *,
+    progress: Counted = _uncounted,
     note: Callable[[str], None] = lambda line: None,
-) -> list[StepNoise]:  # fmt: skip
+) -> list[StepNoise]:
     """Measure a run's gradient noise scale at its saved steps, or at one (`scalelab noise`).
 
     `batches`: how many of the run's batches measure each step; `note` gets lines on what can't be measured.
@@ -171,9 +184,12 @@ class Watched:
 
 @check_arguments(law=optional(either(PATH, FUNCTION)), price=optional(POSITIVE))
 def watch(
-    folder: Path, *, law: Path | FamilyLaw | None = None, price: float | None = None,
+    folder: Path,
+    *,
+    law: Path | FamilyLaw | None = None,
+    price: float | None = None,
     note: Callable[[str], None] = lambda line: None,
-) -> Watched:  # fmt: skip
+) -> Watched:
     """Forecast the final loss of a run, or of every unfinished run of a folder, once (`scalelab watch --once`).
 
     Each forecast is kept in the run's forecasts.jsonl. `law`: the family's, a published one, a fit's file or a function
@@ -226,7 +242,7 @@ def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) 
 
 
 def _read_siblings(folders: Collection[pathlib.Path], note: Callable[[str], None]) -> list[Curve]:
-    """The runs, and those beside them; only what is watched needs its schedule to the end."""
+    """Read the watched runs and the runs beside them; only a watched run needs its schedule to the end."""
     runs = [folder.resolve() for folder in folders] if len(folders) == 1 else list(folders)
     beside = runs if len(runs) > 1 else _list_beside(runs[0])
     curves = []
@@ -264,9 +280,10 @@ def score_forecasts(folder: Path) -> Scored:
     folders = listing.run_folders(folder)
     if len(folders) > 1:
         folders = [
-            each for each in folders
+            each
+            for each in folders
             if (each / FORECASTS_FILE).exists() and records.read_record(each).get("status") == "done"
-        ]  # fmt: skip
+        ]
         if not folders:
             raise BadInput(
                 "--score: no run here is done and has forecasts; `scalelab watch` makes them during training"

@@ -66,7 +66,7 @@ class LoadedRun:
         self, prompt: str = "", tokens: int | None = None, n: int = 1, *, temperature: float = 1.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0,
     ) -> list[str]:  # fmt: skip
-        """`n` continuations of `prompt`, each up to the end of its document or `tokens` tokens (`scalelab sample`)."""
+        """Sample `n` continuations of `prompt`, each to its document's end or `tokens` tokens (`scalelab sample`)."""
         options = sample.SamplingOptions(temperature, top_k, top_p, seed)
         most = sample.default_tokens(self.model, self.tokenizer, prompt) if tokens is None else tokens
         drawn = sample.draw_samples(self.model, self.tokenizer, prompt, most, n, options)

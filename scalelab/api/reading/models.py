@@ -116,7 +116,7 @@ def export_hf(
 
 
 def _find_tokenizer(weights: Any) -> tuple[Tokenizer | None, str]:
-    """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
+    """Find the data's tokenizer (None: unknown), and why its file can't be written ("": it can)."""
     name = weights.origin["data"]["tokenizer"] or ""
     if ids := re.fullmatch(r"ids-(\d+)(?:-(\d+))?", name):
         return id_tokenizer(int(ids[1]), int(ids[2] or 0)), "the data are token ids without one"

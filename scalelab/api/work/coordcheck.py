@@ -61,7 +61,7 @@ def coordcheck(
 
 
 def _sizes(config: "ConfigDict", widths: Sequence[int], depths: Sequence[int]) -> dict[str, dict[int, "ConfigDict"]]:
-    """{axis: {size: config}} as asked for; by default DEFAULT_WIDTHS, or the smallest widths that the heads divide."""
+    """Configs to train, {axis: {size: config}}; by default of DEFAULT_WIDTHS, or the least widths that heads divide."""
     if not widths and not depths:
         unit = width_unit(config)
         divided = not any(width % unit for width in DEFAULT_WIDTHS)
@@ -71,7 +71,7 @@ def _sizes(config: "ConfigDict", widths: Sequence[int], depths: Sequence[int]) -
 
 
 def _check_row(row: Any) -> Facts:
-    """A check's row as JSON; `rms` and `change` are means over seeds after each step, [steps + 1][sizes]."""
+    """One activation's row as JSON; `rms` and `change` are means over seeds after each step, [steps + 1][sizes]."""
     names = ("activation", "verdict", "slope", "slope_error", "change_slope", "change_slope_error")
     means = {name: getattr(row, name).mean(0).T.tolist() for name in ("rms", "change")}
     return {name: getattr(row, name) for name in names} | means

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SweepStatus:
-    """The trials of a sweep as rows (name, status, step, losses), their answer, and its jobs in a queue in words."""
+    """A sweep's trials as rows (name, status, step, losses), their answer, and a description of its queued jobs."""
 
     folder: pathlib.Path
     rows: list[dict[str, Any]]
@@ -34,7 +34,7 @@ class SweepStatus:
 
 @check_arguments(workdir=WORKDIR)
 def sweep_status(workdir: Path, all_grids: bool = False, progress: Progress = silent) -> SweepStatus:
-    """How a sweep stands, also while it runs (`scalelab sweep --status`); `all_grids`: with trials of earlier grids."""
+    """Read a sweep's status, even while it runs (`scalelab sweep --status`); `all_grids`: earlier grids' trials."""
     folder = pathlib.Path(workdir)
     if url := url_of(folder):
         folder = copy_here(url, report=lambda line: progress({"note": line}))
@@ -52,21 +52,21 @@ def read_status(folder: pathlib.Path, all_grids: bool) -> SweepStatus:
 
 @check_arguments(workdir=WORKDIR)
 def cancel_sweep(workdir: Path) -> int:
-    """End a sweep's jobs in Slurm, which save first (`scalelab sweep --cancel`); how many there were."""
+    """End a sweep's jobs in Slurm, which save first (`scalelab sweep --cancel`); returns how many there were."""
     mirror.refuse_several_processes(pathlib.Path(workdir))
     return sweep_jobs.cancel(pathlib.Path(workdir))
 
 
 @contextlib.contextmanager
 def follow(workdir: Path) -> Iterator[Callable[[], LiveView]]:
-    """A function that reads how a sweep or a run stands right now, wherever it trains (`--status --follow`)."""
+    """Make a function that reads the present status of a sweep or run, wherever it trains (`--status --follow`)."""
     with _followed(workdir) as folder:
         yield lambda: read_live(folder)
 
 
 @contextlib.contextmanager
 def serve(workdir: Path, port: int = 0) -> "Iterator[LiveServer]":
-    """A server of a sweep's or a run's pages for a browser here (`--status --serve`); its `url`, `serve_forever()`."""
+    """Make a server of a sweep's or run's pages for a browser here (`--status --serve`): `url`, `serve_forever()`."""
     from scalelab.report.serve import LiveServer
 
     with _followed(workdir) as folder:
@@ -77,7 +77,7 @@ def serve(workdir: Path, port: int = 0) -> "Iterator[LiveServer]":
 
 @contextlib.contextmanager
 def _followed(workdir: Path) -> Iterator[pathlib.Path]:
-    """A folder to look at while others write it; of one in an object store a copy that follows it."""
+    """A folder to read while others write it; for one in an object store, a copy that follows it."""
     folder = work_folder(os.fspath(workdir))
     url = url_of(folder)
     with kept_up_to_date(url) if url and not folder.exists() else contextlib.nullcontext(folder) as place:
@@ -86,10 +86,10 @@ def _followed(workdir: Path) -> Iterator[pathlib.Path]:
 
 @check_arguments(sources=several(STORED))
 def answer(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) -> "SweepAnswer":
-    """Which setting is best over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
+    """Find the best setting over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
 
     `sources`: a sweep's folder, or several; `by`: the config keys that make a setting, by default all that differ in
-    the one folder. `scalelab.sweep.answer.wording.describe_answer` says it in words. BadInput as the command.
+    the one folder. `scalelab.sweep.answer.wording.describe_answer` describes it in words. BadInput as the command.
     """
     from scalelab.sweep.answer import rows
 
@@ -104,5 +104,5 @@ def answer(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) -> "Swe
 
 @check_arguments(workdir=FOLDER)
 def study_status(workdir: Path) -> list[Facts]:
-    """The runs of a study as rows (name, status, step, losses), also while they train (`--status`)."""
+    """Read a study's runs as rows (name, status, step, losses), also while they train (`--status`)."""
     return status.read_trial_rows(pathlib.Path(workdir))

@@ -55,10 +55,16 @@ class Studied(NamedTuple):
 
 @check_arguments(config=ANYTHING, **TUNING)
 def plan_tuning(
-    config: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3, short: int | None = None,
-    confirm: int = 2, seeds: int = 3,
-) -> stages.Tuning:  # fmt: skip
-    """What a `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` says it in words."""
+    config: Path,
+    overrides: Overrides | None = None,
+    *,
+    trials: int = 48,
+    rounds: int = 3,
+    short: int | None = None,
+    confirm: int = 2,
+    seeds: int = 3,
+) -> stages.Tuning:
+    """Plan what `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` describes it."""
     return stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
 
 
@@ -92,9 +98,15 @@ def tune(
 
 
 def _conduct(
-    folder: pathlib.Path, kind: Kind, plan: Facts, work: Callable[[], Facts], command: str, take_over: bool,
-    progress: Progress, baseline: str = "",
-) -> Studied | None:  # fmt: skip
+    folder: pathlib.Path,
+    kind: Kind,
+    plan: Facts,
+    work: Callable[[], Facts],
+    command: str,
+    take_over: bool,
+    progress: Progress,
+    baseline: str = "",
+) -> Studied | None:
     """Open the study, do its work, and write its summary and page; None where a signal stopped it."""
     from scalelab.report.pages import write_report
 
@@ -188,7 +200,7 @@ def _make_ablation(
     sizes: Sequence[int], seeds: int, rule: str, tune: str | Sequence[str], untuned: bool, tokens_per_param: float,
     target_flops: float | None,
 ) -> tuple[Ablation, float, list[str]]:  # fmt: skip
-    """(the study, where its verdict is given, lines on what was chosen for the user)."""
+    """Make (the study, the budget of its verdict, what was chosen for the user)."""
     keys = [tune] if isinstance(tune, str) else list(tune)
     if untuned and keys != [LR_KEY]:
         raise BadInput("--untuned tunes nothing, and --tune says what to tune: leave one of them out")
@@ -201,7 +213,7 @@ def _make_ablation(
 
 
 def _describe_rungs(plan: Ablation, has_sizes: bool, tokens_per_param: float, target: float) -> list[str]:
-    """What was chosen for the user."""
+    """Describe the sizes, tokens and target that were chosen for the user."""
     rungs = ", ".join(f"{rung.flops:.3g} FLOPs at d_model {rung.d_model}" for rung in plan.rungs)
     how = "" if has_sizes else f" (nearest to {tokens_per_param:g} tokens a parameter)"
     tuned = (

@@ -54,9 +54,13 @@ if TYPE_CHECKING:
 
 
 GRID = optional(several(mapping_of(ANYTHING, "a list of dicts such as [{'optim.peak_lr': 1e-3}]")))
-SLURM = optional(either(instance("a file of options of sbatch", str, pathlib.Path),
-    mapping_of(TEXT, "a dict such as {'partition': 'gpu'}")))  # fmt: skip
-STORE_POLLS = 10  # a store is asked every 5 s whether another sweep has left it: each time costs four requests
+SLURM = optional(
+    either(
+        instance("a file of options of sbatch", str, pathlib.Path),
+        mapping_of(TEXT, "a dict such as {'partition': 'gpu'}"),
+    )
+)
+STORE_POLLS = 10  # a waiting sweep asks its store only so often (every 5 s): each time costs four requests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Swept:
         return Rows(rows[name] for name in self.verdicts if name in rows)
 
     def status(self, all_grids: bool = False) -> SweepStatus:
-        """How it stands (`sweep_status`)."""
+        """Read its trials' status (`sweep_status`)."""
         return read_status(self.folder, all_grids)
 
 
@@ -114,7 +118,7 @@ def sweep(
 def _attach_when_free(
     folder: pathlib.Path, take_over: bool, note: Callable[[str], None], display: Display
 ) -> Iterator[bool]:
-    """`mirror.attached`, once another sweep has left the store; yields whether it is: not if a stop came first."""
+    """Wait until another sweep has left the store, then enter `mirror.attached`; yields False if a stop came first."""
     attach = functools.partial(mirror.attached, folder, take_over, note)
     with contextlib.ExitStack() as held:
         with display("waiting", {}) as shown:
@@ -154,10 +158,14 @@ def _train_trials(
 
 @contextlib.contextmanager
 def chosen_executor(
-    executor: str, slurm: Path | Mapping[str, str] | None, max_parallel: int, note: Callable[[str], None],
-    file: str | None, folder: pathlib.Path,
-) -> Iterator[None]:  # fmt: skip
-    """Train packs as chosen (`sweep.executors.choice`) inside. BadInput for options that don't go together."""
+    executor: str,
+    slurm: Path | Mapping[str, str] | None,
+    max_parallel: int,
+    note: Callable[[str], None],
+    file: str | None,
+    folder: pathlib.Path,
+) -> Iterator[None]:
+    """Within it packs train by the chosen executor (`sweep.executors.choice`). BadInput for options that conflict."""
     chosen = choice.make_choice(executor, slurm, max_parallel, note, file)
     if executor != "local":
         mirror.refuse_several_processes(folder)
@@ -179,9 +187,14 @@ def make_judge(rule: str | None) -> "Judge | None":
 
 @check_arguments(workdir=WORKDIR)
 def train_pack(
-    workdir: Path, pack: str, config: Config | None = None, overrides: Overrides | None = None, *,
-    progress: Progress = silent, stop: Stop = never,
-) -> bool:  # fmt: skip
+    workdir: Path,
+    pack: str,
+    config: Config | None = None,
+    overrides: Overrides | None = None,
+    *,
+    progress: Progress = silent,
+    stop: Stop = never,
+) -> bool:
     """Train one pack that a sweep's executor wrote (`scalelab sweep --pack`); False if it was stopped after saving.
 
     `config`: the file beside which the user's code lies; that code runs only if the file, or `trust`, names it.

@@ -25,10 +25,13 @@ R = TypeVar("R")
 
 
 def work_together(
-    place: "ProcessPlace", config: "ConfigDict", folder: pathlib.Path, allow: frozenset[str],
+    place: "ProcessPlace",
+    config: "ConfigDict",
+    folder: pathlib.Path,
+    allow: frozenset[str],
     work: Callable[[Pulse], R],
-) -> R:  # fmt: skip
-    """Do a process's part. A failure ends this one at once: jax would wait for the others to leave."""
+) -> R:
+    """Do this process's part of the work. A failure ends it at once: jax would wait for the others to leave."""
     pulse = Pulse()
 
     def end(code: int, why: str) -> NoReturn:

@@ -90,9 +90,15 @@ def train(
     if folder.name in ("", ".."):  # `.` has no name, and a run has its folder's
         folder = folder.resolve()
     training = _Training(
-        folder, config_file(config), frozenset(allow_change), force, take_over, change, progress,
+        folder,
+        config_file(config),
+        frozenset(allow_change),
+        force,
+        take_over,
+        change,
+        progress,
         display or plain_display(progress, stop),
-    )  # fmt: skip
+    )
     with mirror.attached(folder, take_over, training.note):
         reserve_memory()
         values = add_overrides(
@@ -159,7 +165,7 @@ def _plan_branch(source: str, config: Config | None, overrides: Overrides, folde
 
 
 def _change_by_hand(lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None) -> ByHand | None:
-    """What is changed where the run goes on; None: nothing."""
+    """Collect the changes by hand for the step at which the run goes on; None without any."""
     if lr_factor is None and skip_batches is None and reset is None:
         return None
     factor = 1.0 if lr_factor is None else lr_factor

@@ -33,13 +33,19 @@ def run(options: Any, overrides: CommandLine) -> tuple[int, list[str], dict[str,
 
 
 def _plan(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tuple[int, list[str], dict[str, Any]]:
-    """The runs of the study with the planner's hours, and the smallest effect that they would show."""
+    """Plan the study's runs with the planner's hours, and the smallest effect that they would show."""
     from scalelab.commands.plan import budget_text
 
     plan = api.plan_ablation(
-        options.baseline, options.variant, options.budgets, overrides, **sides, workdir=options.workdir,
-        noise=options.noise, correlation=options.correlation,
-    )  # fmt: skip
+        options.baseline,
+        options.variant,
+        options.budgets,
+        overrides,
+        **sides,
+        workdir=options.workdir,
+        noise=options.noise,
+        correlation=options.correlation,
+    )
     content = dataclasses.asdict(plan.planned) | {"noise": plan.noise, "correlation": plan.correlation}
     return 0, budget_text.describe_sweep(plan.planned), content | {"smallest_effect": plan.smallest_effect}
 

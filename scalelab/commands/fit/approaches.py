@@ -19,9 +19,12 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit by approach 1 or 2: (lines for a person, the JSON object). BadInput if no row can be used."""
     law = LAWS["chinchilla"]
     table = api.read_table(
-        options.sources, law, columns=parse_columns(options.columns, known_fields(law)),
-        n_convention=options.n_convention, where=options.where,
-    )  # fmt: skip
+        options.sources,
+        law,
+        columns=parse_columns(options.columns, known_fields(law)),
+        n_convention=options.n_convention,
+        where=options.where,
+    )
     try:
         with text.tell_reading(table.notes):
             found = api.fit_approach(
@@ -100,5 +103,7 @@ def _block(options: Any, found: "api.ApproachFit", table: Table) -> dict[str, An
     by_budget = {f"{allocation['C']:g}": allocation for allocation in found.allocations}
     facts |= found.fit.to_json() | {"n_convention": table.n_convention, "allocation": by_budget}
     return facts | {
-        "n_rows": found.n_rows, "excluded": found.excluded, "design": [each.to_json() for each in found.findings],
-    }  # fmt: skip
+        "n_rows": found.n_rows,
+        "excluded": found.excluded,
+        "design": [each.to_json() for each in found.findings],
+    }

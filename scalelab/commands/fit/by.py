@@ -21,9 +21,12 @@ def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit a law to groups of rows: (lines for a person, the JSON object). BadInput if options contradict."""
     law = api.load_law(options.law or "chinchilla", options.hold)
     table = api.read_table(
-        options.sources, law, columns=parse_columns(options.columns, known_fields(law)),
-        n_convention=options.n_convention, where=options.where,
-    )  # fmt: skip
+        options.sources,
+        law,
+        columns=parse_columns(options.columns, known_fields(law)),
+        n_convention=options.n_convention,
+        where=options.where,
+    )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fits = api.fit_groups(
             table, options.by, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
@@ -115,8 +118,14 @@ def _compute(fits: GroupFits) -> list[str]:
         cells = [["", fits.law.target, level, "compute", level]]
         for name, factor in row.items():
             same = [format_factor(factor.factor), format_ends(factor.factor[1:])]
-            cells.append([name, f"{factor.loss.value:.4g}", format_ends(factor.loss[1:]),
-                          *(["1 times", ""] if name == fits.reference else same)])  # fmt: skip
+            cells.append(
+                [
+                    name,
+                    f"{factor.loss.value:.4g}",
+                    format_ends(factor.loss[1:]),
+                    *(["1 times", ""] if name == fits.reference else same),
+                ]
+            )
         lines += [*align_columns(cells if fits.draws else [[*line[:2], line[3]] for line in cells]), ""]
     return lines
 

@@ -22,9 +22,12 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         raise BadInput("--next-runs needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
     law = api.load_law(options.law or "chinchilla", options.hold)
     table = api.read_table(
-        options.sources, law, columns=parse_columns(options.columns, known_fields(law)),
-        n_convention=options.n_convention, where=options.where,
-    )  # fmt: skip
+        options.sources,
+        law,
+        columns=parse_columns(options.columns, known_fields(law)),
+        n_convention=options.n_convention,
+        where=options.where,
+    )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fitted = api.fit(
             table, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
@@ -75,7 +78,12 @@ def _tournament(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     count = options.holdout or max(1, len(fitted.kept) // HOLDOUT_DIVISOR)
     with WorkProgress() as bars:
         entries = api.tournament(
-            fitted, count, objective=options.objective or "huber_log", delta=options.delta,
-            bootstrap=options.bootstrap, n_convention=options.n_convention, progress=bars.update,
-        )  # fmt: skip
+            fitted,
+            count,
+            objective=options.objective or "huber_log",
+            delta=options.delta,
+            bootstrap=options.bootstrap,
+            n_convention=options.n_convention,
+            progress=bars.update,
+        )
     return trust_text.describe_tournament(entries, count), [entry.to_json() for entry in entries]

@@ -14,11 +14,17 @@ def propose_next_runs(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     """Propose runs: (lines, JSON block). Runs of a config's sweep are written to --configs-out as config files."""
     fields = known_fields(fitted.law)
     proposed = api.propose_runs(
-        fitted, options.next_runs, options.grid, options.budget_flops, determine=options.determine,
-        target_values=options.target_values, n_convention=options.n_convention,
-        columns=parse_columns(options.columns, fields), configs_out=options.configs_out,
+        fitted,
+        options.next_runs,
+        options.grid,
+        options.budget_flops,
+        determine=options.determine,
+        target_values=options.target_values,
+        n_convention=options.n_convention,
+        columns=parse_columns(options.columns, fields),
+        configs_out=options.configs_out,
         grid_columns=parse_columns(options.grid_columns, fields, GRID_OPTION),
-    )  # fmt: skip
+    )
     plan, chosen, files, notes = proposed
     block = plan.to_json() | {"names": chosen, "forks": list(map(str, files)), "read_as": list(notes)}
     lines = _lines(plan, chosen)

@@ -218,9 +218,11 @@ def _measure(config: Any, run_plan: Any, efficiency: Any, options: Any) -> dict[
     stream = sys.stdout if options.json != "-" else sys.stderr
     print(f"{'rows':>6} {'tokens/s':>12} {'predicted':>12} {'step':>10} {'compiling':>10}", file=stream)
     measured = api.measure(
-        config, run_plan, efficiency=efficiency,
+        config,
+        run_plan,
+        efficiency=efficiency,
         progress=lambda point: print(plantext.format_measurement(point), file=stream, flush=True),
-    )  # fmt: skip
+    )
     print(plantext.describe_knee(measured), file=stream)
     return dataclasses.asdict(measured)
 
@@ -247,9 +249,15 @@ def _plan_sweep(options: Any, _: CommandLine) -> dict[str, Any]:
 
     efficiency, facts = _calibrate(options)
     plan = api.plan_sweep(
-        options.sweep, options.hardware or "cpu", options.study, devices=options.devices or 1, efficiency=efficiency,
-        price_per_hour=options.price, law=options.law, noise=options.noise,
-    )  # fmt: skip
+        options.sweep,
+        options.hardware or "cpu",
+        options.study,
+        devices=options.devices or 1,
+        efficiency=efficiency,
+        price_per_hour=options.price,
+        law=options.law,
+        noise=options.noise,
+    )
     if options.json != "-":
         default_note = "" if options.hardware else "without --hardware: on this machine's CPU"
         print("\n".join([*filter(None, [default_note]), *budget_text.describe_sweep(plan)]))

@@ -37,9 +37,13 @@ def ramp_from(config: "ConfigDict", step: int = 0, seen: int = 0) -> tuple[int, 
     if schedule.batch_start is None:
         return ()
     return _starts(
-        schedule.batch_start // micro, train.accumulate, micro * config.model.seq_len, schedule.batch_warmup_tokens,
-        step, seen,
-    )  # fmt: skip
+        schedule.batch_start // micro,
+        train.accumulate,
+        micro * config.model.seq_len,
+        schedule.batch_warmup_tokens,
+        step,
+        seen,
+    )
 
 
 def parse_batch_stages(text: str) -> list[tuple[int, int]]:

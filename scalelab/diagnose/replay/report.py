@@ -16,10 +16,16 @@ from scalelab.record import records
 
 
 def replay_window(
-    folder: pathlib.Path, first: int, last: int, what_ifs: Sequence[WhatIf] = (), after: int = 200,
-    price: float | None = None, find_batches: bool = False, progress: Progress = lambda _: None,
+    folder: pathlib.Path,
+    first: int,
+    last: int,
+    what_ifs: Sequence[WhatIf] = (),
+    after: int = 200,
+    price: float | None = None,
+    find_batches: bool = False,
+    progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Replay the steps logged as `first` to `last`, and `after` more; what `scalelab replay --json` prints, and curves.
 
     `price`: of a device-hour. BadInput if no checkpoint precedes the window, or a what-if is refused.

@@ -77,13 +77,19 @@ def forecast_run(
     each = worth.seconds_a_step(run)
     rate = None if each is None else run.n_tokens / run.n_steps / each
     return Forecast(
-        run.name, run.step, run.n_steps, method, val,
+        run.name,
+        run.step,
+        run.n_steps,
+        method,
+        val,
         estimate_from_family(run, siblings, family_law, "train_loss") or train,
         sigmas_off_law(run, siblings, family_law) or _curve_off_law(run, law, train, gap),
-        danger.judge_danger(run), rate,
+        danger.judge_danger(run),
+        rate,
         None if each is None else (run.n_steps - run.step) * each,
-        worth.weigh_choices(run, fit, gap, val, price), len(siblings),
-    )  # fmt: skip
+        worth.weigh_choices(run, fit, gap, val, price),
+        len(siblings),
+    )
 
 
 def _choose(

@@ -65,6 +65,7 @@ def _score(line: dict[str, Any], measured: float) -> dict[str, Any]:
     low, high = line["interval90"]
     shown = {key: line.get(key) for key in ("step", "method", "val_loss", "interval90")}
     return shown | {
-        "progress": line["step"] / line["steps"], "error": line["val_loss"] / measured - 1,
+        "progress": line["step"] / line["steps"],
+        "error": line["val_loss"] / measured - 1,
         "inside": low <= measured <= high,
-    }  # fmt: skip
+    }

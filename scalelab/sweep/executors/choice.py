@@ -64,9 +64,12 @@ def read_slurm_file(path: pathlib.Path) -> dict[str, str]:
 
 
 def make_choice(
-    name: str, slurm: str | os.PathLike[str] | Mapping[str, str] | None, max_parallel: int,
-    report: Callable[[str], None], config_file: str | None,
-) -> Choice:  # fmt: skip
+    name: str,
+    slurm: str | os.PathLike[str] | Mapping[str, str] | None,
+    max_parallel: int,
+    report: Callable[[str], None],
+    config_file: str | None,
+) -> Choice:
     """The choice by the options of a command or a program; `slurm`: options of sbatch, or a file of them.
 
     BadInput for an unknown executor, and for options of Slurm without it.

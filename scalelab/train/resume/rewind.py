@@ -124,9 +124,14 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
     text += ", moments reset" if decision["reset"] else ""
     fields = {"signal": call.why, "action": "rewind", "from": call.step, "to": decision["to"]}
     run.event(
-        "guard", call.step, text, **fields, batches=[first, last], cost_steps=call.step - decision["to"],
+        "guard",
+        call.step,
+        text,
+        **fields,
+        batches=[first, last],
+        cost_steps=call.step - decision["to"],
         number=len(decisions),
-    )  # fmt: skip
+    )
     return True
 
 

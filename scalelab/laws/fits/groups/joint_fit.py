@@ -80,9 +80,14 @@ def combine(joint: JointProblem, each: tuple[Optimum, ...]) -> np.ndarray:
 
 
 def refit_tables(
-    joint: JointProblem, best: np.ndarray, residuals: np.ndarray, count: int, seed: int,
-    dependence: Dependence | None, progress: Progress | None = None,
-) -> Draws:  # fmt: skip
+    joint: JointProblem,
+    best: np.ndarray,
+    residuals: np.ndarray,
+    count: int,
+    seed: int,
+    dependence: Dependence | None,
+    progress: Progress | None = None,
+) -> Draws:
     """Refit `count` tables: rows of each group drawn with replacement, or simulated ones where rows depend.
 
     FitError where no table gives a fit.
