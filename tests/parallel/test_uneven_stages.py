@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from scalelab.parallel.stages.assignment import is_even
 from tests.train.runs import ROOT
 
@@ -30,7 +32,8 @@ from tests.train.step.test_step import setting
 
 # Windows by turns: a layer that got another's flags is seen.
 shape = {"model.n_layers": int(sys.argv[1]), "model.n_heads": 4, "model.n_kv_heads": 2, "model.d_head": 4,
-         "model.seq_len": 16, "model.vocab_size": 32, "model.window": 4, "model.global_every": 3}
+         "model.seq_len": 16, "model.vocab_size": 32, "model.window": 4, "model.global_every": 3,
+         "model.block": sys.argv[3]}
 tokens = np.cumsum(np.random.default_rng(0).integers(1, 3, (2, 8, 17)), axis=-1).astype(np.int32) % 32
 run = jax.jit(loss_and_gradients, static_argnums=0)
 
@@ -75,12 +78,19 @@ for precision, layouts in json.loads(sys.argv[2]).items():
 """
 
 
-def rows(layouts: dict[str, list]) -> list[dict]:
+def rows(layouts: dict[str, list], block: str = "sequential", layers: int = LAYERS) -> list[dict]:
     env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"}
-    argv = [sys.executable, "-c", PROGRAM, str(LAYERS), json.dumps(layouts)]
+    argv = [sys.executable, "-c", PROGRAM, str(layers), json.dumps(layouts), block]
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_one_device(row: dict) -> None:
+    """Loss, gradients, two updates, an evaluation and each layer's measures are those of one device."""
+    assert row["loss"] <= 2e-6 and row["gradients"] <= 3e-6, row
+    assert row["losses"] <= 2e-6 and row["val"] <= 2e-6 and row["params"] <= 1e-4, row
+    assert row["depth"] == LAYERS and max(row["layers"].values()) <= 1e-5, row
 
 
 def test_uneven_stages_are_one_device_in_loss_gradients_measures_evaluation_and_update():
@@ -88,6 +98,13 @@ def test_uneven_stages_are_one_device_in_loss_gradients_measures_evaluation_and_
     found = rows({"fp32": LAYOUTS[:2]})
     assert len(found) == 2
     for row in found:
-        assert row["loss"] <= 2e-6 and row["gradients"] <= 3e-6, row
-        assert row["losses"] <= 2e-6 and row["val"] <= 2e-6 and row["params"] <= 1e-4, row
-        assert row["depth"] == LAYERS and max(row["layers"].values()) <= 1e-5, row
+        assert_one_device(row)
+
+
+@pytest.mark.slow
+def test_stages_of_stacks_are_one_device():
+    """A chunk with layers of both kinds, one with none of the first, and a kind that comes twice; even and uneven."""
+    for row in rows({"fp32": LAYOUTS[1:2]}, "parallel=1,sequential=3,parallel=1") + rows(
+        {"fp32": LAYOUTS[2:]}, "sequential=2,parallel=3"
+    ):
+        assert_one_device(row)
