@@ -1,4 +1,4 @@
-"""Stages that hold unequal numbers of layers against one device, on eight fake devices in processes of their own."""
+"""Stages that hold unequal numbers of layers against one device, on fake devices in processes of their own."""
 
 import json
 import os
@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from scalelab.parallel.stages.assignment import is_even
+from tests.parallel import test_stages
 from tests.train.runs import ROOT
 
 LAYERS = 5
-# ZeRO 3 in rounds, with micro-batches of micro-batches; whole weights with split moments; an axis of replicas; tensor.
+# ZeRO 3; rounds of a batch in two, with tensor; weights that fsdp leaves whole.
 LAYOUTS = [
     {"stage": 4, "fsdp": 2, "microbatches": 4},
     {"stage": 2, "fsdp": 2, "tensor": 2, "rounds": 2, "microbatches": 2, "accumulate": 2},
@@ -78,12 +79,20 @@ for precision, layouts in json.loads(sys.argv[2]).items():
 """
 
 
-def rows(layouts: dict[str, list], block: str = "sequential", layers: int = LAYERS) -> list[dict]:
-    env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"}
-    argv = [sys.executable, "-c", PROGRAM, str(layers), json.dumps(layouts), block]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+def lines(program: str, devices: int, *argv: str) -> list[dict]:
+    env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"}
+    command = [sys.executable, "-c", program, *argv]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+
+
+def test_uneven_stages_have_the_loss_and_the_gradients_of_one_device():
+    program = test_stages.PROGRAM.replace('"model.n_layers": 4', f'"model.n_layers": {LAYERS}')
+    assert program != test_stages.PROGRAM and not is_even(LAYERS, 2, 2)
+    layout = {"stage": 2, "fsdp": 2, "rounds": 2, "microbatches": 2}
+    ((off, apart),) = lines(program, 4, json.dumps([layout]))
+    assert off <= 2e-6 and apart <= 3e-5
 
 
 def assert_one_device(row: dict) -> None:
@@ -93,18 +102,62 @@ def assert_one_device(row: dict) -> None:
     assert row["depth"] == LAYERS and max(row["layers"].values()) <= 1e-5, row
 
 
-def test_uneven_stages_are_one_device_in_loss_gradients_measures_evaluation_and_update():
+@pytest.mark.slow
+def test_measures_evaluation_and_update_are_one_devices_too():
     assert not any(is_even(LAYERS, layout["stage"], layout.get("rounds", 1)) for layout in LAYOUTS)
-    found = rows({"fp32": LAYOUTS[:2]})
-    assert len(found) == 2
-    for row in found:
+    found = lines(PROGRAM, 8, str(LAYERS), json.dumps({"fp32": LAYOUTS, "fp16": LAYOUTS[:1]}), "sequential")
+    assert len(found) == len(LAYOUTS) + 1
+    for row in found[:-1]:
         assert_one_device(row)
+    assert min(found[-1]["zeros"]) > 0.05 and max(found[-1]["zeros"]) < 1 and found[-1]["off"] <= 0.02, found[-1]
 
 
 @pytest.mark.slow
-def test_stages_of_stacks_are_one_device():
-    """A chunk with layers of both kinds, one with none of the first, and a kind that comes twice; even and uneven."""
-    for row in rows({"fp32": LAYOUTS[1:2]}, "parallel=1,sequential=3,parallel=1") + rows(
-        {"fp32": LAYOUTS[2:]}, "sequential=2,parallel=3"
-    ):
-        assert_one_device(row)
+@pytest.mark.parametrize(
+    ("layout", "block"), [(1, "parallel=1,sequential=3,parallel=1"), (2, "sequential=2,parallel=3")]
+)
+def test_stages_of_stacks_are_one_device(layout, block):
+    """A chunk with layers of both kinds, one with none of the first, and a kind that comes twice."""
+    (row,) = lines(PROGRAM, 8, str(LAYERS), json.dumps({"fp32": [LAYOUTS[layout]]}), block)
+    assert_one_device(row)
+
+
+TWIN = """
+import contextlib, io, json, pathlib, sys
+import jax
+from scalelab.__main__ import main
+from scalelab.record import records
+
+place = pathlib.Path(sys.argv[1])
+SIZES = {"model.n_layers": 5, "train.global_batch": 8, "train.accumulate": 2, "eval.batches": 1,
+         "schedule.name": "constant", "schedule.fall_share": 1, "schedule.batch_stages": "", "precision.name": "fp32"}
+MESHES = {"one": {}, "stages": {"parallel.stage": 2, "parallel.fsdp": 2, "parallel.rounds": 2,
+                                "parallel.microbatches": 2, "parallel.data": 1}}
+
+def run(*argv):
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+        code = main(list(argv))
+    assert code == 0, said.getvalue()
+
+def train(name, mesh, steps):
+    values = SIZES | MESHES[mesh] | {"train.steps": steps}
+    run("train", f"--config={place / 'twin.py'}", f"--workdir={place / name}",
+        *[f"--config.{key}={value}" for key, value in values.items()])
+    lines = [line for line in records.read_metrics(place / name) if "train_loss" in line]
+    return [line["train_loss"] for line in lines], [line.get("grad_norm") for line in lines]
+
+run("recipe", "llama3_405b", "--shrink=16", "--steps=100", f"--out={place / 'twin.py'}")
+for name, mesh in (("a", "one"), ("b", "stages")):
+    train(name, mesh, 2)
+for name, mesh in (("a", "stages"), ("b", "one")):  # each goes on where the other began
+    losses, norms = train(name, mesh, 4)
+    print(json.dumps({"losses": losses, "norms": norms}))
+"""
+
+
+@pytest.mark.slow
+def test_the_twin_of_llama3_405b_trains_on_uneven_stages_and_goes_on_elsewhere(tmp_path):
+    """Five layers in four chunks: two steps on one device and two on stages, in either order."""
+    first, second = lines(TWIN, 4, str(tmp_path))
+    for key in ("losses", "norms"):
+        assert len(first[key]) == 4 and first[key] == pytest.approx(second[key], rel=2e-5)
