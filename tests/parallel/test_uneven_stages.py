@@ -18,6 +18,7 @@ LAYOUTS = [
     {"stage": 2, "fsdp": 2, "tensor": 2, "rounds": 2, "microbatches": 2, "accumulate": 2},
     {"stage": 2, "data": 2, "fsdp": 2, "zero": 1, "microbatches": 2, "schedule": "gpipe"},
 ]
+STACKS = [(1, "parallel=1,sequential=3,parallel=1"), (2, "sequential=2,parallel=3")]  # the layout, `model.block`
 PROGRAM = """
 import dataclasses, functools, json, sys
 import jax, numpy as np
