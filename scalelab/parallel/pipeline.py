@@ -22,12 +22,14 @@ from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.declare import Declaration
 from scalelab.model.loss import LossSums
 from scalelab.model.measures import HeadMeasures, Measures
+from scalelab.model.stacks import stacks
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.parallel.stage import run_stage
-from scalelab.parallel.stages.assignment import assign_layers, is_even
+from scalelab.parallel.stages.assignment import EMPTY, assign_layers, slots_of_layers
 from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.slots import layer_tables
 from scalelab.parallel.stages.ticks import make_tick_table
 from scalelab.precision.policy import POLICIES
 from scalelab.sharding import BATCH_AXES, STAGE_AXIS, has_explicit_mesh, spec_of, without_axes
@@ -57,9 +59,10 @@ def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) ->
     return jax.tree.map(reorder, tree, specs)
 
 
-def in_model_order(values_L: jax.Array, layout: Layout) -> jax.Array:
+def in_model_order(static: Static, values_L: jax.Array) -> jax.Array:
     """One value per layer, from the order at rest to the model's; whole on every device."""
-    if layout.rounds == 1 or not is_even(len(values_L), layout.stage, layout.rounds):
+    layout = static.layout
+    if layout.rounds == 1 or not has_even_stages(static.model, layout):
         return values_L
     return values_L[np.argsort(_stage_order(values_L.shape[0], layout))]
 
@@ -77,9 +80,11 @@ def into_slots(static: Static, params: Any) -> Any:
     shape, layout = static.model, static.layout
     if has_even_stages(shape, layout):
         return params
-    layers = np.maximum(assign_layers((shape.n_layers,), layout.stage, layout.rounds).held(), 0)
-    specs = rules.stage_specs(shape, layout)["blocks"]
-    return params | {"blocks": jax.tree.map(lambda w, spec: reshard(w[layers], spec), params["blocks"], specs)}
+    held, specs = {}, rules.stage_specs(shape, layout)
+    for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
+        layers, name = np.maximum(table.ravel(), 0), stack.name
+        held[name] = jax.tree.map(lambda w, spec, at=layers: reshard(w[at], spec), params[name], specs[name])
+    return params | held
 
 
 def out_of_slots(static: Static, grads: Any) -> Any:
@@ -90,12 +95,16 @@ def out_of_slots(static: Static, grads: Any) -> Any:
     shape, layout = static.model, static.layout
     if has_even_stages(shape, layout):
         return grads
-    slots = assign_layers((shape.n_layers,), layout.stage, layout.rounds).slot_of_layer()
 
-    def by_layer(declaration: Declaration, g: jax.Array) -> jax.Array:
+    def by_layer(slots: np.ndarray, declaration: Declaration, g: jax.Array) -> jax.Array:
         return reshard(g, rules.within_layers(declaration, spec_of(g)))[slots]
 
-    return grads | {"blocks": jax.tree.map(by_layer, parameter_declarations(shape)["blocks"], grads["blocks"])}
+    by_stack, declared = {}, parameter_declarations(shape)
+    for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
+        slots, name = np.argsort(np.where(table == EMPTY, stack.depth, table).ravel(), kind="stable"), stack.name
+        of_layers = functools.partial(by_layer, slots[: stack.depth])
+        by_stack[name] = jax.tree.map(of_layers, declared[name], grads[name])
+    return grads | by_stack
 
 
 def pipeline_loss_sums(
@@ -133,12 +142,13 @@ def _run(
     layout = static.layout
     ticks = make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
     rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/step/gradients.py`
-    rest = {name: part for name, part in params.items() if name != "blocks"}
-    stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE_AXIS))
+    names = [stack.name for stack in stacks(static.model)]
+    blocks, rest = ({n: part for n, part in params.items() if (n in names) == of_stack} for of_stack in (True, False))
+    numbers = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE_AXIS))
     by_stage: Any = PartitionSpec(STAGE_AXIS)
     whole: Any = PartitionSpec()
     z_weight = jnp.asarray(z_weight, jnp.float32)
-    arguments = stages, params["blocks"], rest, rows.swapaxes(0, 1), z_weight, counted, ends, due
+    arguments = numbers, blocks, rest, rows.swapaxes(0, 1), z_weight, counted, ends, due
     specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
     mapped = {STAGE_AXIS} | replica_axes(static)
     by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in mapped) or None)
@@ -159,13 +169,13 @@ def _run(
     sums, blocks, others, measured = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
     if due is not None:
         sums = sums._replace(measures=_whole_measures(static, measured, sums, rows[..., 1:].size))
-    return sums, None if counted is None else {**others, "blocks": blocks}
+    return sums, None if counted is None else {**others, **blocks}
 
 
 def _whole_measures(static: Static, by_slot: dict[str, jax.Array], sums: LossSums, positions: int) -> Measures:
     """The measures of all stages' layers, in the model's order, on every device."""
     layout, whole = static.layout, {name: reshard(x, PartitionSpec()) for name, x in by_slot.items()}
     if layout.rounds > 1 or not has_even_stages(static.model, layout):
-        slots = assign_layers((static.model.n_layers,), layout.stage, layout.rounds).slot_of_layer()
+        slots = slots_of_layers(tuple(s.depth for s in stacks(static.model)), layout.stage, layout.rounds)
         whole = {name: x[slots] for name, x in whole.items()}
     return Measures(positions=jnp.float32(positions), head=sums.measures, **whole)

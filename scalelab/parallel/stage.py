@@ -19,6 +19,7 @@ from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums, add_sums, objective_cotangent
 from scalelab.model.pieces import Observe, Pieces
+from scalelab.model.stacks import Stack, stacks
 from scalelab.parallel.stages.slots import Slot, chunk_slots, in_slot, vary
 from scalelab.parallel.stages.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -29,7 +30,7 @@ class StageInputs(NamedTuple):
     """What a stage reads at every tick; `counted` is None where no gradients are wanted."""
 
     number: jax.Array
-    chunks: Any  # parameters of its blocks [v, k, …]
+    chunks: Any  # parameters of its blocks by stack [v, k, …]
     rest: Any  # parameters outside the blocks, as on every stage
     rows_mbS: jax.Array  # tokens [m, b, S+1], as on every stage
     z_weight: jax.Array
@@ -39,8 +40,8 @@ class StageInputs(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Blocks of a chunk."""
-        return jax.tree.leaves(self.chunks)[0].shape[1]
+        """Slots of a chunk, of all stacks."""
+        return sum(_depth(part, 1) for part in self.chunks.values())
 
 
 class Carry(NamedTuple):
@@ -62,8 +63,9 @@ class ChunkWork(NamedTuple):
     pieces: Pieces  # of the micro-batch; `leave` gives its loss sums
     measured: bool  # whether blocks write their measures
     zeros: Callable | None  # counts zeros in a gradient, where it can underflow; None: nothing is counted
-    blocks: Any  # parameters of the chunk's blocks [k, …]
-    layers: Slot  # of these blocks [k]
+    stacks: tuple[Stack, ...]  # a chunk runs them one after the other, each in slots of its own
+    blocks: Any  # parameters of the chunk's blocks by stack [k, …]
+    layers: dict[str, Slot]  # of these blocks [k]
     rest: Any  # parameters outside the blocks
     chunk: jax.Array  # its number in the stage
     first: jax.Array
@@ -71,11 +73,16 @@ class ChunkWork(NamedTuple):
     counted: Any  # as in `StageInputs`
 
 
+def _depth(tree: Any, axis: int = 0) -> int:
+    """Slots along an axis of stacked arrays."""
+    return int(jax.tree.leaves(tree)[0].shape[axis])
+
+
 def run_stage(
     static: Static, ticks: TickTable, number: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any,
     due: Any,
 ) -> tuple:  # fmt: skip
-    """Run stage `number` [1] through the table; `blocks` are its v k layers, `rows` [m, b, S+1] belong to all stages.
+    """Run stage `number` [1] through the table; `blocks`: its v k slots by stack; `rows` [m, b, S+1]: of all stages.
 
     Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
     """
@@ -173,8 +180,8 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
     end = transformer.end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
     pieces = transformer.make_pieces(shape, policy, tokens, end, due)
 
-    def block(variables: Any, x: jax.Array, slot: Slot) -> tuple[jax.Array, Any]:
-        return in_slot(slot, lambda x, variables: pieces.block(variables, x, slot.flags), x, variables)
+    def block(variables: Any, x: jax.Array, slot: Slot, kind: str) -> tuple[jax.Array, Any]:
+        return in_slot(slot, lambda x, variables: pieces.block(variables, x, slot.flags, kind), x, variables)
 
     def leave(rest: Any, y_bSD: jax.Array) -> LossSums:
         sums: LossSums = pieces.leave(rest, y_bSD)
@@ -187,6 +194,7 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
         pieces=pieces._replace(block=block, leave=leave),
         measured=due is not None,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
+        stacks=stacks(shape),
         blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
         layers=chunk_slots(static, inputs.number, chunk),
         rest=inputs.rest,
@@ -227,12 +235,21 @@ def _backward(
 def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
     """A chunk's output, and the input [k, b, S, D] and measures of each block; the first chunk embeds tokens."""
 
-    def apply(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        y, written = work.pieces.block({"params": part[1]}, x, part[0])
+    def apply(kind: str, x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        y, written = work.pieces.block({"params": part[1]}, x, part[0], kind)
         return y, (x, written)
 
     x_bSD = jax.lax.cond(work.first, lambda rest, _: work.pieces.enter(rest), lambda _, x: x, work.rest, x_bSD)
-    return jax.lax.scan(apply, x_bSD, (work.layers, work.blocks))
+    parts = []
+    for name, kind, *_ in work.stacks:
+        x_bSD, part = jax.lax.scan(functools.partial(apply, kind), x_bSD, (work.layers[name], work.blocks[name]))
+        parts.append(part)
+    return x_bSD, _join(parts)
+
+
+def _join(parts: list[Any]) -> Any:
+    """Arrays of the slots of all stacks, one stack's after the other's."""
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
 
 
 def _differentiate_chunk(
@@ -243,19 +260,20 @@ def _differentiate_chunk(
     Beside the blocks' gradients stand the zeros that came back to each of them; () if they are not counted.
     """
 
-    def block(layer: Slot, weights: Any, x: jax.Array) -> jax.Array:
-        return work.pieces.block({"params": weights}, x, layer)[0]
+    def block(kind: str, layer: Slot, weights: Any, x: jax.Array) -> jax.Array:
+        return work.pieces.block({"params": weights}, x, layer, kind)[0]
 
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
-        layer, weights = jax.tree.map(lambda w: w[-1], (work.layers, work.blocks))
-        y = block(layer, weights, inputs_kbSD[-1])
+        stack = work.stacks[-1]
+        layer, weights = jax.tree.map(lambda w: w[-1], (work.layers[stack.name], work.blocks[stack.name]))
+        y = block(stack.block, layer, weights, inputs_kbSD[-1])
         more, pull = jax.vjp(work.pieces.leave, work.rest, y)
         d_rest, dy = pull(objective_cotangent(more, 1 / work.counted))
         return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
-    def through(dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
+    def through(kind: str, dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
         def pull(dy: jax.Array, weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-            d_block, dx = jax.vjp(functools.partial(block, Slot(part[0].flags)), weights, x)[1](dy)
+            d_block, dx = jax.vjp(functools.partial(block, kind, Slot(part[0].flags)), weights, x)[1](dy)
             return dx, (d_block, () if work.zeros is None else work.zeros(dy))
 
         return in_slot(part[0], pull, dy, *part[1:])
@@ -265,7 +283,14 @@ def _differentiate_chunk(
         return jax.tree.map(jnp.add, grads, d_rest)
 
     dy, rest_grads, sums = jax.lax.cond(work.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)
-    dx, blocks = jax.lax.scan(through, dy, (work.layers, work.blocks, inputs_kbSD), reverse=True)
+    dx, d_blocks, end_at = dy, {}, len(inputs_kbSD)
+    zeros: list[Any] = []
+    for name, kind, *_ in reversed(work.stacks):
+        weights, at = work.blocks[name], end_at - _depth(work.blocks[name])
+        parts, end_at = (work.layers[name], weights, inputs_kbSD[at:end_at]), at
+        dx, (d_blocks[name], of_slots) = jax.lax.scan(functools.partial(through, kind), dx, parts, reverse=True)
+        zeros.insert(0, of_slots)
+    blocks = d_blocks, _join(zeros)
     return dx, blocks, jax.lax.cond(work.first, begin, lambda _, grads: grads, dx, rest_grads), sums
 
 

@@ -5,7 +5,15 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout
-from scalelab.parallel.stages.assignment import EMPTY, assign_layers, chunk_loads, fewest_layers, is_even
+from scalelab.parallel.stages.assignment import (
+    EMPTY,
+    assign_layers,
+    chunk_loads,
+    fewest_layers,
+    is_even,
+    slots_of_layers,
+    stack_slots,
+)
 from scalelab.plan.step.bubble import stage_layers
 from scalelab.train.step.state import state_shapes, state_specs
 from tests.plan.small import static_of
@@ -79,3 +87,23 @@ def test_empty_slots_are_no_layers_of_the_state():
     like, specs = state_shapes(static).params["blocks"], state_specs(static).params["blocks"]
     assert like["mlp"]["up"]["w"].shape[0] == 6
     assert specs["mlp"]["up"]["w"] == PartitionSpec(None, ("fsdp", "stage"), "tensor")
+
+
+@pytest.mark.parametrize(
+    ("depths", "stages", "rounds"), [((3, 10), 4, 1), ((1, 61), 16, 1), ((2, 1, 5), 2, 2), ((7,), 3, 2)]
+)
+def test_stacks_have_slots_of_their_own_that_hold_each_layer_once_in_the_models_order(depths, stages, rounds):
+    slots, tables = assign_layers(depths, stages, rounds), stack_slots(depths, stages, rounds)
+    for number, (depth, table) in enumerate(zip(depths, tables, strict=True)):
+        assert sorted(table[table != EMPTY]) == list(range(depth))
+        assert table.shape[2] == (slots.stack == number).sum(axis=2).max()  # no more than the fullest chunk needs
+    for place in np.ndindex(stages, rounds):  # a chunk runs its stacks one after the other
+        run = [(number, i) for number, table in enumerate(tables) for i in table[place] if i != EMPTY]
+        held = slots.layer[place] != EMPTY
+        assert run == list(zip(slots.stack[place][held], slots.layer[place][held], strict=True))
+    flat = np.concatenate(
+        [table + first for table, first in zip(tables, np.cumsum([0, *depths[:-1]]), strict=True)], axis=2
+    )
+    assert flat.ravel()[slots_of_layers(depths, stages, rounds)].tolist() == list(range(sum(depths)))
+    if len(depths) == 1:
+        np.testing.assert_array_equal(tables[0], slots.layer)

@@ -18,6 +18,7 @@ LAYOUTS = [
     {"stage": 2, "fsdp": 2, "tensor": 2, "rounds": 2, "microbatches": 2, "accumulate": 2},
     {"stage": 2, "data": 2, "fsdp": 2, "zero": 1, "microbatches": 2, "schedule": "gpipe"},
 ]
+STACKS = [(1, "parallel=1,sequential=3,parallel=1"), (2, "sequential=2,parallel=3")]  # the layout, `model.block`
 PROGRAM = """
 import dataclasses, functools, json, sys
 import jax, numpy as np
@@ -33,7 +34,8 @@ from tests.train.step.test_step import setting
 
 # Windows by turns: a layer that got another's flags is seen.
 shape = {"model.n_layers": int(sys.argv[1]), "model.n_heads": 4, "model.n_kv_heads": 2, "model.d_head": 4,
-         "model.seq_len": 16, "model.vocab_size": 32, "model.window": 4, "model.global_every": 3}
+         "model.seq_len": 16, "model.vocab_size": 32, "model.window": 4, "model.global_every": 3,
+         "model.block": sys.argv[3]}
 tokens = np.cumsum(np.random.default_rng(0).integers(1, 3, (2, 8, 17)), axis=-1).astype(np.int32) % 32
 run = jax.jit(loss_and_gradients, static_argnums=0)
 
@@ -94,16 +96,31 @@ def test_uneven_stages_have_the_loss_and_the_gradients_of_one_device():
     assert off <= 2e-6 and apart <= 3e-5
 
 
+def assert_one_device(row: dict) -> None:
+    """Loss, gradients, two updates, an evaluation and each layer's measures are those of one device."""
+    assert row["loss"] <= 2e-6 and row["gradients"] <= 3e-6, row
+    assert row["losses"] <= 2e-6 and row["val"] <= 2e-6 and row["params"] <= 1e-4, row
+    assert row["depth"] == LAYERS and max(row["layers"].values()) <= 1e-5, row
+
+
 @pytest.mark.slow
 def test_measures_evaluation_and_update_are_one_devices_too():
     assert not any(is_even(LAYERS, layout["stage"], layout.get("rounds", 1)) for layout in LAYOUTS)
-    found = lines(PROGRAM, 8, str(LAYERS), json.dumps({"fp32": LAYOUTS, "fp16": LAYOUTS[:1]}))
+    found = lines(PROGRAM, 8, str(LAYERS), json.dumps({"fp32": LAYOUTS, "fp16": LAYOUTS[:1]}), "sequential")
     assert len(found) == len(LAYOUTS) + 1
     for row in found[:-1]:
-        assert row["loss"] <= 2e-6 and row["gradients"] <= 3e-6, row
-        assert row["losses"] <= 2e-6 and row["val"] <= 2e-6 and row["params"] <= 1e-4, row
-        assert row["depth"] == LAYERS and max(row["layers"].values()) <= 1e-5, row
+        assert_one_device(row)
     assert min(found[-1]["zeros"]) > 0.05 and max(found[-1]["zeros"]) < 1 and found[-1]["off"] <= 0.02, found[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "block"), [(1, "parallel=1,sequential=3,parallel=1"), (2, "sequential=2,parallel=3")]
+)
+def test_stages_of_stacks_are_one_device(layout, block):
+    """A chunk with layers of both kinds, one with none of the first, and a kind that comes twice."""
+    (row,) = lines(PROGRAM, 8, str(LAYERS), json.dumps({"fp32": [LAYOUTS[layout]]}), block)
+    assert_one_device(row)
 
 
 TWIN = """

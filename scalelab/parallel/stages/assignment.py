@@ -79,3 +79,31 @@ def assign_layers(depths: tuple[int, ...], stages: int, rounds: int) -> Slots:
             stacks[chunk, slot], indices[chunk, slot] = number, layer
     shape = rounds, stages, -1
     return Slots(stacks.reshape(shape).swapaxes(0, 1), indices.reshape(shape).swapaxes(0, 1))
+
+
+@functools.cache
+def stack_slots(depths: tuple[int, ...], stages: int, rounds: int) -> tuple[np.ndarray, ...]:
+    """The layers of each stack in slots of its own [p, v, k], EMPTY for none: a chunk runs one stack after the other.
+
+    So a slot's parameters are those of one kind of block. A stack has as many slots in every chunk as it has layers in
+    that which holds most of it. Of a single stack they are the slots of `assign_layers`. Cached: do not modify them.
+    """
+    slots = assign_layers(depths, stages, rounds)
+    tables = []
+    for number in range(len(depths)):
+        table = np.full((stages, rounds, int((slots.stack == number).sum(axis=2).max())), EMPTY, np.int32)
+        for place in np.ndindex(stages, rounds):
+            layers = slots.layer[place][slots.stack[place] == number]
+            table[place][: len(layers)] = layers
+        tables.append(table)
+    return tuple(tables)
+
+
+def slots_of_layers(depths: tuple[int, ...], stages: int, rounds: int) -> np.ndarray:
+    """The slot of each of the model's layers; in a chunk one stack's slots follow the other's [p v (k + k + …)]."""
+    firsts = np.cumsum([0, *depths[:-1]])
+    tables = stack_slots(depths, stages, rounds)
+    numbers = [np.where(table == EMPTY, EMPTY, table + first) for table, first in zip(tables, firsts, strict=True)]
+    layers = np.concatenate(numbers, axis=2).ravel()
+    slots = np.flatnonzero(layers != EMPTY)
+    return np.asarray(slots[np.argsort(layers[slots])])

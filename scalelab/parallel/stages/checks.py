@@ -9,8 +9,9 @@ from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES, predicted_bubble
 
 
 def has_even_stages(shape: ModelShape, layout: Layout) -> bool:
-    """Whether the stages' chunks hold equally many layers; without a pipeline, True."""
-    return is_even(shape.n_layers, layout.stage, layout.rounds)
+    """Whether the stages' chunks hold equally many layers, of one kind; without a pipeline, True."""
+    one_kind = layout.stage == 1 or len(stacks(shape)) == 1
+    return one_kind and is_even(shape.n_layers, layout.stage, layout.rounds)
 
 
 def check_pipeline(static: Static, layout: Layout) -> list[str]:
@@ -50,11 +51,6 @@ def _check_slots(shape: ModelShape, layout: Layout) -> None:
 
 
 def _refuse_with_stages(static: Static, layout: Layout) -> None:
-    if len(stacks(static.model)) > 1:
-        raise BadInput(
-            f"model.block={static.model.block!r} with parallel.stage={layout.stage}: the layers of a pipeline have one "
-            "kind of block; nearest: parallel.stage=1 and more of data, fsdp or tensor"
-        )
     if static.precision == "fp8_delayed":
         raise BadInput(
             f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over "

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from scalelab.config import Static
-from scalelab.model import stacks
-from scalelab.model.stacks import LayerFlags
-from scalelab.parallel.stages.assignment import assign_layers, is_even
+from scalelab.config import Layout, ModelShape, Static
+from scalelab.model.stacks import BLOCKS, LayerFlags, all_layer_flags, select_layers, stacks
+from scalelab.parallel.stages.assignment import stack_slots
+from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.sharding import has_explicit_mesh, mapped_axes
 
 
@@ -20,14 +21,22 @@ class Slot(NamedTuple):
     is_held: Any = None
 
 
-def chunk_slots(static: Static, stage: jax.Array, chunk: jax.Array) -> Slot:
-    """The slots [k] of a chunk of a stage; both numbers are traced."""
-    layout, flags, n_layers = static.layout, stacks.all_layer_flags(static.model), static.model.n_layers
-    if is_even(n_layers, layout.stage, layout.rounds):
-        depth = n_layers // (layout.stage * layout.rounds)
-        return Slot(stacks.select_layers(flags, (chunk * layout.stage + stage) * depth + jnp.arange(depth)))
-    layers = jnp.asarray(assign_layers((n_layers,), layout.stage, layout.rounds).layer)[stage, chunk]
-    return Slot(stacks.select_layers(flags, jnp.maximum(layers, 0)), layers >= 0)
+def chunk_slots(static: Static, stage: jax.Array, chunk: jax.Array) -> dict[str, Slot]:
+    """The slots [k] of each stack in a chunk of a stage; both numbers are traced."""
+    shape, layout, flags = static.model, static.layout, all_layer_flags(static.model)
+    if has_even_stages(shape, layout):
+        depth = shape.n_layers // (layout.stage * layout.rounds)
+        return {BLOCKS: Slot(select_layers(flags, (chunk * layout.stage + stage) * depth + jnp.arange(depth)))}
+    slots = {}
+    for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
+        layers = jnp.asarray(table)[stage, chunk]
+        slots[stack.name] = Slot(select_layers(flags, stack.first + jnp.maximum(layers, 0)), layers >= 0)
+    return slots
+
+
+def layer_tables(shape: ModelShape, layout: Layout) -> tuple[np.ndarray, ...]:
+    """`stack_slots` of the model's stacks."""
+    return stack_slots(tuple(stack.depth for stack in stacks(shape)), layout.stage, layout.rounds)
 
 
 def in_slot(slot: Slot, function: Callable[..., tuple[Any, Any]], x: Any, *values: Any) -> tuple[Any, Any]:

@@ -22,11 +22,13 @@ from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
+from scalelab.model.declare import Declaration
 from scalelab.model.loss import chunk_tokens
 from scalelab.model.stacks import kinds, stacks
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.stages import ticks
 from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import megatron, saved_activations
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -165,8 +167,16 @@ def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> 
     declared, specs = transformer.parameter_declarations(shape), rule(shape, layout)
     if blocks:
         declared, specs = ({stack.name: tree[stack.name] for stack in stacks(shape)} for tree in (declared, specs))
-    like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
+    sizes = jax.tree.map(lambda d: d.shape, declared, is_leaf=lambda d: isinstance(d, Declaration))
+    if rule is rules.stage_specs and layout.stage > 1:  # a stack has as many slots in every chunk
+        for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
+            sizes[stack.name] = jax.tree.map(lambda d, n=table.size: (n, *d.shape[1:]), declared[stack.name])
+    like = jax.tree.map(lambda size: jax.ShapeDtypeStruct(size, jnp.float32), sizes, is_leaf=_is_size)
     return _tree_bytes(like, specs, layout)
+
+
+def _is_size(x: Any) -> bool:
+    return isinstance(x, tuple)
 
 
 def gradient_bytes(static: Static) -> int:
@@ -206,8 +216,8 @@ def _saved_bytes(
 
 
 def _blocks_per_chunk(static: Static) -> int:
-    """Blocks of a stage's chunk."""
-    return math.ceil(static.model.n_layers / (static.layout.stage * static.layout.rounds))
+    """Slots for blocks of a stage's chunk."""
+    return sum(table.shape[2] for table in layer_tables(static.model, static.layout))
 
 
 def pipeline_slots(layout: Layout) -> int:

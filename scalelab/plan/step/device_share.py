@@ -9,6 +9,7 @@ from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
 from scalelab.model.stacks import kinds, stacks
 from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.step.bubble import stage_layers
 from scalelab.sharding import SPLIT_BY_TENSOR
 
@@ -89,18 +90,22 @@ def params_at_rest(static: Static, zero: int) -> float:
 def params_in_slots(static: Static) -> float:
     """Parameters of a stage's layers and empty slots on a device, as a step lays them out."""
     shape, layout = static.model, static.layout
-    blocks, _ = _parameter_counts(shape.plain, layout.tensor)
-    return blocks / shape.n_layers * fullest_device_share(static).layers / (layout.fsdp if layout.zero >= 3 else 1)
+    declared, tables = transformer.parameter_declarations(shape.plain), layer_tables(shape, layout)
+    of_stacks = (
+        _held(declared[stack.name], layout.tensor) / stack.depth * layout.rounds * table.shape[2]
+        for stack, table in zip(stacks(shape), tables, strict=True)
+    )
+    return sum(of_stacks) / (layout.fsdp if layout.zero >= 3 else 1)
 
 
 @functools.cache
 def _parameter_counts(shape: ModelShape, tensor: int) -> tuple[float, float]:
     """(parameters of all blocks, of the rest), on one device of `tensor`."""
-
-    def held(tree: object) -> float:
-        leaves = jax.tree.leaves(tree)
-        return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in leaves)
-
     declared = transformer.parameter_declarations(shape)
-    blocks = held([declared[stack.name] for stack in stacks(shape)])
-    return blocks, held(declared) - blocks
+    blocks = _held([declared[stack.name] for stack in stacks(shape)], tensor)
+    return blocks, _held(declared, tensor) - blocks
+
+
+def _held(tree: object, tensor: int) -> float:
+    """Parameters of declarations on one device of `tensor`."""
+    return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in jax.tree.leaves(tree))

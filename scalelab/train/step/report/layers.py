@@ -87,7 +87,7 @@ def eps_shares(static: Static, h: Hparams, opt_state: Any) -> Norms:
 
 def _by_layer(static: Static, values: Mapping[str, jax.Array]) -> jax.Array:
     """[L] in the model's order, of values by stack."""
-    return pipeline.in_model_order(join_stacks(static.model, values), static.layout)
+    return pipeline.in_model_order(static, join_stacks(static.model, values))
 
 
 def _squares(tree: Any, lead: int) -> jax.Array:
