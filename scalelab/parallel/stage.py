@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model import layer_flags, measures, transformer
+from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.layer_flags import LayerFlags
-from scalelab.model.loss import LossSums, add_sums, objective_cotangent
-from scalelab.model.pieces import Observe, Pieces
+from scalelab.model.pieces import Observe, Pieces, end_in_loss
+from scalelab.model.sums import measures
+from scalelab.model.sums.block_sums import MAXIMA, SUMS, Sums, add_sums_at, no_sums, sums_cotangent
+from scalelab.model.sums.loss_sums import LossSums, add_sums, objective_cotangent
 from scalelab.parallel.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
@@ -51,6 +53,7 @@ class Carry(NamedTuple):
     slots: Any  # block inputs of the micro-batches in flight [slots + 1, k, b, S, D]; () without gradients
     sums: LossSums
     grads: Any  # of the chunks, of the rest, and the measures (() if none); () without gradients
+    block: Sums  # that the stage's blocks give, by kind and name [v, k, …]; {} if they give none
 
 
 class ChunkWork(NamedTuple):
@@ -74,7 +77,8 @@ def run_stage(
 ) -> tuple:  # fmt: skip
     """Run stage `number` [1] through the table; `blocks` are its v k layers, `rows` [m, b, S+1] belong to all stages.
 
-    Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
+    Returns the loss sums, with `counted` the gradients of blocks and rest (else None), and what the blocks give by
+    layer [v k, …]: their sums, whose losses are not in the objective yet, and the measures if they are due.
     """
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
     chunks, rest, rows, z, ends, due = _vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
@@ -88,13 +92,15 @@ def run_stage(
         head = measures.sum_over_devices(carry.sums.measures._replace(token_nll=()), everyone)
         each = jax.lax.pmax(carry.sums.measures.token_nll, STAGE_AXIS)
         sums = sums._replace(measures=head._replace(token_nll=each))
+    by_layer: tuple[Sums, dict] = sum_by_layer(carry.block, replicas), {}
     if counted is None:
-        return sums, None, None, None
+        return sums, None, None, by_layer
     of_chunks, of_rest, measured = carry.grads
+    by_layer = by_layer if due is None else (by_layer[0], _by_layer(measured, replicas))
     # Here a replica's gradients are added to the others', once for all micro-batches.
     of_blocks = jax.tree.map(lambda g, w: g.reshape(w.shape), of_chunks, blocks)
     of_blocks = jax.lax.psum(of_blocks, replicas) if replicas else of_blocks
-    return sums, of_blocks, jax.lax.psum(of_rest, everyone), {} if due is None else _by_layer(measured, replicas)
+    return sums, of_blocks, jax.lax.psum(of_rest, everyone), by_layer
 
 
 def _vary(tree: Any) -> Any:
@@ -116,6 +122,14 @@ def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
     return {name: x.reshape(-1, *x.shape[2:]) for name, x in fields.items()}
 
 
+def sum_by_layer(block: Sums, replicas: tuple[str, ...]) -> Sums:
+    """Sums of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
+    if replicas:
+        over = {True: jax.lax.pmax, False: jax.lax.psum}
+        block = {kind: jax.tree.map(lambda x: over[kind == MAXIMA](x, replicas), each) for kind, each in block.items()}  # noqa: B023
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block)
+
+
 def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     """Empty slots, and zeros for all sums."""
     shape, policy = static.model, POLICIES[static.precision]
@@ -125,12 +139,13 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     zero = jnp.zeros(())
     head = () if inputs.due is None else measures.nothing_of_head(m * b, length - 1)
     sums = _vary(LossSums(zero, zero, zero, head))
+    block = _vary(no_sums(transformer.block_sums(shape), static.layout.rounds, inputs.depth))
     if inputs.counted is None:
-        return Carry(empty, (), (), sums, ())
+        return Carry(empty, (), (), sums, (), block)
     slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
     grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
     none_measured = () if inputs.due is None else _vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
-    return Carry(empty, empty, slots, sums, (*grads, none_measured))
+    return Carry(empty, empty, slots, sums, (*grads, none_measured), block)
 
 
 def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operations, Operations]) -> tuple[Carry, None]:
@@ -143,10 +158,10 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
     stages = static.layout.stage
     work = _chunk_work(static, inputs, forward)
     if inputs.counted is None:
-        y_bSD, sums = jax.lax.cond(
-            forward.runs, functools.partial(_evaluate, work), lambda *kept: kept, carry.y_bSD, carry.sums
+        y_bSD, sums, block = jax.lax.cond(
+            forward.runs, functools.partial(_evaluate, work), lambda *kept: kept, carry.y_bSD, carry.sums, carry.block
         )
-        return carry._replace(y_bSD=_send(y_bSD, 1, stages), sums=sums), None
+        return carry._replace(y_bSD=_send(y_bSD, 1, stages), sums=sums, block=block), None
     dy_bSD = _send(carry.dx_bSD, -1, stages)
     # Branches return the slot's content, and it is written after them: inside, all slots would be copied.
     y_bSD, content, measured = jax.lax.cond(
@@ -159,7 +174,7 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
     )
     slots = carry.slots.at[forward.slot].set(content)
     work = _chunk_work(static, inputs, backward)
-    dx_bSD, sums, grads = jax.lax.cond(
+    dx_bSD, sums, grads, block = jax.lax.cond(
         backward.runs,
         functools.partial(_backward, work),
         lambda _, *kept: kept,
@@ -167,8 +182,9 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
         dy_bSD,
         carry.sums,
         (*carry.grads[:2], measured),
+        carry.block,
     )
-    return Carry(_send(y_bSD, 1, stages), dx_bSD, slots, sums, grads), None
+    return Carry(_send(y_bSD, 1, stages), dx_bSD, slots, sums, grads, block), None
 
 
 def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWork:
@@ -178,7 +194,7 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
     first_layer = (chunk * layout.stage + inputs.number) * inputs.depth
 
     tokens = documents.split_inputs_targets(row_bS, inputs.ends)
-    end = transformer.end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
+    end = end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
     pieces = transformer.make_pieces(shape, policy, tokens, end, due)
 
     def leave(rest: Any, y_bSD: jax.Array) -> LossSums:
@@ -202,15 +218,15 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
     )
 
 
-def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums) -> tuple[jax.Array, LossSums]:
+def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums, block: Sums) -> tuple[jax.Array, LossSums, Sums]:
     """Forward without gradients: nothing waits for a backward."""
-    y_bSD, _ = _apply_chunk(work, x_bSD)
+    y_bSD, (_, written) = _apply_chunk(work, x_bSD)
     more = jax.lax.cond(work.last, work.pieces.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
-    return y_bSD, jax.tree.map(jnp.add, sums, more)
+    return y_bSD, jax.tree.map(jnp.add, sums, more), add_sums_at(block, work.chunk, written.get(SUMS, {}))
 
 
 def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> tuple[jax.Array, jax.Array, Any]:
-    """Forward of training: output, block inputs for the slot, and measures; the loss is left to the backward."""
+    """Forward of training: output, block inputs for the slot, and measures; losses are left to the backward."""
     y_bSD, (inputs_kbSD, written) = _apply_chunk(work, x_bSD)
     if work.measured:
         measured = measures.add_at(measured, work.chunk, measures.of_blocks(written[measures.COLLECTION], 0))
@@ -218,15 +234,15 @@ def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> 
 
 
 def _backward(
-    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, sums: LossSums, grads: Any
-) -> tuple[jax.Array, LossSums, Any]:
-    """Add the gradients of one micro-batch to those so far; also returns the gradient of the chunk's input."""
+    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, sums: LossSums, grads: Any, block: Sums
+) -> tuple[jax.Array, LossSums, Any, Sums]:
+    """Add the gradients and sums of one micro-batch to those so far; also returns the gradient of the chunk's input."""
     of_chunks, of_rest, measured = grads
-    dx_bSD, (d_blocks, zeros_k), of_rest, sums = _differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
+    dx_bSD, (d_blocks, zeros_k, block_k), of_rest, sums = _differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
     if work.zeros is not None:
         measured = measured._replace(gradient_zeros=measured.gradient_zeros.at[work.chunk].add(zeros_k))
     of_chunks = jax.tree.map(lambda g, d: g.at[work.chunk].add(d), of_chunks, d_blocks)
-    return dx_bSD, sums, (of_chunks, of_rest, measured)
+    return dx_bSD, sums, (of_chunks, of_rest, measured), add_sums_at(block, work.chunk, block_k)
 
 
 def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
@@ -245,22 +261,25 @@ def _differentiate_chunk(
 ) -> tuple[jax.Array, Any, Any, LossSums]:
     """Gradients of a chunk's input, of its blocks and of the rest so far, and loss sums so far, from its output's.
 
-    Beside the blocks' gradients stand the zeros that came back to each of them; () if they are not counted.
+    Beside the blocks' gradients stand the zeros that came back to each of them (() if they are not counted), and the
+    sums that each gives, whose losses are differentiated as the head's.
     """
 
-    def block(layer: LayerFlags, weights: Any, x: jax.Array) -> jax.Array:
-        return work.pieces.block({"params": weights}, x, layer)[0]
+    def block(layer: LayerFlags, weights: Any, x: jax.Array) -> tuple[jax.Array, Sums]:
+        y, written = work.pieces.block({"params": weights}, x, layer)
+        return y, written.get(SUMS, {})
 
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
         layer, weights = jax.tree.map(lambda w: w[-1], (work.layers, work.blocks))
-        y = block(layer, weights, inputs_kbSD[-1])
+        y, _ = block(layer, weights, inputs_kbSD[-1])
         more, pull = jax.vjp(work.pieces.leave, work.rest, y)
         d_rest, dy = pull(objective_cotangent(more, 1 / work.counted))
         return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
     def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
-        d_block, dx = jax.vjp(functools.partial(block, part[0]), *part[1:])[1](dy)
-        return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+        (_, given), pull = jax.vjp(functools.partial(block, part[0]), *part[1:])
+        d_block, dx = pull((dy, sums_cotangent(given, 1 / work.counted)))
+        return dx, (d_block, () if work.zeros is None else work.zeros(dy), given)
 
     def begin(dx: jax.Array, grads: Any) -> Any:
         (d_rest,) = jax.vjp(work.pieces.enter, work.rest)[1](dx)
