@@ -14,11 +14,13 @@ from scalelab.__main__ import main
 from scalelab.model import transformer
 from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.pieces import end_in_loss
+from scalelab.model.stacks import UNIFORM_LAYERS
 from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, SUMS
 from scalelab.precision.policy import FP32
 from scalelab.record import records
 from scalelab.testing import check_block
 from scalelab.train.step.gradients import compute_gradients
+from scalelab.train.step.metrics import LAYERS
 from tests.train.runs import ROOT, SMALL
 from tests.train.step.test_step import batches, init, relative, setting, step
 

@@ -110,10 +110,10 @@ def hessian_product(static: Static, params: Tree, u: Tree, tokens: jax.Array, en
     return _mean_gradient(static, params, tokens, along, ends)
 
 
-def _smooth_loss(shape: ModelShape, params: Any, tokens: SplitTokens) -> jax.Array:
+def _smooth_loss(shape: ModelShape, params: Tree, tokens: SplitTokens) -> jax.Array:
     """Summed loss in fp32, for derivatives of any order (reverse over reverse: products define their own backward)."""
 
-    def end(_: Any, x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
+    def end(_: Tree, x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
         targets_BS, zero = reshard_to(tokens.targets_BS, "batch", "context"), jnp.zeros(())
         return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, shape.logit_softcap)
 
