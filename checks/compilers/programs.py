@@ -148,7 +148,8 @@ def sum_by_kind(rows: Sequence[program.Collective]) -> list[dict[str, Any]]:
     sums: dict[tuple[Any, ...], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in rows:
         key = (row.kind, row.format, row.members, row.times, describe_source(row.source))
-        sums[key].update({"sent_bytes": row.sent_bytes, "overlapped_bytes": row.overlapped * row.sent_bytes})  # type: ignore[dict-item]
+        sent: Any = {"sent_bytes": row.sent_bytes, "overlapped_bytes": row.overlapped * row.sent_bytes}
+        sums[key].update(sent)
     total = sum(entry["sent_bytes"] for entry in sums.values())
     names = ("kind", "format", "members", "times", "source")
     table = [dict(zip(names, key, strict=True)) | dict(entry) for key, entry in sums.items()]
