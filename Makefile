@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart check test test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-parallel gpu wheels test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
+.PHONY: help setup demo quickstart check test test-rest test-all test-slow test-crash test-stores test-slurm test-manifest test-diagnose test-parallel gpu wheels test-latest test-oracles test-wandb confirm coverage curves tuning bench docs clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -46,11 +46,20 @@ check: .venv/dev  ## before each commit, under a minute: lint, types, walls betw
 	.venv/bin/mypy
 	.venv/bin/python -m pytest tests/test_walls.py tests/train/step/test_step.py -k "test_walls or golden"
 
-test: .venv/dev  ## what CI runs, about 20 minutes on 2 cores: lint, types, all tests that are not slow
+# Tests marked `full` are dear and covered by others; those with the other marks have targets of their own.
+others := not crash and not slow and not slurm
+pytest = .venv/bin/python -m pytest -n 3 --dist worksteal  # a third worker has the cores while others wait for a process
+
+test: .venv/dev  ## at most 6 minutes on 2 cores: lint, types, a test of every room and every promise of the README
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -n 3 --dist worksteal  # a third worker has the cores while others wait for a process
+	$(pytest) -m 'not full and $(others)'
+
+test-rest: .venv/dev  ## what `make test` leaves out: the tests marked full
+	$(pytest) -m 'full and $(others)'
+
+test-all: test test-rest  ## what CI runs, a quarter of an hour on 2 cores: `make test`, then `make test-rest`
 
 test-slow: .venv/dev  ## the slow tests: more kills, packs and meshes
 	.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
@@ -92,7 +101,7 @@ test-faults: .venv/dev  ## half an hour: each case of the fault table, from kill
 test-strangers: .venv/dev  ## half an hour: hostile folders, buckets, tables and files x every command that reads one, beside canaries; again: what is missing; writes checks/results/
 	.venv/bin/python -m checks.hostile.strangers --jobs=2
 
-test-machines: .venv/dev  ## make test under three BLAS kernels and instruction sets: what is left of each tolerance? again: what is missing; writes checks/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
+test-machines: .venv/dev  ## make test-all under three BLAS kernels and instruction sets: what is left of each tolerance? again: what is missing; writes checks/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
 	.venv/bin/python -m checks.platforms.machines $(MACHINES)
 
 # The newest versions of some packages want Python 3.12: one of these, else the python3 that there is.
@@ -130,7 +139,7 @@ bench: .venv/base  ## measure the table of speed ratios on this machine
 	.venv/bin/python -m checks.speed.benchmarks
 
 clean:  ## remove environments and caches, but not runs/
-	rm -rf .venv .venv-latest .venv-manifest .venv-oracles .venv-wandb site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-latest .venv-manifest .venv-oracles .venv-wandb site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # Checked each time, written only when it changes: the stamps below it are then out of date.
 .venv/choice: FORCE

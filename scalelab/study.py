@@ -13,7 +13,6 @@ tests/test_study.py holds by a kill at every write:
 
 import contextlib
 import fnmatch
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput
 from scalelab.record import lock, records
+from scalelab.untrusted.documents import dump_json, parse_json
 
 # Folders whose study is open, for the work within it: another thread's calls don't see them.
 _OPEN: ContextVar[frozenset[pathlib.Path]] = ContextVar("folders of open studies", default=frozenset())
@@ -53,7 +53,7 @@ def open_study(
 
     `take_over` and what `report` gets as for `lock.hold_folder`. After a BadInput within, the plan is as it was.
     """
-    wanted = json.loads(json.dumps(plan, default=float))  # as the next call reads it
+    wanted = parse_json(dump_json(plan))  # as the next call reads it
     _is_planned(folder, kind, wanted)  # without a lock: a refusal leaves no trace
     hold = contextlib.nullcontext() if is_open(folder) else lock.hold_folder(folder, take_over=take_over)
     with hold as warning, lock.undo_if_refused(folder, kind.file):
@@ -68,9 +68,9 @@ def open_study(
             _OPEN.reset(token)
 
 
-def is_open(folder: pathlib.Path) -> bool:
+def is_open(folder: lock.Folder) -> bool:
     """Whether the caller works within a study of this folder, and so needs no lock of its own."""
-    return folder.absolute() in _OPEN.get()
+    return pathlib.Path(folder).absolute() in _OPEN.get()
 
 
 def write_once(

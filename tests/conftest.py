@@ -3,13 +3,21 @@
 import gc
 import importlib.metadata
 import os
+import pathlib
 import shutil
 import tempfile
 
 import hypothesis
 import pytest
 
-from tests import processes
+from tests import compiled, processes
+from tests.budget import (  # noqa: F401 (hooks)
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
 
 first_process = "SCALELAB_TEST_FOLDER" not in os.environ  # workers, and sessions that a test starts, find it set
 if first_process:
@@ -28,9 +36,12 @@ if first_process:
     if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
         flags += " --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
-    # Workers and commands share what was compiled and the token shards, for this session only.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "jax")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    # Workers and commands share what was compiled and the token shards. What was compiled is kept for the next session.
+    cache = os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "jax")
+    if (programs := compiled.store()) is not None:
+        compiled.fetch(programs, pathlib.Path(cache))
+    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"  # a GPU's, whose folder would be part of each name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.03"
     os.environ["SCALELAB_CACHE"] = os.path.join(folder, "shards")
     # Some hundred commands import the package: all but the first find it compiled (0.25 s of CPU each).
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -48,4 +59,6 @@ def no_process_left():
 
 def pytest_unconfigure(config):
     if first_process:  # it outlives the others
+        if programs is not None:
+            compiled.carry_back(pathlib.Path(cache), programs)
         shutil.rmtree(os.environ["SCALELAB_TEST_FOLDER"], ignore_errors=True)

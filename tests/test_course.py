@@ -164,6 +164,7 @@ def check_theory(skip):
     assert pictures == 9
 
 
+@pytest.mark.full
 def test_the_theory_prints_what_its_notebook_holds():
     check_theory(skip={notebook.SLOW})
 

@@ -16,6 +16,7 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.evaluate import evaluations
 from scalelab.record import lock, owners, records
+from tests.train.runs import PATIENCE_S
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 
@@ -138,7 +139,7 @@ def test_a_lock_that_the_file_server_keeps_for_a_dead_node_is_no_obstacle(tmp_pa
             pytest.fail("took a lock that beats")
         with lock.hold_folder(tmp_path, take_over=True) as warning:
             assert "has to make way" in warning
-            _, err = other.communicate(timeout=60)
+            _, err = other.communicate(timeout=PATIENCE_S)
             assert other.returncode == 1 and "was taken over by host" in err and "this process ends" in err
             with pytest.raises(BadInput, match=f"process {os.getpid()}"), lock.hold_folder(tmp_path):
                 pytest.fail("held twice")
@@ -150,7 +151,7 @@ def test_the_heartbeat_renews_the_time_of_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT_S", 0.02)
     with lock.hold_folder(tmp_path):
         os.utime(tmp_path / ".lock", (0, 0))
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE_S
         while (tmp_path / ".lock").stat().st_mtime == 0:
             assert time.monotonic() < until
             time.sleep(0.01)

@@ -46,6 +46,7 @@ def bare(tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_a_run_trains_without_them_and_its_record_names_only_what_is_installed(bare, tmp_path):
     options = ["--config.train.steps=4"]
     done = bare("train", f"--config={ROOT / 'configs' / 'tiny.py'}", "--workdir=run", *options)

@@ -12,6 +12,7 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.record import records
 from scalelab.train.single import train_single
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -25,7 +26,7 @@ def run(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(4, NAMES))
 def test_a_path_in_a_printed_command_is_one_word(name, run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, tmp_path / name)

@@ -13,6 +13,7 @@ from scalelab.sweep.scaling import recipes
 from scalelab.sweep.scaling.shrink import shrink_recipe
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
+from tests.quick import one_in
 
 NAMES = recipes.list_recipes()
 
@@ -30,7 +31,7 @@ def last_digit(value):
 COUNTED = [(n, key) for n in NAMES for key in recipes.find_recipe(n).published if key not in ("tokens", "flops")]
 
 
-@pytest.mark.parametrize(("name", "convention"), COUNTED)
+@pytest.mark.parametrize(("name", "convention"), one_in(4, COUNTED))
 def test_parameters_are_those_published(name, convention):
     """Whole numbers to the last parameter; rounded ones to half of what their last digit stands for."""
     published, result = recipes.find_recipe(name).published[convention], parameters(name)[convention]

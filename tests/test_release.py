@@ -40,6 +40,11 @@ def test_what_users_must_know_is_a_page():
     assert len([line for line in PAGE.splitlines() if line]) <= 30
 
 
+def test_each_change_is_said_once_and_briefly():
+    items = [line for line in NEWEST.splitlines() if line.startswith("- ")]
+    assert len(items) == len(set(items)) and len(NEWEST.split()) <= 3000
+
+
 def test_every_line_that_the_page_promises_is_tried():
     rows = [row.split(" | ")[2] for row in PAGE.splitlines() if row.startswith("| ") and " | " in row]
     promised = [text for cell in rows for text in re.findall(r"`([^`]+)`", cell) if "No module named" not in text]

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from scalelab.signals import STOP_SIGNALS, block_stop_signals, stop_on_signals
-from tests.train.runs import hear_signals
+from tests.train.runs import PATIENCE_S, hear_signals
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")
@@ -103,7 +103,7 @@ def test_a_terminal_that_goes_does_not_keep_a_run_from_saving(tmp_path):
         text += os.read(terminal, 100)
     os.close(terminal)
     try:
-        assert run.wait(60) == 75
+        assert run.wait(PATIENCE_S) == 75
     finally:
         run.kill()
         run.wait()

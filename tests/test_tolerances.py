@@ -115,6 +115,7 @@ def test_something_else():
 """
 
 
+@pytest.mark.full
 def test_a_tight_tolerance_that_is_planted_is_listed_and_ends_with_1(tmp_path, monkeypatch, capfd):
     tests = tmp_path / "test_planted.py"
     tests.write_text(PLANTED.format(rtol=2e-8))

@@ -70,6 +70,7 @@ def test_a_law_s_folder_hides_no_installed_module(tmp_path, monkeypatch, capsys)
 HIJACK = "raise SystemError('a file of the current folder was imported in place of a library')\n"
 
 
+@pytest.mark.full
 def test_python_m_takes_no_file_of_the_current_folder_for_a_library(tmp_path):
     """`fit --law --plot` beside a matplotlib.py and a json.py: both libraries are installed ones, the law is users'."""
     for name in ("matplotlib", "json"):

@@ -43,6 +43,7 @@ from scalelab.errors import BadInput
 from scalelab.experiments.shared import markdown_table, publish_result, train_trials
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import listing, records
+from scalelab.study import write_once
 
 CHOSEN_ON = (0, 0)  # (seed, split) on which the forecast's constants were chosen
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
@@ -69,8 +70,8 @@ def make_quick_trials(seed: int) -> dict[str, ConfigDict]:
 
 def score_study(folder: pathlib.Path) -> dict[str, Any]:
     """The forecasts of all runs of a study, and the replay of its grid; read again if they were written."""
-    path = folder / RESULT_FILE
-    if not path.exists():
+
+    def score() -> dict[str, Any]:
         curves = [read_curve(place) for place in listing.run_folders(folder)]
         curves = [curve for curve in curves if curve.val_loss is not None]
         rows = []
@@ -78,8 +79,10 @@ def score_study(folder: pathlib.Path) -> dict[str, Any]:
             rows += score_run(run, curves)
             print_status(f"{folder.name}: forecasts of {number} of {len(curves)} runs")
         grid = [curve for curve in curves if curve.name.startswith("fit-")]
-        records.write_json(path, {"runs": len(curves), "rows": rows, "replay": replay(grid, folder.name)})
-    return records.read_json(path)
+        return {"runs": len(curves), "rows": rows, "replay": replay(grid, folder.name)}
+
+    scored: dict[str, Any] = write_once(folder / RESULT_FILE, score)
+    return scored
 
 
 def score_run(run: Curve, curves: Sequence[Curve]) -> list[dict[str, Any]]:

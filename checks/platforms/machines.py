@@ -13,10 +13,10 @@ and the tolerance covers its last digit. It uses seen / allowed of its room, the
 a fact (a count, a published value, an order, a clock): it uses what the runs move it by, over what the run farthest
 from its bound leaves to that. More than a third of the room needs an argument in tolerances.json.
 
-Writes `checks/results/machines.json` and `.md`, or into --workdir. The first run takes as long as `make test`; later
-ones leave out tests that compared no floating-point numbers in the first. The same command again runs what is missing,
-what failed, and what stands in test files that changed since. Exit 1 where a test fails, or where over a third of a
-room is used without an argument.
+Writes `checks/results/machines.json` and `.md`, or into --workdir. The first run takes as long as `make test-all`;
+later ones leave out tests that compared no floating-point numbers in the first. The same command again runs what is
+missing, what failed, and what stands in test files that changed since. Exit 1 where a test fails, or where over a
+third of a room is used without an argument.
 
     python -m checks.platforms.machines --runs=Haswell:AVX2
 """

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from scalelab.index import alive
 from scalelab.record import lock
+from scalelab.study import is_open
 
 WAIT_POLL_S = 0.5
 
@@ -17,7 +18,12 @@ def wait_for_folder(
     stop: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda text: None,
 ) -> contextlib.AbstractContextManager[bool]:
-    """Hold a folder as soon as its owner has left it (`wait_until_free`). BadInput as for `lock.hold_folder`."""
+    """Hold a folder once its owner has left it, as `wait_until_free` does. BadInput as of `lock.hold_folder`.
+
+    Within a study of this folder, which holds it, there is nothing to wait for.
+    """
+    if is_open(folder):
+        return contextlib.nullcontext(True)
     return wait_until_free(lambda: lock.hold_folder(folder, take_over=take_over), stop, report)
 
 

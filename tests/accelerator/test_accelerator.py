@@ -23,6 +23,7 @@ from scalelab.train.step.program import PACKINGS
 from tests.optim.frame import assert_follows, by_chain, problem, rates, setting
 from tests.optim.test_elementwise import lion, moved
 from tests.optim.test_muon import by_muon
+from tests.quick import one_in
 
 BATCH, LENGTH, HEADS, KEYS, WIDTH = 2, 256, 4, 2, 128
 U_BF16, U_TF32, U_FP32 = 2.0**-8, 2.0**-11, 2.0**-24
@@ -61,7 +62,7 @@ def slope_of(y):
 
 @pytest.mark.parametrize("window", [0, 48])
 @pytest.mark.parametrize("documents", [False, True])
-@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("kind", one_in(5, KERNELS))
 def test_attention_and_its_gradients(kind, documents, window):
     """Weights and values are rounded to bf16, so is each gradient, after up to three products in turn: 2 u each."""
     sizes = {"model.d_model": HEADS * WIDTH, "model.n_heads": HEADS, "model.seq_len": LENGTH}
@@ -143,6 +144,7 @@ def short_config(**changes):
     return config_lib.override(tiny.get_config(), values | changes)
 
 
+@pytest.mark.full
 def test_a_restored_run_evaluates_as_it_did_and_goes_on(tmp_path):
     """A checkpoint of the device's arrays: a run of 6 steps that goes on to 12 ends as one of 12."""
     whole = api.train(short_config(), tmp_path / "whole")
@@ -155,6 +157,7 @@ def test_a_restored_run_evaluates_as_it_did_and_goes_on(tmp_path):
     assert np.isfinite(logits).all() and np.ptp(logits) > 0
 
 
+@pytest.mark.full
 def test_packed_trials_train_as_each_alone():
     """Under vmap products are batched: sums in another order, over 4 steps."""
     configs = [config_lib.resolve(short_config(**{"optim.peak_lr": lr})) for lr in (1e-3, 3e-3)]

@@ -73,6 +73,7 @@ def test_a_trained_run_is_what_its_folder_says(page, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(rows))
 
 
+@pytest.mark.full
 def test_logits_and_samples_are_those_of_the_model_and_the_command(page, capsys, monkeypatch):
     folder, names = page
     weights = load_run_weights(str(folder / "runs" / "first"))
@@ -84,6 +85,7 @@ def test_logits_and_samples_are_those_of_the_model_and_the_command(page, capsys,
     assert names["texts"] == [sample["text"] for sample in json.loads(capsys.readouterr().out)["samples"]]
 
 
+@pytest.mark.full
 def test_logits_of_masked_documents_are_those_that_the_losses_come_from(page):
     run = page[1]["run"]
     config = copy.deepcopy(run.config)
@@ -121,6 +123,7 @@ def test_the_answer_is_that_of_the_command(page, capsys, monkeypatch):
         scalelab.api.answer(["runs/lr", "runs/lr"])
 
 
+@pytest.mark.full
 def test_a_fit_is_that_of_the_study(page):
     rows = [row for row in read_quickstart() if row["role"] == "fit"]
     assert page[1]["fitted"].best.params == fit_study(rows, bootstrap=0).best.params

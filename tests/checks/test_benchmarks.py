@@ -23,6 +23,7 @@ def test_a_part_is_kept_with_its_machine_and_date_and_the_others_stay(tmp_path, 
     assert result["measured"] == {"step": new | {"rounds": 7}, "optimizers": new | {"rounds": 3}}
 
 
+@pytest.mark.full
 def test_the_peer_in_linen_has_the_parameters_of_a_gpt_without_biases_and_sees_no_later_token():
     vocab, width, layers, length = 11, 8, 2, 6
     model = linen.Decoder(vocab, width, layers, 2, length)

@@ -55,6 +55,7 @@ def test_a_faulty_corpus_differs_in_its_fault_alone():
     assert list(corpus("shard_twice"))[300:400] == right[FAULTY] and len(list(corpus("duplicates"))) == 800
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name, changed", [("phrase_at", [3]), ("shuffled_between", [2, 3]), ("cursor_back", [3, 4])])
 def test_what_a_plant_does_to_batches_reaches_the_loop(name, changed):
     """By the batches that the training loop takes: a fault that reads them by another door plants nothing."""

@@ -41,6 +41,7 @@ def test_a_verdict_is_that_of_its_tests(tests, verdict):
     assert row["verdict"] == verdict and row["failures"] == (["b"] if "b" in tests else [])
 
 
+@pytest.mark.full
 def test_finished_files_are_not_run_again(tmp_path, monkeypatch, capfd):
     """Killed after its last test, it goes on to the result; what failed, perhaps since it was killed, is run again."""
     table, file, bad = tmp_path / "faults.toml", tmp_path / "test_two.py", tmp_path / "test_bad.py"

@@ -19,6 +19,7 @@ from scalelab import config as config_lib
 from scalelab.model import count
 from scalelab.plan.machine.machine import load_machine
 from scalelab.record import jsonlines
+from tests.train.runs import PATIENCE_S
 
 QUICK_PARTS = "doctor,124m-bf16,resume,attention,packing,reference-run"
 
@@ -38,6 +39,7 @@ def test_without_a_gpu_it_says_so(tmp_path, capsys):
     assert not (tmp_path / "gpu").exists() and sorted(RESULTS.iterdir()) == before
 
 
+@pytest.mark.full
 def test_a_rehearsal_that_is_killed_at_random_goes_on_and_loses_nothing(tmp_path, capsys):
     """Through the command, killed with all its processes; the page then has every part."""
     argv = ["--rehearse", "--kills=2", f"--only={QUICK_PARTS}", f"--workdir={tmp_path}", "--json=-"]
@@ -163,6 +165,7 @@ def test_what_another_chip_answered_is_asked_here(tmp_path, monkeypatch):
     assert ledger.answers(ledger.read(call.ledgers, "cpu"))["doctor"]["one"]["answer"] == {"x": 1}
 
 
+@pytest.mark.full
 def test_a_stop_signal_ends_the_part_too(tmp_path):
     """Exit 75 and no process is left; the page says what is missing, and beside it are the ends of the logs."""
     argv = [
@@ -181,7 +184,7 @@ def test_a_stop_signal_ends_the_part_too(tmp_path):
             assert running.poll() is None
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=60) == 75
+        assert running.wait(timeout=PATIENCE_S) == 75
     finally:
         running.kill()
         running.wait()
@@ -199,6 +202,7 @@ def _command_line(pid):
         return b""
 
 
+@pytest.mark.full
 def test_its_programs_lower_for_a_gpu():
     """Shapes and formats of the programs compiled there: trials in front of every array, attention in bf16."""
     texts = compiled.lower_programs(settings.TOY_SETTINGS)
@@ -288,6 +292,7 @@ def test_what_a_test_report_says():
     assert commands.count_junit(report) == counts
 
 
+@pytest.mark.full
 def test_masked_attention_is_that_of_its_documents():
     """What a mask leaves of attention over one sequence is attention over each document alone."""
     q, k, v = attention.draw_arrays((1, 20, 2, 8))

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from checks import mutants
+from checks.mutants import __main__ as mutants
 from scalelab.api.setup import list_studies
 from scalelab.commands import study
 from scalelab.errors import BadInput

@@ -71,6 +71,7 @@ def meet(slot, what):
     return slot.run(Pair(Case("none", "outputs", lambda site: None), Reach((what, "{it}")), "first"))
 
 
+@pytest.mark.full
 def test_each_planted_violation_is_seen_and_leaves_no_trace(slot):
     planted = {kind: kind for kind in KINDS} | {"made": "canary", "listed": "canary", "escaped": "canary"}
     for what, kind in planted.items():
@@ -97,7 +98,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("what", ["hears", "deaf"])
 def test_a_real_process_that_waits_is_stopped_once_it_is_up(slot, monkeypatch, what):
-    monkeypatch.setattr(judge, "SECONDS", 4.0)
+    monkeypatch.setattr(judge, "SECONDS", 10.0 if what == "deaf" else 60.0)  # the deaf one is waited for
     (slot.folder / "waits.py").write_text(WAITS)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a study that a shell started with &
     try:
@@ -126,6 +127,7 @@ def test_the_halves_hold_at_least_300_cases_with_names_of_their_own():
         assert {reach.command for reach in lines} == commands and case.seen in commands | {""}, case.name
 
 
+@pytest.mark.full
 def test_rows_are_counted_and_shown(tmp_path, monkeypatch, capsys):
     rows = iter([{"exit": "exit 3"}, {}])
 

@@ -137,6 +137,7 @@ def untuned(variant, tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_study_ends_in_a_summary_and_a_page(untuned):
     summary = json.loads((untuned / "summary.json").read_text())
     result = summary["variants"][0]
@@ -151,6 +152,7 @@ def test_a_study_ends_in_a_summary_and_a_page(untuned):
     assert (untuned / "figures" / "zloss-multiplier.csv").exists()
 
 
+@pytest.mark.full
 def test_the_prediction_is_older_than_the_largest_rung(untuned):
     predicted = json.loads((untuned / "prediction.json").read_text())
     first = min(
@@ -161,6 +163,7 @@ def test_the_prediction_is_older_than_the_largest_rung(untuned):
     assert predicted["predicted_at"] < first and predicted["C"] == 4e9
 
 
+@pytest.mark.full
 def test_again_it_trains_nothing_and_says_the_same(untuned, variant, capsys):
     before = {path: path.stat().st_mtime_ns for path in untuned.glob("runs/*/metrics.jsonl")}
     old = json.loads((untuned / "summary.json").read_text())
@@ -188,6 +191,7 @@ def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(untuned, v
     assert flops[0] == flops[1]
 
 
+@pytest.mark.full
 def test_another_study_in_the_folder_is_refused(untuned, variant, capsys):
     before = sorted((path, path.stat().st_mtime_ns) for path in untuned.rglob("*") if path.is_file())
     assert main(study_arguments(variant, untuned)) == 2
@@ -197,6 +201,7 @@ def test_another_study_in_the_folder_is_refused(untuned, variant, capsys):
     assert sorted((path, path.stat().st_mtime_ns) for path in untuned.rglob("*") if path.is_file()) == before
 
 
+@pytest.mark.full
 def test_a_lost_prediction_is_not_made_again(untuned, variant, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(untuned, copy)
@@ -205,12 +210,16 @@ def test_a_lost_prediction_is_not_made_again(untuned, variant, tmp_path, capsys)
     assert "a prediction would come too late" in capsys.readouterr().err
 
 
-def test_status_and_plan(untuned, variant, tmp_path, capsys):
-    assert main(["ablate", "--status", f"--workdir={untuned}"]) == 0
-    assert "12 trials: 12 done" in capsys.readouterr().out
+def test_the_plan_trains_nothing(variant, tmp_path, capsys):
     assert main(study_arguments(variant, tmp_path / "new", "--plan")) == 0
     out = capsys.readouterr().out
     assert "would be adopted in 80 % of studies" in out and "32 runs in" in out and not (tmp_path / "new").exists()
+
+
+@pytest.mark.full
+def test_the_state_and_the_plan_of_a_study(untuned, variant, capsys):
+    assert main(["ablate", "--status", f"--workdir={untuned}"]) == 0
+    assert "12 trials: 12 done" in capsys.readouterr().out
     assert main(study_arguments(variant, untuned, "--plan", "--untuned")) == 0
     assert "measured on 12 runs" in capsys.readouterr().out
 

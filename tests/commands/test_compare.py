@@ -33,6 +33,7 @@ def last_loss(folder):
     return records.read_json(folder / "record.json")["val_loss"]
 
 
+@pytest.mark.full
 def test_a_run_and_its_repetition_are_the_same_bits(studies, tmp_path, capsys):
     run_sweep(tmp_path / "again", {"0": config(), "1": config(train__seed=1), "2": config(train__seed=2)})
     result, text = asked(capsys, studies / "a/runs/0", tmp_path / "again/runs/0")

@@ -12,7 +12,6 @@ SMALL = ["--config=configs/tiny.py", "--config.data.source=synthetic", "--config
          "--config.model.n_layers=1", "--config.model.seq_len=16", "--config.model.vocab_size=64"]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_table_figure_and_json(tmp_path, capsys):
     at = tmp_path / "check.json"
     arguments = ["--widths=64,32", "--steps=2", "--seeds=1", "--batch=2", f"--plot={tmp_path}/a.png", f"--json={at}"]
@@ -28,6 +27,7 @@ def test_table_figure_and_json(tmp_path, capsys):
     assert all(len(row["rms"]) == 3 and len(row["rms"][0]) == 2 for row in check["rows"])
 
 
+@pytest.mark.full
 def test_a_wrong_initialisation_of_the_queries_is_met(monkeypatch, capsys):
     """A fork whose queries keep one standard deviation at every width: only the attention logits show it."""
 

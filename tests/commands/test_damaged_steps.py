@@ -8,6 +8,7 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.record import records
 from scalelab.train.single import train_single
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
 
 
@@ -48,6 +49,7 @@ def asked(capsys, *arguments, code=0):
     return json.loads(answer.out), answer.err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damage", [cut, flip])
 def test_three_of_four_checkpoints_do_for_noise_and_the_batch_of_a_step(run, damage, capsys):
     damage(run, 6)
@@ -63,6 +65,7 @@ def test_three_of_four_checkpoints_do_for_noise_and_the_batch_of_a_step(run, dam
         assert "checkpoints/6/state" in line and "no intact checkpoint" not in line
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damage", [cut, flip])
 def test_a_replay_begins_at_the_newest_intact_step_before_its_window(run, damage, capsys):
     damage(run, 18)
@@ -88,7 +91,8 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.full
+@pytest.mark.parametrize("kind", one_in(2, BROKEN))
 def test_a_broken_run_beside_does_not_stop_a_comparison(run, kind, capsys):
     shutil.copytree(run, run.parent / "s2")
     BROKEN[kind](run.parent / "s1")

@@ -117,6 +117,7 @@ def test_beside_a_run_in_one_batch_a_missing_division_by_k_shows(trained, tmp_pa
     assert "is 2 times the other run's, with train.accumulate=2" in verdicts["missing_1_over_K"]["evidence"]
 
 
+@pytest.mark.full
 def test_live_asks_the_model(trained):
     evidence = gather_evidence(trained / "run")
     measured = run_probes(evidence).probes

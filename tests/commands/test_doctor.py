@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from scalelab.commands.doctor import main
 from scalelab.errors import BadInput
 from scalelab.hardware import doctor, versions
+from tests.quick import one_in
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -57,7 +58,7 @@ def test_an_accelerator_that_is_not_seen_is_bad_input_after_the_report(arguments
     assert jax.__version__ in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("platforms", ["cuda", "tpu", "nonsense"])
+@pytest.mark.parametrize("platforms", one_in(3, ["cuda", "tpu", "nonsense"]))
 def test_a_platform_that_jax_cannot_start_is_one_line_and_exit_2(platforms):
     command = [sys.executable, "-m", "scalelab", "doctor"]
     environment = os.environ | {"JAX_PLATFORMS": platforms, "TPU_SKIP_MDS_QUERY": "1"}

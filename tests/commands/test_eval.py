@@ -87,6 +87,7 @@ def test_other_data_are_scored_by_the_same_ids(run, tmp_path, capsys):
     assert "was trained on ids of 'bytes', these are of 'ids-256': they mean other text" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_each_source_of_a_prepared_folder_has_its_loss_and_another_tokenizer_is_refused(run, tmp_path, capsys):
     for name, text in (("code", "def f(x):\n    return x\n"), ("talk", "so it goes on and on. ")):
         (tmp_path / name).mkdir()

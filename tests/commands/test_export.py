@@ -132,6 +132,7 @@ def test_mistakes_end_in_one_line_and_2(case, capsys):
     assert message in error and error.startswith("scalelab: ") and error.count("\n") == 1
 
 
+@pytest.mark.full
 def test_a_fork_s_weights_are_not_written_as_a_model_without_them(tmp_path, capsys, monkeypatch):
     """A gate on attention's output: what was written as a plain Llama, exit 0, had other logits in transformers."""
     with forks.attention_edited(monkeypatch, forks.GATED):

@@ -20,6 +20,7 @@ from scalelab.data.tokenizers.load import load_tokenizer_file
 from scalelab.record import records
 from scalelab.train.single import train_single
 from tests.data import corpora
+from tests.train.runs import PATIENCE_S
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -105,6 +106,7 @@ def there_are(n_files, pattern):
     return lambda out, seconds: len(list(out.glob(pattern))) >= n_files
 
 
+@pytest.mark.full
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(command, whole):
     moments = [there_are(1, "tokenizer.json"), there_are(9, ".units/*/record.json"), there_are(1, "*.tokens")]
     assert -signal.SIGKILL in kill_until_done(command, command / "killed", whole[0], moments)
@@ -118,6 +120,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(command, whole, se
     kill_until_done(command, command / f"killed-{seed}", expected, [lambda _, s, end=end: s >= end for end in ends])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_signal_stops_it_with_75_and_it_goes_on(command, whole, workers):
     expected, _ = whole
@@ -180,6 +183,7 @@ print(int(peak.split()[1]) / 1024)  # not ru_maxrss, which begins with that of t
 """
 
 
+@pytest.mark.full
 def test_drafts_of_a_killed_one_are_swept(command, whole, tmp_path):
     """Killed between the draft of a file and its renaming, of any file."""
     expected, _ = whole
@@ -226,6 +230,7 @@ def megatron_source(folder):
     return corpora.write_megatron(folder / "text_document.bin", corpora.ids(600, vocab_size=499), end=499)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "source, tokenizer",
     [
@@ -253,14 +258,14 @@ def test_a_run_on_each_kind_of_source(tmp_path, source, tokenizer):
     assert list(record["data"]["parts"]) == ["mine"]
 
 
+@pytest.mark.full
 def test_documents_of_one_repeated_letter_train_a_tokenizer_and_are_encoded_whole(tmp_path):
     """Each is a word of megabytes, on which the library trained for hours, and no signal ended it."""
     texts = ["a" * 4_000_000, "\n" * 4_000_000, *corpora.texts(40)]
     source = corpora.write(tmp_path / "mine.jsonl", corpora.json_lines(texts))
     line = [f"--source={source}", "--tokenizer=bpe:280", f"--out={tmp_path}/out", "--workers=1", "--json"]
-    answer = subprocess.run(
-        [sys.executable, "-m", "scalelab", "prepare", *line], capture_output=True, text=True, cwd=ROOT, timeout=240
-    )
+    command = [sys.executable, "-m", "scalelab", "prepare", *line]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
     assert answer.returncode == 0, answer.stderr
     path = tmp_path / "out" / "tokenizer.json"
     assert json.loads(path.read_bytes())["pre_tokenizer"]["type"] == "ByteLevel"  # which cuts no word

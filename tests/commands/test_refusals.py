@@ -7,6 +7,7 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.sweep.executors import choice
+from tests.quick import one_in
 
 SMALL = [
     f"--config.{key}={value}" for key, value in {
@@ -110,8 +111,8 @@ def test_a_refusal_leaves_nothing(case, place, capsys):
 
 @pytest.mark.parametrize(
     "case",
-    ["sweep: wandb", "sweep: a loss that fails", "sweep: a late value", "sweep of packs: wandb", "tune: wandb",
-     "ablate: submitit", "proxy: wandb"],
+    one_in(4, ["sweep: wandb", "sweep: a loss that fails", "sweep: a late value", "sweep of packs: wandb",
+               "tune: wandb", "ablate: submitit", "proxy: wandb"]),
 )  # fmt: skip
 def test_a_refusal_leaves_empty_folders_that_were_there(case, place, tmp_path, capsys):
     for name in ("runs/seed=0", "runs/n_layers=1", "runs/of a name of mine", "packs/mine"):
@@ -130,7 +131,9 @@ def swept(place):
     return place / "swept"
 
 
-@pytest.mark.parametrize("case", ["sweep: submitit", "sweep: wandb", "sweep of packs: wandb", "sweep: a value"])
+@pytest.mark.parametrize(
+    "case", one_in(3, ["sweep: submitit", "sweep: wandb", "sweep of packs: wandb", "sweep: a value"])
+)
 def test_a_refusal_leaves_a_sweep_as_it_was(case, swept, place, capsys):
     """The grid of a finished sweep is extended by a third seed, and refused."""
     (place / "grown.py").write_text((place / "one_pack.py").read_text().replace("[0, 1]", "[0, 1, 2]"))
@@ -149,6 +152,7 @@ def test_a_sweep_leaves_a_file_that_has_the_name_of_its_folder(name, tmp_path, c
     assert f"{tmp_path / name} is a file, where a sweep has a folder" in line and tree(tmp_path) == before
 
 
+@pytest.mark.full
 def test_a_folder_with_other_files_is_not_a_run_s(place, monkeypatch, capsys):
     folder = place / "my project"
     folder.mkdir()
@@ -170,6 +174,7 @@ def test_a_folder_with_other_files_is_not_a_run_s(place, monkeypatch, capsys):
     assert main(["train", "--config=tiny", f"--workdir={place / 'swept'}", *SMALL]) == 2  # a sweep's
 
 
+@pytest.mark.full
 def test_prepare_leaves_no_plan_behind(place, capsys):
     (place / "part.jsonl").write_text('{"text": "a good line"}\n' * 50)
     (place / "broken.jsonl").write_text('{"text": "a good line"}\n{"text": ')
@@ -184,6 +189,7 @@ def test_prepare_leaves_no_plan_behind(place, capsys):
     shutil.rmtree(place / "empty")
 
 
+@pytest.mark.full
 def test_prepare_goes_on_where_its_plan_names_very_many_files(place, capsys):
     (place / "one.jsonl").write_text("".join(f'{{"text": "line {i}"}}\n' for i in range(100)))
     prepare = ["prepare", "--source=one.jsonl", "--tokenizer=bytes", "--out=many"]

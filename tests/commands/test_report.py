@@ -51,6 +51,7 @@ def test_a_damaged_summary_is_one_line(tmp_path, capsys):
     assert "summary.json is not JSON" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_page_of_a_run_ends_with_texts_or_with_the_reason_why_not(tmp_path, monkeypatch, capsys):
     synthetic.write_run(tmp_path / "r", lines=20)
     assert main(["report", str(tmp_path / "r")]) == 0
@@ -125,6 +126,7 @@ def test_what_stands_in_the_place_of_a_page_or_its_figures_is_named(tmp_path, ca
     assert not (run / "figures").exists()
 
 
+@pytest.mark.full
 def test_texts_of_a_run_are_those_that_sample_draws(tmp_path, capsys):
     shutil.copytree(trained(), tmp_path / "run")
     assert main(["report", str(tmp_path / "run")]) == 0

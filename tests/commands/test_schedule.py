@@ -25,6 +25,7 @@ def asked(capsys, *more, code=0):
     return capsys.readouterr()
 
 
+@pytest.mark.full
 def test_its_numbers_are_those_of_the_run(tmp_path, capsys):
     output = json.loads(asked(capsys, "--json", f"--show-steps={','.join(map(str, range(12)))}").out)
     train_single(config(**{key.replace(".", "__"): value for key, value in CHANGES.items()}), tmp_path / "run")

@@ -86,6 +86,7 @@ def test_compare_says_why_it_did_not_look(stranger, capsys):
     assert f"--trust={name}" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_training_goes_on_from_strange_weights_without_their_code(stranger, capsys, tmp_path):
     name, ran = stranger
     (tmp_path / "c.py").write_text(CONFIG.format(values=settings().to_dict() and _flat(settings())))

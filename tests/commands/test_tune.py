@@ -7,6 +7,7 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
+from scalelab.record import lock
 from tests.sweep.here import killed_once_written, runs_copied_from, train_packs_here
 
 FILE = """from scalelab.configs import tiny
@@ -48,6 +49,7 @@ def tuned(tmp_path_factory):
     return config, folder / "study"
 
 
+@pytest.mark.full
 def test_it_ends_in_a_config_that_trains_the_best(tuned):
     _, folder = tuned
     summary = json.loads((folder / "summary.json").read_text())
@@ -60,6 +62,7 @@ def test_it_ends_in_a_config_that_trains_the_best(tuned):
     assert [key for key in flat if flat[key] != best.get(key) and not key.startswith(("log.", "eval."))] == []
 
 
+@pytest.mark.full
 def test_every_run_is_counted_and_none_above_the_budget(tuned):
     _, folder = tuned
     summary = json.loads((folder / "summary.json").read_text())
@@ -73,6 +76,7 @@ def test_every_run_is_counted_and_none_above_the_budget(tuned):
     assert summary["verdict"].split(":")[0] in page and "isolation-peak_lr" in page
 
 
+@pytest.mark.full
 def test_again_it_trains_nothing_and_says_the_same(tuned, capsys):
     config, folder = tuned
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")}
@@ -97,6 +101,7 @@ def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tuned, tmp
     assert (whole / "tuning.json").read_bytes() == (folder / "tuning.json").read_bytes()
 
 
+@pytest.mark.full
 def test_another_tuning_in_the_folder_is_refused(tuned, capsys):
     config, folder = tuned
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file())
@@ -107,13 +112,27 @@ def test_another_tuning_in_the_folder_is_refused(tuned, capsys):
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()) == before
 
 
-def test_the_plan_and_the_state(tuned, tmp_path, capsys):
+@pytest.mark.full
+def test_a_second_owner_is_refused_and_writes_nothing(tuned, capsys):
     config, folder = tuned
-    assert main(arguments(config, tmp_path / "new", "--dry-run")) == 0
+    with lock.hold_folder(folder):
+        before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+        assert main(arguments(config, folder)) == 2
+        error = capsys.readouterr().err
+        assert f"{folder} is held by" in error and "or use another --workdir" in error
+        assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
+
+
+def test_the_plan_trains_nothing(tmp_path, capsys):
+    assert main(arguments(write_config(tmp_path / "mine.py"), tmp_path / "new", "--dry-run")) == 0
     text = capsys.readouterr().out
     assert "30 runs: 10 probes of stability, 1 round of 9 points at 4 steps" in text
     assert text.count("optim.peak_lr=") == 9 and not (tmp_path / "new").exists()
-    assert main(["tune", "--status", f"--workdir={folder}"]) == 0
+
+
+@pytest.mark.full
+def test_the_state(tuned, capsys):
+    assert main(["tune", "--status", f"--workdir={tuned[1]}"]) == 0
     assert "done" in capsys.readouterr().out
 
 

@@ -13,6 +13,7 @@ from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import schedule_curves
 from scalelab.record import records
+from tests.quick import one_in
 from tests.train.runs import SMALL
 
 NAMES = ("constant", "linear", "cosine", "cosine_restarts", "wsd", "wsd_s", "multi_step", "inverse_sqrt")
@@ -27,7 +28,7 @@ def schedule(*overrides):
     return main(["schedule", "--config=configs/tiny.py", *(f"--config.{each}" for each in overrides), "--json"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(8, NAMES))
 def test_a_schedule_that_is_not_refused_reaches_its_peak(name):
     """What `runs --by` and `--best-of=lr` call the LR: over lengths of warm-up, decay and fall at random."""
     rng, refused = np.random.default_rng(NAMES.index(name)), 0
@@ -113,6 +114,7 @@ TOLD = {
 }
 
 
+@pytest.mark.full
 def test_what_has_no_effect_is_told_by_train_and_stays_in_the_logbook(tmp_path, capsys):
     beside = "train.steps=4", "checkpoint.every_steps=100", "model.n_layers=1", "schedule.name=cosine"
     overrides = [f"--config.{each}" for each in (*TOLD, *beside)]

@@ -22,6 +22,7 @@ def test_the_grammar():
     assert mixture_text.parse_unique_tokens("web=1e6,code=2000") == {"web": 10**6, "code": 2000}
 
 
+@pytest.mark.full
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=8).filter(any))
 def test_whatever_sums_to_one_is_taken_as_said(parts):
     wanted = {f"s{i}": Fraction(part, sum(parts)) for i, part in enumerate(parts)}

@@ -30,6 +30,7 @@ def warmups(a):
 """
 
 
+@pytest.mark.full
 def test_a_key_of_a_name_that_another_group_has_changes_no_learning_rate(tmp_path, capsys):
     """The first edit that docs/fork.md teaches, by a name that the schedule has: through `train`, in a copy."""
     fork = tmp_path / "fork"

@@ -141,6 +141,7 @@ def check(folder: pathlib.Path, undisturbed: dict[str, object]) -> None:
         assert "failed" not in [event["kind"] for event in records.read_events(run)]
 
 
+@pytest.mark.full
 def test_a_killed_parent_worker_and_fork_server_cost_nothing_and_nobody_is_called_failed(tmp_path, undisturbed):
     chance = random.Random(39)
     kinds = list(KINDS)

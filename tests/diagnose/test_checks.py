@@ -145,6 +145,7 @@ def test_communication_that_computing_hides_is_free():
     assert share_of_communication(Operation(*each) for each in ops) == pytest.approx((3 / 18 + 0) / 2)
 
 
+@pytest.mark.full
 def test_operations_of_a_real_profile_are_read(tmp_path):
     product = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jnp.tanh(y @ x), x))
     jax.block_until_ready(product(jnp.eye(64)))

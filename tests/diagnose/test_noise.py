@@ -82,6 +82,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_step_is_measured_as_by_hand(run):
     evidence = gather_evidence(run)
     result = measure_noise(evidence, 2, 3)

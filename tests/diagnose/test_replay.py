@@ -57,6 +57,7 @@ def test_the_original_has_the_bits_of_the_run_and_nothing_is_written(run, capsys
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("text", "changed"),
     [("clip=0.05", {"optim__clip_norm": 0.05}), ("optim.beta2=0.5", {"optim__beta2": 0.5})],

@@ -62,6 +62,7 @@ def test_several_parts_count_by_their_validation_tokens():
     assert each[1].bpb == pytest.approx(each[1].loss / np.log(2) / 2.0)
 
 
+@pytest.mark.full
 def test_where_documents_are_masked_it_is_the_training_loss_of_masked_documents():
     model, data = loaded(), load_run_dataset(settings())
     masked = model._replace(static=dataclasses.replace(model.static, documents="mask"))

@@ -133,6 +133,7 @@ def start_reporting(*arguments, **variables):
     )  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", ["full", "auto"])
 def test_the_command_sets_it_before_jax_starts_prints_and_records_it(tmp_path, remat):
     wanted = min(host_memory.XLA_LIMIT_GIB, host_memory_bytes() // GIB)
@@ -146,6 +147,7 @@ def test_the_command_sets_it_before_jax_starts_prints_and_records_it(tmp_path, r
     assert noted == {"moments_bytes": state.host_bytes(static), "limit_gib": wanted, "bytes": host_memory_bytes()}
 
 
+@pytest.mark.full
 def test_the_command_refuses_a_limit_below_the_moments_and_moments_above_the_host(tmp_path):
     small = start_reporting(*train(tmp_path / "run", *SETTINGS), XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB="0")
     out, err = small.communicate()

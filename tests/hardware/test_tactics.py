@@ -75,6 +75,7 @@ def test_the_switch_takes_names_or_all():
         switch.tactics_off({switch.VARIABLE: "turn,exchnge"})
 
 
+@pytest.mark.full
 def test_a_name_that_is_not_a_tactic_is_refused_and_leaves_nothing(tmp_path):
     _, err = ended(process := command(*train(tmp_path / "run"), env={switch.VARIABLE: "barriers"}))
     assert process.returncode == 2 and "'barriers' is not a tactic" in err and not (tmp_path / "run").exists()
@@ -111,11 +112,13 @@ def programs(off, *arguments):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.full
 def test_programs_have_barriers():
     for name, barriers, layouts in programs(""):
         assert barriers > 0 and (layouts > 0) == (name == "gpu layers"), name
 
 
+@pytest.mark.full
 def test_programs_without_tactics_have_none_and_a_mesh_computes_one_devices_gradients():
     *counts, (loss, gradient) = programs("all", "mesh")
     assert [barriers + layouts for _, barriers, layouts in counts] == [0] * 5

@@ -31,6 +31,7 @@ from tests import forks
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, digest
 from tests.model.shapes import logit_error
+from tests.quick import one_in
 
 ANSWERS = json.loads((HERE / "answers.json").read_text())
 LOGITS = np.load(HERE / "answers.npz")
@@ -46,7 +47,7 @@ def largest_difference(a, b):
     return float(np.abs(np.asarray(a) - np.asarray(b)).max())
 
 
-@pytest.mark.parametrize("name", examples.MODELS)
+@pytest.mark.parametrize("name", one_in(3, examples.MODELS))
 def test_transformers_computes_our_logits_from_what_we_write(tmp_path, name):
     shape = examples.shape(name)
     ours = examples.logits(shape, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
@@ -193,6 +194,7 @@ REFUSED = {
     "no positions": ("llama_tied", {"nope_every": 2}, "model.nope_every=2"),
     "qkv": ("llama_tied", {"qkv_bias": True}, r"model.qkv_bias=True \(llama: False, gpt2: False"),
     "scaled logits": ("llama_tied", {"logit_scale": "rsqrt_width"}, "model.logit_scale='rsqrt_width'"),
+    "stacks": ("llama_tied", {"block": "sequential=1,sequential=2"}, "model.block='sequential=1,.*=2' .llama: 'seq"),
     "two": ("llama_tied", {"qk_norm": True, "logit_softcap": 1.0}, "model.qk_norm=True .*; model.logit_softcap=1.0"),
 }
 
@@ -260,7 +262,8 @@ def program(shape):
     return str(jax.make_jaxpr(lambda p, t: next_token_logits(shape, p, t))(like, jnp.zeros((1, 16), int)))
 
 
-@pytest.mark.parametrize("name", ["llama_grouped", "gpt2"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", one_in(2, ["llama_grouped", "gpt2"]))
 def test_every_field_of_a_model_is_written_refused_or_changes_nothing(name):
     """Each option flipped: config.json tells it again, or the model is refused in words, or its program is the same."""
     old = examples.shape(name)

@@ -12,6 +12,7 @@ from scalelab.model import decode, transformer
 from scalelab.model.attention.documents import document_segments
 from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import logit_error, random_params, shape, tokens
+from tests.quick import one_in
 
 extend = jax.jit(decode.decode_tokens, static_argnums=(0, 4))
 
@@ -42,7 +43,7 @@ def in_pieces(of, params, tokens_BS, sizes, policy=FP32, separator=None):
     return np.concatenate(pieces, axis=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", one_in(4, MODELS))
 @pytest.mark.parametrize("separator", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_logits_are_those_of_the_training_forward(name, separator):
     """A prompt of seven tokens, then one at a time; with a separator each document begins anew."""

@@ -10,6 +10,7 @@ import pytest
 
 from scalelab.model import layers, parametrization, transformer
 from tests.model.shapes import PRESETS, distance, loss_and_grads, random_params, shape, tokens
+from tests.quick import one_in
 
 
 def by_name(tree):
@@ -143,7 +144,7 @@ def test_every_matrix_of_transformer_xl_is_hidden_but_its_vectors_are_not():
     }
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", one_in(3, PRESETS))
 def test_forward_of_mup_is_that_of_standard_with_a_colder_head_and_attention(preset):
     """At four times the base width: logits / 4 for tied and untied heads, scores / sqrt(4) more than 1/sqrt(d_head)."""
     plain = shape(preset, d_model=256, n_layers=1)
@@ -161,7 +162,7 @@ def test_forward_of_mup_is_that_of_standard_with_a_colder_head_and_attention(pre
     assert distance(logits(mup, params, batch), logits(plain, colder, batch) / 4) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["mup", "completep"])
+@pytest.mark.parametrize("name", one_in(3, ["mup", "completep"]))
 @pytest.mark.parametrize("like", ["adam", "sgd", "spectral"])
 def test_at_the_base_all_are_standard(name, like):
     plain, base = (shape(parametrization=n, base_width=32, base_layers=2) for n in ("standard", name))

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from scalelab.model import transformer
+from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.layers import MLP
-from scalelab.model.transformer import Transformer
+from scalelab.model.pieces import run_pieces
 from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import PRESETS, chain_terms, distance, loss_and_grads, random_params, shape, tokens
+from tests.quick import one_in
 from tests.rounding import RMS, sum_error
 
 SMALL = {"d_model": 16, "n_heads": 2, "seq_len": 6, "vocab_size": 8, "remat": "none"}
@@ -21,14 +23,16 @@ CAUSAL["none"] = shape(**SMALL, position="none")
 CAUSAL["grouped, qk_norm"] = shape(**SMALL, n_kv_heads=1, qk_norm=True)
 
 
-@pytest.mark.parametrize("of", CAUSAL.values(), ids=CAUSAL)
+@pytest.mark.parametrize("of", one_in(2, CAUSAL.values()), ids=CAUSAL)
 def test_causality_by_gradients(of):
     """d hidden[t] / d embedding[j] is zero exactly for j > t; tokens are distinct, so rows are positions."""
     tokens_BS = jnp.asarray([[5, 2, 7, 0, 3, 6]])
     params = random_params(of)
 
+    pieces = transformer.make_pieces(of, FP32, SplitTokens(tokens_BS, None), lambda params, x_BSD, head_DV: x_BSD)
+
     def hidden(embed_VD):
-        return Transformer(of, FP32).apply({"params": params | {"embed": {"w": embed_VD}}}, tokens_BS)[0][0]
+        return run_pieces(of, pieces, params | {"embed": {"w": embed_VD}})[0][0]
 
     influence_SDVD = jax.jit(jax.jacrev(hidden))(params["embed"]["w"])
     influence_TJ = np.abs(influence_SDVD).sum((1, 3))[:, tokens_BS[0]]
@@ -118,6 +122,7 @@ def test_squared_relu():
     assert "gate" not in transformer.parameter_declarations(of)["blocks"]["mlp"]
 
 
+@pytest.mark.full
 def test_remat_changes_memory_alone():
     of = [shape(remat=remat) for remat in ("none", "dots", "full")]
     params, batch = random_params(of[0], noise=0.1), tokens(of[0])
@@ -128,6 +133,7 @@ def test_remat_changes_memory_alone():
         assert distance(again_grads, grads) < 1e-6
 
 
+@pytest.mark.full
 def test_loss_is_the_cross_entropy_of_the_logits():
     of = shape(logit_softcap=1.5)
     params, batch = random_params(of), tokens(of)
@@ -181,7 +187,8 @@ def test_bf16_is_near_fp32_leaf_by_leaf():
             assert distance([rough], [exact]) < 0.02, name
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.full
+@pytest.mark.parametrize("preset", one_in(2, PRESETS))
 def test_declarations_say_what_init_makes(preset):
     of = shape(preset, d_model=64, vocab_size=256)
     declared, params = (
@@ -221,6 +228,7 @@ def test_init_is_a_function_of_the_key():
     assert distance(other, one) > 0.1
 
 
+@pytest.mark.full
 def test_the_program_that_draws_parameters_does_not_grow_with_the_layers():
     """Unrolled, as a step's blocks are, it took as long to compile as the step."""
 

@@ -9,6 +9,7 @@ from scalelab.optim import apollo
 from scalelab.optim.galore import GaloreState, leading_singular_vectors
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
 from tests.optim.hidden import adam, by_matrix, separated
+from tests.quick import one_in
 
 KEYS = ("beta1", "beta2", "eps")
 
@@ -58,7 +59,7 @@ def projections(state):
     return next(part.projection for part in parts if isinstance(part, GaloreState))
 
 
-@pytest.mark.parametrize(("every", "rank"), [(200, 4), (8, 4), (200, 128)])
+@pytest.mark.parametrize(("every", "rank"), one_in(2, [(200, 4), (8, 4), (200, 128)]))
 def test_thirty_steps_of_galore(every, rank):
     # eps is above the rounding of projected gradients, so that it doesn't decide the sign of entries near zero.
     changes = {"optim__every": every, "optim__rank": rank, "optim__weight_decay": 0.1, "optim__eps": 1e-4}
@@ -108,9 +109,10 @@ def by_apollo(h, declared, params, gradients, lrs, every, rank, tensor):
     return by_matrix(h, declared, params, gradients, lrs, direction)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "every", "rank"),
-    [("apollo", 8, 4), ("apollo", 200, 128), ("apollo_mini", 8, 1)],
+    one_in(3, [("apollo", 8, 4), ("apollo", 200, 128), ("apollo_mini", 8, 1)]),
 )
 def test_thirty_steps_of_apollo(name, every, rank):
     static, h = setting(name, optim__every=every, optim__rank=rank, optim__weight_decay=0.1)

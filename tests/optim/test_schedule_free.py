@@ -110,6 +110,7 @@ def test_the_weights_that_are_handed_on_have_the_loss_that_the_run_was_evaluated
         assert records.read_json(tmp_path / name / "record.json")["init_from"]["digest"] == weights.origin["digest"]
 
 
+@pytest.mark.full
 def test_begun_on_given_weights_z_begins_there_too(tmp_path, finished):
     """At an LR of zero nothing may move; a z that was drawn would pull y along."""
     still = config(**MADE | {"optim__peak_lr": 0.0}, train__init_from=str(finished[0]))

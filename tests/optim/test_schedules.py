@@ -19,6 +19,7 @@ from scalelab.config.checks import combinations
 from scalelab.configs import base
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
+from tests.quick import one_in
 from tests.rounding import FP32
 
 CONFIG = config_lib.resolve(base.get_config())
@@ -110,7 +111,7 @@ def test_cosine_is_optax_of_the_same_step_after_warmup_and_of_the_next_within():
     np.testing.assert_allclose(lr[10:], theirs[10:LENGTH], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("growth", "lengths"), [(1, [30, 30, 30]), (2, [10, 20, 40]), (1.5, [40, 60])])
+@pytest.mark.parametrize(("growth", "lengths"), one_in(3, [(1, [30, 30, 30]), (2, [10, 20, 40]), (1.5, [40, 60])]))
 def test_restarts_are_optax_cosines_one_after_the_other(growth, lengths):
     """Loshchilov & Hutter 2017 with T_0 = the first length and T_mult = growth."""
     steps = sum(lengths)
@@ -279,7 +280,7 @@ steps = some.integers(1, LENGTH)
 share = some.floats(0, 1, width=32)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(3, NAMES))
 @given(
     steps=steps, warmup=some.integers(0, LENGTH), decay=share, final=share, shape=some.sampled_from([*schedules.DECAYS])
 )
@@ -304,7 +305,7 @@ def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, de
 
 
 @pytest.mark.parametrize("wd_shape", schedules.WEIGHT_DECAYS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_in(3, NAMES))
 def test_one_compile_serves_all_and_packs_under_vmap(name, wd_shape):
     function = compiled(name, "linear", wd_shape)
     trials = [
@@ -362,7 +363,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("function", BAD, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", one_in(3, BAD), ids=lambda f: f.__name__)
 def test_an_own_schedule_that_is_bad_at_any_step_is_refused_and_no_folder_made(tmp_path, capsys, function):
     given = [f"--config.schedule.name={__name__}:{function.__name__}", "--config.train.steps=100"]
     folder = tmp_path / "run"

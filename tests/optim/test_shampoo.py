@@ -8,6 +8,7 @@ import pytest
 from scalelab.optim.shampoo import inverse_fourth_root
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
 from tests.optim.hidden import by_matrix, separated
+from tests.quick import one_in
 
 
 def root(statistic):
@@ -36,7 +37,8 @@ def by_shampoo(h, declared, params, gradients, lrs, every, averaged):
     return by_matrix(h, declared, params, gradients, lrs, direction)
 
 
-@pytest.mark.parametrize(("every", "averaged"), [(1, False), (10, False), (4, True)])
+@pytest.mark.full
+@pytest.mark.parametrize(("every", "averaged"), one_in(3, [(1, False), (10, False), (4, True)]))
 def test_thirty_steps_of_shampoo(every, averaged):
     static, h = setting("shampoo", optim__every=every, optim__averaged=averaged)
     declared, params, gradients = problem()

@@ -11,6 +11,7 @@ from scalelab.optim.chain import build_optimizer_chain
 from scalelab.optim.soap import power_iteration_step, sorted_eigenvectors
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, nested, problem, rates, setting
 from tests.optim.hidden import adam, by_matrix
+from tests.quick import one_in
 
 
 def first_bases(static, h, params, gradients):
@@ -56,7 +57,7 @@ def by_soap(h, declared, params, gradients, lrs, bases, every):
     return by_matrix(h, declared, params, gradients, lrs, direction)
 
 
-@pytest.mark.parametrize("every", [10, 3])
+@pytest.mark.parametrize("every", one_in(2, [10, 3]))
 def test_thirty_steps_of_soap(every):
     # eps is above the rounding of rotated gradients, so that it doesn't decide the sign of entries near zero.
     static, h = setting("soap", optim__every=every, optim__eps=1e-4)

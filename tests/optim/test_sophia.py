@@ -22,8 +22,9 @@ from scalelab.model.declare import named_leaves
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import resolve_layout
-from scalelab.train.step import curvature, state
+from scalelab.train.step import state
 from scalelab.train.step.step import train_step
+from scalelab.train.step.update import curvature
 from tests.optim.frame import STEPS, assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
 
 TINY = {
@@ -59,6 +60,7 @@ def test_thirty_steps_are_the_papers():
     assert_follows(expected, actual, params)
 
 
+@pytest.mark.full
 def test_curvature_is_scaled_as_the_gradient_it_comes_from_where_eps_is():
     """CompleteP takes an eps that much smaller; the ratio of gradient and curvature must stay."""
     wide = {"parametrization__name": "completep", "parametrization__base_width": 4, "parametrization__base_layers": 1}
@@ -199,7 +201,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scalelab.config import static
 from scalelab.model import transformer
 from scalelab.parallel import mesh as mesh_lib, rules
-from scalelab.train.step import curvature
+from scalelab.train.step.update import curvature
 from tests.optim.test_sophia import little
 
 made = static(little(**{"model.d_model": 8, "model.vocab_size": 16, "model.seq_len": 8, "train.global_batch": 4}))

@@ -133,6 +133,7 @@ def test_the_commands_refuse_it_unset_and_say_it_set(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["own"] == {"gamma": 0.025}
 
 
+@pytest.mark.full
 def test_the_contract_takes_it():
     with pytest.raises(BadInput, match="which is not set"):
         check_optimizer("docs.own:soft_signs", peak_lr=1e-3)

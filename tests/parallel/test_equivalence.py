@@ -17,6 +17,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("names", PARTS)
 def test_loss_gradients_and_bytes_of_each_layout(names, tmp_path):
     path = tmp_path / "rows.json"

@@ -62,6 +62,7 @@ def differences(cases):
     return json.loads(done.stdout)
 
 
+@pytest.mark.full
 def test_a_ring_of_cudnns_parts_has_the_output_and_the_gradients_of_one_device():
     """cuDNN by hand: no documents, some that end within a chunk, and long ones that go on over several devices."""
     cases = {  # kernel, devices, tokens, d_head, documents that begin a token, window, whether the layer is global

@@ -95,6 +95,7 @@ def largest_difference(a, b):
     return max(jax.tree.leaves(jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)))
 
 
+@pytest.mark.full
 def test_two_processes_train_what_one_device_trains(tmp_path):
     """Not to the last bit, since gloo adds in another order: 6e-8 after 18 steps (5e-6 at ten times the learning
     rate)."""
@@ -240,6 +241,7 @@ print(json.dumps(said), file=sys.stderr)
 """
 
 
+@pytest.mark.full
 def test_each_process_reads_its_own_rows_only_and_they_agree_on_what_they_must(tmp_path):
     address = f"localhost:{free_port()}"
     started = [

@@ -71,6 +71,7 @@ print(json.dumps(worst))
 """
 
 
+@pytest.mark.full
 def test_the_ring_has_the_output_and_the_gradients_of_one_device():
     """Documents, windows, both kinds of layers and distances; chunks of 12, 8 and 6 tokens in blocks of 4, 4 and 6."""
     env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"}

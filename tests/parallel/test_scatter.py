@@ -78,6 +78,7 @@ def test_loss_and_gradients_are_those_of_one_device(precision, layouts, most):
         assert loss <= most[0] and gradients <= most[1]
 
 
+@pytest.mark.full
 def test_a_gradient_is_sent_in_the_bytes_of_a_reduce_scatter():
     """Whichever axis of the weight is split. The weight is gathered once; nothing else is larger than a number."""
     once = 64 * 64 * 4 * 7 / 8

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import functools
 import jax, numpy as np
@@ -29,6 +31,7 @@ print("equal")
 """
 
 
+@pytest.mark.full
 def test_splash_on_a_mesh_has_the_loss_and_the_gradients_of_one_device():
     env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)

@@ -12,6 +12,7 @@ from scalelab.plan.step.time import step_time
 from tests.plan.tiny import static, tiny
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rows", [(2,), pytest.param((1, 2, 8), marks=pytest.mark.slow)])
 def test_the_ramp_measures_the_real_step(rows, monkeypatch):
     monkeypatch.setattr(measure_lib, "MEASURED_S", 0.02)

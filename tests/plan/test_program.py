@@ -189,6 +189,7 @@ def compiled():
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.full
 def test_gradients_of_blocks_are_added_between_devices_once_a_step(compiled):
     matrices, rows = compiled[0]
     once = sum(size for kind, size, times in rows if kind == "all-reduce" and times == 1)
@@ -196,6 +197,7 @@ def test_gradients_of_blocks_are_added_between_devices_once_a_step(compiled):
     assert once >= 4 * matrices and repeated < 0.1 * matrices  # gains: once a micro-batch
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("zero, scattered", [(1, 1), (2, 4)])
 def test_zero_1_and_2_gather_weights_once_a_step(compiled, zero, scattered):
     """Matrices and head, once, for four micro-batches; gradients once under ZeRO 1, else after each micro-batch."""
@@ -208,6 +210,7 @@ def test_zero_1_and_2_gather_weights_once_a_step(compiled, zero, scattered):
     assert sum(size * times for size, times in added) == pytest.approx(scattered * weights, rel=0.02)
 
 
+@pytest.mark.full
 def test_a_head_is_gathered_once_and_an_embedding_never(compiled):
     """Under FSDP with a vocabulary that makes all else small, and four micro-batches: XLA:CPU gathers once for all of
     them, and says all-reduce for the scatter.
@@ -218,6 +221,7 @@ def test_a_head_is_gathered_once_and_an_embedding_never(compiled):
     assert 1 <= gathered / head < 2 and 4 <= added / head < 6
 
 
+@pytest.mark.full
 def test_a_block_sends_the_gradient_of_its_input_once_for_all_its_products(compiled):
     """Four sums a layer: of the outputs of attention and MLP, of the gradients of their inputs. Embedding and head."""
     activations = 64 * 32 * 64 * 4  # bytes: tokens x d_model; XLA adds up in fp32 on a CPU
@@ -225,6 +229,7 @@ def test_a_block_sends_the_gradient_of_its_input_once_for_all_its_products(compi
     assert round(sums / activations) == 4 + 2
 
 
+@pytest.mark.full
 def test_a_forward_gathers_in_parts_and_sends_no_more(compiled):
     """Two gathers a layer come in four parts, each a collective of its own; XLA:CPU joins those of the sums.
 

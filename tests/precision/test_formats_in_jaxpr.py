@@ -15,6 +15,7 @@ from scalelab.train.formats_found import step_formats
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
 from scalelab.train.step.program import hparam_shapes
+from tests.quick import one_in
 from tests.train.step.test_step import setting
 
 
@@ -24,7 +25,7 @@ def found(name, **changes):
     return step_formats(static, h)
 
 
-@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("name", one_in(3, list(POLICIES)))
 def test_what_a_policy_states_is_what_is_found(name):
     policy, dtypes = POLICIES[name], found(name)
     for role in ("parameters", "accumulation", "gradients", "reductions", "moments", "logits", "loss"):
@@ -36,6 +37,7 @@ def test_what_a_policy_states_is_what_is_found(name):
     assert share > 0.7  # the layers' products; the rest is attention's and the head's
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("changes", [{}, {"model.norm_place": "after"}, {"model.block": "parallel"}], ids=str)
 def test_the_residual_stream_is_added_up_in_the_stated_format(changes):
     """fp32 under every fp8 policy, though layers take and give bf16; narrow where the whole policy is narrow."""
@@ -54,13 +56,16 @@ def test_the_residual_stream_is_added_up_in_the_stated_format(changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"model__n_layers": 13},
-        {"train__accumulate": 2},
-        {"model__remat": "full"},
-        {"model__position": "relative"},
-        {"model__tied_head": True, "model__bias": True},
-    ],
+    one_in(
+        2,
+        [
+            {"model__n_layers": 13},
+            {"train__accumulate": 2},
+            {"model__remat": "full"},
+            {"model__position": "relative"},
+            {"model__tied_head": True, "model__bias": True},
+        ],
+    ),
     ids=str,
 )
 def test_formats_are_found_inside_loops_and_blocks_computed_again(changes):

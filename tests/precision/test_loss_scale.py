@@ -17,6 +17,7 @@ from scalelab.train.resume import start as lineage
 from scalelab.train.single import train_single
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import SMALL
 from tests.train.step.test_step import assert_same, batches, setting
 
@@ -39,7 +40,9 @@ def published(finite: list[bool]) -> list[tuple[float, int]]:
     return trace
 
 
-@pytest.mark.parametrize("bad", [{5}, {1999}, {2000}, {2001}, {0, 1, 2, 1500, 3499, 3500, 5500}, set()], ids=str)
+@pytest.mark.parametrize(
+    "bad", one_in(3, [{5}, {1999}, {2000}, {2001}, {0, 1, 2, 1500, 3499, 3500, 5500}, set()]), ids=str
+)
 def test_every_step_follows_the_published_rule(bad):
     finite = [i not in bad for i in range(6200)]
 
@@ -74,6 +77,7 @@ def advance(states, tokens, n=None):
     return run.advance(states, [np.asarray(tokens)], n or len(tokens))
 
 
+@pytest.mark.full
 def test_a_step_that_overflows_is_skipped_halves_the_scale_and_is_counted():
     _, _, run = program()
     (start,) = run.separate(run.init())

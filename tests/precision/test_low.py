@@ -94,6 +94,7 @@ def test_sums_of_products_are_in_fp32():
         assert float(y[0, 0, 0]) == 2.0, name
 
 
+@pytest.mark.full
 def test_without_a_scale_fp16_gradients_underflow_and_with_it_they_do_not():
     """Activations' gradients as small as in a batch of a million tokens (here 128, and a head 10^-5 as large)."""
     shares = {}

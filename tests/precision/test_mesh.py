@@ -12,7 +12,7 @@ from tests.train.runs import ROOT
 # (policy, layout, most). fp16 and bf16: how far gradients may be from one device's, over the largest entry of a leaf.
 # fp8: how many times as far from fp32's as one device's own, by the norm of each leaf. Sums in another order move a few
 # activations to the neighbour in bf16, and of those a few to the neighbour in fp8, which is 1/8 (e4m3) or 1/4 (e5m2)
-# away: which ones differs between processors. The first runs in `make test`, the others in `make test-slow`.
+# away: which ones differs between processors. The first runs in `make test-all`, the others in `make test-slow`.
 CASES = [
     ("fp16", {"fsdp": 4, "tensor": 2}, 2e-3),
     ("fp16", {"stage": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}, 2e-3),
@@ -35,6 +35,7 @@ from scalelab.experiments.studies.fsdp.rows import worst_leaf
 from scalelab.sharding import BATCH_AXES
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import upcast
 from scalelab.train.step import guard, state as state_lib
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import train_step
@@ -55,7 +56,7 @@ def tokens():
 def both(static, state, batch, h):
     policy = POLICIES[static.precision]
     scale = state.precision.scale if policy.scaled_loss else 1.0
-    params = state_lib.upcast(state.params, policy.parameters)
+    params = upcast(state.params, policy.parameters)
     _, grads = compute_gradients(static, params, batch, h.train.z_loss, scale)
     return train_step(static, state, batch, h), grads
 
@@ -141,6 +142,7 @@ print(json.dumps(found), flush=True)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("policy", "layout", "most"),
     [pytest.param(*case, marks=[pytest.mark.slow] * (case is not CASES[0])) for case in CASES],

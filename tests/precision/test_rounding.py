@@ -46,6 +46,7 @@ def test_what_rounding_lost_comes_back_to_sixteen_bits():
     np.testing.assert_allclose(rounding.join_trees(w, lost)["w"], x["w"], rtol=2.0**-16)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["bf16_kahan", pytest.param("bf16_master", marks=pytest.mark.slow)])
 def test_small_updates_add_up_or_are_lost(policy):
     """Twenty steps of AdamW at a rate of 1e-5, a hundredth of half a spacing of 1: gains of one, the norms', tell."""

@@ -16,6 +16,7 @@ from scalelab.record import listing, records
 from scalelab.report import gather, parts
 from scalelab.report.pages import write_report
 from scalelab.sweep.answer import settings
+from tests.quick import one_in
 from tests.report import synthetic
 
 EVIL = "<script>alert('x')</script> & \"quotes\""
@@ -183,7 +184,8 @@ def test_a_fit_that_did_not_converge_is_told(study):
     assert "did NOT converge" in verdict.fit_table(fit)
 
 
-@pytest.mark.parametrize("summary", [{}, {"runs": []}, {"runs": None, "held_out": None, "fit": None}])
+@pytest.mark.full
+@pytest.mark.parametrize("summary", one_in(3, [{}, {"runs": []}, {"runs": None, "held_out": None, "fit": None}]))
 def test_a_study_that_has_just_begun_has_a_page(tmp_path, summary):
     synthetic.write_run(tmp_path / "runs" / "first", status="running", lines=20)
     records.write_json(tmp_path / "summary.json", summary)
@@ -196,6 +198,7 @@ def test_a_study_that_has_just_begun_has_a_page(tmp_path, summary):
     }  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_entropy_rate_is_the_floor(tmp_path):
     synthetic.write_run(tmp_path, lines=20)
     record = records.read_json(tmp_path / "record.json")
@@ -206,6 +209,7 @@ def test_the_entropy_rate_is_the_floor(tmp_path):
     assert "1.0625" in Elements((tmp_path / "report.html").read_text()).text
 
 
+@pytest.mark.full
 def test_names_and_notes_are_escaped(tmp_path):
     name = EVIL.replace("/", "∕")
     for run in (name, "plain"):
@@ -221,6 +225,7 @@ def test_names_and_notes_are_escaped(tmp_path):
         assert EVIL in elements.text and name in elements.text
 
 
+@pytest.mark.full
 def test_a_sweep_names_its_best_and_its_lost(tmp_path):
     synthetic.write_sweep(tmp_path)
     report = write_report(tmp_path)
@@ -250,6 +255,7 @@ def test_a_best_trial_at_the_edge_is_said(undrawn, tmp_path):
     assert "0.004 is the largest LR. Try more beyond it." in text
 
 
+@pytest.mark.full
 def test_the_page_of_a_run_whose_process_is_gone_says_since_when(tmp_path):
     synthetic.write_run(tmp_path, status="running", lines=20)
     (tmp_path / ".lock").write_text("host elsewhere, process 1, started 2026-01-01 00:00:00, beating\n")
@@ -259,10 +265,11 @@ def test_the_page_of_a_run_whose_process_is_gone_says_since_when(tmp_path):
     assert re.search(r"not finished \(status: dead since \d{4}-\d\d-\d\d \d\d:\d\d\)", text)
 
 
-@pytest.mark.parametrize("status, message", [
+@pytest.mark.full
+@pytest.mark.parametrize("status, message", one_in(4, [
     ("done", "This run is done"), ("running", "not finished (status: running)"), ("diverged", "This run diverged"),
     ("stopped", "not finished (status: stopped)"),
-])  # fmt: skip
+]))  # fmt: skip
 def test_a_run_in_any_state_has_a_page(tmp_path, status, message):
     synthetic.write_run(tmp_path, status=status, lines=40)
     report = write_report(tmp_path)
@@ -280,6 +287,7 @@ def test_a_run_that_has_only_started_has_a_page(tmp_path):
     assert "status: starting" in Elements((tmp_path / "report.html").read_text()).text
 
 
+@pytest.mark.full
 def test_a_report_replaces_the_last_one_whole(tmp_path):
     synthetic.write_run(tmp_path, lines=20)
     write_report(tmp_path)

@@ -17,7 +17,7 @@ from scalelab.record import records
 from scalelab.report import serve
 from scalelab.report.pages import write_report
 from tests.report import synthetic
-from tests.train.runs import hear_signals
+from tests.train.runs import PATIENCE_S, hear_signals
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def started():
 
 def ask(server, path, host=None, method="GET"):
     """(status, headers, body) of one request, its path sent as it stands."""
-    connection = http.client.HTTPConnection(serve.ADDRESS, server.server_port, timeout=60)
+    connection = http.client.HTTPConnection(serve.ADDRESS, server.server_port, timeout=PATIENCE_S)
     connection.request(method, path, headers={"Host": host or f"localhost:{server.server_port}"})
     reply = connection.getresponse()
     content = reply.read().decode()
@@ -79,6 +79,7 @@ def test_the_page_of_a_sweep_is_that_of_the_report_with_links_to_its_trials(swee
     assert headers["Content-Type"].startswith("text/csv")
 
 
+@pytest.mark.full
 def test_a_trial_that_goes_on_has_a_new_version_and_page(sweep, started, restless):
     run, place = sweep / "runs" / "high & <b>", "/runs/high%20%26%20%3Cb%3E/"
     server = started(sweep)
@@ -158,6 +159,7 @@ def test_ports_and_options_that_cannot_be_are_refused_in_a_line(sweep, capsys):
         assert str(place) in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_interrupting_ends_the_command_without_a_word(sweep):
     command = [sys.executable, "-m", "scalelab", "sweep", "--status", "--serve=0", f"--workdir={sweep}"]
     with hear_signals():
@@ -165,10 +167,10 @@ def test_interrupting_ends_the_command_without_a_word(sweep):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=unbuffered)
     line = process.stderr.readline()
     port = int(re.search(r"http://127.0.0.1:(\d+)/ shows", line)[1])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     connection.request("GET", "/version")
     assert connection.getresponse().status == 200
     connection.close()
     process.send_signal(signal.SIGINT)
-    assert process.stderr.read() == "" and process.wait(timeout=30) == 0
+    assert process.stderr.read() == "" and process.wait(timeout=PATIENCE_S) == 0
     process.stderr.close()

@@ -16,7 +16,7 @@ def slurm(request, tmp_path_factory):
         try:
             running = stack.enter_context(cluster.start(tmp_path_factory.mktemp("cluster") / "slurm"))
         except AssertionError as failure:
-            if request.config.option.markexpr == "slurm":  # `make test-slurm`, not `make test`
+            if request.config.option.markexpr == "slurm":  # `make test-slurm`, not `make test-all`
                 raise
             pytest.skip(f"Slurm is installed but does not start here: {failure}")
         yield running

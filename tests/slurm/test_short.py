@@ -1,10 +1,13 @@
-"""What `make test` has of Slurm: submitted, stopped at a random step, requeued, ended with the same bits."""
+"""What `make test-all` has of Slurm: submitted, stopped at a random step, requeued, ended with the same bits."""
 
 import random
+
+import pytest
 
 from tests.slurm.sweep import ONE, Sweep, finish_with_releases
 
 
+@pytest.mark.full
 def test_a_sweep_is_submitted_stopped_requeued_and_ends_with_the_bits_of_a_run_that_nothing_stopped(slurm, tmp_path):
     sweep = Sweep(slurm, tmp_path, ONE, steps=120)
     process = sweep.start("--slurm.time=10")

@@ -15,6 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.sweep.tune import study
 from scalelab.train.single import train_single
+from tests.quick import one_in
 from tests.report import synthetic
 from tests.train.resume.test_compatibility import config
 
@@ -246,7 +247,8 @@ def be_killed(folder):
 LEGAL = (resume, extend, mix, change_batch, diverge, be_impatient, be_killed)
 
 
-@pytest.mark.parametrize("live", LEGAL, ids=lambda live: live.__name__)
+@pytest.mark.full
+@pytest.mark.parametrize("live", one_in(4, LEGAL), ids=lambda live: live.__name__)
 def test_runs_that_nobody_edited_are_sound_at_every_stop(tmp_path, capsys, live):
     folder = tmp_path / "runs" / "a"
     for _ in itertools.chain(live(folder), [None]):
@@ -271,6 +273,7 @@ def test_a_branch_and_a_note_are_sound(tmp_path, finished, capsys):
     assert files_named_by_verify(tmp_path / "runs" / "a", capsys) == []
 
 
+@pytest.mark.full
 def test_own_code_that_was_edited_since_is_named(tmp_path, capsys, monkeypatch):
     (tmp_path / "my_terms.py").write_text("def values(arrays):\n    return {}\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -138,6 +138,7 @@ def check_train(store, capsys, name: str, step: str, damaged: dict[str, bytes]) 
     return text
 
 
+@pytest.mark.full
 def test_an_object_of_each_sort_that_is_lost_is_named_and_costs_no_more_than_it_must(store, capsys):
     for name, kind in examples(store):
         check(store, capsys, name, kind)

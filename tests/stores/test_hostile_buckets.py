@@ -141,6 +141,7 @@ PARTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_part_that_is_not_an_object_of_the_folder_is_refused(server, url, canaries, capsys):
     for part in PARTS:
         put_index(url, {"metrics.jsonl": [part]})
@@ -153,6 +154,7 @@ RAW = [b"", b"null", b"[]", b"{", b'{"files": {}}', b'{"format": "1", "files": {
        b'{"format": 1, "files": {"a": [["files/x", ' + b"9" * 5000 + b', "x"]]}}']  # fmt: skip
 
 
+@pytest.mark.full
 def test_an_index_of_another_shape_is_refused(server, url, canaries, capsys):
     for files, content in [*((files, None) for files in FILES), *((None, content) for content in RAW)]:
         put_index(url, files, content)
@@ -195,6 +197,7 @@ def test_an_index_that_no_reader_takes_is_not_published(server, url, canaries, c
     assert main(["train", *TINY, f"--workdir={url}"]) == 0  # uploads what waited
 
 
+@pytest.mark.full
 def test_a_head_of_another_shape_is_refused(server, url, canaries, capsys):
     for changes in HEADS:
         put_head(url, **changes)

@@ -16,6 +16,7 @@ from scalelab.stores.copies import copy_here
 from scalelab.stores.download import read_index
 from scalelab.stores.lease import read_head, take_lease
 from scalelab.stores.urls import local_folder
+from tests.quick import one_in
 from tests.train.runs import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -66,7 +67,7 @@ def check_store(url: str, expected: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "every"), [("", 0), ("error", 3), ("lie", 3), ("hang", 9)], ids=["well", "5xx", "lies", "hangs"]
+    ("kind", "every"), one_in(2, [("", 0), ("error", 3), ("lie", 3), ("hang", 9)]), ids=["well", "5xx", "lies", "hangs"]
 )
 def test_another_machine_goes_on_from_all_that_was_there(server, url, machine, kind, every):
     server.faults.hang_s = 0.6
@@ -138,7 +139,7 @@ def test_a_machine_that_was_overtaken_sets_its_folder_aside(server, url, machine
     assert (folder.with_name(f"{folder.name}.overtaken") / "metrics.jsonl").read_text().endswith("the store\n")
 
 
-@pytest.mark.parametrize("kind", ["gone", "expired"])
+@pytest.mark.parametrize("kind", one_in(3, ["gone", "expired"]))
 def test_a_store_that_fails_in_the_middle_costs_no_work_and_one_line(server, url, kind, note_line):
     folder, said = local_folder(url), []
     server.faults.hang_s = 0.0

@@ -80,6 +80,7 @@ def old(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", GROWN)
 def test_only_what_is_new_trains_and_the_answer_is_that_of_a_fresh_sweep(case, old, tmp_path):
     (axes, new), grown = GROWN[case], tmp_path / "grown"
@@ -96,6 +97,7 @@ def test_only_what_is_new_trains_and_the_answer_is_that_of_a_fresh_sweep(case, o
     assert sweep(grown, axes) == result and trained(grown, before) == []
 
 
+@pytest.mark.full
 def test_trials_that_the_grid_no_longer_has_are_named_and_left_out_unless_asked_for(old, tmp_path, capsys):
     folder = tmp_path / "s"
     shutil.copytree(old, folder)
@@ -132,6 +134,7 @@ def test_trials_that_the_grid_no_longer_has_are_named_and_left_out_unless_asked_
     assert len(json.loads((folder / "sweep.json").read_text())["earlier"]) == 2
 
 
+@pytest.mark.full
 def test_folders_of_earlier_versions_with_an_index_in_front_are_found_and_go_on(tmp_path):
     folder = tmp_path / "s"
     sweep(folder, {LR: [1e-3, 2e-3], SEED: [0, 1]})
@@ -158,6 +161,7 @@ def stopping(monkeypatch, at):
     monkeypatch.setattr(terminal, "stop_on_signals", lambda: contextlib.nullcontext(lambda: next(calls) >= at))
 
 
+@pytest.mark.full
 def test_a_stopped_pack_goes_on_from_its_checkpoints_when_the_grid_grows_or_shrinks(tmp_path):
     folder = tmp_path / "s"
     with pytest.MonkeyPatch.context() as patch:
@@ -203,6 +207,7 @@ def test_equal_names_and_settings_that_decide_no_bit_are_told_apart(tmp_path):
     assert trained(tmp_path / "t", before) == ["every_steps=4"]
 
 
+@pytest.mark.full
 def test_a_run_elsewhere_that_a_link_names_is_no_trial_of_the_sweep(old, tmp_path):
     folder = shutil.copytree(old, tmp_path / "sweep")
     (folder / "runs" / "peak_lr=0.002").rename(tmp_path / "elsewhere")

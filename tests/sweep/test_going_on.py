@@ -49,6 +49,7 @@ class Killed(BaseException):
     """Ends a sweep between a step and its save, as SIGKILL would: what is on disk then is all there is."""
 
 
+@pytest.mark.full
 def test_trials_killed_before_the_first_save_of_their_new_pack_go_on_from_the_old_one(tmp_path):
     notes = []
 

@@ -32,6 +32,7 @@ def losses(folder, names):
     return {name: json.loads((folder / "runs" / name / "record.json").read_text())["val_loss"] for name in names}
 
 
+@pytest.mark.full
 def test_a_finished_sweep_grows_by_seeds(base, tmp_path):
     whole, grown = tmp_path / "whole", tmp_path / "grown"
     run_sweep(whole, trials(base, range(3)))
@@ -48,6 +49,7 @@ def test_a_finished_sweep_grows_by_seeds(base, tmp_path):
     assert json.loads((grown / "sweep.json").read_text())["packs"] == packs
 
 
+@pytest.mark.full
 def test_a_sweep_that_was_called_with_fewer_trials_in_between_still_knows_its_packs(base, tmp_path):
     run_sweep(tmp_path, trials(base, range(2)))
     run_sweep(

@@ -57,6 +57,7 @@ def test_the_choice_is_recorded(tmp_path):
     assert records.read_json(tmp_path / "runs" / "low" / "record.json")["pack"]["packing"] == "turn"  # auto, on CPU
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pack", ["turn", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_a_trial_that_diverges_is_marked_and_its_neighbours_are_untouched(tmp_path, alone, pack):
     spoiled = trials(**{"sweep.pack": pack})
@@ -77,6 +78,7 @@ def test_a_finished_sweep_is_not_run_again(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")}
 
 
+@pytest.mark.full
 def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     file = tmp_path / "grid.py"
     file.write_text(

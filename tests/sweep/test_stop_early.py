@@ -40,6 +40,7 @@ def swept(tmp_path_factory):
     return folder / "sweep", arguments, json.loads(out.read_text())
 
 
+@pytest.mark.full
 def test_a_hopeless_trial_is_stopped_early_and_is_not_a_result(swept, capsys):
     folder, _, content = swept
     poor, good = content["trials"]
@@ -58,6 +59,7 @@ def test_a_hopeless_trial_is_stopped_early_and_is_not_a_result(swept, capsys):
     assert "stopped early" in shown.out and "1 stopped early, 1 done" in shown.err
 
 
+@pytest.mark.full
 def test_an_ended_trial_is_not_run_again_and_its_page_says_why(swept):
     folder, arguments, content = swept
     before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*.json*")}
@@ -67,6 +69,7 @@ def test_an_ended_trial_is_not_run_again_and_its_page_says_why(swept):
     assert "This run ended early" in pages._state(row) and "p_worse_than_best" in pages._state(row)
 
 
+@pytest.mark.full
 def test_a_neighbour_of_a_stopped_trial_keeps_its_bits(swept, tmp_path):
     folder, arguments, content = swept
     good = content["trials"][1]["name"]

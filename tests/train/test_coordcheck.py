@@ -18,9 +18,12 @@ from scalelab.train.activations import collect_activations
 from scalelab.train.single import load_run_dataset
 from scalelab.train.step.program import sequential_program
 from tests.model.shapes import distance, random_params, shape, tokens
+from tests.quick import one_in
 
 
-@pytest.mark.parametrize(("preset", "name"), [("llama", "mup"), ("gpt2", "completep"), ("chinchilla", "standard")])
+@pytest.mark.parametrize(
+    ("preset", "name"), one_in(3, [("llama", "mup"), ("gpt2", "completep"), ("chinchilla", "standard")])
+)
 def test_activations_are_those_of_the_model(preset, name):
     of = shape(preset, name, base_width=8, base_layers=1, n_layers=3)
     params, batch = random_params(of), tokens(of)[:, :-1]
@@ -33,6 +36,7 @@ def test_activations_are_those_of_the_model(preset, name):
     assert result["attention"].shape == result["mlp"].shape == (3, *result["stream"].shape)
 
 
+@pytest.mark.full
 def test_attention_logits_are_what_the_first_block_computes():
     of = shape("gpt2", "mup", base_width=8, window=5)
     params, batch = random_params(of), tokens(of)[:, :-1]

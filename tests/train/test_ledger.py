@@ -117,6 +117,7 @@ def changed(tmp_path_factory, sixteen):
     return folder, sixteen[1] + train(folder, "train.global_batch", **FOUR)
 
 
+@pytest.mark.full
 def test_twenty_steps_of_sixteen_and_four_of_four_are_5376_tokens_and_the_data_go_on(changed):
     folder, rows = changed
     assert [len(step) for step in rows] == [16] * 20 + [4] * 4
@@ -129,6 +130,7 @@ def test_twenty_steps_of_sixteen_and_four_of_four_are_5376_tokens_and_the_data_g
     assert said == "step 20: 5,120 tokens are counted, and the data go on at sequence 320"
 
 
+@pytest.mark.full
 def test_without_the_flag_it_is_refused_and_nothing_changes(sixteen, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(sixteen[0], folder)
@@ -137,6 +139,7 @@ def test_without_the_flag_it_is_refused_and_nothing_changes(sixteen, tmp_path):
     assert_ledger(folder, 20, 5120)
 
 
+@pytest.mark.full
 def test_stopped_after_the_change_it_goes_on_to_the_same_bits(changed, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(changed[0], folder)
@@ -149,6 +152,7 @@ def test_stopped_after_the_change_it_goes_on_to_the_same_bits(changed, tmp_path)
     assert states[0] == states[1]
 
 
+@pytest.mark.full
 def test_back_to_an_older_step_the_ledger_is_that_steps(changed, tmp_path):
     """A fallback to before the change: from there on the present batch counts."""
     folder = tmp_path / "run"
@@ -161,6 +165,7 @@ def test_back_to_an_older_step_the_ledger_is_that_steps(changed, tmp_path):
     assert_goes_on(np.concatenate(changed[1][:18] + rows), resolved(**FOUR))
 
 
+@pytest.mark.full
 def test_diagnose_shows_the_batches_that_were_read_before_and_after_the_change(changed):
     every = [tuple(window) for window in windows(resolved(**FOUR)).tolist()]
     for step in (3, 22):
@@ -169,6 +174,7 @@ def test_diagnose_shows_the_batches_that_were_read_before_and_after_the_change(c
         assert [every[numbers[i]] for i in range(len(numbers))] == [tuple(r) for r in changed[1][step - 1].tolist()]
 
 
+@pytest.mark.full
 def test_schedules_in_tokens_take_the_counted_ones(changed):
     """Traced as on the host, before and after the change; and at 10^13 tokens, which int32 does not hold."""
     config = config_from_facts({"config": records.read_config(changed[0])})
@@ -184,6 +190,7 @@ def test_schedules_in_tokens_take_the_counted_ones(changed):
     assert (own.log.stretches, schedule_steps.tokens_before(own, 10)) == ("", 640)
 
 
+@pytest.mark.full
 def test_a_decay_in_tokens_counts_back_over_the_change(changed):
     """Of the last 768 tokens 4 steps took 64, and 2 before them 256."""
     config = config_from_facts({"config": records.read_config(changed[0])})
@@ -207,6 +214,7 @@ def test_on_a_mesh_the_ledger_and_the_data_are_those_of_one_device(sixteen, chan
     np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_branch_of_a_changed_trunk_has_the_trunks_tokens(changed, tmp_path):
     folder = tmp_path / "branch"
     run_here(f"--branch-from={changed[0]}", f"--workdir={folder}", "--config.schedule.decay_tokens=128", "--json")
@@ -217,6 +225,7 @@ def test_a_branch_of_a_changed_trunk_has_the_trunks_tokens(changed, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_a_checkpoint_without_a_ledger_gets_one_from_its_own_config_and_says_so(sixteen, changed, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(sixteen[0], folder)
@@ -231,6 +240,7 @@ def test_a_checkpoint_without_a_ledger_gets_one_from_its_own_config_and_says_so(
     assert sum(text == ledger.NO_LEDGER.format(step=20) for text in texts) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("edit", [[1], {"tokens": -1}, {"by_source": {"web": "x"}}, {"flops": [1]}, {"steps": 2**63}])
 def test_an_edited_ledger_is_one_line(edit, sixteen, tmp_path, capsys):
     folder = tmp_path / "run"
@@ -246,6 +256,7 @@ def test_an_edited_ledger_is_one_line(edit, sixteen, tmp_path, capsys):
     assert "is not what scalelab wrote there" in error and error.count("\n") == 1
 
 
+@pytest.mark.full
 def test_ten_steps_of_eight_and_ten_of_sixteen_are_3840_tokens_and_the_warm_up_ends_in_tokens(tmp_path):
     """Warm-up over 2,560 tokens: 10 steps of 128 were counted, 5 of 256 are left."""
     folder, warm = tmp_path / "run", {"schedule__warmup_steps": "none", "schedule__warmup_tokens": 2560}
@@ -272,6 +283,7 @@ def ramp_by_hand(steps, seen, micro, first, last, tokens):
     return sizes, seen
 
 
+@pytest.mark.full
 def test_under_a_batch_ramp_the_ledger_is_the_sum_over_the_ramp_before_and_after_a_change(tmp_path):
     folder = tmp_path / "run"
     ramp = {"schedule__batch_start": 2, "schedule__batch_warmup_tokens": 1000, "train__accumulate": 4}
@@ -288,6 +300,7 @@ def test_under_a_batch_ramp_the_ledger_is_the_sum_over_the_ramp_before_and_after
     assert_goes_on(np.concatenate(rows[:6] + more), resolved(train__global_batch=16))
 
 
+@pytest.mark.full
 def test_another_length_counts_its_own_tokens_and_flops_and_warns_of_the_new_shuffle(sixteen, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(sixteen[0], folder)
@@ -300,6 +313,7 @@ def test_another_length_counts_its_own_tokens_and_flops_and_warns_of_the_new_shu
     assert "some tokens come again" in next(e["text"] for e in records.read_events(folder) if e["kind"] == "warning")
 
 
+@pytest.mark.full
 def test_another_model_counts_its_own_flops_from_there_on(sixteen, changed, tmp_path):
     """A window of attention: fewer FLOPs a token, the same tokens; and the next resumption keeps both."""
     folder, windowed = tmp_path / "run", SIXTEEN | {"model__window": 4}
@@ -313,6 +327,7 @@ def test_another_model_counts_its_own_flops_from_there_on(sixteen, changed, tmp_
     assert_goes_on(np.concatenate(sixteen[1] + rows), resolved(**SIXTEEN))
 
 
+@pytest.mark.full
 def test_what_was_counted_outlives_an_edited_config(changed, tmp_path):
     """config.json says that all steps took 4 sequences; the checkpoint knows better."""
     folder = tmp_path / "run"

@@ -115,6 +115,7 @@ def test_a_count_under_a_name_of_its_own_is_within_the_bounds_of_arrays(tmp_path
         assert (f"params.of_a_fork is {count}, beyond the {2**63 - 1} that arrays hold" in err) == bool(code)
 
 
+@pytest.mark.full
 def test_a_log_without_ends_of_lines_is_not_read_into_memory(tmp_path, capsys):
     synthetic.write_run(tmp_path / "b", lines=6)
     with (tmp_path / "b" / "metrics.jsonl").open("r+b") as file:

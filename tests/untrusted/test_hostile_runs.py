@@ -16,6 +16,7 @@ from scalelab.__main__ import main
 from scalelab.record import jsonlines, records
 from scalelab.report import serve
 from tests.report import synthetic
+from tests.train.runs import PATIENCE_S
 
 FILES = ("config.json", "record.json", "metrics.jsonl", "events.jsonl", "layers.jsonl", "evaluations.jsonl")
 READERS = (
@@ -53,7 +54,8 @@ def call(capsys, *argv):
 def run_process(*argv):
     """A command in a process of its own."""
     line = [sys.executable, "-m", "scalelab", *argv]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=pathlib.Path(__file__).parents[2])
+    root = pathlib.Path(__file__).parents[2]
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root)
 
 
 def put_pipe(path: pathlib.Path) -> None:
@@ -81,6 +83,7 @@ def test_a_file_that_is_none_damages_its_own_run_only(folder, capsys, file, kind
     assert f"{file} is a {'pipe' if kind == 'a pipe' else 'link'}" in err and "secret" not in out + err
 
 
+@pytest.mark.full
 def test_no_reader_waits_for_a_pipe_or_a_device(folder, capsys):
     for file, kind in (("record.json", None), ("metrics.jsonl", "/dev/zero"), ("config.json", "/dev/zero")):
         path = folder / "runs" / "b" / file
@@ -139,6 +142,7 @@ def test_escapes_of_records_and_names_never_reach_the_terminal(folder, capsys):
     assert "\x1b" not in page and "\u202e" not in page
 
 
+@pytest.mark.full
 def test_a_folder_whose_name_is_not_utf_8_is_read_by_all(folder, capsys):
     odd = os.fsencode(folder / "runs" / "b") + b"\xff"
     os.rename(folder / "runs" / "b", odd)

@@ -57,6 +57,7 @@ def tuned(study):
     return {"sides": [{"name": name} | side | {"settings": settings, "rows": rows} for name in names], "tuned_at": 1.0}
 
 
+@pytest.mark.full
 def test_an_edited_tuned_json_is_one_line(config, tmp_path, capsys):
     path, _ = config
     folder = tmp_path / "study"
@@ -76,6 +77,7 @@ def test_an_edited_tuned_json_is_one_line(config, tmp_path, capsys):
     assert refused > 20
 
 
+@pytest.mark.full
 def test_an_edited_prediction_and_edited_speeds_are_one_line(config, tmp_path, capsys):
     path, ended = config
     folder = tmp_path / "study"

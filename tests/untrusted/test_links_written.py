@@ -45,6 +45,7 @@ def refusal(capsys, *argv: str) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_a_report_replaces_linked_figures_and_refuses_a_linked_page_or_folder(run, outside, tmp_path, capsys):
     (run / "figures").mkdir()
     for name in ("loss.csv", "loss.pdf"):
@@ -130,6 +131,7 @@ def test_a_read_only_run_has_its_report_elsewhere(run, tmp_path, capsys):
         assert "the page is a file that ends in .html" in refusal(capsys, "report", str(run), f"--output={wrong}")
 
 
+@pytest.mark.full
 def test_a_full_disk_leaves_the_figures_as_they_were(run, capsys, monkeypatch):
     assert main(["report", str(run)]) == 0
     figures = {path: path.read_bytes() for path in (run / "figures").iterdir()}

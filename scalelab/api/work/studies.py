@@ -148,10 +148,10 @@ def plan_ablation(
     `noise`: relative scatter of a run's loss over seeds; `correlation`: between both sides' losses at one seed. The
     defaults are measured in `workdir`.
     """
-    study, target, notes = _make_ablation(
+    study, target, lines = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
-    for line in notes:
+    for line in lines:
         progress({"note": line})
     folder = None if workdir is None else pathlib.Path(workdir)
     noise, correlation, source = power.known_noise(study, folder, noise, correlation, NOISE)
@@ -177,10 +177,10 @@ def ablate(
     """
     folder, fixed = pathlib.Path(workdir), dict(fix or {})
     note = lambda line: progress({"note": line})  # noqa: E731
-    study, target, notes = _make_ablation(
+    study, target, lines = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
-    for line in notes:
+    for line in lines:
         progress({"note": line})
     show = display or plain_display(progress, stop)
 

@@ -68,6 +68,7 @@ def answer(capsys, *argv):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_runs_predict_the_whole_curve_of_another_schedule(capsys, runs):
     others = [runs[name] for name in ("constant", "cosine", "wsd")]
     schedule = "configs/tiny.py"
@@ -119,6 +120,7 @@ def test_mistakes_are_one_line(capsys, table, options, line):
     assert line in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_runs_that_are_not_one_schedule_or_one_model_are_refused(capsys, runs, tmp_path):
     changed = write_run(tmp_path / "changed", "wsd", lr_factor=0.5)
     assert main(["fit", runs["cosine"], str(changed), "--law=annealing"]) == 2
@@ -132,6 +134,7 @@ def test_runs_that_are_not_one_schedule_or_one_model_are_refused(capsys, runs, t
     assert "none is left to fit" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_run_of_a_version_without_a_key_is_read_like_one_with_it(runs, tmp_path):
     shutil.copytree(runs["cosine"], tmp_path / "older")
     config = json.loads((tmp_path / "older" / "config.json").read_text())

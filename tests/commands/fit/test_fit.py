@@ -21,6 +21,7 @@ from scalelab.laws.law.names import LAWS
 from scalelab.laws.trust.profile import ParamProfile
 from scalelab.record import listing, records
 from tests.laws.examples import QUICKSTART_LIKE, published, study
+from tests.quick import one_in
 from tests.tables import table_path
 
 SIZES, *MEASURED = study(QUICKSTART_LIKE, 0.005)
@@ -70,6 +71,7 @@ def test_a_study_folder_gives_the_numbers_of_its_summary(capsys, study_folder):
     assert reasons == {"holdout": "role holdout", "check-x2": "role check", "fit-bad": "diverged"}
 
 
+@pytest.mark.full
 def test_a_table_with_two_of_n_d_c(capsys, table, study_folder):
     from_table = answer(capsys, table, "--columns=N=params,C=flops,loss=nll")
     from_runs = answer(capsys, study_folder)
@@ -77,6 +79,7 @@ def test_a_table_with_two_of_n_d_c(capsys, table, study_folder):
     assert from_table["n_convention"] == "column 'params'"
 
 
+@pytest.mark.full
 def test_the_human_table_says_everything(capsys, table):
     command = ["fit", table, "--columns=N=params,C=flops,loss=nll", "--target-flops=4e12", "--drop-top-loss=1"]
     assert main([*command, "--bootstrap=100"]) == 0
@@ -100,6 +103,7 @@ def test_the_convention_and_the_target(capsys, study_folder):
     assert target["intervals"]["N"][0] < target["N"] < target["intervals"]["N"][1]
 
 
+@pytest.mark.full
 def test_json_has_what_others_script_against(capsys, table):
     command = ["--columns=N=params,C=flops,loss=nll", "--bootstrap=40", "--target-flops=4e12,8e12", "--holdout=3"]
     result = answer(capsys, table, *command)
@@ -129,43 +133,46 @@ def test_besiroglus_law_from_the_command_line(capsys):
 
 @pytest.mark.parametrize(
     ("argv", "message"),
-    [
-        (["no/such/thing"], "no file or folder 'no/such/thing'"),
-        (["{table}", "--columns=N=params,C=flops,loss=nll", "--n-convention=kaplan"], "both say what N is"),
-        (["{table}", "--columns=C=flops,loss=nll", "--n-convention=kaplan"], "no column 'N_kaplan'"),
-        (
-            ["{table}", "--columns=N=params,C=flops,loss=nll", "--drop-top-loss=16"],
-            "has 5 parameters and needs at least 5",
-        ),
-        (["{table}", "--columns=N=params,C=flops,loss=nll", "--delta=-1"], "delta = -1"),
-        (["{table}", "--target-flop=1"], "did you mean '--target-flops'"),
-        (["{table}", "--columns=N=params,C=flops,loss=nll", "--target-flops=0"], "C = 0"),
-        (["{folder}", "--columns=N=params"], "--columns=N=… is for tables"),
-        (["{folder}", "--n-convention=totl"], "did you mean 'total'"),
-        (["{folder}", "--law=chinchila"], "did you mean 'chinchilla'"),
-        (["{folder}", "--law=no.such.module:fn"], "No module named 'no'"),
-        (["{folder}", "--law=data_constrained"], "20 no U"),
-        (["{folder}", "--objective=hubber_log"], "did you mean 'huber_log'"),
-        (["{folder}", "--objective=mse", "--delta=1e-3"], "has no threshold"),
-        (["{folder}", "--cluster=train.sead"], "did you mean 'train.seed'"),
-        (["{folder}", "--where=N > 1e30"], "leaves none of 23 rows"),
-        (["{folder}", "--where=optim.peak_lr > 1"], "no column 'optim.peak_lr'"),
-        (["{folder}", "--target-flops=1e24", "--bootstrap=0"], "--bootstrap=0 gives none"),
-        (["{folder}", "--target-flops=lots"], "'lots' is not a number"),
-        (["{folder}", "--holdout=20"], "holdout = 20"),
-        (["{folder}", "--hold=gamma=1"], "no free parameter 'gamma'"),
-        (["{folder}", "--level=2"], "level = 2"),
-        (["{folder}", "--next-runs=2"], "--next-runs needs --grid"),
-        (["{folder}", "--next-runs=2", "--grid=x.csv", "--budget-flops=1"], "--grid=x.csv: no such file"),
-        (["{folder}", "--method=akima"], "--method has no effect with --approach=3"),
-        (["{folder}", "--approach=2", "--law=kaplan"], "--law has no effect with --approach=2"),
-        (["{folder}", "--approach=2", "--method=akimo"], "did you mean 'akima'"),
-        (["{folder}", "--approach=1"], "no finished run with evaluations"),
-        (["{table}", "{folder}/nothing.csv"], "no file or folder"),
-        (["x" * 5000], "no file or folder"),
-        (["{table}", "--json={folder}/no/such.json"], "there is no folder"),
-        (["{table}", "--figures={table}"], "is a file; name a folder"),
-    ],
+    one_in(
+        4,
+        [
+            (["no/such/thing"], "no file or folder 'no/such/thing'"),
+            (["{table}", "--columns=N=params,C=flops,loss=nll", "--n-convention=kaplan"], "both say what N is"),
+            (["{table}", "--columns=C=flops,loss=nll", "--n-convention=kaplan"], "no column 'N_kaplan'"),
+            (
+                ["{table}", "--columns=N=params,C=flops,loss=nll", "--drop-top-loss=16"],
+                "has 5 parameters and needs at least 5",
+            ),
+            (["{table}", "--columns=N=params,C=flops,loss=nll", "--delta=-1"], "delta = -1"),
+            (["{table}", "--target-flop=1"], "did you mean '--target-flops'"),
+            (["{table}", "--columns=N=params,C=flops,loss=nll", "--target-flops=0"], "C = 0"),
+            (["{folder}", "--columns=N=params"], "--columns=N=… is for tables"),
+            (["{folder}", "--n-convention=totl"], "did you mean 'total'"),
+            (["{folder}", "--law=chinchila"], "did you mean 'chinchilla'"),
+            (["{folder}", "--law=no.such.module:fn"], "No module named 'no'"),
+            (["{folder}", "--law=data_constrained"], "20 no U"),
+            (["{folder}", "--objective=hubber_log"], "did you mean 'huber_log'"),
+            (["{folder}", "--objective=mse", "--delta=1e-3"], "has no threshold"),
+            (["{folder}", "--cluster=train.sead"], "did you mean 'train.seed'"),
+            (["{folder}", "--where=N > 1e30"], "leaves none of 23 rows"),
+            (["{folder}", "--where=optim.peak_lr > 1"], "no column 'optim.peak_lr'"),
+            (["{folder}", "--target-flops=1e24", "--bootstrap=0"], "--bootstrap=0 gives none"),
+            (["{folder}", "--target-flops=lots"], "'lots' is not a number"),
+            (["{folder}", "--holdout=20"], "holdout = 20"),
+            (["{folder}", "--hold=gamma=1"], "no free parameter 'gamma'"),
+            (["{folder}", "--level=2"], "level = 2"),
+            (["{folder}", "--next-runs=2"], "--next-runs needs --grid"),
+            (["{folder}", "--next-runs=2", "--grid=x.csv", "--budget-flops=1"], "--grid=x.csv: no such file"),
+            (["{folder}", "--method=akima"], "--method has no effect with --approach=3"),
+            (["{folder}", "--approach=2", "--law=kaplan"], "--law has no effect with --approach=2"),
+            (["{folder}", "--approach=2", "--method=akimo"], "did you mean 'akima'"),
+            (["{folder}", "--approach=1"], "no finished run with evaluations"),
+            (["{table}", "{folder}/nothing.csv"], "no file or folder"),
+            (["x" * 5000], "no file or folder"),
+            (["{table}", "--json={folder}/no/such.json"], "there is no folder"),
+            (["{table}", "--figures={table}"], "is a file; name a folder"),
+        ],
+    ),
 )
 def test_mistakes_end_with_2_and_one_line(capsys, table, study_folder, argv, message):
     assert main(["fit", *(part.format(table=table, folder=study_folder) for part in argv)]) == 2
@@ -196,6 +203,7 @@ def test_bad_tables_end_with_2_and_one_line(capsys, tmp_path, name, content, mes
     assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
+@pytest.mark.full
 def test_two_gigabytes_are_refused_at_once(tmp_path):
     path = tmp_path / "tokens.csv"
     with path.open("wb") as file:
@@ -204,6 +212,7 @@ def test_two_gigabytes_are_refused_at_once(tmp_path):
     assert ended.returncode == 2 and "has 2.00 GiB" in ended.stderr and ended.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 def test_more_rows_than_can_be_resampled_end_in_one_line(tmp_path, capsys):
     """1e5 rows ended in numpy's refusal of 74.5 GiB, after a minute."""
     rows = "".join(f"{1e7 + i},1e9,{3 - 1e-6 * i}\n" for i in range(30_001))
@@ -235,6 +244,7 @@ def test_a_fit_that_cannot_be_vouched_for_ends_with_1(capsys, tmp_path):
     assert "more runs are needed for intervals" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_parquet_jsonl_and_csv_fit_alike(capsys, table, tmp_path):
     with open(table) as file:
         lines = [{name: float(value) for name, value in line.items()} for line in csv.DictReader(file)]
@@ -247,6 +257,7 @@ def test_parquet_jsonl_and_csv_fit_alike(capsys, table, tmp_path):
     assert result[0]["params"] == result[1]["params"] == result[2]["params"]
 
 
+@pytest.mark.full
 def test_sources_add_up_and_subsets_divide(capsys, table, study_folder):
     both = answer(capsys, study_folder, table, "--columns=N=params,C=flops,loss=nll", "--bootstrap=0")
     assert both["n_rows"] == 40 and both["n_convention"] == "total; column 'params'"
@@ -256,6 +267,7 @@ def test_sources_add_up_and_subsets_divide(capsys, table, study_folder):
     assert large["left_out_by_where"] == sum(not row["C"] > 2e11 for row in rows)
 
 
+@pytest.mark.full
 def test_checkpoints_of_a_run_are_found_and_said(capsys, tmp_path):
     """Eight checkpoints each of ten runs whose errors are mostly the run's: alpha's interval is much wider."""
     random, rows = np.random.default_rng(0), []
@@ -292,6 +304,7 @@ def test_laws_of_other_columns(capsys, tmp_path):
     assert main(["fit", str(tmp_path / "t.csv"), *command, "--target-flops=1"]) == 2
 
 
+@pytest.mark.full
 def test_a_law_of_compute_alone_predicts_the_loss_of_a_budget(capsys, tmp_path):
     C = np.geomspace(1e16, 1e20, 12)
     noise = 1 + 0.002 * np.random.default_rng(0).standard_normal(12)
@@ -302,6 +315,7 @@ def test_a_law_of_compute_alone_predicts_the_loss_of_a_budget(capsys, tmp_path):
     assert result["low"] < 1.5 + 1500 * 1e21**-0.155 < result["high"] and result["high"] / result["low"] < 1.05
 
 
+@pytest.mark.full
 def test_a_law_of_ones_own_stands_beside_the_user(tmp_path, table):
     (tmp_path / "mine.py").write_text(
         "from scalelab.laws import Coefficient, Exponent\n\n"
@@ -344,6 +358,7 @@ def test_the_tournament_ranks_by_held_out_error(capsys, table, monkeypatch):
     assert {"chinchilla", "kaplan", "saturating"} == {entry["law"] for entry in entries}
 
 
+@pytest.mark.full
 def test_approach_2_finds_the_laws_own_exponent(capsys, table, tmp_path):
     command = ["--columns=N=params,C=flops,loss=nll", "--approach=2", "--target-flops=1e12"]
     for method, extra in (("akima", []), ("parabola", ["--seed-noise"])):
@@ -384,6 +399,7 @@ def test_next_runs_from_a_table_of_candidates(capsys, table, tmp_path):
     assert plan["sd_after"] < plan["sd_before"] and plan["forks"] == []
 
 
+@pytest.mark.full
 def test_next_runs_from_a_sweep_become_configs(capsys, table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = pathlib.Path(__file__).parents[3] / "configs" / "lr_seeds.py"
@@ -449,6 +465,7 @@ def test_the_certificates_line_counts_starts_that_did_not_converge():
     assert "48 of 48 starts agree, no other optimum" in describe_certificate(whole)
 
 
+@pytest.mark.full
 def test_a_held_value_that_makes_the_law_worse_than_a_constant_is_refused(tmp_path, capsys):
     table = tmp_path / "runs.csv"
     rows = [

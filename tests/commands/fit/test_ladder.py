@@ -30,6 +30,7 @@ def table(tmp_path_factory):
 COLUMNS = "--columns=loss=task_loss,accuracy=acc"
 
 
+@pytest.mark.full
 def test_a_table_of_checkpoints_predicts_a_larger_run(capsys, table):
     options = ["--accuracy", COLUMNS, "--bootstrap=40", "--target-values=N=7e9,D=1e12", "--holdout=2"]
     assert main(["fit", table, *options, "--json"]) == 0
@@ -72,12 +73,14 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("options", "line"), MISTAKES, ids=lambda value: str(value)[:30])
 def test_mistakes_are_one_line(capsys, table, options, line):
     assert main(["fit", table, "--accuracy", COLUMNS, "--bootstrap=20", *options]) == 2
     assert line in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_without_accuracy_its_options_are_refused(capsys, table):
     assert main(["fit", table, "--last-checkpoints=4", COLUMNS]) == 2
     assert "--last-checkpoints has no effect without --accuracy" in capsys.readouterr().err

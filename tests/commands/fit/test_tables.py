@@ -105,6 +105,7 @@ def test_text_in_a_column_of_a_usual_name_is_not_chosen(capsys, tmp_path, params
     assert result["params"] == params and result["columns"] == {"N": "n", "D": "tokens", "loss": "loss"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "question", "mend"),
     [
@@ -140,6 +141,7 @@ def test_bits_by_name_and_both_other_approaches(capsys, tmp_path):
         assert question in printed(capsys, tmp_path / "t.csv", "--columns=loss=val bits", approach), approach
 
 
+@pytest.mark.full
 def test_a_grid_has_columns_of_its_own(capsys, table, tmp_path):
     def grid(header):
         (tmp_path / "grid.csv").write_text(f"{header}\n1e4,1e8\n1e5,1e8\n1e5,1e9\n")
@@ -197,6 +199,7 @@ def own_laws(tmp_path, monkeypatch):
     return tmp_path / "t.csv"
 
 
+@pytest.mark.full
 def test_a_law_with_a_subtracted_term(capsys, own_laws):
     result = answer(capsys, own_laws, "--law=laws_of_mine:annealed")
     assert result["params"] == pytest.approx({"E": 2.6, "A": 0.5, "B": 0.05, "alpha": 0.5}, rel=0.01)

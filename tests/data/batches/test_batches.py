@@ -118,6 +118,7 @@ def test_the_order_is_what_it_was():
     assert window_numbers(np.array([0, 1, 2, 999, 1000, 10**9]), 1000, 0).tolist() == [414, 540, 67, 584, 957, 520]
 
 
+@pytest.mark.full
 def test_another_process_reads_the_same_batches(corpus):
     program = (
         "import sys, hashlib; from scalelab.data.dataset import open_dataset\n"

@@ -8,6 +8,7 @@ from scalelab.experiments.studies import accumulation as study
 from scalelab.train.step import state as state_lib
 
 
+@pytest.mark.full
 def test_both_ways_are_weighted_sums_of_the_sequences_own_gradients():
     static, h = study.build_setting()
     params = jax.jit(state_lib.init_state, static_argnums=0)(static, h).params
@@ -24,6 +25,7 @@ def test_both_ways_are_weighted_sums_of_the_sequences_own_gradients():
     assert np.linalg.norm(means - whole) > 0.05 * np.linalg.norm(whole)
 
 
+@pytest.mark.full
 def test_sgd_moves_as_often_as_far_as_the_division_was_forgotten(monkeypatch):
     monkeypatch.setattr(study, "STEPS", 2)
     monkeypatch.setattr(study, "FORGOTTEN", 3)

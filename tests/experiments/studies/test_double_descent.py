@@ -14,6 +14,7 @@ def test_least_squares_is_the_pseudo_inverse_and_the_ridge_normal_equations():
     np.testing.assert_allclose(dd.least_squares(seen, y, 2.0), normal, atol=1e-10)
 
 
+@pytest.mark.full
 def test_the_error_peaks_where_features_are_as_many_as_points_and_ridge_removes_it():
     plain = {count: np.median(dd.feature_errors(count, 0.0, 8)) for count in (40, 80, 100, 120, 300)}
     assert max(plain, key=plain.get) == dd.POINTS and plain[100] > 20 * plain[40] and plain[300] < plain[40]

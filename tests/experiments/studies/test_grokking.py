@@ -25,6 +25,7 @@ def test_the_score_is_that_of_numpy():
     assert accuracy == np.mean(chosen == logits.max(axis=1))
 
 
+@pytest.mark.full
 def test_it_learns_its_training_pairs_and_seeds_do_not_mix(monkeypatch):
     monkeypatch.setattr(study, "EVERY", 10)
     monkeypatch.setattr(study, "BATCH", 64)

@@ -33,6 +33,7 @@ def test_a_barrier_is_the_height_over_the_chord():
     assert paths.find_barrier((shares - 0.5) ** 2, shares) == 0  # a valley between two runs is none
 
 
+@pytest.mark.full
 def test_the_ends_and_the_middle_of_a_line_are_models(models):
     static, (first, last), tokens = models
     along = paths.line_losses(first, last, tokens, np.array([0.0, 0.5, 1.0]))
@@ -42,6 +43,7 @@ def test_the_ends_and_the_middle_of_a_line_are_models(models):
         assert loss == pytest.approx(float(sums.nll / sums.tokens), rel=1e-5)
 
 
+@pytest.mark.full
 def test_filters_of_a_direction_have_the_norms_of_the_weights(models):
     static, (first, _), _ = models
     direction = paths.draw_direction(static, first.params, 3)

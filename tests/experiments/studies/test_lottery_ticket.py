@@ -15,6 +15,7 @@ def test_the_smallest_of_the_kept_weights_go_and_the_rest_stays():
     np.testing.assert_array_equal(kept, [[0, 1, 1], [0, 0, 1]])  # 2 of 5 go; the weight pruned before stays pruned
 
 
+@pytest.mark.full
 def test_training_moves_only_weights_that_the_mask_keeps(monkeypatch):
     monkeypatch.setattr(study, "STEPS", 3)
     start = [each[None] for each in study.draw_weights(jax.random.key(0))]
@@ -33,6 +34,7 @@ def test_training_moves_only_weights_that_the_mask_keeps(monkeypatch):
     jax.clear_caches()  # programs of 3 steps
 
 
+@pytest.mark.full
 def test_layers_lose_their_share_each_round_and_tickets_win(monkeypatch):
     monkeypatch.setattr(study, "LAYERS", (100, 32, 16, 10))
     monkeypatch.setattr(study, "ROUNDS", 5)

@@ -8,6 +8,7 @@ from scalelab import api
 from scalelab.commands import study
 from scalelab.errors import Stopped
 from scalelab.experiments.studies import outcome
+from scalelab.record import lock
 from scalelab.report.figures.style import make_figure
 
 DOC = """Trial: a study of nothing.
@@ -87,6 +88,12 @@ def test_a_study_that_a_signal_stopped_writes_no_result(tmp_path, capsys):
     code, out = run(tmp_path, measure, capsys)
     assert code == 75 and out.err.strip() == f"stopped; the same command goes on where it was ({tmp_path / 'runs'})"
     assert not (tmp_path / "trial.json").exists()
+
+
+def test_a_second_owner_is_refused(tmp_path, capsys):
+    with lock.hold_folder(tmp_path):
+        code, out = run(tmp_path, lambda folder, quick: 1 / 0, capsys)
+    assert code == 2 and f"{tmp_path} is held by" in out.err
 
 
 @pytest.mark.parametrize("name", ["descent", "double_descent"])

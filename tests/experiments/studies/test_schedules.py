@@ -32,6 +32,7 @@ def multi_power(lr, steps, E=1.5, A=0.5, alpha=0.4, B=20.0, C=3.0, beta=0.5, gam
     return np.array(losses)
 
 
+@pytest.mark.full
 def test_an_unseen_schedule_of_a_curve_that_follows_the_law_is_predicted():
     curves = {}
     for kind in ("constant", "cosine", "wsd20"):

@@ -22,6 +22,7 @@ def small():
     study.build_setting.cache_clear()
 
 
+@pytest.mark.full
 def test_the_product_is_the_gradients_own_difference(small):
     params, tokens = small
     flat, restore = ravel_pytree(params)

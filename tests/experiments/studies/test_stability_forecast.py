@@ -80,6 +80,7 @@ def test_the_forecast_is_on_disk_before_a_wider_run_begins_and_is_scored_by_it(t
     assert "| QK-norm | 96 |" in "\n".join(study.describe(result)) and len(figure.plot_forecast(result).axes) == 3
 
 
+@pytest.mark.full
 def test_rows_are_read_from_real_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder, "LRS", (1e-2,))
     trials = ladder.make_trials(16, 20, [1], [ladder.PLAIN])

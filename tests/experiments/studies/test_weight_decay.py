@@ -68,6 +68,7 @@ def change_of_logits(arm, factor):
     return changes
 
 
+@pytest.mark.full
 def test_scaling_a_decaying_matrix_changes_nothing_in_the_invariant_network_alone():
     invariant = change_of_logits(maps.INVARIANT, 3.0)
     assert len(invariant) >= 5 and max(invariant.values()) < 1e-3
@@ -86,6 +87,7 @@ def test_decay_independent_of_the_rate_is_the_same_decay_under_another_name():
     np.testing.assert_allclose(one["lr"] * one["weight_decay"], other["lr"] * other["weight_decay"], rtol=1e-6)
 
 
+@pytest.mark.full
 def test_rows_that_get_no_gradient_only_decay(tmp_path):
     trial = config_lib.override(maps.embedding_trials(40, [1])["on-seed1"], {"log.layers_every": 0, "eval.batches": 1})
     trial = config_lib.resolve(trial)

@@ -12,6 +12,7 @@ from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import load_objective
 from scalelab.laws.solve.optimum import minimise_objective
 from tests.laws.curves_examples import ANNEALING, MULTI_POWER, SCHEDULES, measure_curve
+from tests.quick import one_in
 
 STEPS = 600
 
@@ -29,7 +30,7 @@ def naive_drop(lr, step, C, beta, gamma):
     return sum(terms)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", one_in(3, SCHEDULES))
 def test_the_sums_are_those_of_double_loops(name):
     lr = SCHEDULES[name](300)
     curve = make_curve(name, lr)
@@ -93,6 +94,7 @@ def test_derivatives_are_those_of_the_form(name, truth):
     np.testing.assert_allclose(hessian[0], (up - down) / 2e-6, rtol=1e-4, atol=1e-6 * np.abs(hessian).max())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "truth"), [("annealing", ANNEALING), ("multi_power", MULTI_POWER)])
 def test_a_known_law_is_found_again(name, truth):
     law = forms.CURVE_LAWS[name]
@@ -109,6 +111,7 @@ def study(seed, runs=2, run_sd=0.003, row_sd=0.003, correlation=0.6, of=("consta
     return [measure_curve(name, STEPS, random, **errors) for name in of for _ in range(runs)], random
 
 
+@pytest.mark.full
 def test_another_schedule_is_predicted_with_its_interval():
     curves, random = study(3)
     fitted = fit_curves(curves, bootstrap=60)
@@ -124,6 +127,7 @@ def test_another_schedule_is_predicted_with_its_interval():
     assert alone.low[-1] < alone.loss[-1] < alone.high[-1]
 
 
+@pytest.mark.full
 def test_errors_by_run_make_intervals_wide_that_rows_would_make_narrow():
     """Rows of one run that err together are few: intervals of alpha are wider than with independent errors."""
     together, _ = study(5, run_sd=0.006, row_sd=0.002, correlation=0.8)

@@ -70,6 +70,7 @@ def fit_arrays(params):
     return {name: np.array([value]) for name, value in params.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["saturating", "kaplan"])
 def test_laws_by_autodiff_are_joined_too(name):
     law, random = LAWS[name], np.random.default_rng(0)
@@ -149,6 +150,7 @@ def test_draws_of_pooled_groups_lie_between_mean_and_resamples():
     assert (near.std(axis=0) < 0.9 * errors).all()
 
 
+@pytest.mark.full
 def test_pooled_exponents_lie_between_their_own_and_the_mean():
     table, labels = groups_table(*({"alpha": alpha, "A": 400 * 1e8 ** (alpha - 0.34)} for alpha in (0.33, 0.34, 0.35)))
     separate, pooled = (fit_groups(table, labels, exponents=how, bootstrap=200) for how in ("separate", "pooled"))
@@ -195,6 +197,7 @@ def coverage(count, resamples, level, run_sd=0.0):
     return inside
 
 
+@pytest.mark.full
 def test_intervals_of_differences_cover_them():
     """Nominal 80 %: no fewer than four standard errors below (200 tables: the slow test)."""
     assert (coverage(16, 60, 0.8) >= 7).all() and (coverage(12, 60, 0.8, run_sd=0.01) >= 5).all()

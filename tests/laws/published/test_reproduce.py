@@ -43,6 +43,7 @@ def floats(texts):
     return {name: float(text) for name, text in texts.items()}
 
 
+@pytest.mark.full
 def test_besiroglu():
     golden = published("besiroglu")
     assert floats(besiroglu.PAPER_PARAMS) == golden["published"]
@@ -135,6 +136,7 @@ def test_gadre():
     assert {r.verdict for r in reproduced("gadre").rows} == {"match"}
 
 
+@pytest.mark.full
 def test_muennighoff():
     golden = published("muennighoff")
     held = {"a": muennighoff.LOG_A, "b": muennighoff.LOG_B, "e": muennighoff.LOG_E}

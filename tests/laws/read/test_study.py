@@ -54,6 +54,7 @@ def test_rows_survive_json_bit_for_bit():
     assert copy | {"seconds": 0} == plain | {"seconds": 0}
 
 
+@pytest.mark.full
 def test_only_role_fit_is_fitted_where_there_is_one():
     spoilt = [
         {"name": "check-lr", "role": "check", "status": "done", "N": 1e4, "D": 1e6, "val_loss": 9.0},
@@ -121,6 +122,7 @@ def test_the_block_is_plain_json_with_every_promised_key():
     assert block["n_runs"] == 20 and block["warnings"] == []
 
 
+@pytest.mark.full
 def test_warnings_say_what_is_poorly_identified():
     loss = loss_at(QUICKSTART_LIKE._replace(E=0.0), N, D) * np.exp(0.03 * np.sin(9 * N))
     message = " ".join(fit_study(table(val_loss=loss), bootstrap=50).warnings())

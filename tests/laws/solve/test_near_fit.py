@@ -1,6 +1,7 @@
 """Refits of large tables against the solver that knows nothing of the fit they start from."""
 
 import numpy as np
+import pytest
 
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
@@ -33,6 +34,7 @@ def test_newtons_steps_end_where_the_safe_solver_does():
         assert (np.abs(near.x - safe.x) < 1e-3 * spread).all()
 
 
+@pytest.mark.full
 def test_a_large_tables_resamples_are_those_of_the_exact_way(monkeypatch):
     """Drawn in parts, refitted in parts: the intervals of the way that holds all of them at once."""
     problem, best = large_study()

@@ -67,6 +67,7 @@ def test_errors_that_runs_share_are_not_a_wrong_form():
     assert not judge_form(problem, best, estimate_dependence(problem, best, np.repeat(np.arange(12), 8))).fails
 
 
+@pytest.mark.full
 def test_a_wrong_law_fails_and_the_wider_one_is_named():
     problem = posed(*wrong())
     best = minimise_objective(problem)
@@ -97,6 +98,7 @@ def test_misfit_is_the_worst_rate_of_the_laws_own_forecasts():
     assert measured.half_width(problem.law, {"N": N[0], "D": D[0]}) == pytest.approx(measured.rate * np.log(2))
 
 
+@pytest.mark.full
 def test_intervals_hold_the_next_decade_only_with_the_misfit():
     """Five studies of a wrong law; the run is at ten times the largest budget."""
     far, inside = {"N": 1e6, "D": 1e14 / 6e6}, {"with": 0, "without": 0}
@@ -111,6 +113,7 @@ def test_intervals_hold_the_next_decade_only_with_the_misfit():
     assert inside["with"] >= 4 and inside["without"] <= 1
 
 
+@pytest.mark.full
 def test_a_fit_says_so_and_few_rows_are_not_judged():
     N, D, loss = hoffmann_points()
     block = fit({"N": N, "D": D, "loss": loss}, bootstrap=20).to_json()

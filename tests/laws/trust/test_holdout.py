@@ -14,6 +14,7 @@ from scalelab.laws.trust.holdout import Holdout, hold_out
 from scalelab.laws.trust.information import run_sizes
 from scalelab.laws.trust.tournament import run_tournament
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, study
+from tests.quick import one_in
 from tests.tables import table_path
 
 BY = huber_log()
@@ -99,6 +100,7 @@ def kaplans_world(noise):
     return table(N, D, loss * np.exp(noise * np.random.default_rng(3).standard_normal(len(N))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("truth", "rows"), [("chinchilla", grid(0.002)), ("kaplan", kaplans_world(0.0003))])
 def test_the_law_that_made_the_data_wins(truth, rows):
     entries = run_tournament(rows, ENTRANTS, 14)
@@ -108,6 +110,7 @@ def test_the_law_that_made_the_data_wins(truth, rows):
     assert all(entry.result.rows.tolist() == entries[0].result.rows.tolist() for entry in entries)
 
 
+@pytest.mark.full
 def test_a_law_that_cannot_be_fitted_comes_last_and_says_why():
     """Eleven rows, of which four are held out: seven determine no law of nine parameters."""
     rows = {name: values[::4] for name, values in grid(0.002).items()}
@@ -129,7 +132,7 @@ def gemstones():
     return [np.array([float(row[column]) for row in rows]) for column in names]
 
 
-@pytest.mark.parametrize(("points", "count"), [(hoffmann_points, 24), (gemstones, 70)])
+@pytest.mark.parametrize(("points", "count"), one_in(2, [(hoffmann_points, 24), (gemstones, 70)]))
 def test_ranks_are_by_extrapolation_not_by_fit(points, count):
     """Gadre's law (Chinchilla's with one exponent) fits both published tables worse but predicts the largest better."""
     entries = run_tournament(table(*points()), ["chinchilla", "overtraining"], count, resamples=0)

@@ -123,6 +123,7 @@ def muennighoff():
     return {name: np.array([float(row[column]) for row in rows]) for name, column in names.items()}
 
 
+@pytest.mark.full
 def test_muennighoffs_repetition_constant_is_not_identified():
     """Their 182 runs, only R_D* and R_N* free in their law: the published optimum is local, R_D* has no upper end."""
     golden, runs = published("muennighoff"), muennighoff()

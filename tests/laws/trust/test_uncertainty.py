@@ -32,6 +32,7 @@ def params_of(boot):
     return ChinchillaParams(**boot.params)
 
 
+@pytest.mark.full
 def test_besiroglus_standard_errors():
     """4,000 resamples of Hoffmann's points: the published SEs, within what 2,000 draws and another estimator allow.
 
@@ -222,6 +223,7 @@ def same_as_scipys_bca(data, statistic):
     assert abs(ours[0] - plain[0]) > 0.06 * spread  # the correction is there
 
 
+@pytest.mark.full
 def test_resamples_stopped_by_scipys_default_tolerance_are_too_narrow_and_ours_are_not():
     """The field's trap: L-BFGS-B on the mean objective stops at its warm start, so the interval is far too narrow.
 
@@ -262,6 +264,7 @@ def test_a_second_basin_is_found_wherever_a_resample_has_it(monkeypatch):
     np.testing.assert_allclose(parts.objective, result.objective, rtol=1e-8)
 
 
+@pytest.mark.full
 def test_long_work_tells_its_progress():
     """Resamples, left-out fits, simulated tables and profiles each come to their end."""
     N, D, loss = study(QUICKSTART_LIKE, 0.005, sizes=6)

@@ -12,9 +12,10 @@ from scalelab.model import transformer
 from scalelab.model.attention import attention, blockwise, kernels
 from scalelab.model.attention.relative import RelativeInputs, shift_distances, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, rope_frequencies
-from scalelab.model.layer_flags import UNIFORM_LAYERS
+from scalelab.model.stacks import UNIFORM_LAYERS
 from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens
+from tests.quick import one_in
 from tests.rounding import sum_error
 
 B, S, H = 2, 7, 8
@@ -53,7 +54,7 @@ def slow_attention(q, k, v, scale, relative=None):
     return out
 
 
-@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("n_kv_heads", one_in(3, [4, 2, 1]))
 @pytest.mark.parametrize("by_distance", [False, True])
 def test_every_way_equals_a_loop(n_kv_heads, by_distance, monkeypatch):
     monkeypatch.setattr(blockwise, "CPU_BLOCK", 3)
@@ -158,6 +159,7 @@ def test_relative_attention_is_dai_et_al_term_by_term():
     np.testing.assert_allclose(layer(of, params, jnp.asarray(x, jnp.float32)), expected, atol=2e-5)
 
 
+@pytest.mark.full
 def test_qk_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
     of = shape(qk_norm=True, norm_eps=1e-12, seq_len=S)
     params = attention_params(of)

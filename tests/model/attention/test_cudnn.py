@@ -10,6 +10,7 @@ from scalelab.model.attention.fused import cudnn, packed
 from scalelab.model.attention.mask import MaskInfo
 from tests.model.attention import cudnn_by_hand
 from tests.model.attention.test_kernels import SCALE, SIGHTS, arrays, plain, with_gradients
+from tests.quick import one_in
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def check_against_plain(segment, window, given, offsets=True):
         np.testing.assert_allclose(actual, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", one_in(3, range(9)))
 def test_any_documents_are_plain_attention_forward_and_backward(seed, by_hand):
     """Boundaries at random; as many documents as there are runs, most of one token; one more."""
     random, length = np.random.default_rng(seed), int(np.random.default_rng(seed).integers(20, 40))
@@ -55,7 +56,7 @@ def test_any_documents_are_plain_attention_forward_and_backward(seed, by_hand):
 
 
 @pytest.mark.parametrize(("sight", "window"), SIGHTS.values(), ids=SIGHTS)
-@pytest.mark.parametrize("offsets", [True, False])
+@pytest.mark.parametrize("offsets", one_in(2, [True, False]))
 def test_each_mask_is_plain_attention_forward_and_backward(sight, window, offsets, monkeypatch):
     """By offsets or with a mask of all pairs; a layer's flag chooses among the program's two windows."""
     monkeypatch.setattr(kernels, "target_capability", lambda: (9, 0) if offsets else (8, 0))
@@ -93,6 +94,7 @@ def test_the_document_that_keys_share_with_later_queries_by_hand():
     assert runs.q_covered.sum(1).tolist() == [2, 0, 4] and runs.k_covered.sum(1).tolist() == [3, 0, 6]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shared", [True, False])
 def test_trials_under_vmap_are_each_by_itself(shared, by_hand):
     """All trials' rows go into one call; `shared`: the documents are the same for all."""

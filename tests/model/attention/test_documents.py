@@ -12,11 +12,12 @@ from scalelab import config as config_lib
 from scalelab.configs import base
 from scalelab.model import transformer
 from scalelab.model.attention import blockwise, documents
-from scalelab.model.attention.documents import DocumentEnds, document_segments
-from scalelab.model.layer_flags import all_layer_flags
+from scalelab.model.attention.documents import DocumentEnds, SplitTokens, document_segments
+from scalelab.model.pieces import run_pieces
 from scalelab.precision.policy import FP32
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from tests.model.shapes import distance, logit_error, random_params, shape
+from tests.quick import one_in
 
 SEPARATOR = 7
 ROW = [3, 11, 5, 7, 9, 2, 2, 4, 7, 7, 12, 8, 1]  # 4 tokens, 5, 1 and the beginning of one
@@ -55,8 +56,9 @@ def model(position, kind, n_kv_heads=4):
 
 def losses(of, params, x_BSD, targets_BS, packed):
     """Loss of each token [B, S] from the residual stream before the first block."""
-    whole = lambda module, x: module.leave(module.blocks(x, all_layer_flags(of), packed, None)[0])  # noqa: E731
-    y_BSD, head_DV = transformer.Transformer(of, FP32).apply({"params": params}, x_BSD, method=whole)
+    split = SplitTokens(targets_BS, targets_BS, packed)
+    pieces = transformer.make_pieces(of, FP32, split, lambda params, *last: last)._replace(enter=lambda params: x_BSD)
+    y_BSD, head_DV = run_pieces(of, pieces, params)[0]
     log_p = jax.nn.log_softmax(y_BSD @ head_DV)
     log_likelihoods = jnp.take_along_axis(log_p, jnp.maximum(targets_BS, 0)[..., None], axis=-1)[..., 0]
     return -jnp.where(targets_BS >= 0, log_likelihoods, 0.0)
@@ -87,7 +89,7 @@ def derivatives(position, kind, n_kv_heads):
 CASES = [("rope", kind, 2) for kind in KINDS] + [(position, kind, 4) for position in POSITIONS for kind in KINDS]
 
 
-@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
+@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(8, CASES))
 def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position, kind, n_kv_heads):
     _, gradient = derivatives(position, kind, n_kv_heads)
     document = np.searchsorted(STARTS, np.arange(12), side="right")
@@ -97,7 +99,7 @@ def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position,
     assert (gradient[own & predicted[:, None]] > 0).all() and (gradient[~predicted] == 0).all()
 
 
-@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
+@pytest.mark.parametrize(("position", "kind", "n_kv_heads"), one_in(8, CASES))
 def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_heads):
     actual, _ = derivatives(position, kind, n_kv_heads)
     of = model(position, kind, n_kv_heads)
@@ -137,6 +139,7 @@ def step_gradients(static, h, params, tokens):
     return of_step(static, params, jnp.asarray(tokens), jnp.float32(0.1), ends=document_ends(static, h))
 
 
+@pytest.mark.full
 def test_micro_batches_and_padding_don_t_change_the_step():
     static, h = setting()
     params, tokens = random_params(static.model), batch()

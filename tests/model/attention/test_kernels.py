@@ -15,6 +15,7 @@ from scalelab.model.attention.blockwise import blockwise_attention, visible_bloc
 from scalelab.model.attention.mask import MaskInfo
 from scalelab.model.attention.relative import RelativeInputs, relative_scores
 from tests.model.shapes import shape
+from tests.quick import one_in
 from tests.rounding import sum_error
 
 SCALE = 0.3
@@ -60,7 +61,7 @@ def blockwise(sight, window, block=16):
     return lambda q, k, v: blockwise_attention(q, k, v, sight, SCALE, window, block)
 
 
-@pytest.mark.parametrize(("sight", "window"), SIGHTS.values(), ids=SIGHTS)
+@pytest.mark.parametrize(("sight", "window"), one_in(3, SIGHTS.values()), ids=SIGHTS)
 def test_plain_in_chunks_is_plain_forward_and_backward(sight, window, monkeypatch):
     """Fifty queries in three chunks of seventeen, the last one shorter."""
     monkeypatch.setattr(plain_kernels, "LEAST_QUERIES", 8)
@@ -72,7 +73,7 @@ def test_plain_in_chunks_is_plain_forward_and_backward(sight, window, monkeypatc
         np.testing.assert_allclose(actual, expected, atol=gradient_error(expected))
 
 
-@pytest.mark.parametrize(("sight", "window"), SIGHTS.values(), ids=SIGHTS)
+@pytest.mark.parametrize(("sight", "window"), one_in(3, SIGHTS.values()), ids=SIGHTS)
 def test_blockwise_is_plain_forward_and_backward(sight, window):
     """Fifty tokens in blocks of sixteen: the last one is filled up."""
     given = arrays(50)
@@ -162,6 +163,7 @@ def temporaries(of, length, by_distance=False):
     return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in (of, gradient)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("by_distance", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_memory_grows_with_the_sequence_and_not_with_its_square(by_distance):
     ours = blockwise_by_distance(block=64) if by_distance else blockwise(MaskInfo(), 0, 64)
@@ -251,7 +253,8 @@ def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backen
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["causal", "documents in a window", "a layer without the window"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", one_in(2, ["causal", "documents in a window", "a layer without the window"]))
 def test_splash_is_plain_forward_and_backward(name):
     """The kernel for TPUs, its blocks run one by one by an interpreter."""
     sight, window = SIGHTS[name]

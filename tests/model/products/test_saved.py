@@ -19,6 +19,7 @@ from scalelab.precision.products import product_precision
 from scalelab.sharding import BATCH_AXES
 from scalelab.train.step.gradients import micro_batch_objective
 from tests.plan.small import drawn, static_of
+from tests.quick import one_in
 
 S, D, N, K, H, F = 64, 64, 4, 2, 16, 96  # sequence, width, query and key heads, entries of each, hidden units
 MODEL = {"d_model": D, "n_heads": N, "n_kv_heads": K, "d_ff": F, "seq_len": S, "attention": "blockwise"}
@@ -80,7 +81,7 @@ def layer_bytes(layout=None, batch=1, **changes):
     return kept / (2 * rows * S)
 
 
-@pytest.mark.parametrize("precision", WIDTHS)
+@pytest.mark.parametrize("precision", one_in(6, WIDTHS))
 @pytest.mark.parametrize("bias", [False, True])
 def test_dots_saves_products_in_the_format_of_activations(precision, bias):
     """The block's input; queries, keys, values, what `o` gives, gate and up. Nothing reads what `down` gives."""
@@ -91,12 +92,15 @@ def test_dots_saves_products_in_the_format_of_activations(precision, bias):
 
 @pytest.mark.parametrize(
     ("model", "entries"),
-    [
-        ({"block": "parallel"}, HEADS + 2 * F),  # the sum of both branches is the block's result
-        ({"norm_place": "after"}, HEADS + 2 * D + 2 * F),  # a norm's derivative takes its input
-        ({"mlp": "gelu", "norm": "layernorm", "position": "learned"}, HEADS + D + F),
-        ({"block": "tests.model.products.test_saved:with_plain_product"}, HEADS + 2 * D + 2 * F),
-    ],
+    one_in(
+        2,
+        [
+            ({"block": "parallel"}, HEADS + 2 * F),  # the sum of both branches is the block's result
+            ({"norm_place": "after"}, HEADS + 2 * D + 2 * F),  # a norm's derivative takes its input
+            ({"mlp": "gelu", "norm": "layernorm", "position": "learned"}, HEADS + D + F),
+            ({"block": "tests.model.products.test_saved:with_plain_product"}, HEADS + 2 * D + 2 * F),
+        ],
+    ),
     ids=str,
 )
 def test_dots_saves_those_that_a_block_s_backward_reads(model, entries):
@@ -106,10 +110,10 @@ def test_dots_saves_those_that_a_block_s_backward_reads(model, entries):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "layout",
-    [
+    one_in(8, [
         Layout(fsdp=2), Layout(data=2, tensor=2), Layout(fsdp=2, tensor=2, sequence=True),
         Layout(data=2, tensor=2, sequence=True, parts=2),
-    ],
+    ]),
 )  # fmt: skip
 @pytest.mark.parametrize("sums", ["compute", "float32"])
 def test_dots_on_a_mesh_saves_a_device_s_part_once_it_is_added_up(precision, layout, sums):
@@ -119,7 +123,7 @@ def test_dots_on_a_mesh_saves_a_device_s_part_once_it_is_added_up(precision, lay
     assert kept == a * (streams + (HEADS + 2 * F) / layout.tensor)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", one_in(3, ["fp32", "bf16", "fp16"]))
 @pytest.mark.parametrize("model", [{}, {"mlp": "gelu", "norm": "layernorm", "position": "learned"}], ids=str)
 def test_without_remat_norms_and_activations_keep_their_inputs(precision, model):
     """Operands of products, inputs of norms (with their statistics in fp32, and once their gains) and of activations,
@@ -132,6 +136,7 @@ def test_without_remat_norms_and_activations_keep_their_inputs(precision, model)
     assert kept == entries + 4 * (2 * statistics + 2 * D / S + N * H + N)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", [{}, {"mlp": "relu2", "norm": "layernorm", "bias": True}], ids=str)
 def test_what_is_kept_changes_no_bit_of_a_step_in_bf16(model):
     """Where XLA rounds as the program says: by default it may leave out casts to 16 bits, and does so here and there

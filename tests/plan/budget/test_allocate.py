@@ -114,6 +114,7 @@ def test_repeated_tokens_as_muennighoffs_readme_computes_them():
     assert high > 2 * low and "not identified" in answer.repetition.not_identified
 
 
+@pytest.mark.full
 def test_repetition_of_plenty_is_no_repetition():
     """Of more unique tokens than the budget takes, nothing changes; of fewer, the loss rises, with every law of the
     form."""
@@ -241,6 +242,7 @@ def test_device_hours_are_flops():
     assert any("40% of 989.4 TFLOP/s (bfloat16)" in note for note in answer.notes)
 
 
+@pytest.mark.full
 def test_a_users_own_fit(tmp_path):
     """`scalelab fit --json` -> `law=PATH`: the same N, D, loss and intervals as the fit's own decision."""
     path, points = tmp_path / "fit.json", table_path("chinchilla/points.csv")

@@ -19,6 +19,7 @@ from scalelab.plan.step.traffic import step_transfers
 from tests.tables import table_path
 
 
+@pytest.mark.full
 def test_tables_name_every_chips_share():
     """Published step times of four TPUs, solved for the share of the peak that fits them; MaxText's scale rule by its
     names."""

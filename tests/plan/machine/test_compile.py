@@ -43,6 +43,7 @@ def argument_bytes(of):
     return remaining + 4 * of.global_batch * (of.model.seq_len + 1) // (of.layout.data * of.layout.fsdp)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n != "fsdp x tensor" else ()) for n in LAYOUTS]
 )

@@ -18,6 +18,7 @@ from scalelab.plan.memory.memory import memory_on_backend
 from tests.plan.small import static_of
 
 
+@pytest.mark.full
 def test_a_7b_model_in_fp32_does_not_fit_this_host(monkeypatch, tmp_path, capsys):
     """12 bytes a parameter with Adam and 4 of gradients: 108 GB beside 64 of memory."""
     monkeypatch.setattr(chips, "host_memory_bytes", lambda: 64 * 10**9)

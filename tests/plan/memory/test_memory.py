@@ -16,6 +16,7 @@ from scalelab.plan.memory import saved_activations
 from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.published.zero import state_bytes
 from tests.plan.small import on_eight, pipelined, static_of
+from tests.quick import one_in
 
 H100 = load_machine("h100")
 LLAMA_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_ff": 11008, "vocab_size": 32000, "seq_len": 2048}
@@ -31,6 +32,7 @@ LLAMA_405B = {
 LAYOUTS = ["data=8", "fsdp=8,zero=1", "fsdp=8", "fsdp=4,tensor=2", "data=2,fsdp=4", "stage=2,data=4,microbatches=2"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layouts", [LAYOUTS[1:4:2], pytest.param([*LAYOUTS[::2], LAYOUTS[5]], marks=pytest.mark.slow)])
 def test_argument_bytes_of_the_real_step(layouts):
     """XLA's own count of what the compiled train step is given, on eight fake devices: exact."""
@@ -80,7 +82,10 @@ def test_405b_on_16384_devices_stages_may_be_uneven():
     assert any("8 on the fullest stage" in note for note in memory.notes)
     layer = 4 * (2 * 16384**2 + 2 * 16384 * 8 * 128 + 3 * 16384 * 53248)  # fp32 matrices of a layer
     rest = 2 * 4 * 16384 * 128256
-    assert memory.components["parameters"] == pytest.approx((8 * layer + rest) / 8 / 16, rel=0.01)
+    # At rest every stage has its part of all 126 layers, and a step lays them out in 8 slots.
+    assert memory.components["parameters"] == pytest.approx((126 / 16 * layer + rest) / 8 / 16, rel=1e-3)
+    assert memory.components["copies"] == pytest.approx(8 * layer / 8 / 16, rel=1e-3)
+    assert memory.components["gradients"] == pytest.approx((8 * layer + rest) / 8 / 16, rel=0.01)
 
 
 SCHEDULES = [
@@ -93,7 +98,7 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "microbatches", "rounds", "slots", "remat"), SCHEDULES)
+@pytest.mark.parametrize(("schedule", "microbatches", "rounds", "slots", "remat"), one_in(3, SCHEDULES))
 def test_a_pipeline_keeps_what_its_loop_over_ticks_carries(schedule, microbatches, rounds, slots, remat):
     """Activations are exact: what the traced step hands from tick to tick in bf16, split over devices as it lies."""
     layout = Layout(

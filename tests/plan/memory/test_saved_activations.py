@@ -9,11 +9,12 @@ import pytest
 from scalelab.config import Layout
 from scalelab.plan.memory import saved_activations
 from tests.plan.small import drawn, kept, on_eight, static_of
+from tests.quick import one_in
 
 REMAT = ("none", "dots", "full")
 
 
-@pytest.mark.parametrize("remat", REMAT)
+@pytest.mark.parametrize("remat", one_in(2, REMAT))
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_exact_on_one_device(remat, precision):
     static = static_of(batch=5, model__remat=remat, precision__name=precision)
@@ -101,7 +102,7 @@ def test_axes_that_cannot_be_divided_are_filled_up():
     assert saved_activations.count_block_activations(few) == saved_activations.count_block_activations(more)
 
 
-@pytest.mark.parametrize("precision", ["fp8_delayed", "fp8_block", "fp16", "tf32"])
+@pytest.mark.parametrize("precision", one_in(3, ["fp8_delayed", "fp8_block", "fp16", "tf32"]))
 def test_every_policy_can_be_traced_on_a_mesh(precision):
     static = static_of(Layout(data=2, fsdp=2), data__documents="mask", precision__name=precision)
     assert (
@@ -111,7 +112,8 @@ def test_every_policy_can_be_traced_on_a_mesh(precision):
     )
 
 
-@pytest.mark.parametrize("layout", [Layout(data=2, tensor=4), Layout(2, 1, 2, 2, 1, True)])
+@pytest.mark.full
+@pytest.mark.parametrize("layout", one_in(2, [Layout(data=2, tensor=4), Layout(2, 1, 2, 2, 1, True)]))
 def test_the_estimate_is_near_the_count_and_a_block_is_counted_for_fewer_devices(layout):
     sizes = {"d_model": 512, "n_layers": 8, "n_heads": 8, "vocab_size": 1024, "seq_len": 1024}
     for remat in REMAT:

@@ -24,6 +24,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.full
 def test_every_figure_agrees_and_what_nobody_looked_up_is_marked(tmp_path, capsys):
     assert main(["reproduce", "closed_forms", f"--json={tmp_path / 'out.json'}"]) == 0
     printed, result = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())

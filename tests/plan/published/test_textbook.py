@@ -64,6 +64,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.full
 def test_every_number_by_hand(tmp_path, capsys):
     assert main(["reproduce", "textbook", f"--json={tmp_path / 'out.json'}"]) == 0
     printed, result = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())

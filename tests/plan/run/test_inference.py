@@ -13,6 +13,7 @@ from scalelab.model import decode, transformer
 from scalelab.parallel.rules import NO_LIBRARY_FLAG
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run.inference import decode_cache_bytes, inference_memory
+from tests.quick import one_in
 
 H100 = load_machine("h100")
 LLAMA3_70B = {"d_model": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "d_ff": 28_672, "vocab_size": 128_256,
@@ -69,7 +70,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", one_in(3, VARIANTS))
 def test_without_a_window_the_cache_is_that_of_decoding(name):
     """Keys and values to the byte; decoding also keeps a document's number (4 bytes) a token and three counters."""
     of = static(n_layers=3, d_model=32, n_heads=4, seq_len=64, **VARIANTS[name])
@@ -106,7 +107,7 @@ LARGEST = {
 
 
 @pytest.mark.skipif(NO_LIBRARY_FLAG in os.environ["XLA_FLAGS"], reason="without XLA's library it is another program")
-@pytest.mark.parametrize(("tokens", "changes"), LARGEST.values(), ids=LARGEST)
+@pytest.mark.parametrize(("tokens", "changes"), one_in(2, LARGEST.values()), ids=LARGEST)
 def test_activations_are_xlas_buffers_to_a_tenth(tokens, changes):
     """One token each of many sequences, whose cache of one token is next to nothing: what remains are activations."""
     of = static(**{"n_layers": 2, "d_model": 64, "n_heads": 4, "seq_len": 8} | changes)

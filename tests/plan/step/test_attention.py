@@ -66,6 +66,7 @@ def test_an_a100_takes_blocks_for_long_rows_of_documents_and_says_why():
     assert [attention_kind(of, load_machine(chip)) for chip in ("h100", "b200")] == ["cudnn", "blockwise"]
 
 
+@pytest.mark.full
 def test_windows_in_a_ring_are_in_blocks():
     """Every second layer's logits pass through memory; with a window in all layers there is no fused part."""
     h100 = load_machine("h100")

@@ -18,6 +18,7 @@ from scalelab.plan.step.operations import step_operations
 from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
 from scalelab.plan.step.traffic import step_transfers
 from tests import forks
+from tests.quick import one_in
 
 # Where attention has as many heads as fill the stream and the feed-forward layer 11 d / 3: a gate is 1 / (4 + 11) of
 # it.
@@ -42,6 +43,7 @@ def plan(capsys):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.full
 def test_a_gate_on_attention_is_planned_like_any_declared_matrix(monkeypatch, capsys):
     """Parameters of the blocks grow by 1/15 = 6.7 %, and with them everything that a product costs."""
     before, plain = plan(capsys), block_products(gated_static().model)
@@ -67,7 +69,7 @@ def test_a_gate_on_attention_is_planned_like_any_declared_matrix(monkeypatch, ca
         assert after["memory_bytes"][part] > before["memory_bytes"][part], part
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", one_in(3, ["none", "dots", "full"]))
 def test_a_fork_s_operations_hold_the_flops_of_its_walked_step(monkeypatch, remat):
     with forks.attention_edited(monkeypatch, forks.GATED):
         static = gated_static(remat=remat)
@@ -75,6 +77,7 @@ def test_a_fork_s_operations_hold_the_flops_of_its_walked_step(monkeypatch, rema
         assert planned_flops(static) == pytest.approx(walked, rel=1e-12)
 
 
+@pytest.mark.full
 def test_a_gate_s_bytes_activations_and_sums(monkeypatch):
     """Bytes of its elementwise pass, what serving and a backward hold of it, and its gradients' sums along tensor."""
     static, split = gated_static(remat="dots"), gated_static(tensor=4, fsdp=2)
@@ -153,7 +156,7 @@ REFUSED = {
 TWICE = '        out_of = Einsum(embed, queries, False, self.policy, by_head, name="twice")\n'
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", one_in(3, REFUSED))
 def test_what_can_not_be_derived_is_refused_by_name(case, monkeypatch, capsys):
     line, message = REFUSED[case]
     line = (TWICE if case == "twice" else "") + line

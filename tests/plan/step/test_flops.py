@@ -11,6 +11,7 @@ from scalelab.configs import base
 from scalelab.plan.step.flops import count_flops
 from scalelab.train.step import state
 from scalelab.train.step.gradients import compute_gradients
+from tests.quick import one_in
 
 LLAMA3_8B = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14_336, "vocab_size": 128_256,
              "seq_len": 8192}  # fmt: skip
@@ -57,7 +58,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("remat", "changes"), CASES, ids=str)
+@pytest.mark.parametrize(("remat", "changes"), one_in(3, CASES), ids=str)
 def test_recomputed_flops_are_the_hand_formula(remat, changes):
     """Full: a block's forward less its last product, whose result nothing needs. Dots: the two products of
     attention.
@@ -102,7 +103,7 @@ def test_windows_count_the_keys_they_hold():
     assert more == 2 * (4 * (weights - last) + 2 * d * (2 * 64 + 2 * 16))
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", one_in(2, ["none", "full"]))
 def test_xla_counts_the_same_in_an_unrolled_step(remat):
     """XLA counts a loop's body once, so the step is one without loops: few blocks, one chunk of the loss. It adds
     what is no product (norms, softmax, activations), and may merge what is computed again: within 3 %."""

@@ -19,7 +19,7 @@ from scalelab.config.steps import batch_ramp
 from scalelab.errors import BadInput
 from scalelab.experiments.studies.fsdp import rows as parallelism
 from scalelab.model import count
-from scalelab.parallel.ticks import count_ticks
+from scalelab.parallel.stages.ticks import count_ticks
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run.training import estimate_training
 from scalelab.plan.step import efficiency, links, traffic
@@ -30,6 +30,7 @@ from scalelab.plan.step.savings import TRAIT_DESCRIPTIONS, cost_of_traits
 from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
 from scalelab.plan.step.time import idle_share, peak_of_unit, step_time
 from scalelab.plan.step.traffic import step_transfers
+from tests.quick import one_in
 
 ROWS = published.CALIBRATED_ROWS | published.HELD_OUT_ROWS
 COMPILED = pathlib.Path(__file__).parents[3] / "checks/results/parallelism.json"
@@ -40,7 +41,7 @@ def small(**changes):
     return build_static("llama", 4, 512, 8, 64, 1024, 4096, model=changes, **layout)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", one_in(8, ROWS))
 def test_published_times_lie_in_the_predicted_range(name):
     row = ROWS[name]()
     step = step_time(row.static, row.machine, traits=row.traits)
@@ -89,7 +90,7 @@ PRESETS = {
 CASES = [(preset, remat) for preset in PRESETS for remat in ("none", "dots", "full")]
 
 
-@pytest.mark.parametrize(("case", "remat"), CASES)
+@pytest.mark.parametrize(("case", "remat"), one_in(4, CASES))
 def test_operations_hold_the_flops_of_the_walked_step(case, remat):
     """The sum of the operations is that of the step's own jaxpr, what is computed again included."""
     preset, model = PRESETS[case]
@@ -102,7 +103,7 @@ def test_operations_hold_the_flops_of_the_walked_step(case, remat):
 RECIPES = sorted(path for path in (COMPILED.parents[2] / "configs/recipes").glob("[a-z]*.py"))
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(9, RECIPES), ids=lambda path: path.stem)
 def test_operations_hold_the_flops_of_every_recipe(path):
     of = config_lib.static(config_lib.load(path))
     shape = dataclasses.replace(of.model, attention="plain", remat="none", window=0, global_every=0)
@@ -128,7 +129,8 @@ def compiled_rows():
     return json.loads(COMPILED.read_text())["rows"]
 
 
-@pytest.mark.parametrize("axis", ["context", "tensor", "data", "stage", "fsdp"])
+@pytest.mark.full
+@pytest.mark.parametrize("axis", one_in(5, ["context", "tensor", "data", "stage", "fsdp"]))
 def test_bytes_moved_are_those_of_the_compiled_step(axis):
     """checks/results/parallelism.json: what XLA's text of the real step moves, eight CPU devices, fp32, 23
     layouts.

@@ -40,6 +40,7 @@ def small():
     return sweep_plan(STUDY, load_machine("h100"), SMALL, devices=8, price_per_hour=2.0)
 
 
+@pytest.mark.full
 def test_a_study_lists_the_runs_that_it_trains(small):
     """Of the same function; what each costs is what its record will say."""
     study = isoflop.parse_arguments(SMALL)[0]
@@ -54,6 +55,7 @@ def test_a_study_lists_the_runs_that_it_trains(small):
     assert {config.train.seed for config in ours.values()} == {7}
 
 
+@pytest.mark.full
 def test_sums_packs_and_cost(small):
     runs = small.runs
     assert small.flops == pytest.approx(3 * 5e9 + 3 * 1e10 + 3 * 2e10 + 4 * 5e9, rel=0.02)

@@ -103,6 +103,7 @@ def test_seeds_of_the_verdict_are_not_the_one_that_tuning_used(study):
     assert all(pairs[name.split("-", 1)[1]] == run.train.seed for name, run in finals.items())
 
 
+@pytest.mark.full
 def test_widths_follow_from_tokens_a_parameter(sides):
     chosen = studies.make_study(sides, (1e11, 3e11, 1e12), [], 2, "own", KEYS)
     from scalelab.experiments.ladder_runs import size_and_tokens

@@ -33,6 +33,7 @@ def written(folder, monkeypatch, count=3):
     return (folder / "manifest" / "commands.txt").read_text().splitlines()
 
 
+@pytest.mark.full
 def test_a_command_trains_what_the_pool_trains_and_again_changes_nothing(tmp_path, monkeypatch):
     (line,) = written(tmp_path / "there", monkeypatch, 1)
     assert line.startswith("scalelab sweep ")

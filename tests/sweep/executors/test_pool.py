@@ -35,6 +35,7 @@ def widths(**changes):
     }
 
 
+@pytest.mark.full
 def test_trials_of_different_shapes_run_in_processes_and_equal_themselves_alone(tmp_path):
     code = {"user": {"folder": "/mine", "commit": "a1", "dirty": True, "diff_sha256": "b2"}}
     assert run_sweep(tmp_path, widths(**{"sweep.workers": 2}), code=code) == {"d16": "done", "d24": "done"}
@@ -96,6 +97,7 @@ def deadly_twice(step, h):
     return h.optim.peak_lr * (step >= 0)
 
 
+@pytest.mark.full
 def test_a_trial_whose_worker_is_killed_twice_is_done_by_the_third_and_the_command_ends_in_0(tmp_path):
     """As under the out-of-memory killer, when its neighbours have ended meanwhile."""
     (tmp_path / "deaths").mkdir()
@@ -157,6 +159,7 @@ def started(folder, more=None, **process):
     return command(*arguments, name="sweep", process_group=0, **process), arguments
 
 
+@pytest.mark.full
 def test_sigterm_to_the_process_group_stops_the_sweep_after_saving(tmp_path):
     """As schedulers, shells and containers send it: to the sweep, its fork server and every worker at once."""
     process, _ = started(tmp_path)

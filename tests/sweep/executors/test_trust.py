@@ -77,6 +77,7 @@ def test_a_folder_s_pack_runs_no_code_that_the_command_line_does_not_name(code, 
     assert not ran.exists() and not (folder / "runs").exists()
 
 
+@pytest.mark.full
 def test_the_line_of_a_manifest_names_the_code_that_its_user_named(code, tmp_path, capsys, monkeypatch):
     name, config, ran = code
     monkeypatch.setattr(jobs, "log_to", lambda place: None)  # this process's output is the test's

@@ -11,6 +11,7 @@ from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.sweep import trials
 from scalelab.sweep.scaling import ladder, rules
+from tests.quick import one_in
 
 RULE = rules.find_rule("small-bytes", quickstart.get_config())
 
@@ -37,7 +38,7 @@ def test_a_factor_scales_the_learning_rate_and_nothing_else():
     assert one.to_dict() == two.to_dict()
 
 
-@pytest.mark.parametrize("size", [8, 88, 1024])
+@pytest.mark.parametrize("size", one_in(3, [8, 88, 1024]))
 def test_a_rule_is_refused_outside_its_range(size):
     with pytest.raises(BadInput, match=f"d_model 16 to 80, not {size}; nearest: {16 if size < 16 else 80}, or another"):
         ladder.make_rung(quickstart.get_config(), size, 1e13, RULE)

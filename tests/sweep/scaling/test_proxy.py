@@ -10,6 +10,7 @@ from scalelab.errors import BadInput
 from scalelab.model import count, parametrization
 from scalelab.sweep.scaling import proxy
 from scalelab.sweep.scaling.ladder import flops_per_step
+from tests.quick import one_in
 
 
 def recipe(name: str = "standard", **changes):
@@ -30,7 +31,7 @@ def cost(config):
     return config.train.steps * flops_per_step(config)
 
 
-@pytest.mark.parametrize("name", ["standard", "mup", "completep"])
+@pytest.mark.parametrize("name", one_in(3, ["standard", "mup", "completep"]))
 @pytest.mark.parametrize("budget", [3e12, 2e13])
 def test_the_widest_twin_that_the_budget_allows(name, budget):
     of = recipe(name)

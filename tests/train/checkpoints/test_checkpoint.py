@@ -19,7 +19,7 @@ from scalelab.record import jsonfiles
 from scalelab.train.checkpoints import checkpoint, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, SaveFailed
 from scalelab.train.step.state import TrainState
-from tests.train.runs import ROOT
+from tests.train.runs import PATIENCE_S, ROOT
 
 
 def big_state(value: float) -> TrainState:
@@ -39,6 +39,7 @@ def test_the_step_of_the_next_test_really_works_in_place():
     assert donating_step(state).params["w"].unsafe_buffer_pointer() == before
 
 
+@pytest.mark.full
 def test_a_save_under_way_is_not_overwritten_by_the_next_donating_steps(tmp_path):
     checkpoints, state = Checkpoints(tmp_path / "c"), big_state(1.0)
     checkpoints.save(1, {"run": state})
@@ -155,6 +156,7 @@ for sharding in (on((4, 2), "ab"), on((1, 4), (None, "b")), on((2, 1), ()), None
 """
 
 
+@pytest.mark.full
 def test_saved_on_eight_devices_it_is_restored_on_any_mesh(tmp_path):
     env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"}
     done = subprocess.run(
@@ -240,7 +242,7 @@ def test_a_slow_disk_blocks_the_next_save_not_the_steps_and_no_queue_grows(tmp_p
 
     def slow(draft, step, *rest, **more):
         hashed.append(step)
-        assert gate.wait(60)
+        assert gate.wait(PATIENCE_S)
         return real(draft, step, *rest, **more)
 
     monkeypatch.setattr(manifest, "write_manifest", slow)

@@ -25,6 +25,7 @@ def test_a_step_saved_under_any_name_is_restored(tmp_path, name):
     assert list(beside.iterdir()) == []
 
 
+@pytest.mark.full
 def test_the_link_goes_with_its_user(tmp_path):
     class User:
         pass

@@ -109,6 +109,7 @@ def answers(tmp_path_factory):
     return [json.loads(out.splitlines()[-1]) for out, _ in outputs], folder
 
 
+@pytest.mark.full
 def test_all_processes_get_the_same_arrays_the_same_refusal_and_the_same_fallback(answers):
     said, *others = [each[0] for each in answers[0]]
     assert all(other == said for other in others)
@@ -119,12 +120,14 @@ def test_all_processes_get_the_same_arrays_the_same_refusal_and_the_same_fallbac
     assert left == ["2", "3.damaged", "6"]
 
 
+@pytest.mark.full
 def test_a_process_that_fails_or_stands_still_is_named_and_the_next_save_is_whole(answers):
     *_, failed, late, _ = answers[0][0][0]
     assert "step 4 could not be saved" in failed and "process 3: no permission" in failed
     assert "step 5 could not be saved" in late and "process 1 has not hashed its files in 1 s" in late
 
 
+@pytest.mark.full
 def test_each_process_hashes_what_it_wrote_and_every_file_is_hashed_once(answers):
     answered, folder = answers
     shares = [share for _, share in answered]
@@ -140,6 +143,7 @@ def test_each_process_hashes_what_it_wrote_and_every_file_is_hashed_once(answers
     assert content["files"] == {}
 
 
+@pytest.mark.full
 def test_one_process_verifies_and_restores_what_four_saved(answers):
     _, folder = answers
     like = {"run": {"w": jax.ShapeDtypeStruct((16,), np.float32)}}

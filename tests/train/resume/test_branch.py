@@ -18,6 +18,7 @@ from scalelab.train.lineage import compatibility, extend
 from scalelab.train.resume import branch
 from scalelab.train.resume.branch import plan_branch
 from scalelab.train.single import train_single
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import SMALL, config, events
 from tests.train.runs import command, finish, untimed, wait_for
 
@@ -56,14 +57,18 @@ def branched(trunk, step, folder, **overrides):
     return run, train_single(run, folder)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "step", "decay"),
-    [
-        ("constant", 4, 4),
-        ("constant", 8, 3),
-        ("wsd", 4, 6),
-        ("wsd", 6, 1),
-    ],
+    one_in(
+        4,
+        [
+            ("constant", 4, 4),
+            ("constant", 8, 3),
+            ("wsd", 4, 6),
+            ("wsd", 6, 1),
+        ],
+    ),
 )
 def test_a_branch_is_the_run_that_was_planned_with_its_end(tmp_path, trunks, kind, step, decay):
     trunk = trunks(kind)
@@ -96,33 +101,41 @@ def test_the_trunk_goes_on_as_if_nothing_had_branched_off_and_so_does_a_branch_o
 
 @pytest.mark.parametrize(
     ("kind", "step", "overrides", "message"),
-    [
-        ("wsd", 8, {"schedule__decay_steps": 2}, r"own decay began at step 6; kept from before it: \[2, 4, 6\]"),
-        ("cosine", 4, {"schedule__decay_steps": 2}, "its trunk is 'cosine'.*--init-from="),
-        ("constant", 4, {"schedule__decay_steps": 2, "schedule__name": "linear"}, "itself 'linear'"),
-        ("constant", 5, {"schedule__decay_steps": 2}, r"no checkpoint of step 5; it has \[2, 4, 6, 8\]"),
-        (
-            "constant",
-            4,
-            {"schedule__decay_tokens": 0},
-            "this one has no step; the shortest: schedule.decay_steps=1, 32 tokens",
-        ),
-        ("constant", 4, {}, r"a branch needs its decay: --config.schedule.decay_tokens=N \(a step is 32 tokens\)"),
-        ("constant", 4, {"schedule__decay_steps": 2, "optim__peak_lr": 0.5}, "optim.peak_lr is 0.01 there, 0.5 here"),
-        ("constant", 4, {"schedule__decay_steps": 2, "train__seed": 3}, "train.seed is 0 there, 3 here"),
-        (
-            "constant",
-            4,
-            {"schedule__decay_steps": 2, "schedule__warmup_steps": 3},
-            "schedule.warmup_steps is 2 there, 3",
-        ),
-        (
-            "constant",
-            4,
-            {"train__steps": 8, "schedule__decay_steps": 6},
-            "decay of 6 steps would begin at step 2 already",
-        ),
-    ],
+    one_in(
+        4,
+        [
+            ("wsd", 8, {"schedule__decay_steps": 2}, r"own decay began at step 6; kept from before it: \[2, 4, 6\]"),
+            ("cosine", 4, {"schedule__decay_steps": 2}, "its trunk is 'cosine'.*--init-from="),
+            ("constant", 4, {"schedule__decay_steps": 2, "schedule__name": "linear"}, "itself 'linear'"),
+            ("constant", 5, {"schedule__decay_steps": 2}, r"no checkpoint of step 5; it has \[2, 4, 6, 8\]"),
+            (
+                "constant",
+                4,
+                {"schedule__decay_tokens": 0},
+                "this one has no step; the shortest: schedule.decay_steps=1, 32 tokens",
+            ),
+            ("constant", 4, {}, r"a branch needs its decay: --config.schedule.decay_tokens=N \(a step is 32 tokens\)"),
+            (
+                "constant",
+                4,
+                {"schedule__decay_steps": 2, "optim__peak_lr": 0.5},
+                "optim.peak_lr is 0.01 there, 0.5 here",
+            ),
+            ("constant", 4, {"schedule__decay_steps": 2, "train__seed": 3}, "train.seed is 0 there, 3 here"),
+            (
+                "constant",
+                4,
+                {"schedule__decay_steps": 2, "schedule__warmup_steps": 3},
+                "schedule.warmup_steps is 2 there, 3",
+            ),
+            (
+                "constant",
+                4,
+                {"train__steps": 8, "schedule__decay_steps": 6},
+                "decay of 6 steps would begin at step 2 already",
+            ),
+        ],
+    ),
 )
 def test_what_would_not_be_the_run_planned_so_is_refused(tmp_path, trunks, kind, step, overrides, message):
     with pytest.raises(BadInput, match=message) as error:
@@ -182,6 +195,7 @@ def test_killed_it_goes_on_by_the_same_command_even_without_its_trunk(tmp_path, 
     assert records.read_json(tmp_path / "branch" / "record.json")["branch_from"]["step"] == 4
 
 
+@pytest.mark.full
 def test_trials_of_a_pack_branch_off_like_runs_alone(tmp_path, trunks):
     shared = {
         "train__branch_from": f"{trunks('constant')}@4",
@@ -204,7 +218,7 @@ def test_trials_of_a_pack_branch_off_like_runs_alone(tmp_path, trunks):
 GOES_ON = {"constant", "inverse_sqrt", "wsd"}
 
 
-@pytest.mark.parametrize("name", [*SCHEDULES, "constant", "wsd"])
+@pytest.mark.parametrize("name", one_in(4, [*SCHEDULES, "constant", "wsd"]))
 def test_which_schedules_have_the_same_past_whatever_their_end(name):
     """At step 46 of 50, against 100 steps, both with a decay of 5; if weight decay follows the run, no step does."""
     short, long = (made(schedule__name=name, train__steps=n, schedule__decay_steps=5) for n in (50, 100))
@@ -216,7 +230,8 @@ def test_which_schedules_have_the_same_past_whatever_their_end(name):
     assert extend.first_schedule_difference(short, long, 46)
 
 
-@pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}])
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", one_in(2, [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}]))
 def test_more_steps_are_as_if_planned_so(tmp_path, schedule):
     overrides = {f"schedule__{key}": value for key, value in schedule.items()}
     calls = itertools.count()
@@ -268,6 +283,7 @@ def test_of_a_cosine_they_are_refused_with_the_reason_and_what_to_do(tmp_path, t
     assert (result["resumed_from"], result["final_step"]) == (8, 12)
 
 
+@pytest.mark.full
 def test_of_a_wsd_that_decays_they_are_refused_with_the_command_that_does_it(tmp_path, trunks):
     shutil.copytree(trunks("wsd"), tmp_path / "run")
     with pytest.raises(BadInput, match="its decay began at step 6; go on from before it with") as error:

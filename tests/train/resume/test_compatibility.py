@@ -18,6 +18,7 @@ from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.lineage.facts import diff_facts
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.single import train_single
+from tests.quick import one_in
 from tests.train.checkpoints.test_manifest import forge
 
 SMALL = {
@@ -61,7 +62,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("key", REFUSED)
+@pytest.mark.parametrize("key", one_in(4, REFUSED))
 def test_what_makes_another_run_is_refused_old_against_new_with_the_flag_that_allows_it(run, key):
     value, line = REFUSED[key]
     before = contents(run)
@@ -81,10 +82,10 @@ def contents(folder):
     }
 
 
-@pytest.mark.parametrize("changed, allow", [
+@pytest.mark.parametrize("changed, allow", one_in(3, [
     ({"optim__peak_lr": 0.05}, []), ({"eval__batches": 2}, []), ({"train__steps": 2}, ["train.steps"]),
     ({"train__seed": 3}, ["train.seed"]), ({"optim__name": "lion"}, ["optim.name"]),
-])  # fmt: skip
+]))  # fmt: skip
 def test_a_run_without_a_step_left_is_never_called_another(run, changed, allow):
     before = contents(run)
     with pytest.raises(BadInput, match=r"has no step left and was trained with") as error:
@@ -139,7 +140,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("key", FORGED)
+@pytest.mark.parametrize("key", one_in(3, FORGED))
 def test_another_optimizer_tokenizer_or_parametrization_at_the_save_is_refused_likewise(run, key):
     """The save is made to say it: today's configs know one optimizer and one tokenizer."""
     part, group, name, value, line = FORGED[key]
@@ -163,6 +164,7 @@ def test_what_is_allowed_goes_on_and_is_recorded(run):
     assert noted["allowed"] == ["train.seed"] and noted["step"] == 4
 
 
+@pytest.mark.full
 def test_a_group_allows_its_keys_and_what_names_nothing_is_refused(run):
     longer = config(model__rope_theta=500.0, train__steps=5)
     assert train_single(longer, run, allow=["model", "train.steps"])["resumed_from"] == 4
@@ -179,6 +181,7 @@ def test_shapes_are_never_made_to_fit_even_where_the_key_is_allowed(run):
     assert contents(run) == before
 
 
+@pytest.mark.full
 def test_a_folder_in_which_no_step_was_taken_is_taken_over_and_any_other_is_refused(tmp_path, run):
     for name, lines in (("untrained", ""), ("trained", '{"step": 1, "train_loss": 5.0}\n')):
         (tmp_path / name).mkdir()
@@ -203,6 +206,7 @@ def test_a_trial_in_which_no_step_was_taken_is_taken_over(tmp_path, run):
     assert run_sweep(tmp_path, {"a": config(train__seed=3)}) == {"a": "done"}
 
 
+@pytest.mark.full
 def test_other_data_under_the_same_config_are_refused(tmp_path):
     text = tmp_path / "text"
     text.mkdir()
@@ -262,6 +266,7 @@ def test_strays_are_told_and_the_damaged_step_is_refused_or_passed_over_by_polic
 # ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_run_starts_on_anothers_weights_with_its_own_schedule_and_a_fresh_optimizer(tmp_path, finished):
     folder, whole = finished
     still = config(train__init_from=f"{folder}@4", optim__peak_lr=0.0, train__seed=9)
@@ -316,6 +321,7 @@ def test_weights_come_in_the_format_that_the_new_run_keeps_them_in(finished):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(narrow)} == {"bfloat16"}
 
 
+@pytest.mark.full
 def test_once_begun_it_resumes_from_itself_and_keeps_its_lineage(tmp_path, finished):
     for steps, resumed in ((4, None), (6, 4)):
         made = config(train__init_from=str(finished[0]), train__steps=steps, schedule__name="constant")
@@ -324,6 +330,7 @@ def test_once_begun_it_resumes_from_itself_and_keeps_its_lineage(tmp_path, finis
     assert len(events(tmp_path / "run", "init_from")) == 1
 
 
+@pytest.mark.full
 def test_a_trial_of_a_sweep_gives_and_takes_weights(tmp_path, finished):
     trials = {
         n: config(train__init_from=str(finished[0]), optim__peak_lr=0.0, train__seed=s) for s, n in enumerate("ab")

@@ -26,6 +26,7 @@ def test_a_first_life_writes_its_choice_of_kernels_and_every_later_one_reads_it(
     assert determinism.deterministic_xla_flags(tmp_path) == [*first, f'--xla_gpu_load_autotune_results_from="{stored}"']
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("more", "code"), [([], 0), (["--xla_gpu_excludes_nothing=true"], 1)])
 def test_this_jaxlib_knows_every_flag_and_takes_a_path_with_a_space_whole(tmp_path, more, code):
     folder = tmp_path / "a run"

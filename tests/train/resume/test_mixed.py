@@ -44,6 +44,7 @@ def losses(folder):
     return {line["step"]: line["train_loss"] for line in records.read_metrics(folder) if "train_loss" in line}
 
 
+@pytest.mark.full
 def test_another_lr_on_the_way_is_on_record_for_good_and_no_law_is_fitted_to_it(half):
     before = records.read_record(half)["identity"]
     train_single(constant(optim__peak_lr=0.05), half)
@@ -61,6 +62,7 @@ def test_another_lr_on_the_way_is_on_record_for_good_and_no_law_is_fitted_to_it(
     )
 
 
+@pytest.mark.full
 def test_steps_that_were_thrown_away_mix_nothing(half):
     """A change is counted from the checkpoint that is gone on from, not from what config.json said meanwhile."""
     changed = records.read_json(half / "config.json")
@@ -79,6 +81,7 @@ def records_identity(content):
     return identity(records.flatten_keys(content))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("plan, mixes", [
     ({"train__steps": 8}, False), ({"schedule__name": "wsd", "schedule__decay_steps": 1}, False),
     ({"eval__every_steps": 3}, False),
@@ -93,6 +96,7 @@ def test_what_leaves_the_steps_taken_as_they_were_mixes_nothing(whole, plan, mix
     assert bool(known) == mixes and (not mixes or known["1"]["changes"].keys() <= {k.replace("__", ".") for k in plan})
 
 
+@pytest.mark.full
 def test_another_optimizer_goes_on_with_weights_step_and_data_and_a_fresh_state(half, whole):
     train_single(constant(optim__name="lion", optim__peak_lr=1e-3), half, allow=["optim.name"])
     assert losses(half)[5] == losses(whole)[5]  # before its first update: the very weights, on the very batch
@@ -131,6 +135,7 @@ def test_a_schedule_free_run_hands_its_average_on_to_another_optimizer(tmp_path)
     assert result["val_loss"] == measured and result["resumed_from"] == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("refused", ["another shape", "no such optimizer's option"])
 def test_nothing_is_written_before_all_is_accepted(half, refused):
     before = contents(half)

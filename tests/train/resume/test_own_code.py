@@ -70,6 +70,7 @@ def facts(folder, step):
     return manifest.read_manifest(folder / "checkpoints" / str(step))["facts"]["run"]
 
 
+@pytest.mark.full
 def test_the_manifest_and_the_record_hold_the_hashes_and_the_curve(whole):
     stored = facts(whole / "run", 4)["own_code"]
     assert set(stored["schedule.name"]["files"]) == {"mine.py", "factors.py"}  # scalelab itself isn't hashed
@@ -79,6 +80,7 @@ def test_the_manifest_and_the_record_hold_the_hashes_and_the_curve(whole):
     assert record["own_code"] == stored and record["identity"] == facts(whole / "run", 4)["identity"]
 
 
+@pytest.mark.full
 def test_a_record_whose_hash_was_edited_is_damaged(run):
     record = records.read_record(run)
     record["own_code"]["schedule.name"]["files"]["mine.py"] = 64 * "0"
@@ -86,6 +88,7 @@ def test_a_record_whose_hash_was_edited_is_damaged(run):
     assert main(["runs", str(run)]) == 2
 
 
+@pytest.mark.full
 def test_an_edited_module_that_the_schedule_imports_is_refused_by_name_or_marks_the_run(tmp_path, run, capsys):
     edited = project(tmp_path / "second", factors="SCALE = 0.01\n")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -102,6 +105,7 @@ def test_an_edited_module_that_the_schedule_imports_is_refused_by_name_or_marks_
     assert main(["runs", str(run), "--show=name,mixed"]) == 0 and "code.schedule.name" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_numbers_that_a_schedule_reads_elsewhere_change_its_curve(tmp_path, run, capsys):
     edited = project(tmp_path / "second")
     (edited.parent / "share.txt").write_text("0.5")
@@ -110,6 +114,7 @@ def test_numbers_that_a_schedule_reads_elsewhere_change_its_curve(tmp_path, run,
     assert "code.schedule.name='LR 0.01 at step 0', now it is 'LR 0.005 at step 0'" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_another_peak_is_no_change_of_code_and_edited_metrics_are_noted(tmp_path, run):
     edited = project(tmp_path / "second", seen=METRICS + "# looked at again\n")
     assert train(edited, run, "--config.train.steps=6", "--config.optim.peak_lr=0.02") == 0
@@ -118,6 +123,7 @@ def test_another_peak_is_no_change_of_code_and_edited_metrics_are_noted(tmp_path
     assert "code.train.metrics: seen.py" in changed["text"] and changed["allowed"] == []
 
 
+@pytest.mark.full
 def test_a_run_of_a_version_that_did_not_record_code_goes_on_with_a_line(tmp_path, run, capsys):
     config = project(tmp_path / "second", mine=RATE + "# edited\n")
     content = manifest.read_manifest(run / "checkpoints" / "4")
@@ -132,11 +138,13 @@ def test_a_run_of_a_version_that_did_not_record_code_goes_on_with_a_line(tmp_pat
     assert "own_code" in facts(run, 6) and "mixed" not in records.read_record(run)
 
 
+@pytest.mark.full
 def test_a_name_that_is_no_own_function_s_is_refused(tmp_path, run, capsys):
     assert train(project(tmp_path / "second"), run, "--allow-change=code.schedule.nam") == 2
     assert "did you mean 'code.schedule.name'?" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_sweep_under_edited_code_is_refused_before_anything_is_written(tmp_path, capsys):
     first, edited = project(tmp_path / "first"), project(tmp_path / "second", mine=RATE + "# edited\n")
     words = [f"--workdir={tmp_path}/out", *SMALL]

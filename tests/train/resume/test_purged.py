@@ -6,6 +6,7 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.record import records
+from tests.quick import one_in
 from tests.train.runs import SMALL
 
 SHORT = ["--config.model.n_layers=1", "--config.train.steps_per_dispatch=2", "--config.checkpoint.every_steps=2"]
@@ -35,7 +36,10 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != ".lock"}
 
 
-@pytest.mark.parametrize("record", [{"status": "stopped"}, {"status": "running", "steps": 0}], ids=["saved", "killed"])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "record", one_in(2, [{"status": "stopped"}, {"status": "running", "steps": 0}]), ids=["saved", "killed"]
+)
 def test_a_run_that_is_to_go_on_is_refused_and_keeps_every_byte(purged, record, capsys):
     records.write_json(purged / "record.json", records.read_record(purged) | record)
     before = content(purged)
@@ -45,6 +49,7 @@ def test_a_run_that_is_to_go_on_is_refused_and_keeps_every_byte(purged, record, 
     assert "put its checkpoints back, use another --workdir" in error and content(purged) == before
 
 
+@pytest.mark.full
 def test_a_run_killed_before_its_first_save_was_over_begins_anew(purged):
     records.write_json(purged / "record.json", records.read_record(purged) | {"status": "running", "steps": 0})
     records.rewind_metrics(purged, 4)
@@ -52,6 +57,7 @@ def test_a_run_killed_before_its_first_save_was_over_begins_anew(purged):
     assert [line["step"] for line in records.read_metrics(purged) if "train_loss" in line] == [1, 2]
 
 
+@pytest.mark.full
 def test_a_finished_run_names_the_step_of_its_record_and_no_digest(purged, finished, capsys):
     before = content(purged)
     assert train(purged, f"--config.train.steps={STEPS}", "--json") == 0

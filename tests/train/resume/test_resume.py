@@ -61,6 +61,7 @@ def test_a_signal_saves_the_step_and_exits_75_and_the_run_goes_on_from_there(tmp
     assert untimed(folder) == untimed(whole[0])
 
 
+@pytest.mark.full
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path, capsys):
     folder = tmp_path / "run"
     first = command(*train(folder, "--config.train.steps=100000"))
@@ -89,6 +90,7 @@ def test_what_would_make_it_another_run_is_refused_and_what_would_not_is_noted(t
     assert "train.steps: 10 -> 20" in changes[0]["text"]
 
 
+@pytest.mark.full
 def test_a_run_that_cannot_learn_is_marked_diverged_and_exits_1(tmp_path):
     folder = tmp_path / "run"
     result = run_here(*train(folder, "--config.train.steps=60", "--config.optim.peak_lr=1000"), code=1)

@@ -87,6 +87,7 @@ def lines(folder):
     ]
 
 
+@pytest.mark.full
 def test_a_rewound_run_equals_the_run_without_the_bad_batches(bad_data, spared, tmp_path):
     folder = tmp_path / "run"
     result = train_single(config(), folder)

@@ -19,6 +19,7 @@ from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.resume.weights import load_hf_weights, load_run_weights, write_weights
 from scalelab.train.single import load_run_dataset, train_single
 from tests.hf.oracle.make import HERE
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import config, events
 
 NEW = {"data__language_seed": 5, "train__seed": 3, "train__steps": 6, "schedule__warmup_steps": 3}
@@ -41,7 +42,8 @@ def at_start(folder: pathlib.Path) -> float:
     return line["val_loss"]
 
 
-@pytest.mark.parametrize("name", ["run", "hf:hf", "kept"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", one_in(3, ["run", "hf:hf", "kept"]))
 def test_before_its_first_step_a_run_has_the_validation_loss_of_the_weights_it_starts_on(tmp_path, source, name):
     folder, result = source
     if name == "kept":

@@ -79,6 +79,7 @@ def whole(tmp_path_factory):
     return folder, train_single(config(), folder)
 
 
+@pytest.mark.full
 def test_every_alarm_is_an_event_and_the_record_and_the_table_have_the_score(whole):
     folder, _ = whole
     events = guard_events(folder)
@@ -121,6 +122,7 @@ def flags_with_batches(folder, **changes):
     return [(event, batches.batch(event["step"] - 1), part) for event in flags]
 
 
+@pytest.mark.full
 def test_an_alarm_names_where_its_batch_comes_from(whole):
     for event, tokens, part in flags_with_batches(whole[0]):
         check_documents(event, tokens, part)
@@ -173,6 +175,7 @@ def half(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_resumed_run_keeps_the_guards_memory_to_the_bit(whole, half, tmp_path):
     folder, result = whole
     shutil.copytree(half, tmp_path / "a")
@@ -193,6 +196,7 @@ def restored(place):
     return Checkpoints(place / "checkpoints").restore(40, {"run": {"guard": like.guard}})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("key", "value"), [("optim.peak_lr", 2e-3), pytest.param("precision.name", "bf16", marks=pytest.mark.slow)]
 )
@@ -263,6 +267,7 @@ def test_a_stretch_of_steps_without_a_micro_batch_is_one_event(tmp_path):
     assert "left out 1 of 2 micro-batches, the first of them number 0 (steps 7 to 8)" in event["text"]
 
 
+@pytest.mark.full
 def test_an_incident_that_grows_calls_a_run_back_and_ends_in_nothing_where_the_guard_may_only_skip(tmp_path):
     losses, norms = healthy_series()
     for at, factor in ((300, 1.2), (306, 1.3), (312, 1.5)):

@@ -77,6 +77,7 @@ def logged(run):
     return [line for line in records.read_metrics(run) if "train_loss" in line]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
 def test_every_scalar_is_written_at_every_logged_step(folder, name):
     assert_all_logged(folder / name)
@@ -100,6 +101,7 @@ def test_a_pipeline_logs_them_too(tmp_path):
     assert_all_logged(tmp_path / "run")
 
 
+@pytest.mark.full
 def test_packed_trials_log_their_own(folder):
     one, other = (logged(folder / f"vmap/runs/seed={seed}") for seed in (0, 1))
     assert [line["mine/spread"] for line in one] != [line["mine/spread"] for line in other]
@@ -107,6 +109,7 @@ def test_packed_trials_log_their_own(folder):
     assert [line["mine/spread"] for line in one] == pytest.approx([line["mine/spread"] for line in alone], rel=1e-5)
 
 
+@pytest.mark.full
 def test_the_mirror_has_them_too(folder):
     shown, _ = tensorboard(folder / "single")
     for line in logged(folder / "single"):
@@ -119,6 +122,7 @@ def texts_of(page, figure):
     return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)", source[0])]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["single", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_a_family_is_one_panel_of_the_report(folder, name, capsys):
     assert main(["report", str(folder / name)]) == 0
@@ -130,6 +134,7 @@ def test_a_family_is_one_panel_of_the_report(folder, name, capsys):
     assert [row["mine/spread"] for row in rows if row["mine/spread"]] == expected
 
 
+@pytest.mark.full
 def test_its_last_value_is_a_column_of_runs(folder, capsys):
     assert main(["runs", str(folder / "vmap"), "--show=name,mine/spread,mine/top", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -46,6 +46,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_a_line_every_so_many_steps_has_a_value_a_layer(run):
     lines = records.read_layers(run)
     assert [line["step"] for line in lines] == [2, 4, 6]
@@ -63,6 +64,7 @@ def test_a_line_every_so_many_steps_has_a_value_a_layer(run):
     assert not any(LISTS & line.keys() - {"grad_norm", "update_norm"} for line in records.read_metrics(run))
 
 
+@pytest.mark.full
 def test_a_resumed_run_cuts_the_file_and_writes_it_again(run, tmp_path):
     """Like a crash between the checkpoint of step 4 and the end: the log has lines of steps that will run again."""
     copy = shutil.copytree(run, tmp_path / "run")
@@ -78,6 +80,7 @@ def test_a_resumed_run_cuts_the_file_and_writes_it_again(run, tmp_path):
     assert (copy / "layers.jsonl").read_bytes() == (run / "layers.jsonl").read_bytes()
 
 
+@pytest.mark.full
 def test_a_line_that_was_lost_is_noticed(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "layers.jsonl").write_text("")
@@ -86,6 +89,7 @@ def test_a_line_that_was_lost_is_noticed(run, tmp_path):
     assert path == copy / "layers.jsonl" and "layers.jsonl was cut to 0 bytes" in text
 
 
+@pytest.mark.full
 def test_the_report_draws_maps_of_layer_and_step(run, capsys):
     assert main(["report", str(run)]) == 0
     words = texts_of(run / "report.html", "layers")

@@ -184,12 +184,14 @@ def sweeps(tmp_path_factory, mine):
     return folders, ids, shown
 
 
+@pytest.mark.full
 def test_each_trial_has_one_id_for_good_and_no_other_has_it(sweeps):
     folders, ids, _ = sweeps
     now = [records.read_record(folder / "runs" / name)["tracker_id"] for folder in folders for name in "ab"]
     assert now[:2] == ids and len(set(now)) == 4
 
 
+@pytest.mark.full
 def test_each_trial_of_a_pack_has_its_own_numbers_and_config_at_tensorboard_also_when_it_went_back(sweeps):
     for folder in [place / "runs" / name for place in sweeps[0] for name in "ab"]:
         shown, texts = tensorboard(folder)
@@ -199,6 +201,7 @@ def test_each_trial_of_a_pack_has_its_own_numbers_and_config_at_tensorboard_also
     assert len(event_files(sweeps[0][0] / "runs" / "a")) == 2  # none overwrote the other
 
 
+@pytest.mark.full
 def test_a_sweep_is_a_table_at_tensorboard_with_all_that_it_varies(sweeps):
     """Names are those of the config; a value at its default is there too, as another trial has another one."""
     for place in sweeps[0]:
@@ -220,6 +223,7 @@ def database_rows(path):
         return {(run, step, name): value for run, step, name, value in db.execute("select * from metrics")}
 
 
+@pytest.mark.full
 def test_the_worked_example_of_a_sink_holds_a_packed_sweep_also_when_it_went_back(sweeps):
     page, source = (ROOT / "docs" / "trackers.md").read_text(), inspect.getsource(own.to_sqlite)
     assert len(source.splitlines()) <= 15 and source in page
@@ -245,6 +249,7 @@ def test_configs_of_the_page_are_good():
         assert {key: str(log[key.removeprefix("log.")]).replace("True", "true") for key in given} == given != {}
 
 
+@pytest.mark.full
 def test_a_sink_is_told_of_each_trial_where_it_goes_on_and_its_verdict(sweeps, mine):
     calls = user_code.load_user_object(f"{mine}:calls", "this test")
     calls = calls[calls.index("again") + 1 :]
@@ -255,6 +260,7 @@ def test_a_sink_is_told_of_each_trial_where_it_goes_on_and_its_verdict(sweeps, m
         assert own_calls[-1] == ("close", "done", records.read_record(sweeps[0][0] / "runs" / name)["val_loss"])
 
 
+@pytest.mark.full
 def test_a_sink_that_fails_is_one_line_and_the_pack_trains_on(sweeps, mine):
     (place, _), _, shown = sweeps
     (warning,) = [fact["warning"] for fact in shown if "warning" in fact]

@@ -33,6 +33,7 @@ def losses_of(folder):
     return {line["step"]: line["val_loss"] for line in records.read_metrics(folder) if "val_loss" in line}
 
 
+@pytest.mark.full
 def test_it_ends_where_the_last_two_losses_are_no_lower_than_one_before(ended):
     folder, result = ended
     losses = losses_of(folder)
@@ -46,6 +47,7 @@ def test_it_ends_where_the_last_two_losses_are_no_lower_than_one_before(ended):
     assert f"at step {best} " in event["text"]
 
 
+@pytest.mark.full
 def test_it_is_saved_there_and_goes_no_further(ended):
     folder, result = ended
     lines = untimed(folder)
@@ -58,6 +60,7 @@ def test_it_is_saved_there_and_goes_no_further(ended):
     assert record["steps"] == result["final_step"] and record["val_loss"] == losses_of(folder)[result["final_step"]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", [0, 1])  # before the third evaluation, the first that can end the run
 def test_a_stopped_run_ends_at_the_same_step_with_the_same_weights(ended, tmp_path, moment):
     folder, result = ended
@@ -69,6 +72,7 @@ def test_a_stopped_run_ends_at_the_same_step_with_the_same_weights(ended, tmp_pa
     assert losses_of(tmp_path / "run") == losses_of(folder)
 
 
+@pytest.mark.full
 def test_without_patience_nothing_changes_but_the_end(ended, tmp_path):
     folder, _ = ended
     whole = train_single(config(**{"eval.patience": 0, "train.steps": 60}), tmp_path / "run")

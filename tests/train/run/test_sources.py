@@ -51,6 +51,7 @@ def evaluations(folder):
     return [line for line in records.read_metrics(folder) if "val_loss" in line]
 
 
+@pytest.mark.full
 def test_each_evaluation_says_every_source(whole):
     lines = evaluations(whole[0])
     assert [line["step"] for line in lines] == [4, 8, 12]
@@ -69,6 +70,7 @@ def test_each_evaluation_says_every_source(whole):
     assert lines[2]["val_loss/code"] < lines[1]["val_loss/code"] and lines[2]["val_loss/web"] > lines[1]["val_loss/web"]
 
 
+@pytest.mark.full
 def test_a_sources_loss_is_that_of_a_run_on_it_alone(tmp_path, monkeypatch, whole):
     """Scored by the one-source path: the same weights, on a dataset that holds `code` only."""
     both = dataset(web=5000, code=2000)
@@ -82,6 +84,7 @@ def test_a_sources_loss_is_that_of_a_run_on_it_alone(tmp_path, monkeypatch, whol
     assert not any("/" in key for key in first)  # a lone source has no columns of its own
 
 
+@pytest.mark.full
 def test_the_record_says_the_plan_and_the_tables_what_came(whole):
     folder, result = whole
     record, last = records.read_json(folder / "record.json"), evaluations(folder)[-1]
@@ -101,6 +104,7 @@ def test_the_record_says_the_plan_and_the_tables_what_came(whole):
     assert "web" in output and "epochs of 800" in output
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole):
     stops = iter([False, False, True])
     folder = tmp_path / "run"
@@ -114,6 +118,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole):
     assert run_of(folder)["by_source"] == whole[1]["by_source"]  # nothing left to do: the answer is the record's
 
 
+@pytest.mark.full
 def test_a_branch_may_anneal_on_another_mixture_and_is_the_run_planned_so(tmp_path, whole):
     mix = {"data.mixture": "web=3/4,code=1/4; 8: web=0.5,code=0.5", "schedule.decay_steps": 4}
     made, result = branched(whole[0], 8, tmp_path / "branch", **{k.replace(".", "__"): v for k, v in mix.items()})
@@ -133,6 +138,7 @@ def test_what_does_not_fit_leaves_nothing_behind(tmp_path):
     assert not list((tmp_path / "run").glob("*.json*"))
 
 
+@pytest.mark.full
 def test_a_lone_source_under_a_cap_says_its_epochs(tmp_path, monkeypatch):
     monkeypatch.setattr(single, "open_dataset", lambda _: dataset(web=5000))
     result = run_of(tmp_path / "run", data__mixture="", data__unique_tokens="512")
@@ -166,6 +172,7 @@ def test_two_prepared_sources_by_command(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.full
 def test_after_another_batch_and_mixture_each_source_goes_on_with_its_next_window(tmp_path):
     """Steps 9 to 12 of 4 sequences, half of each source: by the rows that were really read."""
     folder, halves = tmp_path / "run", {"data__mixture": "web=1/2,code=1/2", "train__global_batch": 4}

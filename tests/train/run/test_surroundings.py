@@ -68,16 +68,19 @@ def test_a_strange_path_is_a_path(strange, tmp_path, capsys):
     assert row["name"] == folder.name and row["status"] == "done"
 
 
+@pytest.mark.full
 def test_no_secret_of_the_environment_is_written_or_printed(strange):
     folder, _, printed = strange
     texts = [printed.encode(), *(path.read_bytes() for path in folder.rglob("*") if path.is_file())]
     assert len(texts) > 10 and not any(b"s3cr3t" in text for text in texts)
 
 
+@pytest.mark.full
 def test_a_run_looks_up_no_name_and_connects_to_nothing(strange):
     assert strange[1] == {"code": 0, "calls": [], "hears": 1}
 
 
+@pytest.mark.full
 def test_nobody_else_may_write_what_a_run_writes_and_no_file_is_a_program(strange):
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [strange[0], *strange[0].rglob("*")]}
     assert [path for path, mode in modes.items() if mode & 0o022] == []

@@ -8,6 +8,7 @@ from scalelab.__main__ import main
 from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.run.trackers import sinks
+from tests.quick import one_in
 from tests.train.runs import SMALL
 
 CONFIG = """
@@ -56,6 +57,7 @@ def seen(project):
     return (project / "seen.txt").read_text().splitlines()[-1].split()
 
 
+@pytest.mark.full
 def test_a_copy_that_goes_on_gets_its_own_id_and_says_so(project, capsys):
     first = records.read_record(project / "runs" / "first")["tracker_id"]
     copy = copied(project, "second")
@@ -73,7 +75,7 @@ def test_a_copy_that_goes_on_gets_its_own_id_and_says_so(project, capsys):
     assert records.read_record(project / "runs" / "first")["tracker_id"] == first
 
 
-@pytest.mark.parametrize("way", ["renamed", "parent", "disk", "record lost"])
+@pytest.mark.parametrize("way", one_in(4, ["renamed", "parent", "disk", "record lost"]))
 def test_a_folder_that_was_moved_keeps_its_id(project, way, capsys):
     folder = copied(project, way.replace(" ", "_"))
     records.write_json(folder / "record.json", records.read_record(folder) | sinks.bind_tracker(folder, {}))

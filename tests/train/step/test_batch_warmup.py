@@ -31,6 +31,7 @@ def first(tokens, k):
     return tokens.reshape(-1, PARTS, tokens.shape[-1])[:, :k].reshape(k * BATCH // PARTS, -1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("at", "k"),
     [pytest.param(4, 1, marks=pytest.mark.slow), pytest.param(5, 3, marks=pytest.mark.slow), (6, 3), (7, 4), (900, 4)],
@@ -49,6 +50,7 @@ def test_a_step_of_k_micro_batches_is_that_of_a_batch_of_k(at, k):
     assert_same(step(GROWING, state, other, H)[0], result)  # what stands in the other rows is of no consequence
 
 
+@pytest.mark.full
 def test_one_program_serves_the_whole_ramp():
     before, state = steps._cache_size(), init(GROWING, H)
     for i in range(3):
@@ -72,6 +74,7 @@ def whole(tmp_path_factory):
     return folder, train_single(config(**RAMP), folder)
 
 
+@pytest.mark.full
 def test_records_hold_the_tokens_that_were_seen(whole):
     seen = np.cumsum(TAKEN) * 16
     lines = records.read_metrics(whole[0])
@@ -81,6 +84,7 @@ def test_records_hold_the_tokens_that_were_seen(whole):
     assert record["dtypes"]["compute"] == {"float32": 1.0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)])
 def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, whole, at):
     calls = iter(range(2, 100, 2))  # two steps a dispatch
@@ -125,6 +129,7 @@ def test_more_steps_and_branches_are_the_runs_planned_so(tmp_path, whole):
     assert branch["final_step"] == 14
 
 
+@pytest.mark.full
 def test_another_ramp_is_another_run(tmp_path, whole):
     for key, value in (("schedule__batch_start", 4), ("schedule__batch_warmup_tokens", 160)):
         with pytest.raises(

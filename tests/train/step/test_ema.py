@@ -18,6 +18,7 @@ from scalelab.sweep.run import run_sweep
 from scalelab.train.resume.weights import Weights, load_run_weights, write_weights
 from scalelab.train.single import train_single
 from scalelab.train.step import state as state_lib
+from tests.quick import one_in
 from tests.train.resume.test_compatibility import config
 from tests.train.runs import ROOT
 from tests.train.step.test_step import batches, init, relative, setting, step
@@ -46,7 +47,8 @@ def followed(precision):
     return states
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
+@pytest.mark.full
+@pytest.mark.parametrize("precision", one_in(2, ["fp32", "bf16_master"]))
 def test_the_mean_is_the_definition_in_float64_and_a_skipped_step_leaves_it(precision):
     states = followed(precision)
     jax.tree.map(np.testing.assert_array_equal, states[3].ema, states[2].ema)
@@ -142,6 +144,7 @@ def test_on_a_mesh_it_is_that_of_one_device_and_lies_as_the_moments_do(layouts):
     assert all(float(apart) < 1e-4 and rest == ["3", "True"] for apart, *rest in rows), rows
 
 
+@pytest.mark.full
 def test_the_last_checkpoints_are_averaged_in_float64(run):
     folder, _ = run
     steps = [load_run_weights(f"{folder}@{n}").params for n in (2, 4)]
@@ -155,6 +158,7 @@ def test_the_last_checkpoints_are_averaged_in_float64(run):
     )
 
 
+@pytest.mark.full
 def test_mistakes_are_one_line(tmp_path, run):
     folder, _ = run
     write_weights(tmp_path / "plain", Weights(config(), load_run_weights(str(folder)).params, {}))

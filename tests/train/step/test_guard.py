@@ -44,8 +44,9 @@ def run(rule):
     def body(memory, row):
         step, loss, norm, ratio, restarted = row
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        decision = guard.decide(rule, memory, step, loss, norm, finite, False, restarted > 0, h)
-        memory, report = incident.remember(rule, memory, step, decision, loss, norm, ratio, UNIFORM)
+        signals = guard.Signals(step, loss, norm, finite)
+        decision = guard.decide(rule, memory, signals, False, restarted > 0, h)
+        memory, report = incident.remember(rule, memory, signals, decision, ratio, UNIFORM)
         return memory, (decision, report)
 
     def whole(memory, first, losses, norms, ratios, restarts):
@@ -199,6 +200,7 @@ def test_clip_holds_a_spike_to_the_median_norm():
     np.testing.assert_allclose(decisions.clip[300], np.median(np.delete(norms[171:300], 29)), rtol=0.02)
 
 
+@pytest.mark.full
 def test_the_memory_goes_on_to_the_bit_and_trials_under_vmap_decide_alone():
     losses, norms = planted_series()
     rule = Guard("skip")
@@ -232,6 +234,7 @@ def outlier_memory(**more):
     return memory._replace(counts=jnp.array(guard.Counts(entered=128), jnp.int32), **more)
 
 
+@pytest.mark.full
 def test_a_guard_that_sees_nothing_changes_no_bit_and_a_skip_moves_none():
     off, watch, skip = (stepped(policy)[1] for policy in ("off", "watch", "skip"))
     assert off.guard == ()

@@ -13,12 +13,14 @@ import pytest
 
 from scalelab.config import Layout, replace_hparams
 from scalelab.model import transformer
-from scalelab.model.layer_flags import all_layer_flags, select_layers
+from scalelab.model.attention.documents import SplitTokens
+from scalelab.model.stacks import all_layer_flags, select_layers
 from scalelab.precision.policy import FP32
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import loss_sums
 from scalelab.train.step.guard import Counts
-from scalelab.train.step.layers import DUE, LAYERS, OFF
+from scalelab.train.step.metrics import LAYERS
+from scalelab.train.step.report.layers import DUE, OFF
 from scalelab.train.step.step import many_steps, train_step
 from tests.train.runs import ROOT
 from tests.train.step.test_step import BATCH, SEQ_LEN, assert_same, batches, setting
@@ -144,6 +146,7 @@ def norms(tree):
     return expected | {"blocks": np.sqrt(by_layer)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["llama", pytest.param("relu", marks=pytest.mark.slow)])
 def test_every_value_is_that_of_a_model_written_out(name):
     static, h, state = made(name)
@@ -175,6 +178,7 @@ def test_every_value_is_that_of_a_model_written_out(name):
         np.testing.assert_array_equal(layers["dead_units"][1] * static.model.d_ff >= 1, True)
 
 
+@pytest.mark.full
 def test_every_step_for_a_while_after_the_guard_flagged_one():
     static, h, state = made("llama")  # at step 3; the one after is due
     h = replace_hparams(h, {"log.layers_after_alarm": jnp.float32(2)})
@@ -191,6 +195,7 @@ def test_every_step_for_a_while_after_the_guard_flagged_one():
     assert not step(static, past._replace(step=jnp.int32(6)), tokens, h)[1][LAYERS][DUE]
 
 
+@pytest.mark.full
 def test_it_changes_no_bit_of_what_is_trained():
     """Also on the steps between: the program with measuring in it takes the same way."""
     static, h, state = made("llama")
@@ -203,19 +208,21 @@ def test_it_changes_no_bit_of_what_is_trained():
     assert np.isfinite(layers["grad_norm"]).all(axis=1).tolist() == [True, False] * 3  # the state is at step 3
 
 
+@pytest.mark.full
 def test_zeros_in_gradients_that_come_back_are_counted_in_the_format_they_come_in():
     """The gradient at the last block's output, taken in fp32 outside the step and cast by numpy."""
     static, h = setting(**{"model.n_layers": 1, "precision.name": "fp16", "log.layers_every": EVERY})
     state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)._replace(step=jnp.int32(1))
     tokens = batches(seed=1)[0]
-    packed = None, jnp.asarray(True)
-    embedded = transformer.embed_tokens(static.model, state.params, tokens[:, :-1], FP32)
+    split = SplitTokens(tokens[:, :-1], tokens[:, 1:])
+    end = transformer.end_in_loss(static.model, split, h.train.z_loss)
+    pieces = transformer.make_pieces(static.model, FP32, split, end)
     one = jax.tree.map(lambda w: w[0], state.params["blocks"])
     flags = select_layers(all_layer_flags(static.model), 0)
-    after, _ = transformer.apply_measured_block(static.model, one, embedded, FP32, flags, *packed)
+    after, _ = pieces.block({"params": one}, pieces.enter(state.params), flags)
 
     def loss(x):
-        sums = transformer.head_loss(static.model, state.params, x, tokens[:, 1:], h.train.z_loss, FP32)
+        sums = pieces.leave(state.params, x)
         return sums.objective / sums.tokens
 
     gradient, shares = np.asarray(jax.grad(loss)(after)), []
@@ -246,6 +253,7 @@ def test_it_does_not_depend_on_how_the_step_is_computed(changes):
         np.testing.assert_allclose(layers[key], value, rtol=1e-5, err_msg=key)
 
 
+@pytest.mark.full
 def test_each_packed_trial_has_its_own():
     static, h, state = made("llama")
     rates = jnp.float32([1e-3, 1e-2])
@@ -268,7 +276,7 @@ MESH = """
 import dataclasses, sys
 import jax, numpy as np
 from scalelab.config import Layout, replace_hparams
-from scalelab.train.step.layers import LAYERS
+from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.program import PACKINGS
 from tests.train.step.test_step import setting
 

@@ -16,6 +16,7 @@ from scalelab.configs import base
 from scalelab.plan.compiled import aot
 from scalelab.sharding import trace_for_platform
 from scalelab.train.step.step import many_steps
+from tests.quick import one_in
 
 CALL = r"custom_call @__cudnn\$(\w+)\(.*?mask_type\\22: \\22(\w+)\\22.*?max_seg_per_batch\\22: (\d+)"
 FORWARD, BACKWARD = "fmhaSoftmax", "fmhaSoftmaxBackward"
@@ -68,7 +69,7 @@ ONE_DEVICE = {  # changes, trials: calls
 }
 
 
-@pytest.mark.parametrize(("changes", "trials", "expected"), ONE_DEVICE.values(), ids=ONE_DEVICE)
+@pytest.mark.parametrize(("changes", "trials", "expected"), one_in(6, ONE_DEVICE.values()), ids=ONE_DEVICE)
 def test_a_devices_step_calls_cudnn(changes, trials, expected):
     """Nothing of it knows the device: jax's own partitioning of the call, which asks for one, is not there."""
     calls, text = lowered_step(changes, trials)
@@ -80,6 +81,7 @@ def test_a_devices_step_calls_cudnn(changes, trials, expected):
     assert re.search(rf"@__cudnn.*: \(tensor<{rows}x64x4x16x", text)
 
 
+@pytest.mark.full
 def test_an_ampere_gets_a_mask_of_all_pairs():
     calls, _ = lowered_step({}, capability=(8, 0))
     assert calls == [("fmhaScaleBiasSoftmax", "CAUSAL", 1), ("fmhaScaleBiasSoftmaxBackward", "CAUSAL", 1)]
@@ -104,6 +106,7 @@ print(json.dumps([calls, kernels]))
 """
 
 
+@pytest.mark.full
 def test_a_mesh_of_devices_calls_its_chips_kernel():
     """cuDNN by layout; of TPUs the ring: three parts forward and backward, own tokens and two pairs of chunks."""
     env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"}

@@ -68,6 +68,7 @@ def report(metrics):
     return incident.Report(*np.asarray(metrics[guard.GUARD]))
 
 
+@pytest.mark.full
 def test_a_calm_step_runs_each_micro_batch_once(tmp_path):
     """By the products in XLA's profile: a compiler that runs the second pass ahead of its condition doubles them."""
     products, options = {}, jax.profiler.ProfileOptions()
@@ -83,6 +84,7 @@ def test_a_calm_step_runs_each_micro_batch_once(tmp_path):
     assert 0 < products["micro_batch"] == products["step"], products
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_the_step_is_that_over_the_other_micro_batches_to_the_bit(optimizer):
     static, h = setting(**SKIPS, **{"optim.name": optimizer})

@@ -43,6 +43,7 @@ def short(tokens, length):
     return jnp.concatenate([tokens[:, i : i + length + 1] for i in starts])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [2, 8])
 def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
     """The model never hears of it: shorter sequences, as many tokens, rope positions from 0 in each."""
@@ -66,6 +67,7 @@ def test_a_full_length_is_no_warm_up_and_losses_are_of_full_sequences():
     assert_same(evaluation_loss(GROWING, state, tokens, during), evaluation_loss(STATIC, state, tokens, H))
 
 
+@pytest.mark.full
 def test_one_program_serves_every_length_start_and_duration():
     before = steps._cache_size()
     for i, (start, tokens) in enumerate([(1, 1e3), (3, 1e3), (8, 500)]):

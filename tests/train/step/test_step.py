@@ -17,7 +17,8 @@ from scalelab.configs import tiny
 from scalelab.model import transformer
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients, loss_sums
-from scalelab.train.step.step import STEP_METRICS, evaluation_loss, many_steps, train_step
+from scalelab.train.step.report.report import STEP_METRICS
+from scalelab.train.step.step import evaluation_loss, many_steps, train_step
 from tests.train.runs import ROOT
 
 SEQ_LEN, BATCH, K = 16, 8, 4
@@ -65,6 +66,7 @@ def relative(a, b):
     return float(np.sqrt(difference / sum(np.sum(np.square(np.float64(y))) for y in jax.tree.leaves(b))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accumulate", [2, 8])
 def test_accumulation_is_the_big_batch_with_ragged_ignored_positions(accumulate):
     tokens = np.array(batches()[0])
@@ -80,6 +82,7 @@ def test_accumulation_is_the_big_batch_with_ragged_ignored_positions(accumulate)
     assert relative(split_grads, grads) < 2e-6
 
 
+@pytest.mark.full
 def test_the_gradient_is_that_of_the_mean_over_tokens_that_count():
     tokens = np.array(batches()[0])
     tokens[3, 4:] = -1
@@ -148,6 +151,7 @@ def divides(declared, o, h, lr):
     return optax.stateless(lambda grads, _: jax.tree.map(lambda g: g / h.optim.beta2, grads))
 
 
+@pytest.mark.full
 def test_an_own_optimizers_update_that_is_not_finite_is_skipped_by_the_packed_trial_that_made_it():
     static, h = setting(**{"optim.name": f"{__name__}:divides", "optim.peak_lr": 1e-2, "optim.beta2": 0.9})
     state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
@@ -191,6 +195,7 @@ def test_many_steps_are_single_steps():
     assert relative(state.params, alone.params) < 1e-6
 
 
+@pytest.mark.full
 def test_fewer_steps_than_batches_leave_the_rest_untouched():
     two, log = steps(STATIC, init(STATIC, H), batches(), jnp.int32(2), H)
     compiled = steps._cache_size()
@@ -222,6 +227,7 @@ def test_evaluate_weighs_tokens_not_batches():
     )
 
 
+@pytest.mark.full
 def test_bf16_learns_with_fp32_parameters_and_moments():
     static, h = setting(**{"precision.name": "bf16", "optim.peak_lr": 3e-2})
     state, losses = init(static, h), []

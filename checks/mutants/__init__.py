@@ -1,0 +1,1 @@
+"""Lines of the package that are changed on purpose, and which tests notice."""
