@@ -1,12 +1,10 @@
 """Forks of the model made in a test: an edited file's text replaces the module that everything else imports."""
 
 import contextlib
-import functools
 import pathlib
-import sys
 import types
 
-from scalelab.config import traced
+from checks.diagnosis.diagnose.forks import forget_shapes
 from scalelab.model import transformer
 from scalelab.model.attention import attention
 
@@ -33,13 +31,3 @@ def attention_edited(monkeypatch, edits):
         patch.setattr(transformer, "Attention", fork.Attention)
         yield
     forget_shapes()
-
-
-def forget_shapes():
-    """Empty every cache of the package: they are kept by shape, and a fork has other parameters at the same shape."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("scalelab")]
-    for value in [value for module in modules for value in vars(module).values()]:
-        if not isinstance(value, functools._lru_cache_wrapper) or value is traced._record_type:
-            continue  # a record that was made before has its type from there
-        if value.__module__.startswith("scalelab"):
-            value.cache_clear()

@@ -13,12 +13,11 @@ import pathlib
 import sys
 from typing import Any
 
-from checks.shared import RESULTS, command_line
+from checks.shared import RESULTS, add_rows_options, command_line, measure_rows
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.config import Static
-from scalelab.errors import BadInput
 from scalelab.experiments.shared import write_result
 from scalelab.plan.compiled.compile import compare_components, compile_step
 from scalelab.plan.machine.machine import Machine, load_machine
@@ -117,19 +116,9 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     parser = command_line("compilers.compiled", __doc__, {"--only": "--rows"})
-    parser.add_argument("--rows", default="; ".join(CASES), metavar="A; B", help=f"rows: {'; '.join(CASES)}")
-    parser.add_argument("--quick", action="store_true", help="the first row alone")
+    add_rows_options(parser, CASES)
     options = parser.parse_args(argv)
-    names, rows = [name.strip() for name in options.rows.split(";")][: 1 if options.quick else None], []
-    for name in names:
-        if name not in CASES:
-            raise BadInput(f"--rows={name}: no such row; the rows are {'; '.join(CASES)}")
-        try:
-            rows.append(compare_memory(name))
-        except BadInput as reason:
-            print(f"left out: {name}: {reason}", file=sys.stderr)
-            continue
-        print(f"{name}: {rows[-1]['peak_bytes']}, {rows[-1]['oom'] or 'fits'}", file=sys.stderr, flush=True)
+    rows = measure_rows(options, CASES, compare_memory, lambda row: f"{row['peak_bytes']}, {row['oom'] or 'fits'}")
     if options.json != "-":
         print(format_table(rows))
     if len(rows) == len(CASES):

@@ -23,12 +23,11 @@ from typing import Any
 
 from checks.compilers.compiled import RECIPES
 from checks.compilers.programs_page import format_page
-from checks.shared import RESULTS, command_line
+from checks.shared import RESULTS, add_rows_options, command_line, measure_rows
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.config import Static
-from scalelab.errors import BadInput
 from scalelab.experiments.shared import write_result
 from scalelab.model.count import count_parameters
 from scalelab.plan.compiled import absent_devices, products, program, timeline
@@ -149,7 +148,8 @@ def sum_by_kind(rows: Sequence[program.Collective]) -> list[dict[str, Any]]:
     sums: dict[tuple[Any, ...], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in rows:
         key = (row.kind, row.format, row.members, row.times, describe_source(row.source))
-        sums[key].update({"sent_bytes": row.sent_bytes, "overlapped_bytes": row.overlapped * row.sent_bytes})  # type: ignore[dict-item]
+        sent: Any = {"sent_bytes": row.sent_bytes, "overlapped_bytes": row.overlapped * row.sent_bytes}
+        sums[key].update(sent)
     total = sum(entry["sent_bytes"] for entry in sums.values())
     names = ("kind", "format", "members", "times", "source")
     table = [dict(zip(names, key, strict=True)) | dict(entry) for key, entry in sums.items()]
@@ -178,26 +178,16 @@ def main(argv: list[str]) -> int:
     return guarded("programs", _main, argv)
 
 
+def _describe(row: dict[str, Any]) -> str:
+    ratio = row["sent_bytes"] / row["textbook_bytes"]
+    return f"{row['sent_bytes'] / 1e9:.1f} GB sent, {ratio:.2f} of the textbook's"
+
+
 def _main(argv: list[str]) -> int:
     parser = command_line("compilers.programs", __doc__)
-    parser.add_argument("--rows", default="; ".join(CASES), metavar="A; B", help=f"rows: {'; '.join(CASES)}")
-    parser.add_argument("--quick", action="store_true", help="the first row alone")
+    add_rows_options(parser, CASES)
     options = parser.parse_args(argv)
-    names, rows = [name.strip() for name in options.rows.split(";")][: 1 if options.quick else None], []
-    for name in names:
-        if name not in CASES:
-            raise BadInput(f"--rows={name}: no such row; the rows are {'; '.join(CASES)}")
-        try:
-            rows.append(read_program(name))
-        except BadInput as reason:
-            print(f"left out: {name}: {reason}", file=sys.stderr)
-            continue
-        ratio = rows[-1]["sent_bytes"] / rows[-1]["textbook_bytes"]
-        print(
-            f"{name}: {rows[-1]['sent_bytes'] / 1e9:.1f} GB sent, {ratio:.2f} of the textbook's",
-            file=sys.stderr,
-            flush=True,
-        )
+    rows = measure_rows(options, CASES, read_program, _describe)
     every_row = join_stored(rows)
     if rows and len(every_row) == len(CASES):
         write_result(RESULTS, "programs", every_row, format_page(every_row))

@@ -68,7 +68,10 @@ def make_trials(seeds: Sequence[int], epochs: Sequence[int]) -> dict[str, Config
 
 def read_losses(folder: pathlib.Path, seeds: Sequence[int], epochs: Sequence[int]) -> dict[str, dict[str, list[float]]]:
     """{fresh: {share: losses of the seeds}, repeated: {epochs: losses of the seeds}}."""
-    last = lambda name: [listing.read_run(folder / "runs" / f"{name}-seed{seed}")["val_loss"] for seed in seeds]  # noqa: E731
+
+    def last(name: str) -> list[float]:
+        return [listing.read_run(folder / "runs" / f"{name}-seed{seed}")["val_loss"] for seed in seeds]
+
     return {
         "fresh": {f"{share:g}": last("epochs1" if share == 1 else f"fresh{share:g}") for share in (*SHARES, 1)},
         "repeated": {str(count): last(f"epochs{count}") for count in epochs},

@@ -150,7 +150,8 @@ def kind_of(annotation: Any) -> Kind:
     if origin is typing.Literal:
         return kind_of(type(parts[0]))
     if types.NoneType in parts:
-        return optional(kind_of(typing.Union[tuple(part for part in parts if part is not types.NoneType)]))  # noqa: UP007
+        others = tuple(part for part in parts if part is not types.NoneType)
+        return optional(kind_of(typing.Union[others]))  # noqa: UP007
     *one, many = parts if origin in (typing.Union, types.UnionType) else (annotation,)
     if typing.get_origin(many) in (Sequence, Collection):
         (each,) = typing.get_args(many)

@@ -5,7 +5,7 @@
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 
@@ -65,8 +65,8 @@ class Policy:
         return self.forward
 
 
-def _half(name: str, dtype: str, **others: object) -> Policy:
-    return Policy(name, forward=dtype, backward=dtype, compute=dtype, residual=dtype, **others)  # type: ignore[arg-type]
+def _half(name: str, dtype: str, **others: Any) -> Policy:
+    return Policy(name, forward=dtype, backward=dtype, compute=dtype, residual=dtype, **others)
 
 
 POLICIES = {

@@ -143,7 +143,8 @@ def render_page(title: str, subtitle: str, parts: Sequence[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape_html(title)}</title><style>{web_files(_OWN_STYLE)}{svg.colour_styles(body)}{styles}</style></head>\n"
+        f"<title>{escape_html(title)}</title>"
+        f"<style>{web_files(_OWN_STYLE)}{svg.colour_styles(body)}{styles}</style></head>\n"
         "<body><main>"
         f'<h1>{escape_html(title)}</h1><p class="soft">{escape_html(subtitle)}</p>\n'
         + body

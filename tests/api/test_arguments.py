@@ -2,11 +2,16 @@
 
 import inspect
 import math
+import os
 import pathlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
 import pytest
 
 from scalelab import api
+from scalelab.api import arguments as arguments_lib
+from scalelab.api import door
 from scalelab.api.laws import curves, ladder
 from scalelab.api.reading.loaded import LoadedRun
 from scalelab.errors import BadInput
@@ -156,3 +161,33 @@ def test_an_option_that_a_fit_does_not_have_names_the_nearest():
 def test_one_name_where_several_may_stand_is_one_name(tmp_path):
     with pytest.raises(BadInput, match="--allow-change=modl: no such key"):
         api.train("tiny", tmp_path / "run", allow_change="modl")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "right", "wrong"),
+    [
+        (bool, [True], [1, None]),
+        (int, [0, 3], [-1, 0.5, True]),
+        (float | None, [None, 0.5], ["a", math.nan]),
+        (str | os.PathLike[str], ["a", pathlib.Path("a")], [3]),
+        (Mapping[str, float] | None, [None, {"E": 1.0}], [{1: 1.0}, {"E": "a"}]),
+        (Callable[[int], None] | None, [None, len], [3]),
+        (door.Display | None, [None, len], [3]),
+        (Literal["cpu", "gpu"], ["tpu"], [3]),  # which texts: the function says
+        ("Plan | None", [3, "a"], []),  # a name for the type checker
+    ],
+)
+def test_what_an_argument_must_be_follows_from_its_annotation(annotation, right, wrong):
+    kind = arguments_lib.kind_of(annotation)
+    assert [value for value in right if not kind.fits(value)] == [] == [value for value in wrong if kind.fits(value)]
+
+
+def test_one_value_or_several_are_a_list_and_a_path_is_local():
+    for annotation in (str | Sequence[str], Collection[str]):
+        assert arguments_lib.check_value("x", "a", arguments_lib.kind_of(annotation)) == ["a"]
+    paths = arguments_lib.kind_of(arguments_lib.Path | Sequence[arguments_lib.Path])
+    assert paths.many and not paths.fits(3)
+    with pytest.raises(BadInput, match="is in an object store"):
+        arguments_lib.check_value("x", "s3://a/b", arguments_lib.kind_of(arguments_lib.Path))
+    with pytest.raises(AssertionError, match="has no parameter"):
+        arguments_lib.check_arguments(absent=arguments_lib.TEXT)(len)

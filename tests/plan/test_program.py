@@ -126,15 +126,18 @@ HloModule jit_step, is_scheduled=true
 
 %all-reduce-scatter.clone.1 (input.2: f32[4096,14336]) -> f32[512,14336] {
   %input.2 = f32[4096,14336]{1,0:T(8,128)} parameter(0)
-  %all-reduce.3 = f32[4096,14336]{1,0:T(8,128)} all-reduce(%input.2), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add.clone
-  ROOT %dynamic-slice.19 = f32[512,14336]{1,0:T(8,128)S(1)} dynamic-slice(%all-reduce.3, %multiply.4, %constant.51), dynamic_slice_sizes={512,14336}
+  %all-reduce.3 = f32[4096,14336]{1,0:T(8,128)} all-reduce(%input.2), channel_id=1, \
+replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add.clone
+  ROOT %dynamic-slice.19 = f32[512,14336]{1,0:T(8,128)S(1)} dynamic-slice(%all-reduce.3, %multiply.4, \
+%constant.51), dynamic_slice_sizes={512,14336}
 }
 
 ENTRY %main.3_spmd (param.2: f32[4096,14336]) -> f32[512,14336] {
   %param.2 = f32[4096,14336]{1,0:T(8,128)} parameter(0)
-  ROOT %fusion.14 = f32[512,14336]{1,0:T(8,128)S(1)} fusion(%param.2), kind=kCustom, calls=%all-reduce-scatter.clone.1, metadata={op_name="step/dot_general"}
+  ROOT %fusion.14 = f32[512,14336]{1,0:T(8,128)S(1)} fusion(%param.2), kind=kCustom, \
+calls=%all-reduce-scatter.clone.1, metadata={op_name="step/dot_general"}
 }
-"""  # noqa: E501
+"""
 
 
 def test_an_all_reduce_fused_with_its_slice_sends_what_a_reduce_scatter_does():

@@ -23,8 +23,13 @@ from scalelab.train.step import gradients, program
 
 
 def forget_programs() -> None:
-    """Empty the package's caches: they are keyed by shapes, and a fork has another program at the same shapes."""
+    """Empty the caches of jax and of the package: a fork has another program at the same shapes."""
     jax.clear_caches()
+    forget_shapes()
+
+
+def forget_shapes() -> None:
+    """Empty the package's caches: they are kept by shape, and a fork has other parameters at the same shape."""
     for cache in gc.get_objects():
         if not isinstance(cache, functools._lru_cache_wrapper) or cache is traced._record_type:
             continue  # a record that was made before has its type from there

@@ -84,7 +84,8 @@ def _reading(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
 
 
 def _preparing(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
-    texts = [document.decode(errors="replace") for document in open_source(DataConfig()).documents()]  # type: ignore[union-attr]
+    source: Any = open_source(DataConfig())
+    texts = [document.decode(errors="replace") for document in source.documents()]
     with open(folder / "library.jsonl", "w") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in texts * COPIES)
     (folder / "tokenizer.json").write_bytes(hf_json.train_bpe(texts, 4096))

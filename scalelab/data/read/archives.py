@@ -52,7 +52,7 @@ def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """Yield the documents of every regular file in a tar."""
     source: Any = ChunkStream(read_chunks(piece.path))
     try:
-        archive: Any = tarfile.open(fileobj=source, mode="r|", tarinfo=_Header)  # noqa: SIM115 - its source closes itself
+        archive: Any = tarfile.open(fileobj=source, mode="r|", tarinfo=_Header)  # noqa: SIM115 - so does its source
         while member := archive.next():
             archive.members = []  # tarfile would keep all members in memory
             _check(piece.path, member.name, member.offset)

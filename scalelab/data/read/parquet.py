@@ -31,7 +31,8 @@ def parquet_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
     try:
         for batch in file.iter_batches(ROWS_PER_READ, list(range(piece.start, piece.stop)), [reading.text_key]):
-            for row, value in enumerate(_values(batch.column(reading.text_key)), row):  # noqa: B020 - it goes on from there
+            values = _values(batch.column(reading.text_key))
+            for row, value in enumerate(values, row):  # noqa: B020 - it goes on from there
                 if value is None:
                     reading.bad(_row(piece.path, row), f"column {reading.text_key!r} is null")
                 elif value and reading.is_text(value, functools.partial(_row, piece.path, row)):

@@ -1,6 +1,7 @@
 """Time and money of a whole run, from the time of its steps."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -38,11 +39,12 @@ def estimate_training(
     hours = {"": step.total_s, "_low": step.low_s, "_high": step.high_s}
     hours = {end: full * seconds / 3600 for end, seconds in hours.items()}
     devices = static.layout.devices
+    costs: Any = {f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()}
     return Training(
         tokens=full * static.global_batch * static.model.seq_len,
         **{f"days{end}": h / 24 for end, h in hours.items()},
         **{f"device_hours{end}": h * devices for end, h in hours.items()},
-        **{f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()},  # type: ignore[arg-type]
+        **costs,
     )
 
 

@@ -11,7 +11,10 @@ def test_half_the_spacing_is_where_bf16_starts_to_move():
     weights = np.array([1.0, 1.5, 1.984375, -0.3, 3e-4, 96.0])
     weights = np.asarray(jnp.asarray(weights, jnp.bfloat16).astype(jnp.float32), np.float64)
     half = study.half_spacing(weights)
-    moved = lambda step: np.asarray(jnp.asarray(weights + step, jnp.bfloat16).astype(jnp.float32)) != weights  # noqa: E731
+
+    def moved(step):
+        return np.asarray(jnp.asarray(weights + step, jnp.bfloat16).astype(jnp.float32)) != weights
+
     away = np.sign(weights)
     assert not moved(0.99 * half * away).any() and moved(1.01 * half * away).all()
 

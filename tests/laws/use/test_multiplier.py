@@ -127,7 +127,11 @@ def test_pairs_save_what_their_correlation_says():
     unpaired = [row | {"seed": f"{row['side']} {row['seed']}"} for row in rows]
     apart = judge(unpaired)
     assert apart.noise["correlation"] is None and any(note.startswith("unpaired") for note in apart.notes)
-    width = lambda each: math.log(each.rungs[0].interval90["flops"][1] / each.rungs[0].interval90["flops"][0])  # noqa: E731
+
+    def width(study):
+        low, high = study.rungs[0].interval90["flops"]
+        return math.log(high / low)
+
     assert width(judge(rows)) / width(apart) == pytest.approx(0.2**0.5, rel=0.2)
 
 
