@@ -13,6 +13,7 @@ from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention.documents import CachePast, PackedDocuments, SplitTokens
 from scalelab.model.pieces import end_in_logits, run_pieces
+from scalelab.model.stacks import by_stack
 from scalelab.precision.policy import FP32, Policy, array_dtype
 
 
@@ -58,7 +59,8 @@ def decode_tokens(
     first_BT = jax.lax.cummax(jnp.where(begins_BT, index_T[None], cache.first_B[:, None]), axis=1)
     segment_BC = jax.lax.dynamic_update_slice_in_dim(cache.segment_BC, first_BT, cache.filled, axis=1)
     packed = PackedDocuments(first_BT, index_T[None] - first_BT, CachePast(cache.filled, segment_BC))
-    tokens, more = SplitTokens(tokens_BT, None, packed), {"cache": {"attention": cache.keys}}
+    tokens = SplitTokens(tokens_BT, None, packed)
+    more = {name: {"cache": {"attention": keys}} for name, keys in by_stack(shape, cache.keys).items()}
     pieces = transformer.make_pieces(shape, policy, tokens, end_in_logits(shape))
     logits, written = run_pieces(shape, pieces, params, more)
     keys = written["cache"]["attention"]

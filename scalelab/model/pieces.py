@@ -1,4 +1,4 @@
-"""A model as three pieces of one batch, and the scan over all its blocks.
+"""A model as three pieces of one batch, and the scans over its stacks of blocks.
 
 `transformer.make_pieces` makes the record; whatever goes through the layers is a driver of it: the scan below (loss,
 logits, and decoding with a cache), a stage of a pipeline (`parallel/stage.py`), and updates layer by layer
@@ -7,7 +7,8 @@ logits, and decoding with a cache), a stage of a pipeline (`parallel/stage.py`),
 Shapes: B batch, S sequence, D d_model, L layers.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +17,9 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.attention.order import deal, restore
-from scalelab.model.layer_flags import LayerFlags, all_layer_flags
 from scalelab.model.loss import cross_entropy, softcap_logits
 from scalelab.model.products.saved import save_products
+from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
 from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import SUMS
 from scalelab.model.sums.loss_sums import LossSums, add_block_sums, add_loss_term
@@ -48,7 +49,8 @@ class Pieces(NamedTuple):
     """
 
     enter: Callable[[Params], jax.Array]  # -> x_BSD before the first block
-    block: Callable[[Variables, jax.Array, LayerFlags], tuple[jax.Array, Written]]  # one layer's, x_BSD -> x_BSD
+    # One layer's variables, x_BSD, its flags, and its kind of block (default: of a model of one kind) -> x_BSD.
+    block: Callable[..., tuple[jax.Array, Written]]
     leave: Callable[[Params, jax.Array], Any]
 
 
@@ -63,32 +65,41 @@ class Observe(NamedTuple):
 UNOBSERVED = Observe()
 
 
-def run_pieces(shape: ModelShape, pieces: Pieces, params: Params, more: Variables | None = None) -> tuple[Any, Written]:
-    """(what `leave` gives, what the blocks wrote [L, …]); `more`: the blocks' collections beside `params`, stacked."""
-    x_BSD, written = scan_blocks(shape, pieces, {"params": params["blocks"], **(more or {})}, pieces.enter(params))
-    return pieces.leave(params, x_BSD), written
+def run_pieces(
+    shape: ModelShape, pieces: Pieces, params: Params, more: Mapping[str, Variables] | None = None
+) -> tuple[Any, Written]:
+    """(what `leave` gives, what the blocks wrote [L, …]); `more`: collections beside `params` by stack, stacked."""
+    x_BSD, written = pieces.enter(params), {}
+    for stack in stacks(shape):
+        variables = {"params": params[stack.name], **(more[stack.name] if more else {})}
+        x_BSD, written[stack.name] = scan_stack(shape, pieces, stack, variables, x_BSD)
+    return pieces.leave(params, x_BSD), join_stacks(shape, written)
 
 
-def scan_blocks(shape: ModelShape, pieces: Pieces, variables: Variables, x_BSD: jax.Array) -> tuple[jax.Array, Written]:
-    """(x_BSD after all blocks, what they wrote [L, …]); a backward keeps what `model.remat` says of each block."""
+def scan_stack(
+    shape: ModelShape, pieces: Pieces, stack: Stack, variables: Variables, x_BSD: jax.Array
+) -> tuple[jax.Array, Written]:
+    """(x_BSD after the stack, what its blocks wrote); a backward keeps what `model.remat` says of each block."""
     # auto, which no trained step has, is as none: a forward keeps nothing
-    policy, block = REMAT_POLICIES["none" if shape.remat == "auto" else shape.remat], pieces.block
+    policy = REMAT_POLICIES["none" if shape.remat == "auto" else shape.remat]
+    block: Callable[..., tuple[jax.Array, Written]] = functools.partial(pieces.block, kind=stack.block)
     if policy is not None:
         block = jax.checkpoint(block, policy=policy, prevent_cse=False)
 
     def step(x_BSD: jax.Array, layer: tuple[Variables, LayerFlags]) -> tuple[jax.Array, Written]:
         return block(layer[0], x_BSD, layer[1])
 
-    return jax.lax.scan(step, x_BSD, (variables, all_layer_flags(shape)), unroll=layers_at_once(shape))
+    flags = by_stack(shape, all_layer_flags(shape))[stack.name]
+    return jax.lax.scan(step, x_BSD, (variables, flags), unroll=layers_at_once(shape, stack.depth))
 
 
-def layers_at_once(shape: ModelShape) -> int:
-    """Number of blocks unrolled per turn of the scan: all of them on CPU while they are few, one elsewhere.
+def layers_at_once(shape: ModelShape, depth: int) -> int:
+    """Number of blocks unrolled per turn of a stack's scan: all of it on CPU while the model's are few, one elsewhere.
 
     The arithmetic is the same. XLA:CPU passes over the stacked parameters once per turn of a loop, which costs a fifth
     of a step (checks/speed/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
     """
-    return shape.n_layers if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
+    return depth if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
 
 
 def end_in_logits(shape: ModelShape) -> End:
@@ -121,7 +132,9 @@ def end_in_loss(
     return end
 
 
-def run_loss(shape: ModelShape, pieces: Pieces, params: Params, more: Variables | None = None) -> LossSums:
+def run_loss(
+    shape: ModelShape, pieces: Pieces, params: Params, more: Mapping[str, Variables] | None = None
+) -> LossSums:
     """The sums of pieces that `end_in_loss`, with what the blocks add to them: losses, and measures if they are due."""
     sums: LossSums
     sums, written = run_pieces(shape, pieces, params, more)

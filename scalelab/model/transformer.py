@@ -20,7 +20,6 @@ from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments, SplitTokens
 from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, unbox
-from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_flags
 from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import head_token_losses
 from scalelab.model.pieces import (
@@ -37,8 +36,16 @@ from scalelab.model.pieces import (
 from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
 from scalelab.model.products.product import share_among_products
 from scalelab.model.products.rows import gather_rows, lookup_embeddings
+from scalelab.model.stacks import (
+    UNIFORM_LAYERS,
+    LayerFlags,
+    all_layer_flags,
+    by_stack,
+    of_one_kind,
+    stacks,
+)
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, give_sum, take_sums
+from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, fill_sums, give_sum, join_declared, take_sums
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
@@ -137,10 +144,14 @@ class Transformer(nn.Module):
             self.positions = BareParameter(
                 Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
             )
-        self.blocks = nn.scan(
-            Block, variable_axes=dict.fromkeys(("params", *SUM_KINDS), 0), split_rngs={"params": True},
-            length=s.n_layers, metadata_params={nn.PARTITION_NAME: "layers"},
-        )(s, self.policy)  # fmt: skip
+        scans = [
+            nn.scan(
+                Block, variable_axes=dict.fromkeys(("params", *SUM_KINDS), 0), split_rngs={"params": True},
+                length=stack.depth, metadata_params={nn.PARTITION_NAME: "layers"},
+            )(of_one_kind(s, stack), self.policy)
+            for stack in stacks(s)
+        ]  # fmt: skip
+        self.blocks = scans[0] if len(scans) == 1 else scans  # flax calls a list's modules blocks_0, blocks_1, …
         self.final_norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
         if not s.tied_head:
             self.head = BareParameter(Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std))
@@ -170,7 +181,10 @@ class Transformer(nn.Module):
 
     def __call__(self, tokens_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
-        return self.leave(self.blocks(self.enter(tokens_BS), all_layer_flags(self.shape))[0])
+        x_BSD, flags = self.enter(tokens_BS), by_stack(self.shape, all_layer_flags(self.shape))
+        for scan, flags_L in zip(self.blocks if len(flags) > 1 else [self.blocks], flags.values(), strict=True):
+            x_BSD, _ = scan(x_BSD, flags_L)
+        return self.leave(x_BSD)
 
 
 def _init(shape: ModelShape, key: jax.Array) -> Any:
@@ -190,9 +204,16 @@ def parameter_declarations(shape: ModelShape) -> Params:
 
 
 def block_sums(shape: ModelShape) -> Sums:
-    """The sums that the blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none."""
-    declared: Sums = take_sums({kind: _declarations(shape.plain).get(kind, {}) for kind in SUM_KINDS})
-    return declared
+    """The sums that blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none.
+
+    A layer whose stack does not give a sum that others do has nothing in its place: zero, or -inf in a maximum.
+    """
+    variables = _declarations(shape.plain)
+
+    def of_stack(name: str) -> Sums:
+        return take_sums({kind: variables.get(kind, {}).get(name, {}) for kind in SUM_KINDS})
+
+    return join_declared([of_stack(stack.name) for stack in stacks(shape)], shape.n_layers)
 
 
 @functools.cache
@@ -213,14 +234,19 @@ def make_pieces(
     def apply(name: str, params: Params, *values: Any) -> Any:
         return Transformer(shape, policy).apply({"params": params}, *values, method=name)
 
-    def block(variables: Variables, x_BSD: jax.Array, layer: LayerFlags) -> tuple[jax.Array, Written]:
+    def block(
+        variables: Variables, x_BSD: jax.Array, layer: LayerFlags, kind: str = shape.block
+    ) -> tuple[jax.Array, Written]:
         returned = [*SUM_KINDS, *(name for name in ("cache",) if name in variables)]
         returned += [] if due is None else [measures.COLLECTION]
         counts_BS = None if tokens.targets_BS is None else tokens.targets_BS >= 0
-        module, given = Block(shape, policy, name="blocks"), (x_BSD, layer, tokens.packed, due, counts_BS)
+        of_kind, given = dataclasses.replace(shape, block=kind), (x_BSD, layer, tokens.packed, due, counts_BS)
+        module = Block(of_kind, policy, name="blocks")
         (x_BSD, _), written = module.apply(variables, *given, mutable=returned)
         written = dict(written)
         sums = take_sums(written)
+        if len(stacks(shape)) > 1:
+            sums = fill_sums(block_sums(shape), sums, x_BSD)
         return x_BSD, written | ({SUMS: sums} if sums else {})
 
     return Pieces(
@@ -289,7 +315,7 @@ def apply_block(
     layer: LayerFlags,
     packed: PackedDocuments | None = None,
 ) -> tuple[jax.Array, Sums]:
-    """(x_BSD after one block, the sums that it gives); `params` and `layer` (`layer_flags.select_layers`) are its."""
+    """(x_BSD after one block, the sums that it gives); `params` and `layer` (`stacks.select_layers`) are its."""
     pieces = make_pieces(shape, policy, SplitTokens(x_BSD, None, packed), end_in_logits(shape))
     x_BSD, written = pieces.block({"params": params}, x_BSD, layer)
     return x_BSD, written.get(SUMS, {})

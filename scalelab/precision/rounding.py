@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 ROUNDING_STREAM = 0x726E64  # "rnd": of the seed's random numbers
-STACKED = "blocks"  # the group whose parameters are stacked along layers
+STACKED = "blocks"  # how the groups are named whose parameters are stacked along layers (`model/stacks.py`)
 
 
 def step_key(seed: jax.Array, step: jax.Array) -> jax.Array:
@@ -38,12 +38,12 @@ def round_stochastically(x: jax.Array, bits: jax.Array) -> jax.Array:
 def round_tree(params: Any, key: jax.Array, layer: Any = None) -> Any:
     """fp32 parameters (a dict of groups) in bf16, rounded stochastically.
 
-    `layer`: the index of the first of the stacked layers in `params` (default: 0).
+    `layer`: the index, in its stack, of the first of the stacked layers in `params` (default: 0).
     """
 
     def round_leaf(path: Any, x: jax.Array) -> jax.Array:
         own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
-        if path[0].key != STACKED:
+        if not path[0].key.startswith(STACKED):
             return round_stochastically(x, jax.random.bits(own, x.shape, jnp.uint16))
         layers = (0 if layer is None else layer) + jnp.arange(x.shape[0])
         keys = jax.vmap(lambda index: jax.random.fold_in(own, index))(layers)

@@ -86,11 +86,14 @@ def by_hand(of, params, row):
         gate = x @ w["gate"]["w"]
         return (gate / (1 + np.exp(-gate)) * (x @ w["up"]["w"])) @ w["down"]["w"]
 
+    stacks = [part.split("=") for part in of.block.split(",")] if "=" in of.block else [(of.block, of.n_layers)]
+    groups = [f"blocks_{i}" for i in range(len(stacks))] if "=" in of.block else ["blocks"]
+    places = [(kind, group, i) for (kind, n), group in zip(stacks, groups, strict=True) for i in range(int(n))]
     x = p["embed"]["w"][row]
-    for layer in range(of.n_layers):
-        w = jax.tree.map(lambda each: each[layer], p["blocks"])  # noqa: B023
+    for layer, (kind, group, i) in enumerate(places):
+        w = jax.tree.map(lambda each: each[i], p[group])  # noqa: B023
         g = {name: w[name]["g"] for name in ("attention_norm", "mlp_norm") if name in w}
-        if of.block == "parallel":
+        if kind == "parallel":
             y = norm(x, g["attention_norm"])
             x = x + attention(y, w["attention"], layer) + mlp(y, w["mlp"])
         elif of.norm_place == "after":
@@ -110,6 +113,7 @@ OPTIONS = {
     "nope": {"nope_every": 2, "window": 6, **YARN},
     "two thetas": {"window": 4, "global_every": 2, "n_layers": 3, "rope_local_theta": 50.0, **YARN},
     "parallel": {"block": "parallel"},
+    "stacks": {"block": "parallel=2,sequential=1,parallel=1", "n_layers": 4, "window": 4, "global_every": 3},
     "reordered norm": {"norm_place": "after", **YARN},
     "qwen 2.5": {"qkv_bias": True, "n_kv_heads": 2},
     "qwen 3": {"qk_norm": True, "n_kv_heads": 2},
@@ -138,7 +142,7 @@ def test_the_model_is_the_one_written_out(name):
     np.testing.assert_allclose(logits(of, params, given)[0], by_hand(of, params, np.asarray(given[0])), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["alternating", "nope", "two thetas"])
+@pytest.mark.parametrize("name", ["alternating", "nope", "two thetas", "stacks"])
 def test_a_cache_knows_windows_and_layers_without_positions(name):
     of, params, given = setting(name)
     expected = logits(of, params, given)
@@ -200,6 +204,7 @@ def test_a_window_lowers_the_flops_of_its_layers():
         ({"rope_local_theta": 1e4, "window": 4}, "all layers are alike"),
         ({"rope_local_theta": 1e4, "position": "learned"}, "for model.position='rope'"),
         ({"block": "parallel", "norm_place": "after"}, "one norm"),
+        ({"block": "sequential=1,parallel=1", "norm_place": "after"}, "one norm"),
         ({"window": -1}, "outside"),
         ({"qk_norm_over": "projection"}, "without model.qk_norm"),
         ({"qkv_bias": True, "bias": True}, "has a bias already"),

@@ -10,7 +10,7 @@ import pytest
 from scalelab.model import pieces as pieces_lib
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.layer_flags import all_layer_flags, select_layers
+from scalelab.model.stacks import all_layer_flags, select_layers
 from scalelab.precision.policy import FP32
 from tests.model.shapes import random_params, shape, tokens
 

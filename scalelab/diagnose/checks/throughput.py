@@ -5,7 +5,7 @@ import numpy as np
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import smooth
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
-from scalelab.parallel.ticks import predicted_bubble
+from scalelab.parallel.stages.ticks import predicted_bubble
 
 LEAST_STEPS = 50  # of a process: in fewer the first steps decide
 LEAST_S = 5.0  # seconds of training: shares of less are those of starting up

@@ -51,7 +51,7 @@ def _largest_fit(static: Static, machine: Machine, weights: str, per_layer: bool
 def lean_memory(static: Static, ours: Memory, per_layer: bool) -> Memory:
     """`ours` with weights and gradients in two bytes; `per_layer`: with one gradient of one layer at a time."""
     declared = jax.tree.leaves(transformer.parameter_declarations(static.model))
-    largest = max(d.size // (static.model.n_layers if "layers" in d.axes else 1) for d in declared)
+    largest = max(d.size // (d.shape[0] if "layers" in d.axes else 1) for d in declared)
     number = sum(d.size for d in declared)
     components = ours.components | {"parameters": 2 * number, "gradients": 2 * (largest if per_layer else number)}
     total, before = sum(components.values()), ours.total

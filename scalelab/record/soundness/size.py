@@ -19,8 +19,8 @@ def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
     tables = {"weight": model["vocab_size"] * model["d_model"] * (1 if model["tied_head"] else 2), "position": 0}
     if model["position"] == "learned":
         tables["position"] = model["seq_len"] * model["d_model"]
-    block = _count_block(model)
-    layers = {kind: model["n_layers"] * size for kind, size in block.items()}
+    stacks = [(depth, _count_block(model | {"block": block})) for block, depth in _list_stacks(model)]
+    layers = {kind: sum(depth * sizes[kind] for depth, sizes in stacks) for kind in stacks[0][1]}
     final = _count_norm(model)
     hidden = sum(layers.values()) + sum(final.values())
     return {
@@ -56,7 +56,18 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len")
     if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
         return None
-    return model
+    return model if sum(depth for _, depth in _list_stacks(model)) == model["n_layers"] else None
+
+
+def _list_stacks(model: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """(block, number of layers) of each stack, as `config.mixture_text.parse_stacks` says; 0 where it is not a number.
+
+    That file stands above this room.
+    """
+    parts = [part.partition("=") for part in str(model["block"]).split(",")]
+    if len(parts) == 1 and not parts[0][1]:
+        return [(parts[0][0], model["n_layers"])]
+    return [(name.strip(), int(depth[:20]) if depth.strip().isdecimal() else 0) for name, _, depth in parts]
 
 
 def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:

@@ -16,7 +16,8 @@ from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds, SplitTokens
-from scalelab.model.pieces import UNOBSERVED, Observe, end_in_loss, run_loss
+from scalelab.model.pieces import UNOBSERVED, Observe, Variables, end_in_loss, run_loss
+from scalelab.model.stacks import by_stack, name_stacks, stacks
 from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import no_sums
 from scalelab.model.sums.loss_sums import LossSums, add_sums, no_loss_sums
@@ -49,7 +50,7 @@ def loss_sums(
     With `ends`, attention stays within documents and the first token of a document is not predicted.
     """
     if static.layout.stage > 1:
-        return pipeline.pipeline_loss_sums(static, params, tokens, z_weight, ends)
+        return pipeline.pipeline_loss_sums(static, pipeline.into_slots(static, params), tokens, z_weight, ends)
     return _whole_loss_sums(static, params, documents.split_inputs_targets(tokens, ends), z_weight)
 
 
@@ -59,8 +60,11 @@ def _whole_loss_sums(
 ) -> LossSums:  # fmt: skip
     """Loss sums without stages; `scales` are those of delayed scaling, else its products use their operands' amax."""
     shape, policy = static.model, POLICIES[static.precision]
-    more = {"scales": scales} if scales else {}
-    more |= {} if observe.probes is None else {"probes": {"zeros": observe.probes}}
+    more: dict[str, Variables] = {stack.name: {} for stack in stacks(shape)}
+    for name, part in name_stacks(shape, scales).items() if scales else ():
+        more[name]["scales"] = part
+    for name, part in by_stack(shape, observe.probes).items() if observe.probes is not None else ():
+        more[name]["probes"] = {"zeros": part}
     end = end_in_loss(shape, tokens, z_weight, observe)
     with product_precision(policy):
         pieces = transformer.make_pieces(shape, policy, tokens, end, observe.due)
@@ -154,13 +158,14 @@ def _gradients(
     ends: DocumentEnds | None,
     due: jax.Array | None,
 ) -> Summed:
-    copies = gathered.gather_weights(static, params)
+    copies, params = gathered.gather_weights(static, params), pipeline.into_slots(static, params)
 
     def differentiate(params: Any, part: jax.Array) -> Summed:
         return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies)
 
     if static.accumulate == 1:
-        return differentiate(params, tokens)
+        sums, grads, amax = differentiate(params, tokens)
+        return sums, pipeline.out_of_slots(static, grads), amax
     parts, measured = split_micro_batches(static, tokens), due is not None
     once = bool(rules.postponed_axes(static.layout))
     laid_out = _once("unreduced") if once else rules.gradient_specs
@@ -183,7 +188,8 @@ def _gradients(
         summed = jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], summed)
     else:
         summed = jax.lax.scan(micro, summed, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
-    return summed[0], reshard_as(static, rules.moment_specs, summed[1]), summed[2]
+    grads = pipeline.out_of_slots(static, summed[1])
+    return summed[0], reshard_as(static, rules.moment_specs, grads), summed[2]
 
 
 def _once(kind: str) -> Callable:
@@ -213,7 +219,10 @@ def differentiate_micro_batch(
     part: jax.Array,
     copies: Any = None,
 ) -> Summed:
-    """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`."""
+    """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`.
+
+    In a pipeline the layers of `params` and of the gradient are as the stages hold them.
+    """
     if static.layout.stage > 1:
         return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
     can_underflow = due is not None and measures.underflow_format(POLICIES[static.precision])
@@ -270,7 +279,8 @@ def leave_out_bad(
     run = jnp.int32(n) if n_micro_batches is None else n_micro_batches
     scale = precision_state.scale if policy.scaled_loss else jnp.float32(1.0)
     scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
-    differentiate = functools.partial(differentiate_micro_batch, static, params, scales, z_weight, ends, None)
+    held = pipeline.into_slots(static, params)
+    differentiate = functools.partial(differentiate_micro_batch, static, held, scales, z_weight, ends, None)
     parts = split_micro_batches(static, tokens)
 
     def look(i: jax.Array, kept: jax.Array) -> jax.Array:

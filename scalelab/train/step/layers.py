@@ -28,7 +28,7 @@ mean square of the layer's activations, where it adds nothing to a sum in fp32.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,8 @@ from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
 from scalelab.model.layers import has_zero_units
-from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA
+from scalelab.model.stacks import BLOCKS, is_stack, join_stacks, stacks
+from scalelab.model.sums.block_sums import MAXIMA
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.model.sums.measures import Measures, underflow_format, when
 from scalelab.optim.chain import second_moments
@@ -52,7 +53,7 @@ DUE = "due"  # in that dict: whether the step was measured; not written
 WORST = 4  # sequences
 QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 THIRDS = ("frequent", "middle", "rare")
-Norms = dict[str, jax.Array]  # group -> norm; "blocks" -> [L]
+Norms = dict[str, jax.Array]  # group -> norm; BLOCKS -> [L], of all stacks
 
 
 def is_due(static: Static, step: jax.Array, h: Hparams, memory: Any = ()) -> jax.Array | None:
@@ -71,9 +72,9 @@ def is_due(static: Static, step: jax.Array, h: Hparams, memory: Any = ()) -> jax
 
 def layer_norms(static: Static, tree: Any) -> Norms:
     """The L2 norm of each block [L] and of each group [], in the model's order, of a tree like the parameters."""
-    norms = {name: jnp.sqrt(_squares(part, 0)) for name, part in tree.items() if name != "blocks"}
-    by_layer = _squares(tree["blocks"], 1)
-    return norms | {"blocks": pipeline.in_model_order(jnp.sqrt(by_layer), static.layout)}
+    norms = {name: jnp.sqrt(_squares(part, 0)) for name, part in tree.items() if not is_stack(name)}
+    blocks = {stack.name: jnp.sqrt(_squares(tree[stack.name], 1)) for stack in stacks(static.model)}
+    return norms | {BLOCKS: _by_layer(static, blocks)}
 
 
 def eps_shares(static: Static, h: Hparams, opt_state: Any) -> Norms:
@@ -82,10 +83,17 @@ def eps_shares(static: Static, h: Hparams, opt_state: Any) -> Norms:
     for part in second_moments(static, h, opt_state):
         for name, v in part.v.items():
             small.setdefault(name.split(".")[0], []).append(jnp.sqrt(v) < part.eps * jnp.sqrt(part.correction))
-    shares = {group: _share(arrays, int(group == "blocks")) for group, arrays in small.items()}
-    if "blocks" in shares:
-        shares["blocks"] = pipeline.in_model_order(shares["blocks"], static.layout)
-    return shares
+    shares = {group: _share(arrays, int(is_stack(group))) for group, arrays in small.items()}
+    rest = {group: share for group, share in shares.items() if not is_stack(group)}
+    if rest == shares:
+        return shares
+    nothing = {stack.name: jnp.zeros(stack.depth) for stack in stacks(static.model)}  # a stack without second moments
+    return rest | {BLOCKS: _by_layer(static, nothing | shares)}
+
+
+def _by_layer(static: Static, values: Mapping[str, jax.Array]) -> jax.Array:
+    """[L] in the model's order, of values by stack."""
+    return pipeline.in_model_order(static, join_stacks(static.model, values))
 
 
 def _squares(tree: Any, lead: int) -> jax.Array:
@@ -138,10 +146,11 @@ def describe_block_sums(sums: LossSums) -> dict[str, jax.Array]:
 
 
 def block_metrics(sums: LossSums) -> dict[str, jax.Array]:
-    """`block/NAME` of a step: a loss is the sum over layers, a count their mean, a maximum the largest."""
-    over: dict[str, Callable[..., jax.Array]] = {LOSSES: jnp.sum, COUNTS: jnp.mean, MAXIMA: jnp.max}
-    kinds = {name: kind for kind, each in (sums.block or {}).items() for name in each}
-    return {f"block/{name}": over[kinds[name]](x) for name, x in describe_block_sums(sums).items()}
+    """`block/NAME` of a step: the sum over layers of a loss or a number, the largest of a maximum or an imbalance."""
+    given = [(kind, name, x) for kind, each in (sums.block or {}).items() for name, x in each.items()]
+    largest = [name for kind, name, x in given if kind == MAXIMA or x.ndim > 1]
+    values = describe_block_sums(sums).items()
+    return {f"block/{name}": (jnp.max if name in largest else jnp.sum)(x) for name, x in values}
 
 
 def embedding_norms(embedding: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:
@@ -172,8 +181,8 @@ def describe_batch(due: jax.Array, token_nll: jax.Array, params: Any, tokens: ja
 def describe_layers(static: Static, measures: Measures, tokens: jax.Array, **norms: Norms) -> dict[str, jax.Array]:
     """The values of norms and activations; meaningless unless the step was due. `tokens`: predicted ones."""
     shape, m = static.model, measures
-    values = {name: each["blocks"] for name, each in norms.items() if "blocks" in each}
-    values |= {f"{g}/{name}": each[g] for name, each in norms.items() for g in each if g != "blocks"}
+    values = {name: each[BLOCKS] for name, each in norms.items() if BLOCKS in each}
+    values |= {f"{g}/{name}": each[g] for name, each in norms.items() for g in each if g != BLOCKS}
     if underflow_format(POLICIES[static.precision]):
         values["gradient_zeros"] = m.gradient_zeros / (m.positions * shape.d_model)
     rms_L = jnp.sqrt(m.mlp_squares / (m.positions * shape.d_ff))

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from scalelab.config import Layout, Static, group_hparams, traced_names
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves
+from scalelab.model.stacks import bare_stack
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import user_numbers
 from scalelab.optim.chain import build_optimizer_chain
@@ -52,7 +53,7 @@ def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
     opt_state = cast_for_storage(build_optimizer_chain(static, h, jnp.zeros(())).init(params), policy.moments)
     precision: Any = loss_scale.init_loss_scale() if policy.scaled_loss else ()
     precision = (
-        delayed.init_amax_history(parameter_declarations(static.model)["blocks"])
+        delayed.init_amax_history(bare_stack(static.model, parameter_declarations(static.model)))
         if policy.scaling == "delayed"
         else precision
     )

@@ -83,6 +83,12 @@ def test_a_loss_of_blocks_is_differentiated_by_layer_too():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), by_layer, sums)
 
 
+def test_stacks_by_layer_are_themselves():
+    """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
+    stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
+    compare_updates(stacks | {"optim.name": "adam8bit", "parametrization.name": "completep"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEPARABLE)
 def test_every_separable_optimizer_by_layer_is_itself(name):

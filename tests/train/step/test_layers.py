@@ -14,8 +14,8 @@ import pytest
 from scalelab.config import Layout, replace_hparams
 from scalelab.model import transformer
 from scalelab.model.attention.documents import SplitTokens
-from scalelab.model.layer_flags import all_layer_flags, select_layers
 from scalelab.model.pieces import end_in_loss
+from scalelab.model.stacks import all_layer_flags, select_layers
 from scalelab.precision.policy import FP32
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import loss_sums

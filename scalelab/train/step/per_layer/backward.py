@@ -7,23 +7,28 @@ the decision whether to take the step at all, need all gradients before the firs
 Shapes: L layers, B batch, S sequence, D d_model.
 """
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
 from scalelab.hardware.tactics.stack_layout import keep_layout
-from scalelab.model import layer_flags, transformer
+from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.pieces import Pieces, end_in_loss
+from scalelab.model.stacks import Stack, all_layer_flags, join_stacks, select_layers, stacks
 from scalelab.model.sums.block_sums import SUMS, Sums, sums_cotangent
 from scalelab.model.sums.loss_sums import LossSums, add_block_sums, objective_cotangent
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 from scalelab.train.step.state import upcast
+
+Carry = TypeVar("Carry")
 
 
 class Kept(NamedTuple):
@@ -33,7 +38,7 @@ class Kept(NamedTuple):
     z_weight: jax.Array
     counted: jax.Array  # predicted tokens, by which the objective is divided
     ends: DocumentEnds | None
-    inputs_LBSD: Any = None
+    inputs: Any = None  # {stack: of its blocks, [its layers, B, S, D]}
     last_BSD: Any = None
     norm: Any = None
 
@@ -54,10 +59,22 @@ def make_backward(static: Static, kept: Kept) -> Backward:
     return Backward(static, pieces, kept.counted)
 
 
-def read_layer(static: Static, params: Any, layer: Any) -> Any:
+class Layer(NamedTuple):
+    """A layer: its stack, and its index there (traced)."""
+
+    stack: Stack
+    index: Any
+
+    @property
+    def number(self) -> Any:
+        """Its index in the model."""
+        return self.stack.first + self.index
+
+
+def read_layer(static: Static, params: Any, layer: Layer) -> Any:
     """The weights [1, …] of a layer in fp32; no others are widened."""
-    read = lambda w: keep_layout(jax.lax.dynamic_slice_in_dim(w, layer, 1))  # noqa: E731
-    return upcast(jax.tree.map(read, params["blocks"]), POLICIES[static.precision].parameters)
+    read = lambda w: keep_layout(jax.lax.dynamic_slice_in_dim(w, layer.index, 1))  # noqa: E731
+    return upcast(jax.tree.map(read, params[layer.stack.name]), POLICIES[static.precision].parameters)
 
 
 def read_rest(static: Static, params: Any, names: tuple[str, ...]) -> Any:
@@ -82,20 +99,30 @@ def leave_gradient(backward: Backward, params: Any, last_BSD: jax.Array) -> tupl
     return (sums, *pull(objective_cotangent(sums, 1 / backward.counted)))
 
 
-def apply_layer(backward: Backward, weights: Any, x_BSD: jax.Array, layer: Any) -> tuple[jax.Array, Sums]:
-    """(x_BSD after the layer of this index, whose `weights` are [1, …], the sums that it gives)."""
-    flags = layer_flags.select_layers(layer_flags.all_layer_flags(backward.static.model), layer)
-    y_BSD, written = backward.pieces.block({"params": jax.tree.map(lambda w: w[0], weights)}, x_BSD, flags)
+def apply_layer(backward: Backward, weights: Any, x_BSD: jax.Array, layer: Layer) -> tuple[jax.Array, Sums]:
+    """(x_BSD after the layer, whose `weights` are [1, …], the sums that it gives)."""
+    flags = select_layers(all_layer_flags(backward.static.model), layer.number)
+    variables = {"params": jax.tree.map(lambda w: w[0], weights)}
+    y_BSD, written = backward.pieces.block(variables, x_BSD, flags, layer.stack.block)
     return y_BSD, written.get(SUMS, {})
 
 
 def layer_gradient(
-    backward: Backward, weights: Any, x_BSD: jax.Array, layer: Any, dy_BSD: jax.Array
+    backward: Backward, weights: Any, x_BSD: jax.Array, layer: Layer, dy_BSD: jax.Array
 ) -> tuple[Any, jax.Array]:
     """(gradient of a layer's `weights` [1, …], gradient of its input `x_BSD`), from that of its output."""
     (_, given), pull = jax.vjp(lambda w, x: apply_layer(backward, w, x, layer), weights, x_BSD)
     grads, dx_BSD = pull((dy_BSD, sums_cotangent(given, 1 / backward.counted)))
     return grads, dx_BSD
+
+
+def loop_back(static: Static, do_layer: Callable[[Layer, Carry], Carry], carry: Carry) -> Carry:
+    """`carry` after `do_layer` of every layer, from the last one down: a loop a stack."""
+    for stack in reversed(stacks(static.model)):
+        carry = jax.lax.fori_loop(
+            0, stack.depth, lambda turn, carry, s=stack: do_layer(Layer(s, s.depth - 1 - turn), carry), carry
+        )
+    return carry
 
 
 def enter_gradient(backward: Backward, params: Any, dx_BSD: jax.Array, tied: Any) -> Any:
@@ -114,22 +141,25 @@ def measure_gradient(
         kept = Kept(tokens, jnp.asarray(z_weight), counted, ends)
         backward = make_backward(static, kept)
 
-        def run_block(x_BSD: jax.Array, layer: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Sums]]:
+        def run_block(stack: Stack, x_BSD: jax.Array, index: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Sums]]:
+            layer = Layer(stack, index)
             y_BSD, given = apply_layer(backward, read_layer(static, params, layer), x_BSD, layer)
             return y_BSD, (keep_layout(x_BSD), given)
 
-        first_BSD = backward.pieces.enter(read_rest(static, params, entering(params)))
-        last_BSD, (inputs_LBSD, given) = jax.lax.scan(run_block, first_BSD, jnp.arange(static.model.n_layers))
+        last_BSD, inputs, given = backward.pieces.enter(read_rest(static, params, entering(params))), {}, {}
+        for stack in stacks(static.model):
+            run = functools.partial(run_block, stack)
+            last_BSD, (inputs[stack.name], given[stack.name]) = jax.lax.scan(run, last_BSD, jnp.arange(stack.depth))
         sums, grads, dx_BSD = leave_gradient(backward, params, last_BSD)
         tied = {name: grads.pop(name) for name in entering(params) if name in grads}
 
-        def add_layer(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            layer, (dy_BSD, squares) = static.model.n_layers - 1 - turn, carry
+        def add_layer(layer: Layer, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            (dy_BSD, squares), x_BSD = carry, keep_layout(inputs[layer.stack.name][layer.index])
             weights = read_layer(static, params, layer)
-            grads, dx_BSD = layer_gradient(backward, weights, keep_layout(inputs_LBSD[layer]), layer, dy_BSD)
+            grads, dx_BSD = layer_gradient(backward, weights, x_BSD, layer, dy_BSD)
             return dx_BSD, squares + sum_squares(grads)
 
-        dx_BSD, squares = jax.lax.fori_loop(0, static.model.n_layers, add_layer, (dx_BSD, sum_squares(grads)))
+        dx_BSD, squares = loop_back(static, add_layer, (dx_BSD, sum_squares(grads)))
         squares += sum_squares(enter_gradient(backward, params, dx_BSD, tied))
-    kept = kept._replace(inputs_LBSD=inputs_LBSD, last_BSD=last_BSD, norm=jnp.sqrt(squares))
-    return add_block_sums(sums, given), kept
+    kept = kept._replace(inputs=inputs, last_BSD=last_BSD, norm=jnp.sqrt(squares))
+    return add_block_sums(sums, join_stacks(static.model, given)), kept
