@@ -8,7 +8,7 @@ Shapes: B batch, S sequence, D d_model, L layers.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +19,9 @@ from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.attention.order import deal, restore
 from scalelab.model.loss import cross_entropy, softcap_logits
 from scalelab.model.products.saved import save_products
-from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, stacks
+from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import SUMS, join_sums
+from scalelab.model.sums.block_sums import SUMS
 from scalelab.model.sums.loss_sums import LossSums, add_block_sums, add_loss_term
 from scalelab.sharding import gather_weight, reshard_to, target_platform
 
@@ -69,25 +69,11 @@ def run_pieces(
     shape: ModelShape, pieces: Pieces, params: Params, more: Mapping[str, Variables] | None = None
 ) -> tuple[Any, Written]:
     """(what `leave` gives, what the blocks wrote [L, …]); `more`: collections beside `params` by stack, stacked."""
-    x_BSD, written = pieces.enter(params), []
+    x_BSD, written = pieces.enter(params), {}
     for stack in stacks(shape):
         variables = {"params": params[stack.name], **(more[stack.name] if more else {})}
-        x_BSD, of_stack = scan_stack(shape, pieces, stack, variables, x_BSD)
-        written.append((stack.depth, of_stack))
-    return pieces.leave(params, x_BSD), join_written(written)
-
-
-def join_written(parts: Sequence[tuple[int, Written]]) -> Written:
-    """What the blocks of consecutive stacks wrote, [L, …], from (layers, [layers, …]) of each stack.
-
-    Kinds of blocks may give different sums (`block_sums.join_sums`); the rest is the same of every kind.
-    """
-    if len(parts) == 1:
-        return parts[0][1]
-    sums = join_sums([(depth, written.get(SUMS, {})) for depth, written in parts])
-    others = [{name: part for name, part in written.items() if name != SUMS} for _, written in parts]
-    joined: Written = jax.tree.map(lambda *xs: jnp.concatenate(xs), *others)
-    return joined | ({SUMS: sums} if sums else {})
+        x_BSD, written[stack.name] = scan_stack(shape, pieces, stack, variables, x_BSD)
+    return pieces.leave(params, x_BSD), join_stacks(shape, written)
 
 
 def scan_stack(

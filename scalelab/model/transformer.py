@@ -45,7 +45,7 @@ from scalelab.model.stacks import (
     stacks,
 )
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, give_sum, join_sums, no_sums, take_sums
+from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, fill_sums, give_sum, join_declared, take_sums
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
@@ -204,11 +204,16 @@ def parameter_declarations(shape: ModelShape) -> Params:
 
 
 def block_sums(shape: ModelShape) -> Sums:
-    """The sums that the blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none."""
-    declared, parts = _declarations(shape.plain), []
-    for stack in stacks(shape):
-        parts.append((stack.depth, take_sums({kind: declared.get(kind, {}).get(stack.name, {}) for kind in SUM_KINDS})))
-    return jax.eval_shape(lambda: join_sums([(depth, no_sums(sums)) for depth, sums in parts]))
+    """The sums that blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none.
+
+    A layer whose stack does not give a sum that others do has nothing in its place: zero, or -inf in a maximum.
+    """
+    variables = _declarations(shape.plain)
+
+    def of_stack(name: str) -> Sums:
+        return take_sums({kind: variables.get(kind, {}).get(name, {}) for kind in SUM_KINDS})
+
+    return join_declared([of_stack(stack.name) for stack in stacks(shape)], shape.n_layers)
 
 
 @functools.cache
@@ -240,6 +245,8 @@ def make_pieces(
         (x_BSD, _), written = module.apply(variables, *given, mutable=returned)
         written = dict(written)
         sums = take_sums(written)
+        if len(stacks(shape)) > 1:
+            sums = fill_sums(block_sums(shape), sums, x_BSD)
         return x_BSD, written | ({SUMS: sums} if sums else {})
 
     return Pieces(

@@ -176,9 +176,9 @@ def _run(
 
 
 def _of_layers(static: Static, by_slot: Any) -> Any:
-    """Values of all stages' slots [p v k, …] -> those of the layers, in the model's order; whole on every device."""
+    """What all stages' slots give, as arrays of the model's layers in its order, on every device."""
     layout, whole = static.layout, jax.tree.map(lambda x: reshard(x, PartitionSpec()), by_slot)
-    if layout.rounds == 1 and has_even_stages(static.model, layout):
-        return whole
-    slots = slots_of_layers(tuple(stack.depth for stack in stacks(static.model)), layout.stage, layout.rounds)
-    return jax.tree.map(lambda x: x[slots], whole)
+    if layout.rounds > 1 or not has_even_stages(static.model, layout):
+        slots = slots_of_layers(tuple(s.depth for s in stacks(static.model)), layout.stage, layout.rounds)
+        whole = jax.tree.map(lambda x: x[slots], whole)
+    return whole

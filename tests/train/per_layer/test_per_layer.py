@@ -21,8 +21,7 @@ from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.per_layer.backward import measure_gradient
 from scalelab.train.step.per_layer.refusals import refuse_unsupported
 from scalelab.train.step.per_layer.update import update_layers
-from scalelab.train.step.step import train_step
-from scalelab.train.step.update.update import compute_updates
+from scalelab.train.step.step import compute_updates, train_step
 from tests.plan.tiny import tiny
 from tests.train.step.test_step import assert_same, batches, init, setting
 
@@ -69,16 +68,9 @@ def compare_updates(changes, steps=3, atol=2e-5):
         np.testing.assert_allclose(np.float64(one), np.float64(other), rtol=2e-3, atol=atol)
 
 
-@pytest.mark.full
 def test_galore_by_layer_is_galore():
     """Paired states, singular vectors, step counts and moments; a tied head, whose gradient has two parts."""
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})
-
-
-def test_stacks_by_layer_are_themselves():
-    """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
-    stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
-    compare_updates(stacks | {"optim.name": "adam8bit", "parametrization.name": "completep"})
 
 
 def test_a_loss_of_blocks_is_differentiated_by_layer_too():
@@ -89,6 +81,12 @@ def test_a_loss_of_blocks_is_differentiated_by_layer_too():
     sums, _ = jax.jit(compute_gradients, static_argnums=0)(static, params, tokens, h.train.z_loss)
     by_layer, _ = jax.jit(measure_gradient, static_argnums=0)(layered, params, tokens, h.train.z_loss, None)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), by_layer, sums)
+
+
+def test_stacks_by_layer_are_themselves():
+    """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
+    stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
+    compare_updates(stacks | {"optim.name": "adam8bit", "parametrization.name": "completep"})
 
 
 @pytest.mark.slow
@@ -129,7 +127,6 @@ def compiled_steps():
     return *[one.compile() for one in lowered], state, h
 
 
-@pytest.mark.full
 def test_the_compiled_step_is_without_the_gradients_of_all_layers():
     """Temporaries fall by nearly the bytes of the blocks' gradients, and the metrics are the same."""
     whole, by_layer, state, h = compiled_steps()

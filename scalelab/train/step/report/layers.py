@@ -28,7 +28,7 @@ mean square of the layer's activations, where it adds nothing to a sum in fp32.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ from jax.sharding import PartitionSpec, reshard
 from scalelab.config import Static
 from scalelab.model.layers import has_zero_units
 from scalelab.model.stacks import BLOCKS, is_stack, join_stacks, stacks
-from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA
+from scalelab.model.sums.block_sums import MAXIMA
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.model.sums.measures import Measures, underflow_format, when
 from scalelab.optim.chain import second_moments
@@ -145,10 +145,11 @@ def describe_block_sums(sums: LossSums) -> dict[str, jax.Array]:
 
 
 def block_metrics(sums: LossSums) -> dict[str, jax.Array]:
-    """`block/NAME` of a step: a loss is the sum over layers, a count their mean, a maximum the largest."""
-    over: dict[str, Callable[..., jax.Array]] = {LOSSES: jnp.sum, COUNTS: jnp.mean, MAXIMA: jnp.max}
-    kinds = {name: kind for kind, each in (sums.block or {}).items() for name in each}
-    return {f"block/{name}": over[kinds[name]](x) for name, x in describe_block_sums(sums).items()}
+    """`block/NAME` of a step: the sum over layers of a loss or a number, the largest of a maximum or an imbalance."""
+    given = [(kind, name, x) for kind, each in (sums.block or {}).items() for name, x in each.items()]
+    largest = [name for kind, name, x in given if kind == MAXIMA or x.ndim > 1]
+    values = describe_block_sums(sums).items()
+    return {f"block/{name}": (jnp.max if name in largest else jnp.sum)(x) for name, x in values}
 
 
 def embedding_norms(embedding: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:
