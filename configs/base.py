@@ -56,8 +56,9 @@ MODEL = {
         range=(0, 1e12), source="Gemma 3: 1e4, beside a rope_theta of 1e6"),
     "nope_every": key(0, "rope: every n-th layer has no positions; 0: none", unit="layers", range=(0, 1e6),
         source='SmolLM3: 4; Yang et al. 2025, "Rope to Nope"'),
-    "block": key("sequential", "attention, then MLP; parallel: both after one norm, added; or your own as pkg.mod:fn",
-        source="parallel: PaLM (Chowdhery et al. 2022), sec. 2", user_code=True,
+    "block": key("sequential", "attention, then MLP; parallel: both after one norm, added; or your own as pkg.mod:fn; "
+        'stacks of unequal layers, each with its depth: "sequential=1,parallel=5"',
+        source="parallel: PaLM (Chowdhery et al. 2022), sec. 2", user_code=True, stacked=True,
         choices="model/transformer.py:BLOCKS"),  # sequential parallel
     "norm_place": key("before", "norms before attention and MLP, or after them, on their outputs",
         source="after: OLMo 2 (2024), sec. 2.1",
@@ -86,7 +87,7 @@ MODEL = {
     "depth_scaled_init": key(False, "whether projections into the residual stream start 1/sqrt(2 n_layers) as large",
         source="GPT-2, sec. 2.3"),
     "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls; auto: least that fits",
-        choices="model/transformer.py:REMAT_POLICIES plan/memory/remat.py:CHOOSERS"),  # none dots full | auto
+        choices="model/pieces.py:REMAT_POLICIES plan/memory/remat.py:CHOOSERS"),  # none dots full | auto
     "attention": setting("auto", "attention kernel; auto: by chip and length; cudnn: NVIDIA; splash: TPU; in rings too",
         source="blockwise: Dao et al. 2022",
         choices="model/attention/kernels.py:CHOOSERS+KERNELS"),  # auto | plain blockwise cudnn splash xla
@@ -237,7 +238,8 @@ PARALLEL = {
     "fsdp": setting(1, "replicas that each keep 1/fsdp of what parallel.zero names", unit="devices", range=AXIS),
     "context": setting(1, "parts of a sequence; keys and values go round a ring", unit="devices", range=AXIS,
         source="Liu et al. 2023"),
-    "stage": setting(1, "pipeline stages of layers; micro-batches pass through them", unit="devices", range=AXIS),
+    "stage": setting(1, "pipeline stages of layers, the ends with one less if need be; micro-batches pass through",
+        unit="devices", range=AXIS),
     "tensor": setting(1, "parts of heads, feed-forward units and vocabulary", unit="devices", range=AXIS,
         source="Shoeybi et al. 2019"),
     "sequence": setting(False, "whether `tensor` splits the sequence between blocks",
@@ -249,9 +251,9 @@ PARALLEL = {
     "zero": setting(3, "split along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
         range=(0, 3), source="Rajbhandari et al. 2020; 3: FSDP"),
     "schedule": setting("1f1b", "order of a pipeline; 1f1b holds at most 2 * stage - 1 micro-batches, the others all",
-        choices="parallel/ticks.py:PIPELINE_SCHEDULES"),  # gpipe 1f1b circular
+        choices="parallel/stages/ticks.py:PIPELINE_SCHEDULES"),  # gpipe 1f1b circular
     "microbatches": setting(1, "micro-batches of a pipeline; bubble: (p-1)/(rounds*m+p-1)", range=COUNT),
-    "rounds": setting(1, "not gpipe: rounds of a micro-batch, each through layers / (stage * rounds)", range=COUNT),
+    "rounds": setting(1, "not gpipe: rounds of a micro-batch; a stage holds so many chunks of layers", range=COUNT),
 }  # fmt: skip
 
 # The run: its length, batch and seed, and what it starts from.

@@ -14,7 +14,8 @@ HEAD = (
     "",
     "Each study shows one phenomenon of training, and compares its numbers with published values or closed forms. "
     "`scalelab study` lists them; all take `--quick` (at most 3 minutes on 2 cores) and `--workdir=DIR`, and an "
-    "interrupted one resumes. The pages behind the names say what a setting cannot tell.",
+    "interrupted one resumes; `--quick` and the whole study need folders of their own. The pages behind the "
+    "names say what a setting cannot tell.",
     "",
 )
 

@@ -3,40 +3,51 @@
 import dataclasses
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
+from scalelab.api.door import train_in_pool
 from scalelab.cli.parser import print_status
-from scalelab.cli.progress import PoolProgress
+from scalelab.cli.terminal import Terminal, report
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.experiments import ladder_runs, phases
 from scalelab.experiments.ladder_runs import LadderStudy
 from scalelab.laws import FitError, Fitted
 from scalelab.laws.fits.study import fit_study
 from scalelab.laws.use.isoflop import fit_isoflop
-from scalelab.record import listing, records
+from scalelab.record import listing
+from scalelab.record.identity import is_identity_key
+from scalelab.record.jsonfiles import NUMBER, PAIR, WHOLE
+from scalelab.study import Kind, write_once
 from scalelab.sweep.scaling import ladder
 
 HELD_OUT = "holdout"
+KIND = Kind("study", "isoflop.json", settings=("base",), earlier=(phases.PHASES_FILE,))
+PREDICTION_SCHEMA = {
+    **dict.fromkeys(("predicted_loss", "predicted_at", "N", "D", "C"), NUMBER), "interval90": PAIR, "d_model": WHOLE,
+}  # fmt: skip
+
+
+def describe_plan(study: LadderStudy) -> dict[str, Any]:
+    """What defines the study, as plain JSON; its checks may come later."""
+    base = {key: value for key, value in config_lib.leaves(study.base).items() if is_identity_key(key)}
+    rule = {key: value for key, value in dataclasses.asdict(study.rule).items() if key != "source"}
+    grid = {f"{budget:g}": list(sizes) for budget, sizes in study.grid.items()}
+    return {"grid": grid, "holdout_flops": study.holdout_flops, "rule": rule, "base": base}
 
 
 def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: phases.PhaseClock) -> dict[str, Any]:
-    """Run (or resume) the whole study in `folder`; returns the content of summary.json, or {} if a signal stopped it.
+    """Run (or resume) the whole study in `folder`; returns the content of summary.json. Stopped after a signal.
 
     Prints progress on standard error. The checks of LR and batch train beside the held-out run, which leaves a core
     idle.
     """
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep import status
-    from scalelab.sweep.executors import choice
-    from scalelab.sweep.run import run_sweep
     from scalelab.train.single import load_run_dataset
-    from scalelab.train.step.program import cache_compilations
 
     with clock.timed("data"):
-        cache_compilations()
         grid, checks = ladder_runs.fit_runs(study), ladder_runs.check_runs(study)
         ladder_runs.holdout_runs(study)  # refuses an impossible study before anything runs
         data = load_run_dataset(study.base)
@@ -44,17 +55,9 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
         f"{len(grid)} runs, then one of {study.holdout_flops:.3g} FLOPs beside {len(checks)} checks; "
         f"{study.rule.text()}"
     )
-    with stop_on_signals() as stop, choice.open_executor(folder, [study.base]) as workers:
-
-        def train(trials: Mapping[str, ConfigDict], phase: str) -> bool:
-            with clock.timed(phase), PoolProgress(folder, {n: run.train.steps for n, run in trials.items()}) as board:
-                verdicts = run_sweep(folder, trials, watch=board.update, stop=stop, workers=workers)
-            if not stop():
-                status.refuse_crashed(folder, verdicts)
-            return not stop() and status.exit_code(verdicts.values()) != 75
-
-        if not train(grid, "grid"):
-            return {}
+    with train_in_pool(folder, study.base, False, Terminal(), report) as train:
+        with clock.timed("grid"):
+            train(grid)
         with clock.timed("fit"):
             fitted = fit_study(listing.read_runs(folder))
             prediction = predict_once(folder, fitted, ladder_runs.predicted_best(study, fitted.loss))
@@ -64,8 +67,8 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
             f"{high:.4f}"
         )
         last = ladder.make_rung(study.base, prediction["d_model"], study.holdout_flops, study.rule, "holdout")
-        if not train(grid | {HELD_OUT: last} | checks, "held-out run and checks"):
-            return {}
+        with clock.timed("held-out run and checks"):
+            train({HELD_OUT: last} | checks)
     with clock.timed("score"):
         rows = listing.read_runs(folder)
         return {"command": command} | _summarise_study(study, rows, prediction, data.entropy_rate)
@@ -99,18 +102,18 @@ def collect_seconds(study: LadderStudy, folder: pathlib.Path) -> list[dict[str, 
 
 def predict_once(folder: pathlib.Path, fitted: Fitted, run: ConfigDict) -> dict[str, Any]:
     """The prediction, written before the run exists. A prediction that is already written is returned unchanged."""
-    path = folder / "prediction.json"
-    N, D = ladder_runs.size_and_tokens(run)
-    if not path.exists():
+
+    def predict() -> dict[str, Any]:
+        N, D = ladder_runs.size_and_tokens(run)
         predicted = fitted.predict(N, D)
-        numbers = {
-            "predicted_loss": predicted.loss,
-            "interval90": [predicted.low, predicted.high],
-            "predicted_at": time.time(),
-        }
+        numbers = {"predicted_loss": predicted.loss, "interval90": [predicted.low, predicted.high]}
         facts = {"N": N, "D": D, "C": ladder_runs.training_flops(run), "d_model": run.model.d_model}
-        records.write_json(path, numbers | facts)
-    return records.read_json(path)
+        return numbers | {"predicted_at": time.time()} | facts
+
+    prediction: dict[str, Any] = write_once(
+        folder / "prediction.json", predict, PREDICTION_SCHEMA, before=[folder / "runs" / HELD_OUT]
+    )
+    return prediction
 
 
 def score_prediction(prediction: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:

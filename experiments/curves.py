@@ -22,15 +22,15 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.api.laws.curves import read_curves
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import (
     RESULTS,
     command_line,
     markdown_table,
+    publish_result,
     result_header,
     train_trials,
-    write_result,
 )
 from scalelab.laws.curves.curve import Curve
 from scalelab.laws.curves.fit import FittedCurves, fit_curves
@@ -98,20 +98,22 @@ def format_page(result: Mapping[str, Any]) -> str:
     columns = ("law", "held-out schedule", "MAE of the curve", "power law in steps", "rows inside", "final loss",
                "interval", "measured, by seed", "inside")  # fmt: skip
     rows = [cells for law in result["laws"] for cells in _rows(law)]
-    return "\n".join([
-        "# Laws of the loss within a run: other schedules' curves predicted",
-        "",
-        f"`{result['command']}`, {result['date']}: {result['machine']}",
-        "",
-        result["what"],
-        "",
-        *markdown_table(columns, rows),
-        "",
-        *(f"- {line}" for line in result["verdicts"]),
-        "",
-        "![Curves of the fitted and the held-out schedules](curves.png)",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Laws of the loss within a run: other schedules' curves predicted",
+            "",
+            f"`{result['command']}`, {result['date']}: {result['machine']}",
+            "",
+            result["what"],
+            "",
+            *markdown_table(columns, rows),
+            "",
+            *(f"- {line}" for line in result["verdicts"]),
+            "",
+            "![Curves of the fitted and the held-out schedules](curves.png)",
+            "",
+        ]
+    )
 
 
 def _rows(law: Mapping[str, Any]) -> list[list[str]]:
@@ -171,8 +173,7 @@ def _main(argv: Sequence[str]) -> int:
     base, options, is_default = parse_arguments(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    if not train_trials(options.workdir, make_trials(base)):
-        return 75
+    train_trials(options.workdir, make_trials(base))
     curves, _ = read_curves([options.workdir])
     to_fit, held_out = split_curves(curves)
     fits = {law: fit_curves(to_fit, law) for law in CURVE_LAWS}
@@ -180,11 +181,7 @@ def _main(argv: Sequence[str]) -> int:
     result = result_header("curves", argv) | {"what": _what(base), "laws": laws, "verdicts": verdicts(laws)}
     place = RESULTS if is_default else options.workdir
     _draw(place, fits, held_out)
-    write_result(place, "curves", result, format_page(result))
-    if options.json != "-":
-        print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    return publish_result(place, "curves", result, format_page(result), options.json)
 
 
 def _draw(place: pathlib.Path, fits: Mapping[str, FittedCurves], held_out: Sequence[Curve]) -> None:

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.data.batches.order import window_numbers
 from scalelab.data.dataset import held_out_documents
 from scalelab.data.sources.sources import DataConfig, open_source
@@ -35,9 +35,9 @@ from scalelab.experiments.shared import (
     RESULTS,
     command_line,
     markdown_table,
+    publish_result,
     result_header,
     train_trials,
-    write_result,
 )
 from scalelab.experiments.studies import outcome
 from scalelab.plan.sweep.sweep import PlannedStudy
@@ -220,8 +220,8 @@ def _main(argv: Sequence[str]) -> int:
     options.workdir.mkdir(parents=True, exist_ok=True)
     incidents = []
     with outcome.count_seconds(options.workdir):
-        if not train_trials(options.workdir, made := make_trials(base, seeds)):
-            return 75
+        made = make_trials(base, seeds)
+        train_trials(options.workdir, made)
         for seed, name in zip(seeds, made, strict=True):
             print(f"{name}: five arms of {LAST + AFTER - 200} steps", file=sys.stderr, flush=True)
             incidents.append(measure_incident(options.workdir / "runs" / name, seed, options.price))
@@ -246,11 +246,7 @@ def _main(argv: Sequence[str]) -> int:
         for i, loss in enumerate(curve)
     ]
     write_figure(str(place / "incident.png"), plot_replay(shown), numbers)
-    write_result(place, "incident", result, format_page(result))
-    if options.json != "-":
-        print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    return publish_result(place, "incident", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from scalelab.laws.law.names import LAWS
 from scalelab.plan.budget.book import LawBook, constant_params
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import records
+from scalelab.study import open_study
 from scalelab.sweep.scaling import rules
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -127,7 +128,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
 
 
 def _checked(options: Any) -> tuple[str, ...]:
-    """The quickstart checks only the LR, to stay at five minutes: its rule's source states what its batch costs."""
+    """What of the rule is checked. With --quick the LR alone, for time: the rule's source says what its batch costs."""
     if options.checks is None:
         return ("lr",) if options.quick else tuple(ladder_runs.CHECK_FACTORS)
     names = tuple(dict.fromkeys(options.checks.split(",")))
@@ -176,7 +177,7 @@ def _number(text: str) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the study; exit code as below.
+    """Run the study.
 
     Exit code: 0 done, 1 a run failed or a check's optimum is at the edge, 2 bad input, 75 stopped after saving.
     """
@@ -190,19 +191,17 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput("--workdir=DIR is needed: the study's folder")
     clock = phases.PhaseClock(folder)
     before = time.time() - options.started if options.started else None
-    try:
-        summary = conduct.run_study(study, folder, " ".join(["python -m experiments.isoflop", *argv]), clock)
-    except FitError as failure:
-        raise WorkFailed(f"the law could not be fitted: {failure}") from failure
-    if not summary:
-        print_status(f"stopped; the same command goes on where it was ({folder})")
-        return 75
-    if before is not None:
-        clock.add(phases.INSTALLATION, before, None)
-    with clock.timed("figures and page"):
-        report = _report(folder, summary | {"wall_s": _wall_s(folder)})
-    summary |= {"wall_s": _wall_s(folder), "seconds": conduct.collect_seconds(study, folder)}
-    records.write_json(folder / "summary.json", summary)
+    with open_study(folder, conduct.KIND, conduct.describe_plan(study), report=print_status):
+        try:
+            summary = conduct.run_study(study, folder, " ".join(["python -m experiments.isoflop", *argv]), clock)
+        except FitError as failure:
+            raise WorkFailed(f"the law could not be fitted: {failure}") from failure
+        if before is not None:
+            clock.add(phases.INSTALLATION, before, None)
+        with clock.timed("figures and page"):
+            report = _report(folder, summary | {"wall_s": _wall_s(folder)})
+        summary |= {"wall_s": _wall_s(folder), "seconds": conduct.collect_seconds(study, folder)}
+        records.write_json(folder / "summary.json", summary)
     _say_result(folder, summary)
     emit_json(summary, options.json)
     for failure in report["failures"]:

@@ -21,9 +21,9 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import config_path, emit_json, folder_path
+from scalelab.cli.parser import config_path, folder_path
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import RESULTS, command_line, result_header, train_trials, write_result
+from scalelab.experiments.shared import RESULTS, command_line, publish_result, result_header, train_trials
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import listing, records
 from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure
@@ -184,8 +184,7 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     folder, made = options.workdir, transfer_trials(base, widths, step)
     print(f"{len(made)} trials: d_model {', '.join(map(str, widths))}, {len(SEEDS)} seeds", file=sys.stderr)
-    if not train_trials(folder, made):
-        return 75
+    train_trials(folder, made)
     rows = read_transfer_rows(folder, widths, step)
     result = result_header("mup_transfer", argv) | {
         "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of "
@@ -200,11 +199,7 @@ def _main(argv: Sequence[str]) -> int:
     }
     place = RESULTS if options.quick and not (options.config or overrides or options.widths) else folder
     write_lr_figure(str(place / "mup_transfer.png"), plot_lr_transfer(rows), rows)
-    write_result(place, "mup_transfer", result, format_page(result))
-    if options.json != "-":
-        print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    return publish_result(place, "mup_transfer", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

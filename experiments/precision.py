@@ -184,12 +184,17 @@ def _sides(folder: pathlib.Path, config: ConfigDict, runs: Sequence[dict[str, An
     for policy in POLICIES:
         policy_runs = [run for run in runs if run["policy"] == policy]
         ratios = [a / b for a, b in zip(timed[policy], timed["fp32"], strict=True)]
-        table.append({
-            "policy": policy, "val_loss": statistics.mean(run["val_loss"] for run in policy_runs),
-            "skipped": sum(run["skipped"] for run in policy_runs),
-            "ms_a_step": 1e3 * statistics.median(timed[policy]), "time_over_fp32": statistics.median(ratios),
-            "bytes": measure_bytes(policy_config(policy, 0, steps)), "dtypes": policy_runs[0]["dtypes"],
-        })  # fmt: skip
+        table.append(
+            {
+                "policy": policy,
+                "val_loss": statistics.mean(run["val_loss"] for run in policy_runs),
+                "skipped": sum(run["skipped"] for run in policy_runs),
+                "ms_a_step": 1e3 * statistics.median(timed[policy]),
+                "time_over_fp32": statistics.median(ratios),
+                "bytes": measure_bytes(policy_config(policy, 0, steps)),
+                "dtypes": policy_runs[0]["dtypes"],
+            }
+        )
     return {"table": table, "exponents": rows, "zero_gradients": zeros}
 
 

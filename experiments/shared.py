@@ -4,7 +4,6 @@ import datetime
 import os
 import pathlib
 import platform
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -12,9 +11,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab.cli.executor_options import add_executor_options
-from scalelab.cli.parser import Parser
+from scalelab.cli.parser import Parser, emit_json
 from scalelab.cli.progress import PoolProgress
 from scalelab.record import listing, records
+from scalelab.signals import stop_on_signals
+from scalelab.sweep import status
+from scalelab.sweep.trials import group_into_packs
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -38,15 +40,21 @@ def write_result(folder: pathlib.Path, name: str, result: Any, page: str) -> Non
     (folder / f"{name}.md").write_text(page)
 
 
-def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool:
-    """Train (or resume) the trials under `folder`, with a progress bar; False if they have not all ended.
+def publish_result(folder: pathlib.Path, name: str, result: Any, page: str, json_path: str | None) -> int:
+    """Write a result, and print its page, or its JSON where `--json` says so; returns the exit code 0."""
+    write_result(folder, name, result, page)
+    if json_path != "-":
+        print(page)
+    emit_json(result, json_path)
+    return 0
 
-    That is after a signal, or where they train elsewhere (--executor=manifest).
 
-    WorkFailed if a process ended without a verdict.
+def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> None:
+    """Train (or resume) the trials under `folder`, with a progress bar, until all have ended.
+
+    Stopped after a signal, or where they train elsewhere (--executor=manifest). WorkFailed if a process ended without a
+    verdict.
     """
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
     from scalelab.train.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
@@ -56,23 +64,18 @@ def train_trials(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool
     steps = {name: trial.train.steps for name, trial in trials.items()}
     with stop_on_signals() as stop, PoolProgress(folder, steps) as board:
         verdicts = run_sweep(folder, trials, watch=board.update, stop=stop)
-    if stop():
-        print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
-        return False
-    status.refuse_crashed(folder, verdicts)
-    return status.exit_code(verdicts.values()) != 75
+    status.require_ended(folder, verdicts, stop)
 
 
-def train_packs(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> bool:
-    """Train one pack after the other in this process, so that its CPU seconds are all; False if a signal stopped it.
+def train_packs(folder: pathlib.Path, trials: Mapping[str, ConfigDict]) -> None:
+    """Train one pack after the other in this process, so that its CPU seconds are all; Stopped after a signal.
 
     Each pack has a folder, named after its first trial. A process of its own for each pack (`train_trials`) would
     compile a program of several packs several times.
     """
-    from scalelab.sweep.trials import group_into_packs
 
-    packs = group_into_packs(trials).values()
-    return all(train_trials(folder / names[0], {name: trials[name] for name in names}) for names in packs)
+    for names in group_into_packs(trials).values():
+        train_trials(folder / names[0], {name: trials[name] for name in names})
 
 
 def find_runs(folder: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -23,15 +23,15 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments.shared import (
     RESULTS,
     command_line,
     markdown_table,
+    publish_result,
     result_header,
     train_trials,
-    write_result,
 )
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import listing, records
@@ -88,14 +88,16 @@ def compare_arms(losses: Mapping[str, float], curves: Mapping[str, list[float]],
         measured = {seed: losses[name] for seed, name in names.items()}
         gap = mean_difference(measured, best)
         mean = float(np.mean([*best.values()]))
-        rows.append({
-            "arm": arm,
-            "losses": [*measured.values()],
-            "diverged": sum(map(math.isinf, measured.values())),
-            "largest_rise": max(_largest_rise(curves[name]) for name in names.values()),
-            "excess": gap and gap.mean / mean,
-            "interval90": gap and [gap.low / mean, gap.high / mean],
-        })  # fmt: skip
+        rows.append(
+            {
+                "arm": arm,
+                "losses": [*measured.values()],
+                "diverged": sum(map(math.isinf, measured.values())),
+                "largest_rise": max(_largest_rise(curves[name]) for name in names.values()),
+                "excess": gap and gap.mean / mean,
+                "interval90": gap and [gap.low / mean, gap.high / mean],
+            }
+        )
     return {"best_lr": lr, "best_losses": [*best.values()], "arms": rows}
 
 
@@ -197,8 +199,7 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     made = make_trials(base, seeds)
     print(f"{len(made)} runs of {base.train.steps} steps in one program", file=sys.stderr)
-    if not train_trials(options.workdir, made):
-        return 75
+    train_trials(options.workdir, made)
     losses, curves = read_runs(options.workdir)
     compared = compare_arms(losses, curves, seeds)
     result = result_header("spike", argv) | compared | {"verdicts": verdicts(compared), "what": _what(base, compared)}
@@ -216,11 +217,7 @@ def _main(argv: Sequence[str]) -> int:
         for k, x in enumerate(curve)
     ]
     write_figure(str(place / "spike.png"), plot_arms(shown), numbers)
-    write_result(place, "spike", result, format_page(result))
-    if options.json != "-":
-        print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    return publish_result(place, "spike", result, format_page(result), options.json)
 
 
 def _what(base: ConfigDict, compared: Mapping[str, Any]) -> str:

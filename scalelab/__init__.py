@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from scalelab.git import VERSION as __version__
 
 __all__ = ["__version__", "api"]
-# Functions that stood here until 0.2.0. Three have the name of a room, which says the same when it is called.
+# Functions that stood here until 0.3.0. Three have the name of a room, which says the same when it is called.
 MOVED = ("answer", "best_settings", "fit", "load", "metrics", "plan", "runs", "sweep", "train")
 
 

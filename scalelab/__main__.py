@@ -1,4 +1,4 @@
-"""`scalelab COMMAND …`: finds the command, runs it, turns mistakes into one line and an exit code.
+"""`scalelab COMMAND …`: find the command, run it, turn mistakes into one line and an exit code.
 
 Nothing heavy is imported here: a command's module (and jax behind it) is loaded only for that command.
 Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after saving, 130 interrupted (ctrl-C) with
@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from scalelab.errors import BadInput, WorkFailed, nearest_hint
+from scalelab.errors import BadInput, Stopped, WorkFailed, nearest_hint
 from scalelab.untrusted.text import PlainStream
 
 COMMANDS = {
@@ -56,7 +56,7 @@ COMMANDS = {
 
 
 def usage() -> str:
-    """The text of `scalelab --help`."""
+    """Write the text of `scalelab --help`."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     tail = "`scalelab COMMAND --help` lists its options; `scalelab --version` prints the version."
     return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n{tail}"
@@ -79,13 +79,16 @@ def _run_guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence
         sys.stdout.flush()
         return code
     except BadInput as mistake:
-        if os.environ.get("SCALELAB_TRACE"):  # where the line came from, for code of the user's own
+        if os.environ.get("SCALELAB_TRACE"):  # the traceback, for errors in the user's own code
             traceback.print_exception(mistake)
         print(f"{name}: {mistake}", file=sys.stderr)
         return 2
     except WorkFailed as failure:
         print(f"{name}: {failure}", file=sys.stderr)
         return 1
+    except Stopped as stop:
+        print(stop, file=sys.stderr)
+        return 75
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
@@ -125,7 +128,7 @@ def _run(argv: Sequence[str]) -> int:
         print(usage())
         return 0 if argv else 2
     if argv[0] == "--version":
-        from scalelab.git import VERSION  # here: it loads much of Python's library
+        from scalelab.git import VERSION  # imported here: it loads much of Python's library
 
         print(f"scalelab {VERSION}")
         return 0
@@ -137,7 +140,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def installed_first() -> None:
-    """Search the current folder last: `python -m` puts it first, where a `json.py` in it would hide the library's."""
+    """Search the current folder last: `python -m` puts it first, and a `json.py` in it would hide the library's."""
     if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
         sys.path.append(sys.path.pop(0))
 

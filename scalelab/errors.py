@@ -1,4 +1,4 @@
-"""The two exceptions that users see as one line: bad input (exit 2) and failed work (exit 1)."""
+"""The exceptions that users see as one line: bad input (exit 2), failed work (1), and work stopped by a signal (75)."""
 
 import difflib
 import os
@@ -17,8 +17,15 @@ class WorkFailed(RuntimeError):
     """Failed work on good input (a damaged checkpoint, a full disk): the message says what failed and what to do."""
 
 
+class Stopped(Exception):
+    """A stop by a signal once all work is saved, or work that goes on elsewhere: the same command goes on."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(f"stopped; the same command goes on where it was ({os.fspath(folder)})")
+
+
 class UncallableRoom(types.ModuleType):
-    """A room whose name was that of a function until 0.2.0: calling it names the function's place."""
+    """A room with the name of a former function (until 0.3.0): a call is refused with the function's new place."""
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Refuse the call: BadInput."""
@@ -32,17 +39,17 @@ def refuse_calls(room: str) -> None:
 
 
 def quote_path(path: str | os.PathLike[str]) -> str:
-    """A path as a word of a printed command: quoted where a shell needs it, and never taken for an option."""
+    """Write a path as a word of a printed command: quoted for a shell, and never taken for an option."""
     text = os.fspath(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def needs_package(feature: str, package: str) -> BadInput:
-    """The refusal of a feature whose package is not installed."""
+    """Make the refusal of a feature whose package is not installed."""
     return BadInput(f"{feature} needs a package that is not installed: pip install {package}")
 
 
-# The other names of the field -> ours, for the last part of a key or for an option; the first that is known counts.
+# {another name in the field: ours}, for the last part of a key or an option; the first known one counts.
 OTHER_NAMES = {
     **dict.fromkeys(("lr", "learning_rate", "max_lr", "base_lr"), ("peak_lr",)),
     **dict.fromkeys(("batch_size", "bs", "bsz", "global_batch_size", "train_batch_size"), ("global_batch",)),
@@ -67,11 +74,11 @@ OTHER_NAMES = {
     **dict.fromkeys(("hoffmann", "hoffman"), ("chinchilla_3", "chinchilla")),
 }
 ONE_SLIP = 0.9  # similarity of words of ten letters that differ by one: that one is meant, whatever is part of it
-SHORTEST_PART = 4  # letters of a word that is looked for inside longer names
+SHORTEST_PART = 4  # least letters of a word that is searched inside longer names
 
 
 def nearest_hint(word: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown word: `; did you mean 'x'?`, or all known words if few; else ""."""
+    """Suggest a known word at the end of a message: `; did you mean 'x'?`, or all known words if few; else ""."""
     known = [str(k) for k in known]
     if close := nearest_name(word, known):
         return f"; did you mean {close!r}?"
@@ -79,7 +86,7 @@ def nearest_hint(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | None:
-    """The known name that `word` most likely stands for, or None.
+    """Find the known name that `word` most likely means, or None.
 
     Tried in turn: equal but for case; equal in another group; the field's other name for it; a letter wrong; one inside
     the other; few letters changed (`cutoff`: the smallest similarity, of 1), within its group if it names one.
@@ -90,7 +97,7 @@ def nearest_name(word: str, known: Sequence[str], cutoff: float = 0.5) -> str | 
     option = last.lstrip("-").replace("-", "_")
     for wanted in (word, option, *OTHER_NAMES.get(option, ())):
         same = [name for name in folded if name == wanted] or [name for name in folded if name.endswith(f".{wanted}")]
-        if len(same) == 1:  # several keys of one name, or files of one ending, tell nothing
+        if len(same) == 1:  # several keys of one name, or files of one ending, are ambiguous
             return folded[same[0]]
     if close := difflib.get_close_matches(word, folded, 1, ONE_SLIP):
         return folded[close[0]]

@@ -1,6 +1,6 @@
 """The code of a run: scalelab's version, and the state of git repositories (commit, a hash of what differs from it).
 
-Only this disk is read, for some seconds at most, and nothing is written to it. If git can't tell, a note says why.
+Only this disk is read, for some seconds at most, and nothing is written. If git fails, a note says why.
 """
 
 import functools
@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 # The only place of the version: pyproject.toml and `scalelab --version` read it; records and exported weights store it.
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 RepoState = dict[str, str | bool | None]  # folder, commit, dirty, diff_sha256; or folder and note
 
-GIT_TIMEOUT_S = 10.0  # for all git commands about one folder
+GIT_TIMEOUT_S = 10.0  # limit in seconds for all git commands about one folder
 PACKAGE_FOLDER = pathlib.Path(__file__).resolve().parent
 # Every other GIT_* variable is dropped: in a hook, GIT_DIR and GIT_INDEX_FILE name the repository that the hook runs
 # for.
@@ -39,7 +39,7 @@ DIFF_COMMAND = (
 
 
 class _GitUnknown(Exception):
-    """Git can't tell; the message says why."""
+    """Git failed; the message says why."""
 
 
 def code_state(file: str | os.PathLike[str] | None = None) -> dict[str, RepoState]:
@@ -65,7 +65,7 @@ def _describe_state(state: RepoState) -> str:
 
 @functools.cache
 def _package_state() -> RepoState:
-    """State of scalelab's own folder; in a user's repository (in a virtual environment, say) it is not a checkout."""
+    """State of scalelab's own folder; inside a user's repository (as a virtual environment) it is not a checkout."""
     try:
         _run_git(PACKAGE_FOLDER, time.monotonic() + GIT_TIMEOUT_S, "ls-files", "--error-unmatch", "__init__.py")
     except _GitUnknown:
@@ -124,9 +124,14 @@ def _run_git(folder: pathlib.Path, end: float, *arguments: str, index: pathlib.P
     command: Sequence[str] = ("git", *NO_PROGRAMS_OPTIONS, *arguments)
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment | FORCED_VARIABLES, stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=max(end - time.monotonic(), 0.1), check=False,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env=environment | FORCED_VARIABLES,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=max(end - time.monotonic(), 0.1),
+            check=False,
+        )
     except FileNotFoundError:
         raise _GitUnknown("git is not installed" if folder.is_dir() else "no such folder") from None
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Who set the values of `optim` and `schedule`: notes in `log.set_by` of the config itself, which go wherever it goes.
+"""Notes on who set the values of `optim` and `schedule`, in `log.set_by` of the config itself.
 
 A note holds the value that was set. If a program has changed the value since, the note is void and the program set it.
 """
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 COMMAND_LINE, CONFIG_FILE, SWEEP = "the command line", "the config file", "the sweep's grid"
-DEFAULT = "default"  # of the optimizer, or of warm-up and decay
+DEFAULT = "default"  # defaults of the optimizer, or of warm-up and decay
 DERIVED = "derived"  # steps computed from tokens or a share
-STORED_CONFIG = "a stored config"  # of a version without notes
+STORED_CONFIG = "a stored config"  # a config by a version without notes
 PROGRAM = "a program"
 USER_ORIGINS = (COMMAND_LINE, CONFIG_FILE, SWEEP)
 NOTES_KEY = "log.set_by"
 STRETCHES_KEY = "log.stretches"  # what was counted before: `scalelab.config.steps.stretches`
-FILLED_KEYS = (NOTES_KEY, STRETCHES_KEY)  # texts that only scalelab writes; not settings
+FILLED_KEYS = (NOTES_KEY, STRETCHES_KEY)  # keys of texts that only scalelab writes; not settings
 TRACKED_GROUPS = ("optim.", "schedule.")
 
 

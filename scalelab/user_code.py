@@ -37,16 +37,20 @@ TRACED_ERRORS = {
 }
 INSTEAD_OF = {"if": "jnp.where", "while": "jax.lax.while_loop", "assert": "jnp.isfinite and jnp.where"}
 
-_trusted: set[str] = set()  # `pkg.mod:fn`, as the user named them in this process
+_trusted: set[str] = set()  # names `pkg.mod:fn` that the user gave in this process
 _config_folders: list[str] = []  # folders of the config files that were read, the last one first
 _objects: dict[tuple[str, ...], Any] = {}  # (`pkg.mod:fn`, the folders searched) -> the object
 _sources: dict[tuple[str, ...], dict[str, str]] = {}  # likewise -> SHA-256 of its source files when it was loaded
 
 
 def trust_names(*names: Any) -> None:
-    """Allow these names (`pkg.mod:fn`, or several with commas; else ignored) to be imported in this process."""
+    """Allow these names (`pkg.mod:fn`, or several with commas; else ignored) to be imported in this process.
+
+    What follows a name behind `=` is not part of it (`model.block`: its layers).
+    """
     texts = [text for text in names if isinstance(text, str) and ":" in text]
-    _trusted.update(name.strip() for text in texts for name in (text, *text.split(",")))
+    _trusted.update(name.partition("=")[0].strip() for text in texts for name in text.split(","))
+    _trusted.update(text.strip() for text in texts)
 
 
 def is_trusted(name: str) -> bool:
@@ -100,7 +104,7 @@ def with_short_errors(function: Callable[..., Any], what: str) -> Callable[..., 
             return function(*args, **options)
         except (BadInput, WorkFailed):
             raise
-        except Exception as error:  # whatever a user's function may raise
+        except Exception as error:  # a user's function may raise anything
             raise BadInput(f"{describe_user_error(error, function)} ({what})") from error
 
     return short
@@ -194,7 +198,7 @@ def _import_object(text: str, what: str, folders: Sequence[str]) -> Any:
     with allow_imports_from(folders):
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # whatever a user's module may raise
+        except Exception as error:  # a user's module may raise anything
             reason = str(error).strip().split("\n")[0]
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             close = _nearest_module(missing, folders) if missing and f"{module_name}.".startswith(f"{missing}.") else ""

@@ -1,4 +1,4 @@
-"""Imports from a user's folders: after all that is installed, and put aside afterwards."""
+"""Import from a user's folders: after all installed modules, and set aside afterwards."""
 
 import contextlib
 import importlib
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
-_searched: list[str] = []  # folders that `allow_imports_from` searches right now
+_searched: list[str] = []  # folders that `allow_imports_from` now searches
 _loaded: dict[str, dict[str, ModuleType]] = {}  # folder -> modules imported from it, by name
 
 
@@ -53,7 +53,7 @@ def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleTy
 
 
 def _holders(folders: Sequence[str], name: str) -> list[str]:
-    """Those of `folders` that hold the top-level module of this module's name."""
+    """Folders that hold the top-level module of this module's name."""
     top = name.partition(".")[0]
     return [folder for folder in folders if os.path.isfile(f"{folder}/{top}.py") or os.path.isdir(f"{folder}/{top}")]
 

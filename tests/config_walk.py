@@ -15,7 +15,8 @@ from typing import Any
 DEFINITION = """**The walk of `config`.** One run of two steps is traced. A handover is a pair (function of one room,
 function of another room that it calls, directly or through a library) where the whole `ConfigDict`, or the
 `TrainSpec` that holds it, is among the arguments, itself or in a list; repeated calls count once. A room is a folder
-of `scalelab/` or a file on its ground floor. A handover comes back if its room has had the config before. The last
+of `scalelab/` or a file on its ground floor. A handover comes back if its room has had the config before; three rows
+have files in the place of rooms. The last
 two rows count calls by other rooms of the rooms that read configs (`config`; before the move `config.py`, `tree.py`,
 `validate.py`, `lengths.py`, `ramp.py`, `shares.py` and `defaults.py`): each derives again something that follows
 from the config alone. The last row has those that split or identify it."""
@@ -28,58 +29,73 @@ RUN = [
 
 
 def measure(root: pathlib.Path) -> dict[str, int]:
-    """Measure rooms that the config enters, handovers, those that come back, calls of the rooms that read configs."""
+    """Rooms and files that the config enters, handovers, those that come back, calls of the rooms that read configs."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu", "SCALELAB_CACHE": folder}
         command = [sys.executable, __file__, *RUN, f"--workdir={folder}/run", "--json=" + f"{folder}/answer.json"]
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the traced run failed: {done.stderr[-2000:]}")
-    handovers = json.loads(done.stdout.splitlines()[-1])
-    rooms, comes_back = {"commands"}, 0
-    for _, _, room, _, _ in handovers:
-        comes_back += room in rooms
-        rooms.add(room)
+    between = json.loads(done.stdout.splitlines()[-1])
+    handovers = [[room_of(a), f, room_of(b), g, calls] for a, f, b, g, calls in between if room_of(a) != room_of(b)]
+    rooms, comes_back = _count_returns([room for _, _, room, _, _ in handovers], "commands")
+    files, returns = _count_returns([file for _, _, file, _, _ in between], between[0][0])
     asked = sum(calls for source, _, room, _, calls in handovers if room in READERS and source not in READERS)
     split = sum(calls for *_, name, calls in handovers if name in ("static", "hparams", "identity"))
     return {
-        "rooms that config enters in a run": len(rooms),
+        "rooms that config enters in a run": rooms,
         "handovers of config": len(handovers),
         "handovers that come back to a room": comes_back,
+        "files that config enters in a run": files,
+        "handovers of config between files": len(between),
+        "handovers that come back to a file": returns,
         "calls that derive from config again": asked,
         "of these, static, hparams and identity": split,
     }
 
 
+def room_of(file: str) -> str:
+    """train/run/loop.py -> train; errors.py -> errors."""
+    return file.split("/")[0].removesuffix(".py")
+
+
+def _count_returns(places: list[str], first: str) -> tuple[int, int]:
+    """(different places, those that were there before) of a walk from `first`."""
+    seen, returns = {first}, 0
+    for place in places:
+        returns += place in seen
+        seen.add(place)
+    return len(seen), returns
+
+
 class Walk:
-    """The profiler: `handovers` maps (room, function, room, function) to the number of calls, in order of the first."""
+    """The profiler: `handovers` maps (file, function, file, function) to the number of calls, in order of the first."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.package = str(root / "scalelab") + os.sep
-        self.rooms: dict[Any, str | None] = {}
+        self.files: dict[Any, str | None] = {}
         self.handovers: dict[tuple[str, str, str, str], int] = {}
 
-    def room(self, code: Any) -> str | None:
-        """The room of a code object; None outside the package."""
-        if code not in self.rooms:
+    def file(self, code: Any) -> str | None:
+        """The file of a code object below the package; None outside."""
+        if code not in self.files:
             inside = code.co_filename.startswith(self.package) and code.co_name != "<module>"
-            first = code.co_filename.removeprefix(self.package).split(os.sep)[0].removesuffix(".py")
-            self.rooms[code] = first if inside else None
-        return self.rooms[code]
+            self.files[code] = code.co_filename.removeprefix(self.package) if inside else None
+        return self.files[code]
 
     def __call__(self, frame: Any, event: str, _: Any) -> None:
-        """A profile function: notes each call that hands the config over to another room."""
-        room = self.room(frame.f_code) if event == "call" else None
-        if room is None:
+        """A profile function: notes each call that hands the config over to another file."""
+        file = self.file(frame.f_code) if event == "call" else None
+        if file is None:
             return
         caller = frame.f_back
-        while caller and self.room(caller.f_code) is None:
+        while caller and self.file(caller.f_code) is None:
             caller = caller.f_back
-        source = self.room(caller.f_code) if caller else None
-        if source in (None, room) or not any(map(_holds_config, _arguments(frame))):
+        source = self.file(caller.f_code) if caller else None
+        if source in (None, file) or not any(map(_holds_config, _arguments(frame))):
             return
         assert caller and source
-        key = (source, caller.f_code.co_qualname, room, frame.f_code.co_qualname)
+        key = (source, caller.f_code.co_qualname, file, frame.f_code.co_qualname)
         self.handovers[key] = self.handovers.get(key, 0) + 1
 
 

@@ -1,9 +1,9 @@
 """The house seen from the street, in numbers: `python -m tests.house [ROOT] [--before=ROOT] [--json] [--out=PATH]`.
 
 Lines by room as the formatter alone would write them, files and entries a folder, one-word public functions, circles of
-files, imports that go upward, lines over 120 columns, lengths of functions, words of the README, and how often `config`
-crosses from room to room on its way through `scalelab train`. Any checkout can be measured, older ones too. The
-committed table is written by
+files, imports that go upward or stand inside functions, lines over 120 columns, lengths of functions, words of the
+README, and how often `config` crosses from room to room and from file to file on its way through `scalelab train`. Any
+checkout can be measured, older ones too. The committed table is written by
 
     python -m tests.house --before=OLD_CHECKOUT --out=checks/results/house
 """
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tests import config_walk
+from tests import config_walk, inner_imports
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROOMS_ASIDE = ("commands", "optim", "recipes")  # one file a member: their length is that of a list
@@ -187,6 +187,7 @@ def measure(root: pathlib.Path) -> dict[str, Any]:
         "lines": sum(len(path.read_text().splitlines()) for path in code),
         **formatted_lines(root, code),
         "fmt: skip": sum(len(re.findall(r"# fmt: skip$", path.read_text(), re.MULTILINE)) for path in code),
+        "imports inside functions": len(inner_imports.list_inner_imports(root)),
         "Python files in a folder of scalelab, at most": max(len(list(f.glob("*.py"))) - 1 for f in folders),
         "entries in a folder of scalelab, at most": max(len(entries(folder)) for folder in folders),
         "one-word public functions": round(one_word_share(code), 3),

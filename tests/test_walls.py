@@ -23,6 +23,7 @@ GROUND = (
     "sharding",
     "jaxprs",
     "record",
+    "study",
     "user_imports",
     "user_code",
 )
@@ -32,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "untrusted": {"errors"},
     "__main__": {"errors", "git", "untrusted"},
     "record": {"errors", "set_by", "untrusted"},
+    "study": {"errors", "record", "untrusted"},
     "user_code": {"errors", "record", "user_imports"},
     # Rooms, each above those that it names.
     "index": set(),

@@ -73,13 +73,19 @@ def read_products(text: str) -> list[dict[str, Any]]:
                 result = array_of(line.type)
                 both = left[1] * right[1]
                 way = "backward" if "transpose(" in line.rest.split("blocks/")[0] else "forward"
-                rows.append({
-                    "source": source[1], "way": way,
-                    "call": target[1], "left": left[0], "right": right[0], "result": result[0],
-                    "precise": 'operand_precision":["HIGHEST"' in line.rest,
-                    # Elements of [M, K], [K, N] and [M, N] give M K N.
-                    "flops": 2 * times[name] * round((both * result[1]) ** 0.5),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "source": source[1],
+                        "way": way,
+                        "call": target[1],
+                        "left": left[0],
+                        "right": right[0],
+                        "result": result[0],
+                        "precise": 'operand_precision":["HIGHEST"' in line.rest,
+                        # Elements of [M, K], [K, N] and [M, N] give M K N.
+                        "flops": 2 * times[name] * round((both * result[1]) ** 0.5),
+                    }
+                )
     return rows
 
 
@@ -141,9 +147,15 @@ def format_page(rows: Sequence[Mapping[str, Any]]) -> str:
     changes = " ".join(f"{key}={value}" for key, value in CHANGES.items())
     head = ["policy", "blocks' FLOPs in fp8", "summed in fp32", "casts with the maximum", "casts alone", "maxima alone"]
     kinds = "cast_and_maximum", "cast", "maximum"
-    lines = [[row["policy"], f"{fp8_share(row):.1%}",
-              f"{sum(p['precise'] for p in row['products'])} of {len(row['products'])}",
-              *(str(row["passes"].get(kind, 0)) for kind in kinds)] for row in rows]  # fmt: skip
+    lines = [
+        [
+            row["policy"],
+            f"{fp8_share(row):.1%}",
+            f"{sum(p['precise'] for p in row['products'])} of {len(row['products'])}",
+            *(str(row["passes"].get(kind, 0)) for kind in kinds),
+        ]
+        for row in rows
+    ]
     table = "\n".join(markdown_table(head, lines))
     return (
         f"# Products in fp8 on an H100\n\n`python -m checks.compilers.fp8_products`, {datetime.date.today()}, "

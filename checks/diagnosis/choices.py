@@ -22,11 +22,11 @@ from checks.shared import RESULTS, command_line, result_header
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.__main__ import main as run_command
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.diagnose.watch.curve import Curve, read_curve
 from scalelab.diagnose.watch.forecast import forecast_run
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.experiments.shared import markdown_table, train_trials, write_result
+from scalelab.experiments.shared import markdown_table, publish_result, train_trials
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import records
 
@@ -142,16 +142,14 @@ def _main(argv: Sequence[str]) -> int:
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     trunks = make_trunks()
-    if not train_trials(options.workdir, trunks):
-        return 75
+    train_trials(options.workdir, trunks)
     rows = [row for name in trunks for step in ASKED for row in check_step(options.workdir, name, step)]
     result = result_header("diagnosis.choices", argv) | {
-        "rows": rows, "summary": summarise(rows), "orders": count_orders(rows)
-    }  # fmt: skip
-    write_result(RESULTS, "choices", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+        "rows": rows,
+        "summary": summarise(rows),
+        "orders": count_orders(rows),
+    }
+    return publish_result(RESULTS, "choices", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

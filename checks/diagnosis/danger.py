@@ -23,11 +23,11 @@ from ml_collections import ConfigDict
 from checks.shared import RESULTS, command_line, result_header
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.diagnose.watch import danger
 from scalelab.diagnose.watch.curve import Curve, read_curve
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import markdown_table, train_trials, write_result
+from scalelab.experiments.shared import markdown_table, publish_result, train_trials
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import listing
 
@@ -101,11 +101,17 @@ def summarise(rows: Sequence[Mapping[str, Any]], base_rate: float) -> dict[str, 
     chance, truth = (np.array([row[key] for row in rows], float) for key in ("chance", "diverged"))
     place = np.clip(np.digitize(chance, BINS) - 1, 0, len(BINS) - 2)
     table = [
-        {"from": low, "to": high, "n": int((place == i).sum()),
-         "runs": len({row["run"] for row, own in zip(rows, place, strict=True) if own == i}),
-         "stated": float(chance[place == i].mean()), "observed": float(truth[place == i].mean())}
-        for i, (low, high) in enumerate(itertools.pairwise(BINS)) if (place == i).any()
-    ]  # fmt: skip
+        {
+            "from": low,
+            "to": high,
+            "n": int((place == i).sum()),
+            "runs": len({row["run"] for row, own in zip(rows, place, strict=True) if own == i}),
+            "stated": float(chance[place == i].mean()),
+            "observed": float(truth[place == i].mean()),
+        }
+        for i, (low, high) in enumerate(itertools.pairwise(BINS))
+        if (place == i).any()
+    ]
     return {"n": len(rows), "brier": float(np.mean((chance - truth) ** 2)),
             "brier_base_rate": float(np.mean((base_rate - truth) ** 2)), "bins": table}  # fmt: skip
 
@@ -190,8 +196,7 @@ def _main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    if not train_trials(options.workdir, make_trials()):
-        return 75
+    train_trials(options.workdir, make_trials())
     curves = [read_curve(place, ahead=False) for place in listing.run_folders(options.workdir)]
     parts = {part: [run for run in curves if run.name.startswith(part.split()[0])] for part in PARTS}
     rows = {part: [row for run in runs for row in ask_run(run)] for part, runs in parts.items()}
@@ -199,14 +204,13 @@ def _main(argv: Sequence[str]) -> int:
     rate = float(np.mean([row["diverged"] for row in rows["chosen on"]]))
     result = result_header("diagnosis.danger", argv) | {
         "runs": {part: {"runs": len(runs), "diverged": sum(map(has_diverged, runs))} for part, runs in parts.items()},
-        "weights": weights, "scored": {part: score_part(each, weights, rate) for part, each in rows.items()},
-        "by_share": {str(s): score_part([row for row in rows["reported"] if row["share"] == s], weights, rate)
-                     for s in SHARES},
-    }  # fmt: skip
-    write_result(RESULTS, "danger", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+        "weights": weights,
+        "scored": {part: score_part(each, weights, rate) for part, each in rows.items()},
+        "by_share": {
+            str(s): score_part([row for row in rows["reported"] if row["share"] == s], weights, rate) for s in SHARES
+        },
+    }
+    return publish_result(RESULTS, "danger", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from checks.shared import RESULTS, command_line, result_header
 from checks.statistics import confirm
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path, print_status
+from scalelab.cli.parser import folder_path, print_status
 from scalelab.diagnose.watch import forecast as forecast_lib
 from scalelab.diagnose.watch.curve import Curve, read_curve
 from scalelab.diagnose.watch.family import (
@@ -40,9 +40,10 @@ from scalelab.diagnose.watch.family import (
 from scalelab.diagnose.watch.rivals import find_rivals
 from scalelab.diagnose.watch.stop import judge_run
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import markdown_table, train_trials, write_result
+from scalelab.experiments.shared import markdown_table, publish_result, train_trials
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import listing, records
+from scalelab.study import write_once
 
 CHOSEN_ON = (0, 0)  # (seed, split) on which the forecast's constants were chosen
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
@@ -69,8 +70,8 @@ def make_quick_trials(seed: int) -> dict[str, ConfigDict]:
 
 def score_study(folder: pathlib.Path) -> dict[str, Any]:
     """The forecasts of all runs of a study, and the replay of its grid; read again if they were written."""
-    path = folder / RESULT_FILE
-    if not path.exists():
+
+    def score() -> dict[str, Any]:
         curves = [read_curve(place) for place in listing.run_folders(folder)]
         curves = [curve for curve in curves if curve.val_loss is not None]
         rows = []
@@ -78,8 +79,10 @@ def score_study(folder: pathlib.Path) -> dict[str, Any]:
             rows += score_run(run, curves)
             print_status(f"{folder.name}: forecasts of {number} of {len(curves)} runs")
         grid = [curve for curve in curves if curve.name.startswith("fit-")]
-        records.write_json(path, {"runs": len(curves), "rows": rows, "replay": replay(grid, folder.name)})
-    return records.read_json(path)
+        return {"runs": len(curves), "rows": rows, "replay": replay(grid, folder.name)}
+
+    scored: dict[str, Any] = write_once(folder / RESULT_FILE, score)
+    return scored
 
 
 def score_run(run: Curve, curves: Sequence[Curve]) -> list[dict[str, Any]]:
@@ -237,21 +240,23 @@ def _main(argv: Sequence[str]) -> int:
         name = name_study(seed, split)
         if not options.quick:
             confirm.run_quickstart(options.workdir, seed, split, 1.0)
-        elif not train_trials(options.workdir / name, make_quick_trials(seed)):
-            return 75
+        else:
+            train_trials(options.workdir / name, make_quick_trials(seed))
         studies[name] = score_study(options.workdir / name)
         record = records.read_record(listing.run_folders(options.workdir / name)[0])
         versions.add(f"scalelab {record['versions']['scalelab']} with jax {record['versions']['jax']}")
     chosen = name_study(*CHOSEN_ON)
     result = result_header("diagnosis.watch", argv) | {
-        "quick": options.quick, "trained_by": ", ".join(sorted(versions)), "chosen_on": chosen, "inflation": INFLATION,
-        "inflation_there": choose_inflation(studies[chosen]["rows"]), "tables": make_tables(studies, chosen),
+        "quick": options.quick,
+        "trained_by": ", ".join(sorted(versions)),
+        "chosen_on": chosen,
+        "inflation": INFLATION,
+        "inflation_there": choose_inflation(studies[chosen]["rows"]),
+        "tables": make_tables(studies, chosen),
         "studies": {name: {"runs": each["runs"], "replay": each["replay"]} for name, each in studies.items()},
-    }  # fmt: skip
-    write_result(options.workdir if options.quick else RESULTS, "watch", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    }
+    place = options.workdir if options.quick else RESULTS
+    return publish_result(place, "watch", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -135,10 +135,13 @@ def _step(name: str, tree: Any, on: Machine) -> Row:
             return row | {"platform": on.chip.name, "peak_bytes": 0, "kept_bytes": 0, "kernels": {}} | ended
         facts = read_products(text.read_text())
     return row | {
-        "platform": compiled.platform, "seconds": compiled.seconds, "peak_bytes": compiled.peak_bytes,
-        "kept_bytes": facts.saved_bytes, "kernels": utilisation.describe_kernels(facts),
+        "platform": compiled.platform,
+        "seconds": compiled.seconds,
+        "peak_bytes": compiled.peak_bytes,
+        "kept_bytes": facts.saved_bytes,
+        "kernels": utilisation.describe_kernels(facts),
         "note": compiled.oom or compiled.note,
-    }  # fmt: skip
+    }
 
 
 def child(chip: str, size: str) -> None:

@@ -19,6 +19,7 @@ from checks.gpu.measures import (
 )
 from checks.gpu.question import Context, OutOfTime, Question
 from checks.gpu.settings import Settings
+from scalelab.hardware.device_memory import reserve_gpu_memory
 
 START_S = 12.0  # of a part's process: Python, jax, the device
 FP8 = "fp8_delayed"
@@ -84,8 +85,6 @@ def missing_questions(
 
 def run_part(name: str, call: Call) -> None:
     """Ask a part's missing questions in this process; each answer is in the ledger before the next is asked."""
-    from scalelab.hardware.device_memory import reserve_gpu_memory
-
     reserve_gpu_memory()
     chip = ledger.chip_name()
     lines = ledger.read(call.ledgers, chip)

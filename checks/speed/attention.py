@@ -125,11 +125,16 @@ def measure_kernels(kinds: list[str], lengths: list[int], rounds: int) -> list[d
         for name in kinds:
             print(f"measuring: {name} at {length}", file=sys.stderr, flush=True)
             forward, both = measure_temporaries(name, length)
-            rows.append({
-                "kind": name, "seq_len": length, "forward_bytes": forward, "forward_backward_bytes": both,
-                "cpu_s": measure_seconds(name, length, rounds) if length <= TOKENS else None,
-                "difference": max_relative_difference(name, length) if length <= 2048 else None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "kind": name,
+                    "seq_len": length,
+                    "forward_bytes": forward,
+                    "forward_backward_bytes": both,
+                    "cpu_s": measure_seconds(name, length, rounds) if length <= TOKENS else None,
+                    "difference": max_relative_difference(name, length) if length <= 2048 else None,
+                }
+            )
     return rows
 
 

@@ -98,11 +98,17 @@ def _copy_files(template: Mapping[str, Any], name: str, changes: Mapping[str, An
     moved = loss / record["val_loss"]
     flops = {"6N": 6.0 * N, "chinchilla": 1.02 * per_token, "exact": per_token}
     record = record | {
-        "name": name, "identity": identity(records.flatten_keys(config)), "steps": record["steps"] * longer,
-        "tokens": D, "val_loss": record["val_loss"] * moved, "bpb": record["bpb"] * moved, "params": params,
-        "params_by_group": {"all": N}, "flops_per_token": flops,
+        "name": name,
+        "identity": identity(records.flatten_keys(config)),
+        "steps": record["steps"] * longer,
+        "tokens": D,
+        "val_loss": record["val_loss"] * moved,
+        "bpb": record["bpb"] * moved,
+        "params": params,
+        "params_by_group": {"all": N},
+        "flops_per_token": flops,
         "flops": {("6ND" if name == "6N" else name): value * D for name, value in flops.items()},
-    }  # fmt: skip
+    }
     faster = changes["optim.peak_lr"] / template["config.json"]["optim"]["peak_lr"]
     moves = dict.fromkeys(("train_loss", "val_loss", "bpb"), moved)
     moves |= {"step": longer, "tokens": longer, "flops": longer * bigger, "lr": faster}
@@ -243,10 +249,16 @@ def render_page(result: Mapping[str, Any]) -> str:
     )
     keys = ("cold_s", "cold_cpu_s", "warm_s", "warm_cpu_s")
     cells = [
-        [f"`{row['command']}`", f"{row['trials']:,}", f"x{row['longer']}", *(f"{row[key]:.2f}" for key in keys),
-         f"{row['cold_peak_mb']:.0f}", f"{row['warm_peak_mb']:.0f}"]
+        [
+            f"`{row['command']}`",
+            f"{row['trials']:,}",
+            f"x{row['longer']}",
+            *(f"{row[key]:.2f}" for key in keys),
+            f"{row['cold_peak_mb']:.0f}",
+            f"{row['warm_peak_mb']:.0f}",
+        ]
         for row in result["rows"]
-    ]  # fmt: skip
+    ]
     page = result["page"]
     opened = (
         "no browser here"

@@ -21,10 +21,10 @@ from ml_collections import ConfigDict
 from checks.shared import command_line, result_header
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.errors import BadInput
 from scalelab.experiments import isoflop
-from scalelab.experiments.shared import RESULTS, write_result
+from scalelab.experiments.shared import RESULTS, publish_result
 from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.record import records
 from scalelab.report.studies import verdict
@@ -131,10 +131,7 @@ def _main(argv: Sequence[str]) -> int:
         "studies": [run_quickstart(folder, seed, split, scale) for seed, split in STUDIES],
     }
     place = folder if options.quick else RESULTS
-    write_result(place, "quickstart", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    return publish_result(place, "quickstart", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ workdir instead. About half an hour on one core. Run it again to resume: each st
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,8 @@ from scipy.stats import binom, qmc
 
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
-from scalelab.experiments.shared import write_result
+from scalelab.cli.parser import folder_path
+from scalelab.experiments.shared import publish_result
 from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
@@ -32,6 +31,7 @@ from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import dependence, misfit, profile, uncertainty
 from scalelab.laws.use import decision
+from scalelab.record import records
 from scalelab.testing.law import COLUMN_RANGES
 
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9
@@ -202,14 +202,12 @@ def _score_params(
 def interval_coverage(arm: StudyArm, studies: int, folder: pathlib.Path) -> dict[str, float]:
     """{interval: share of studies whose interval holds the truth}; finished studies are read from the folder."""
     path = folder / f"{arm.name.replace(' ', '-').replace(',', '')}.jsonl"
-    done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    with path.open("a") as file:
-        for seed in range(len(done), studies):
-            done.append(simulate_study(arm, seed))
-            file.write(json.dumps(done[-1]) + "\n")
-            file.flush()
-            if (seed + 1) % 20 == 0:
-                print(f"{arm.name}: {seed + 1} of {studies}", file=sys.stderr, flush=True)
+    done = records.read_json_lines(path, damaged=[])
+    for seed in range(len(done), studies):
+        done.append(simulate_study(arm, seed))
+        records.append_json_lines(path, done[-1:])
+        if (seed + 1) % 20 == 0:
+            print(f"{arm.name}: {seed + 1} of {studies}", file=sys.stderr, flush=True)
     return {name: float(np.mean([row[name] for row in done[:studies]])) for name in done[0]}
 
 
@@ -274,10 +272,7 @@ def _main(argv: Sequence[str]) -> int:
         "coverage": {arm.name: interval_coverage(arm, studies, folder) for arm in STUDY_ARMS},
     }
     place = folder if options.quick else RESULTS
-    write_result(place, "coverage", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    return publish_result(place, "coverage", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the form, the misfit. Other laws are scored on the largest fifth. Writes `checks
     python -m checks.statistics.holdouts --data=tables --quick
 """
 
-import json
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -20,9 +19,9 @@ import numpy as np
 
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.parser import folder_path
 from scalelab.errors import BadInput
-from scalelab.experiments.shared import markdown_table, write_result
+from scalelab.experiments.shared import markdown_table, publish_result
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
@@ -32,6 +31,7 @@ from scalelab.laws.read.points import law_columns
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.trust.dependence import group_labels
 from scalelab.laws.trust.holdout import hold_out
+from scalelab.record import records
 
 SHARES = (0.1, 0.2, 0.35)
 MAIN_SHARE = 0.2
@@ -96,19 +96,16 @@ def score_table(table: Table, law: Law, share: float) -> dict[str, Any]:
 def score_all(tables: dict[str, Table], folder: pathlib.Path, quick: bool) -> list[dict[str, Any]]:
     """Score every table, law and share; finished rows are read from the folder."""
     path = folder / "scores.jsonl"
-    done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = records.read_json_lines(path, damaged=[])
     known = {(row["table"], row["law"], row["share"]) for row in done}
     plan = [("chinchilla", share) for share in ((MAIN_SHARE,) if quick else SHARES)]
     plan += [] if quick else [(law, MAIN_SHARE) for law in OTHER_LAWS]
-    with path.open("a") as file:
-        for law, share in plan:
-            for name, table in tables.items():
-                if (name, law, share) in known:
-                    continue
+    for law, share in plan:
+        for name, table in tables.items():
+            if (name, law, share) not in known:
                 done.append({"table": name, "law": law, "share": share} | score_table(table, load_law(law), share))
-                file.write(json.dumps(done[-1]) + "\n")
-                file.flush()
-            print(f"{law}, the largest {share:.0%} held out: {len(tables)} tables", file=sys.stderr, flush=True)
+                records.append_json_lines(path, done[-1:])
+        print(f"{law}, the largest {share:.0%} held out: {len(tables)} tables", file=sys.stderr, flush=True)
     return [row for row in done if (row["law"], row["share"]) in plan]
 
 
@@ -177,10 +174,8 @@ def _main(argv: Sequence[str]) -> int:
     options.workdir.mkdir(parents=True, exist_ok=True)
     scores = score_all(read_tables(options.data), options.workdir, options.quick)
     result = result_header("statistics.holdouts", argv) | {"scores": scores}
-    write_result(options.workdir if options.quick else RESULTS, "holdouts", result, format_page(result))
-    print(format_page(result))
-    emit_json(result, options.json)
-    return 0
+    place = options.workdir if options.quick else RESULTS
+    return publish_result(place, "holdouts", result, format_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import numpy as np
 
 from checks.shared import RESULTS, command_line, result_header
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path, print_status
-from scalelab.experiments.shared import markdown_table, write_result
+from scalelab.cli.parser import folder_path, print_status
+from scalelab.experiments.shared import markdown_table, publish_result
 from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.design import smallest_effect
 from scalelab.record import records
@@ -186,11 +186,8 @@ def _main(argv: Sequence[str]) -> int:
     studies = QUICK_STUDIES if options.quick else STUDIES
     cells = run_cells(options.workdir, studies)
     result = result_header("statistics.multiplier", argv) | {"studies": studies, "cells": cells}
-    write_result(options.workdir if options.quick else RESULTS, "multiplier", result, make_page(result))
-    if options.json != "-":
-        print(make_page(result))
-    emit_json(result, options.json)
-    return 0
+    place = options.workdir if options.quick else RESULTS
+    return publish_result(place, "multiplier", result, make_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from checks.shared import RESULTS, command_line, result_header
 from scalelab import __main__ as scalelab_command
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit_json, folder_path
-from scalelab.experiments.shared import markdown_table, write_result
+from scalelab.cli.parser import folder_path
+from scalelab.experiments.shared import markdown_table, publish_result
 from scalelab.record import listing, records
 from scalelab.sweep import grid
 from scalelab.sweep.tune.optimum import locate_best
@@ -225,11 +225,8 @@ def _main(argv: Sequence[str]) -> int:
     real = None if options.quick else read_grid(options.workdir)
     synthetic = {name: simulate_tunings(above, studies) for name, above in STEEPER.items()}
     result = result_header("statistics.tuning", argv) | {"studies": studies, "synthetic": synthetic, "real": real}
-    write_result(options.workdir if options.quick else RESULTS, "tuning", result, make_page(result))
-    if options.json != "-":
-        print(make_page(result))
-    emit_json(result, options.json)
-    return 0
+    place = options.workdir if options.quick else RESULTS
+    return publish_result(place, "tuning", result, make_page(result), options.json)
 
 
 if __name__ == "__main__":

@@ -24,23 +24,20 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import config_path, emit_json, folder_path
-from scalelab.cli.progress import PoolProgress
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.configs import tiny
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.optimizers import limits, race, ranking, search
 from scalelab.experiments.optimizers.page import format_page
-from scalelab.experiments.shared import RESULTS, command_line, result_header, write_result
+from scalelab.experiments.shared import RESULTS, command_line, result_header, train_trials, write_result
+from scalelab.model import count
+from scalelab.optim import table
 from scalelab.plan.sweep.sweep import PlannedStudy
 
 SMALL_STUDY = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
     "eval.batches": 4, "eval.every_steps": 20, "checkpoint.every_steps": 100, "train.steps_per_dispatch": 20,
 }  # fmt: skip
-
-
-class _Stopped(Exception):
-    """Stopped by a signal; the runs so far are saved."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -102,23 +99,17 @@ def plan(arguments: Sequence[str]) -> PlannedStudy:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from scalelab.signals import stop_on_signals
-    from scalelab.train.single import load_run_dataset
-    from scalelab.train.step.program import cache_compilations
-
     options, base, names = _options(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    cache_compilations()
-    load_run_dataset(race.trial_config(base, names[0], {}, base.train.seed))
-    try:
-        with stop_on_signals() as stop:
-            train = _trainer(options.workdir, stop)
-            tuned = race.tune_optimizers(base, names, options.trials, train)
-            ended = race.run_finals(base, tuned, options.choosing, options.seeds, train)
-    except _Stopped:
-        print(f"stopped; the same command goes on where it was ({options.workdir})", file=sys.stderr)
-        return 75
+
+    def train(stage: str, made: Mapping[str, ConfigDict]) -> list[dict[str, Any]]:
+        print(f"{stage}: {len(made)} runs", file=sys.stderr, flush=True)
+        train_trials(options.workdir / stage, made)
+        return [race.read_result(options.workdir / stage / "runs" / name) for name in made]
+
+    tuned = race.tune_optimizers(base, names, options.trials, train)
+    ended = race.run_finals(base, tuned, options.choosing, options.seeds, train)
     result = _result(argv, options, base, tuned, ended)
     full = not (options.quick or options.config or options.only)
     for folder in [options.workdir, *([RESULTS] if full else [])]:
@@ -128,26 +119,7 @@ def _main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _trainer(folder: pathlib.Path, stop: Any) -> race.TrainStage:
-    """A function that trains a stage's runs in `folder/STAGE` and reads them; a finished stage is only read."""
-    from scalelab.sweep import status
-    from scalelab.sweep.run import run_sweep
-
-    def train(stage: str, made: Mapping[str, ConfigDict]) -> list[dict[str, Any]]:
-        print(f"{stage}: {len(made)} runs", file=sys.stderr, flush=True)
-        with PoolProgress(folder / stage, {name: config.train.steps for name, config in made.items()}) as board:
-            ended = run_sweep(folder / stage, made, watch=board.update, stop=stop)
-        if stop() or status.exit_code(ended.values()) == 75:
-            raise _Stopped
-        status.refuse_crashed(folder / stage, ended)
-        return [race.read_result(folder / stage / "runs" / name) for name in made]
-
-    return train
-
-
 def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, ended: Any) -> dict[str, Any]:
-    from scalelab.model import count
-    from scalelab.optim import table
 
     state_bytes = {}
     for name in tuned:
@@ -161,12 +133,16 @@ def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, end
         "what": f"{size:,} parameters, {base.train.steps} steps of {tokens:,} bytes, {base.schedule.name} LR; "
         f"{options.trials} tuning trials of each after the scan, "
         f"{options.choosing} + {options.seeds} fresh seeds of three points",
-        "target_loss": options.target_loss, "choosing": options.choosing, "seeds": options.seeds,
+        "target_loss": options.target_loss,
+        "choosing": options.choosing,
+        "seeds": options.seeds,
         "reference": next((row["name"] for row in table_rows if row["explained"] == "the reference"), ""),
         "sides": sum(len(row["widened"]) for row in table_rows),
         "rescanned": sum(len(row["scan"]) > len(search.FIRST_OCTAVES) for row in table_rows),
-        "rise": ranking.loss_rise(table_rows), "limits": limits.describe_limits(base, list(tuned)), "rows": table_rows,
-    }  # fmt: skip
+        "rise": ranking.loss_rise(table_rows),
+        "limits": limits.describe_limits(base, list(tuned)),
+        "rows": table_rows,
+    }
 
 
 def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any) -> None:

@@ -92,8 +92,13 @@ def split_errors(seed: int) -> list[dict[str, float]]:
     for parts in SPLITS:
         summed = mean_gradient(dataclasses.replace(static, accumulate=parts), params, tokens)
         means = mean_of_means(static, params, tokens, parts)
-        rows.append({"parts": parts, "by_tokens": relative_distance(summed, whole),
-                     "mean_of_means": relative_distance(means, whole)})  # fmt: skip
+        rows.append(
+            {
+                "parts": parts,
+                "by_tokens": relative_distance(summed, whole),
+                "mean_of_means": relative_distance(means, whole),
+            }
+        )
     return rows
 
 

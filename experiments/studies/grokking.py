@@ -154,10 +154,16 @@ def list_checks(runs: Mapping[str, Any], quick: bool) -> list[dict[str, Any]]:
     low, high = (0.8, 1.2)
     ends = ((700, 700), (1700, 1800)) if quick else ((1700, 1800), (4700, 5700))
     checks = [
-        outcome.compare_with(value, source, f"decay 1: step at which it has {what}", mean(runs["decay 1"], what),
-                             low * least, high * most)
+        outcome.compare_with(
+            value,
+            source,
+            f"decay 1: step at which it has {what}",
+            mean(runs["decay 1"], what),
+            low * least,
+            high * most,
+        )
         for value, what, (least, most) in zip(known, ("memorised", "generalised"), ends, strict=True)
-    ]  # fmt: skip
+    ]
     worst = max(run["last"] for run in runs["decay 0"])
     checks.append(outcome.compare_with(0, source, "decay 0: other pairs known at the end", worst, 0, 0.05))
     if "60 % of pairs" in runs:

@@ -10,19 +10,22 @@ import pathlib
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import Parser, emit_json, folder_path, print_status
-from scalelab.experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
+from scalelab.cli.parser import Parser, folder_path, print_status
+from scalelab.errors import BadInput
+from scalelab.experiments.shared import RESULTS, command_line, markdown_table, publish_result, result_header
 from scalelab.record import records
 from scalelab.report.figures.style import write_figure
+from scalelab.study import Kind, describe_change, open_study, write_once
 from scalelab.sweep.executors import worker
 
 SPENT_FILE = "spent.json"
+KIND = Kind("study", "study.json", earlier=(SPENT_FILE,))
 CHECK_COLUMNS = ("number", "known", "source", "ours", "allowed", "inside")
 
 
@@ -30,14 +33,14 @@ def run_study(
     name: str,
     doc: str | None,
     argv: Sequence[str],
-    measure: Callable[[pathlib.Path, bool], dict[str, Any] | None],
+    measure: Callable[[pathlib.Path, bool], dict[str, Any]],
     draw: Callable[[Mapping[str, Any]], Figure],
     describe: Callable[[Mapping[str, Any]], list[str]],
 ) -> int:
     """Run a study and write NAME.json, NAME.md and NAME.png; exit codes as for commands.
 
     `measure(folder, quick)` returns a result with the entries `finding` (one sentence), `checks` (rows of
-    `compare_with`) and `limits` (what its setting cannot tell); None if a signal stopped it after saving.
+    `compare_with`) and `limits` (what its setting cannot tell).
     `describe(result)` returns the lines of the page below the table of checks.
     """
 
@@ -45,21 +48,15 @@ def run_study(
         options = _study_options(name, doc).parse_args(list(argv))
         folder = options.workdir or pathlib.Path("runs") / name
         place = options.workdir or (folder if options.quick else RESULTS)
-        for each in (folder, place):
-            each.mkdir(parents=True, exist_ok=True)
-        with count_seconds(folder):
-            measured = measure(folder, options.quick)
-        if measured is None:
-            return 75
-        result = result_header(f"studies.{name}", argv) | read_seconds(folder) | measured
-        page = make_page(name, doc or name, result, describe(result))
-        write_figure(str(place / f"{name}.png"), draw(result), [])
-        write_result(place, name, result, page)
-        if options.json != "-":
-            print(page)
+        with open_study(folder, KIND, {"study": name, "quick": options.quick}, report=print_status):
+            with count_seconds(folder):
+                measured = measure(folder, options.quick)
+            result = result_header(f"studies.{name}", argv) | read_seconds(folder) | measured
+            page = make_page(name, doc or name, result, describe(result))
+            place.mkdir(parents=True, exist_ok=True)
+            write_figure(str(place / f"{name}.png"), draw(result), [])
             print_status(f"{place}/{name}.md, .json and .png")
-        emit_json(result, options.json)
-        return 0
+            return publish_result(place, name, result, page, options.json)
 
     return guarded(name, work, argv)
 
@@ -96,16 +93,24 @@ def read_seconds(folder: pathlib.Path) -> dict[str, float]:
     return spent | {"cpu_s": round(spent["cpu_s"] + sum(line["cpu_s"] for line in lines), 1)}
 
 
-def measure_once(folder: pathlib.Path, part: str, settings: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-    """`compute()`, a value of JSON, from `folder` if an earlier call with these settings finished it."""
-    path = folder / "parts" / f"{part}.json"
-    wanted = json.loads(json.dumps(settings))
-    if path.exists() and (before := records.read_json(path))["settings"] == wanted:
-        return before["value"]
-    value = json.loads(json.dumps(compute()))  # as the next call reads it
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records.write_json(path, {"settings": wanted, "value": value})
-    return value
+def measure_once(
+    folder: pathlib.Path,
+    part: str,
+    settings: Mapping[str, Any],
+    compute: Callable[[], Any],
+    before: Iterable[pathlib.Path] = (),
+) -> Any:
+    """`compute()`, a value of JSON, as a fact of the study in `folder`. BadInput if its settings were others.
+
+    `before`: the runs that a prediction is about.
+    """
+    path, wanted = folder / "parts" / f"{part}.json", json.loads(json.dumps(settings))
+    fact = write_once(path, lambda: {"settings": wanted, "value": compute()}, {"settings": {}}, before)
+    if change := describe_change(fact["settings"], wanted):
+        raise BadInput(f"{path} was computed with {change}: name another --workdir")
+    if "value" not in fact:
+        raise BadInput(f"{path} has no value; was it edited?")
+    return fact["value"]
 
 
 def compare_with(
@@ -142,7 +147,7 @@ def make_page(name: str, doc: str, result: Mapping[str, Any], body: Sequence[str
             f"What this cannot tell: {result['limits']}",
             "",
         ]
-    )  # fmt: skip
+    )
 
 
 def check_cells(row: Mapping[str, Any]) -> list[str]:

@@ -107,11 +107,10 @@ def weigh_epochs(losses: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
+def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
     """The result of the study."""
     seeds, epochs = (QUICK_SEEDS, QUICK_EPOCHS) if quick else (SEEDS, EPOCHS)
-    if not train_trials(folder, make_trials(seeds, epochs)):
-        return None
+    train_trials(folder, make_trials(seeds, epochs))
     losses = read_losses(folder, seeds, epochs)
     rows = weigh_epochs(losses)
     repeated = [row for row in rows if row["epochs"] > 1]

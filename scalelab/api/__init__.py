@@ -1,125 +1,124 @@
 """What a notebook and the commands call: `scalelab.api.train`, `plan`, `runs`, `fit` (docs/python.md lists all).
 
-Each does what the command of its name does, prints nothing, and raises BadInput or WorkFailed (`scalelab.errors`) with
-the line that the command would print. Read in this order: `arguments` (what each argument must be), `work` (what
-trains), `reading` (runs as rows, models), `planning`, `laws`.
+Each function does what the command of its name does, prints nothing, and raises BadInput or WorkFailed
+(`scalelab.errors`) with the line that the command would print. Read in this order: `arguments` (what each argument must
+be), `work` (what trains), `reading` (runs as rows, models), `planning`, `laws`.
 
-Nothing heavy is imported before a function is called.
+A file is imported on the first use of one of its functions, with all that they need: `import scalelab` and the help of
+a command load neither jax nor numpy.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from scalelab.api.configs import (
-    ConfigShown,
-    OptimShown,
-    RecipeShown,
-    Scheduled,
-    Twin,
-    config_keys,
-    coordcheck,
-    draw_coordcheck,
-    draw_schedule,
-    list_recipes,
-    optim,
-    recipe,
-    schedule,
-    show_config,
-    shrink_recipe,
-)
-from scalelab.api.laws.after import Proposed, draw_fit, predict, propose_runs, tournament
-from scalelab.api.laws.fits import (
-    best_settings,
-    fit,
-    fit_groups,
-    load_law,
-    read_table,
-)
-from scalelab.api.planning import calibrate, measure, plan, plan_budget, plan_sweep, single_gpu
-from scalelab.api.reading.folders import (
-    Noted,
-    Verified,
-    compare,
-    list_checkpoints,
-    note,
-    report,
-    show_checkpoint,
-    verify_checkpoints,
-    write_comparison,
-)
-from scalelab.api.reading.judging import (
-    Diagnosed,
-    ReadBatch,
-    Scored,
-    Watched,
-    diagnose,
-    draw_replay,
-    load_family_law,
-    noise,
-    replay,
-    score_forecasts,
-    show_batch,
-    watch,
-)
-from scalelab.api.reading.loaded import load, trust
-from scalelab.api.reading.models import Evaluated, Exported, Imported, Sampled, evaluate, export_hf, import_hf, sample
-from scalelab.api.reading.tables import Rows, metrics, runs
-from scalelab.api.setup import Created, demo, doctor, download_tables, init, prepare, reproduce, studies, study_command
-from scalelab.api.work.studies import (
-    AblationPlan,
-    Studied,
-    ablate,
-    plan_ablation,
-    plan_tuning,
-    study_status,
-    tune,
-)
-from scalelab.api.work.sweeping import (
-    SweepStatus,
-    Swept,
-    answer,
-    cancel_sweep,
-    follow,
-    serve,
-    sweep,
-    sweep_status,
-    train_pack,
-)
-from scalelab.api.work.training import Trained, train
-from scalelab.api.work.twins import ProxyFound, proxy
-
+# ruff: noqa: F401 - for the type checker; `NAMES` says where each stands
 if TYPE_CHECKING:
+    from scalelab.api.configs import ConfigShown, config_keys, show_config
+    from scalelab.api.laws.after import Proposed, draw_fit, predict, propose_runs, tournament
     from scalelab.api.laws.approaches import ApproachFit, NoRows, fit_approach
     from scalelab.api.laws.curves import CurveStudy, fit_curves, predict_curves, read_curve, schedule_of
+    from scalelab.api.laws.fits import best_settings, fit, fit_groups, load_law, read_table
     from scalelab.api.laws.ladder import AccuracyStudy, fit_accuracy
     from scalelab.api.laws.sides import JudgedTable, judge_table
+    from scalelab.api.planning import calibrate, measure, plan, plan_budget, plan_sweep, single_gpu
+    from scalelab.api.reading.folders import (
+        Noted,
+        Verified,
+        compare,
+        list_checkpoints,
+        note,
+        report,
+        show_checkpoint,
+        verify_checkpoints,
+        write_comparison,
+    )
+    from scalelab.api.reading.judging import (
+        Diagnosed,
+        ReadBatch,
+        Scored,
+        Watched,
+        diagnose,
+        draw_replay,
+        load_family_law,
+        noise,
+        replay,
+        score_forecasts,
+        show_batch,
+        watch,
+    )
+    from scalelab.api.reading.loaded import load, trust
+    from scalelab.api.reading.models import (
+        Evaluated,
+        Exported,
+        Imported,
+        Sampled,
+        evaluate,
+        export_hf,
+        import_hf,
+        sample,
+    )
+    from scalelab.api.reading.tables import Rows, metrics, runs
+    from scalelab.api.recipes import RecipeShown, Twin, list_recipes, recipe, shrink_recipe
+    from scalelab.api.schedules import OptimShown, Scheduled, draw_schedule, optim, schedule
+    from scalelab.api.setup import (
+        Created,
+        demo,
+        doctor,
+        download_tables,
+        init,
+        prepare,
+        reproduce,
+        studies,
+        study_command,
+    )
+    from scalelab.api.work.coordcheck import coordcheck, draw_coordcheck
+    from scalelab.api.work.standing import SweepStatus, answer, cancel_sweep, follow, serve, study_status, sweep_status
+    from scalelab.api.work.studies import AblationPlan, Studied, ablate, plan_ablation, plan_tuning, tune
+    from scalelab.api.work.sweeping import Swept, sweep, train_pack
+    from scalelab.api.work.training import Trained, train
+    from scalelab.api.work.twins import ProxyFound, proxy
 
-LAZY = {
-    **dict.fromkeys(("ApproachFit", "NoRows", "fit_approach"), "approaches"),
-    **dict.fromkeys(("CurveStudy", "fit_curves", "predict_curves", "read_curve", "schedule_of"), "curves"),
-    **dict.fromkeys(("AccuracyStudy", "fit_accuracy"), "ladder"),
-    **dict.fromkeys(("JudgedTable", "judge_table"), "sides"),
-}  # of `laws`: these load numpy and jax
+NAMES = {  # the functions and records of each file
+    "configs": "ConfigShown config_keys show_config",
+    "laws.after": "Proposed draw_fit predict propose_runs tournament",
+    "laws.approaches": "ApproachFit NoRows fit_approach",
+    "laws.curves": "CurveStudy fit_curves predict_curves read_curve schedule_of",
+    "laws.fits": "best_settings fit fit_groups load_law read_table",
+    "laws.ladder": "AccuracyStudy fit_accuracy",
+    "laws.sides": "JudgedTable judge_table",
+    "planning": "calibrate measure plan plan_budget plan_sweep single_gpu",
+    "reading.folders": (
+        "Noted Verified compare list_checkpoints note report show_checkpoint verify_checkpoints write_comparison"
+    ),
+    "reading.judging": (
+        "Diagnosed ReadBatch Scored Watched diagnose draw_replay load_family_law noise replay score_forecasts "
+        "show_batch watch"
+    ),
+    "reading.loaded": "load trust",
+    "reading.models": "Evaluated Exported Imported Sampled evaluate export_hf import_hf sample",
+    "reading.tables": "Rows metrics runs",
+    "recipes": "RecipeShown Twin list_recipes recipe shrink_recipe",
+    "schedules": "OptimShown Scheduled draw_schedule optim schedule",
+    "setup": "Created demo doctor download_tables init prepare reproduce studies study_command",
+    "work.coordcheck": "coordcheck draw_coordcheck",
+    "work.standing": "SweepStatus answer cancel_sweep follow serve study_status sweep_status",
+    "work.studies": "AblationPlan Studied ablate plan_ablation plan_tuning tune",
+    "work.sweeping": "Swept sweep train_pack",
+    "work.training": "Trained train",
+    "work.twins": "ProxyFound proxy",
+}
+HOMES = {name: file for file, names in NAMES.items() for name in names.split()}
 
-__all__ = [
-    "AblationPlan", "AccuracyStudy", "ApproachFit", "ConfigShown", "Created", "CurveStudy", "Diagnosed",
-    "Evaluated", "Exported", "Imported", "JudgedTable", "NoRows", "Noted", "OptimShown", "Proposed", "ProxyFound",
-    "ReadBatch", "RecipeShown", "Rows", "Sampled", "Scheduled", "Scored", "Studied", "SweepStatus", "Swept",
-    "Trained", "Twin", "Verified", "Watched", "ablate", "answer", "best_settings", "calibrate", "cancel_sweep",
-    "compare", "config_keys", "coordcheck", "demo", "diagnose", "doctor", "download_tables", "draw_coordcheck",
-    "draw_fit", "draw_replay", "draw_schedule", "evaluate", "export_hf", "fit", "fit_accuracy", "fit_approach",
-    "fit_curves", "fit_groups", "follow", "import_hf", "init", "judge_table", "list_checkpoints", "list_recipes",
-    "load", "load_family_law", "load_law", "measure", "metrics", "noise", "note", "optim", "plan", "plan_ablation",
-    "plan_budget", "plan_sweep", "plan_tuning", "predict", "predict_curves", "prepare", "propose_runs", "proxy",
-    "read_curve", "read_table", "recipe", "replay", "report", "reproduce", "runs", "sample", "schedule",
-    "schedule_of", "score_forecasts", "serve", "show_batch", "show_checkpoint", "show_config", "shrink_recipe",
-    "single_gpu", "studies", "study_command", "study_status", "sweep", "sweep_status", "tournament", "train",
-    "train_pack", "trust", "tune", "verify_checkpoints", "watch", "write_comparison",
-]  # fmt: skip
+__all__ = sorted(HOMES)
 
 
 def __getattr__(name: str) -> object:
-    """Import a function of LAZY on first use."""
-    if name not in LAZY:
+    """Import the file of a function on first use; it is then looked up no more."""
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"scalelab.api.laws.{LAZY[name]}"), name)
+    globals()[name] = getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,8 +1,10 @@
-"""What the arguments of `scalelab.api` must be: a wrong one is one line of BadInput, before any work.
+"""Kinds of arguments of `scalelab.api`: a wrong argument is one line of BadInput, before any work.
 
-    @check_arguments(run=PATH, ema=FLAG, average=whole(1))
+    @check_arguments(average=whole(1))
+    def load(run: Path, *, ema: bool = False, average: int = 1) -> LoadedRun:
 
-Python's own TypeError stays for a missing argument.
+What a parameter must be follows from its annotation (`kind_of`); the decorator names what the annotation doesn't say.
+A missing argument raises Python's own TypeError.
 """
 
 import functools
@@ -11,10 +13,13 @@ import math
 import numbers
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
 
 P = ParamSpec("P")
@@ -29,9 +34,9 @@ def _as_given(value: Any) -> Any:
 
 
 class Kind(NamedTuple):
-    """What a value must be, in words, and whether one `fits`. `many`: it may be one of them or several, as a list.
+    """A kind of value: its description, and a function `fits` that tests one.
 
-    `read` turns a value that fits into what the function gets.
+    `many`: one value or a list of them. `read` converts a value that fits for the function.
     """
 
     what: str
@@ -54,12 +59,12 @@ def whole(least: int) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """The kind, or None."""
+    """A value of the kind, or None."""
     return kind._replace(what=f"{kind.what}, or None", fits=lambda value: value is None or kind.fits(value))
 
 
 def several(kind: Kind) -> Kind:
-    """One value of the kind, or several; the function gets a list."""
+    """One value of the kind or several; the function always gets a list."""
     return kind._replace(what=f"{kind.what}, or a list of these", many=True)
 
 
@@ -89,13 +94,11 @@ def _local_path(value: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def stored(checkpoints: bool = False, fresh: bool = False) -> Kind:
-    """A path, or the URL of a folder in an object store, of which a copy is read (`stores.copies.copy_here`)."""
+    """A path, or the URL of a folder in an object store, which is copied here first (`stores.copies.copy_here`)."""
 
     def copy(value: Path) -> Path:
         if not is_url(os.fspath(value)):
             return value
-        from scalelab.stores.copies import copy_here
-
         return str(copy_here(os.fspath(value), checkpoints, fresh))
 
     return ANY_PATH._replace(read=copy)
@@ -121,24 +124,52 @@ NUMBER = Kind("a finite number", _is_number)
 POSITIVE = Kind("a finite number above zero", lambda value: _is_number(value) and value > 0)
 SHARE = Kind("a number between 0 and 1", lambda value: _is_number(value) and 0 < value < 1)
 FUNCTION = Kind("a function", callable)
-OVERRIDES = optional(mapping_of(ANYTHING, "a dict such as {'train.steps': 20}"))
-NAMES = optional(mapping_of(TEXT, "a dict of column names such as {'loss': 'val_loss'}"))
-VALUES = optional(mapping_of(NUMBER, "a dict of numbers such as {'E': 1.6}"))
 HELD = optional(mapping_of(Kind("a number", lambda value: isinstance(value, numbers.Real)),
     "a dict of numbers such as {'E': 1.6}"))  # fmt: skip  # the law says of each value why it can't be held
 
 
+PLAIN: dict[Any, Kind] = {  # what each of these annotations asks for
+    bool: FLAG,
+    str: TEXT,
+    int: whole(0),
+    float: NUMBER,
+    Path: PATH,
+    Mapping[str, object]: mapping_of(ANYTHING, "a dict such as {'train.steps': 20}"),
+    Mapping[str, str]: mapping_of(TEXT, "a dict of column names such as {'loss': 'val_loss'}"),
+    Mapping[str, float]: mapping_of(NUMBER, "a dict of numbers such as {'E': 1.6}"),
+}
+
+
+def kind_of(annotation: Any) -> Kind:
+    """What a parameter of this annotation must be; anything, where only the function itself knows."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    if origin is Callable or getattr(annotation, "_is_protocol", False):
+        return FUNCTION
+    if origin is typing.Literal:
+        return kind_of(type(parts[0]))
+    if types.NoneType in parts:
+        return optional(kind_of(typing.Union[tuple(part for part in parts if part is not types.NoneType)]))  # noqa: UP007
+    *one, many = parts if origin in (typing.Union, types.UnionType) else (annotation,)
+    if typing.get_origin(many) in (Sequence, Collection):
+        (each,) = typing.get_args(many)
+        return several(kind_of(each)) if {*one} <= {each, *typing.get_args(each)} else ANYTHING
+    return ANYTHING
+
+
 def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator for a function whose arguments must be of these kinds, by the names of its parameters."""
+    """Make a decorator that checks a function's arguments: `{parameter: kind}`, others by their annotation."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        """Wrap `function` in a check of its arguments: BadInput, before it is called, for one that is not of its kind.
+        """Wrap `function` in a check of its arguments: BadInput, before the call, for a value of another kind.
 
-        AssertionError if a parameter of `function` has no kind, except `self` and `options`.
+        AssertionError if `kinds` names what is not a parameter of `function`.
         """
         signature = inspect.signature(function)
-        unchecked = set(signature.parameters) - {*kinds, "self"}
-        assert not unchecked, f"{function.__name__}: of which kind are {unchecked}?"
+        strange = kinds.keys() - signature.parameters.keys()
+        assert not strange, f"{function.__name__} has no parameter {strange}"
+        every = {name: kind_of(each.annotation) for name, each in signature.parameters.items()} | kinds
 
         @functools.wraps(function)
         def checked(*args: P.args, **options: P.kwargs) -> R:
@@ -149,8 +180,8 @@ def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]
                         f"{name}={_shown(options[name])}: there is no such option{nearest_hint(name, known)}"
                     )
             bound = signature.bind(*args, **options)
-            for name in kinds.keys() & bound.arguments.keys():
-                bound.arguments[name] = check_value(name, bound.arguments[name], kinds[name])
+            for name, value in bound.arguments.items():
+                bound.arguments[name] = check_value(name, value, every[name])
             return function(*bound.args, **bound.kwargs)
 
         return checked
@@ -159,12 +190,12 @@ def check_arguments(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]
 
 
 def list_paths(value: Path | Iterable[Path]) -> list[Path]:
-    """The paths of a parameter that may have one or several (`several`)."""
+    """The list of paths in a parameter that takes one path or several (`several`)."""
     return [value] if isinstance(value, str | os.PathLike) else list(value)
 
 
 def check_value(name: str, value: Any, kind: Kind) -> Any:
-    """The value, as a list if the kind is of several. BadInput if it is not of the kind."""
+    """Return the value, as a list if the kind allows several. BadInput if it is of another kind."""
     if not kind.many or value is None:
         if not kind.fits(value):
             raise BadInput(f"{name}={_shown(value)} must be {kind.what}")

@@ -1,6 +1,6 @@
-"""The order in which work starts: the config, the device, compiled programs' cache, remat, memory. Every door is here.
+"""The order in which work starts: config, device, cache of compiled programs, remat, memory. All commands use it.
 
-Commands come through it too: they say by a `Display` how the work shows itself and what stops it.
+A `Display` says how the work shows its progress and what stops it.
 """
 
 import contextlib
@@ -11,15 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Union
 
+from scalelab import config as config_lib
 from scalelab import set_by, user_code
 from scalelab.api.arguments import Path
 from scalelab.config.files import CommandLine, find_config_file
 from scalelab.errors import BadInput
+from scalelab.hardware import device_memory
+from scalelab.hardware.chips import expects_accelerator
+from scalelab.sweep import status
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from scalelab.plan.memory.memory import Memory
+
 
 Config = Union[Path, "ConfigDict"]
 Overrides = Mapping[str, object]
@@ -29,7 +34,7 @@ Stop = Callable[[], bool]
 
 
 class Shown(NamedTuple):
-    """What a display gives to the work: who gets reports and the names of running trials, and what tells it to stop."""
+    """An open display, as work uses it: receivers of reports and of running trials' names, and the test for a stop."""
 
     progress: Progress
     running: Callable[[Sequence[str]], None]
@@ -37,25 +42,25 @@ class Shown(NamedTuple):
 
 
 class Display(Protocol):
-    """How training shows itself, opened when it starts. `folder`: of trials in a pool, which are read from it."""
+    """Opens the display of a training when it starts. `folder`: where a display reads the trials of a pool."""
 
     def __call__(
         self, title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None
     ) -> contextlib.AbstractContextManager[Shown]:
-        """`steps`: {trial: its steps}; {} for a study that trains more than once, whose sweeps follow."""
+        """Open it for `steps` = {trial: its steps}; {} for a study, which opens one for each of its sweeps."""
 
 
 def silent(_: Report) -> None:
-    """Report nothing."""
+    """Ignore a report."""
 
 
 def never() -> bool:
-    """Go on."""
+    """Answer that the work goes on (it is never stopped)."""
     return False
 
 
 def plain_display(progress: Progress, stop: Stop) -> Display:
-    """The display of a notebook: reports go to `progress`, and `stop` is asked."""
+    """The display of a notebook: it passes reports to `progress` and asks `stop`."""
 
     def display(
         title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None
@@ -69,19 +74,17 @@ def load_config(config: Config, overrides: Overrides | None = None) -> "ConfigDi
     """The resolved config of a file, of a shipped one's name, or of a tree as `get_config()` gives it. BadInput."""
     from ml_collections import ConfigDict
 
-    from scalelab import config as config_lib
-
     tree = config if isinstance(config, ConfigDict) else config_lib.read_config_file(config_path(config))
     return config_lib.resolve(config_lib.override(tree, overrides or {}, author_of(overrides)))
 
 
 def author_of(overrides: Overrides | None) -> str:
-    """Who sets these values: the command line, or a program."""
+    """Name who set the overrides: the command line, or a program."""
     return set_by.COMMAND_LINE if isinstance(overrides, CommandLine) else set_by.PROGRAM
 
 
 def config_path(config: Config) -> str:
-    """The path of a config file, or of one that comes with scalelab under this name (`tiny`)."""
+    """The path of a config file, or of the config that comes with scalelab under this name (`tiny`)."""
     if not isinstance(config, str | os.PathLike):
         raise BadInput(f"config={str(config)[:60]!r} is a {type(config).__name__}: a path, or for a config its tree")
     return find_config_file(os.path.expanduser(config))
@@ -93,15 +96,13 @@ def config_file(config: Config | None) -> str | None:
 
 
 def add_overrides(overrides: Overrides | None, values: Overrides) -> Overrides:
-    """Overrides with those of `values` that are not None, set by the same author."""
+    """Add to the overrides, for the same author, each of `values` that is not None."""
     merged = {**(overrides or {}), **{key: value for key, value in values.items() if value is not None}}
     return CommandLine(merged) if isinstance(overrides, CommandLine) else merged
 
 
 def reserve_memory() -> None:
     """Reserve the device's memory, before jax starts."""
-    from scalelab.hardware import device_memory
-
     device_memory.reserve_gpu_memory()
 
 
@@ -115,7 +116,7 @@ def cache_programs() -> None:
 def settle_memory(
     config: "ConfigDict", place: pathlib.Path, force: bool, trials: int = 1, progress: Progress = silent
 ) -> "ConfigDict":
-    """The config with `model.remat=auto` settled for the devices here. BadInput if its step can't fit, unless `force`.
+    """Replace `model.remat=auto` by a policy that fits the devices here. BadInput if no step can fit, unless `force`.
 
     `place`: the folder where the run (or the pack of `trials`) stores its determinism settings. `progress` gets the
     memory of a step that is refused.
@@ -139,8 +140,6 @@ def refuse_large_packs(packs: Mapping[str, list["ConfigDict"]], progress: Progre
     Called before the packs' processes start. If there may be an accelerator, a short-lived process looks at it: this
     one must leave the devices to the packs.
     """
-    from scalelab.hardware.chips import expects_accelerator
-
     requests = [(trials[0].to_dict(), len(trials)) for trials in packs.values()]
     if not expects_accelerator():
         for config, n_trials in requests:
@@ -155,10 +154,9 @@ def refuse_large_packs(packs: Mapping[str, list["ConfigDict"]], progress: Progre
 
 
 def _find_excess(values: dict[str, Any], trials: int) -> "tuple[str, Memory] | None":
-    """(what is lacking, the memory) of a step that the devices can't hold; None if they can."""
+    """Describe a step that exceeds the devices' memory: (what is lacking, the memory); None if it fits."""
     from ml_collections import ConfigDict
 
-    from scalelab import config as config_lib
     from scalelab.plan.memory.fits_here import describe_excess, memory_if_too_large
 
     static = config_lib.static(ConfigDict(values))
@@ -175,13 +173,13 @@ def _refuse_excess(excess: "tuple[str, Memory] | None", progress: Progress) -> N
 @contextlib.contextmanager
 def train_in_pool(
     folder: pathlib.Path, first: "ConfigDict", take_over: bool, display: Display, progress: Progress
-) -> Iterator[Callable[[Mapping[str, "ConfigDict"]], bool]]:
-    """A function that trains all runs given to it in `folder`; it returns False where they have not all ended.
+) -> Iterator[Callable[[Mapping[str, "ConfigDict"]], None]]:
+    """Make a function that trains the runs given to it in `folder`, beside those that it was given before.
 
-    That is after a stop, or where they train elsewhere (an executor that only writes commands). `first`: any of the
-    runs; its data are prepared before the pool starts. WorkFailed if a run crashed.
+    It raises Stopped where they have not all ended: after a stop, or where they train elsewhere (an executor that only
+    writes commands); WorkFailed if a run crashed. `first`: any of the runs; its data are prepared before the pool
+    starts.
     """
-    from scalelab.sweep import status
     from scalelab.sweep.executors import choice
     from scalelab.sweep.run import run_sweep
     from scalelab.train.single import load_run_dataset
@@ -190,20 +188,20 @@ def train_in_pool(
     cache_programs()
     load_run_dataset(first)
     report = lambda line: progress({"note": line})  # noqa: E731
+    trials: dict[str, ConfigDict] = {}
     with (
         display(folder.name, {}) as whole,
         choice.open_executor(folder, [first], (), take_over, report=report) as pool,
     ):
 
-        def train(trials: Mapping[str, "ConfigDict"]) -> bool:
+        def train(more: Mapping[str, "ConfigDict"]) -> None:
+            trials.update(more)
             steps = {name: trial.train.steps for name, trial in trials.items()}
             with display(folder.name, steps, folder) as shown:
                 stop = lambda: whole.stop() or shown.stop()  # noqa: E731
                 verdicts = run_sweep(
                     folder, trials, shown.progress, shown.running, stop, take_over=take_over, workers=pool
                 )
-            if not stop():
-                status.refuse_crashed(folder, verdicts)
-            return not stop() and status.exit_code(verdicts.values()) != 75
+            status.require_ended(folder, verdicts, stop)
 
         yield train

@@ -1,4 +1,4 @@
-"""Before and beside runs: this machine, a new project, a corpus, the demo, published laws, the studies."""
+"""Set up work: check this machine, make a project, prepare a corpus; run the demo, published laws and studies."""
 
 import ast
 import os
@@ -8,36 +8,28 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from scalelab.api.arguments import (
-    FLAG,
-    FOLDER,
-    FUNCTION,
-    NUMBER,
-    PATH,
-    TEXT,
-    WORKDIR,
-    Facts,
-    Path,
-    check_arguments,
-    optional,
-    several,
-    whole,
-)
+from scalelab import experiments
+from scalelab.api.arguments import FOLDER, WORKDIR, Facts, Path, check_arguments, optional, whole
+from scalelab.api.defaults import DEMO_FOLDER
 from scalelab.api.door import Display, Progress, Stop, never, plain_display, silent
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.experiments import template
+from scalelab.laws import examples
+from scalelab.laws.published import PAPERS, reproduce_paper
 from scalelab.record import records
+from scalelab.stores import mirror
+from scalelab.stores.urls import url_of
 
 if TYPE_CHECKING:
     from scalelab.laws.published.verdict import PaperReport
 
-PLACEHOLDER = "PROJECT"  # stands in the template for the project's name
-DEMO_FOLDER = "scalelab-demo"
+PLACEHOLDER = "PROJECT"  # stands for the project's name in the template's files
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
-@check_arguments(expect=optional(TEXT))
+@check_arguments()
 def doctor(expect: Literal["cpu", "gpu", "tpu"] | None = None) -> Facts:
-    """Check this machine: versions, devices, one timed product (`scalelab doctor --json`); `failure`: why it is not
+    """Check this machine: versions, devices, one timed product (`scalelab doctor --json`); `failure` says why it is not
     ready. `expect`: the platform that jax must see.
     """
     from scalelab.hardware.doctor import examine_installation
@@ -48,17 +40,15 @@ def doctor(expect: Literal["cpu", "gpu", "tpu"] | None = None) -> Facts:
 
 
 class Created(NamedTuple):
-    """A new project's folder, and the names of its files."""
+    """A new project: its folder, and the names of its files."""
 
     folder: pathlib.Path
     files: list[str]
 
 
-@check_arguments(name=TEXT, into=optional(FOLDER))
+@check_arguments(into=optional(FOLDER))
 def init(name: str, into: Path | None = None) -> Created:
     """Make a project of your own in the folder `name` (`scalelab init`). Nothing is overwritten."""
-    from scalelab.experiments import template
-
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-0123456789") or "mystudy"
         raise BadInput(f"NAME={name!r} is not letters, digits, - and _, a letter first; nearest: {plain}")
@@ -72,11 +62,7 @@ def init(name: str, into: Path | None = None) -> Created:
     return Created(folder, [source.name for source in sources])
 
 
-@check_arguments(
-    source=several(TEXT), tokenizer=TEXT, out=WORKDIR, workers=optional(whole(1)), text_key=TEXT, separator=TEXT,
-    val_fraction=NUMBER, split_seed=whole(0), skip_bad=FLAG, take_over=FLAG, progress=FUNCTION, stop=FUNCTION,
-    display=optional(FUNCTION),
-)  # fmt: skip
+@check_arguments(out=WORKDIR, workers=optional(whole(1)))
 def prepare(
     source: str | Sequence[str], tokenizer: str, out: Path, *, workers: int | None = None, text_key: str = "text",
     separator: str = "", val_fraction: float = 0.1, split_seed: int = 0, skip_bad: bool = False,
@@ -84,14 +70,12 @@ def prepare(
 ) -> Facts | None:  # fmt: skip
     """Turn documents or ready-made tokens into token shards (`scalelab prepare --json`); None if it was stopped.
 
-    `source`: files, globs or data sets, as [NAME=]SPEC; `out`: a folder, or s3://bucket/path; again to go on.
-    `progress`, `stop` and `display` as for `train`.
+    `source`: files, globs or data sets, as [NAME=]SPEC; `out`: a folder, or s3://bucket/path; the same call again goes
+    on. `progress`, `stop` and `display` as for `train`.
     """
     from scalelab.data.prepare.corpus import prepare_corpus
     from scalelab.data.prepare.request import Request
     from scalelab.data.prepare.units import Stopped
-    from scalelab.stores import mirror
-    from scalelab.stores.urls import url_of
 
     folder = pathlib.Path(out)
     request = Request(
@@ -111,7 +95,6 @@ def prepare(
 @check_arguments(out=FOLDER)
 def demo(out: Path = DEMO_FOLDER) -> Facts:
     """Fit a law to the study that comes with the package, and score its prediction (`scalelab demo --json`)."""
-    from scalelab.laws import examples
     from scalelab.laws.fits.study import fit_study
     from scalelab.laws.law.chinchilla_optimum import ChinchillaParams
     from scalelab.report.figures import lawplots, style
@@ -142,7 +125,7 @@ def demo(out: Path = DEMO_FOLDER) -> Facts:
     return {"fit": fitted.to_json(), "held_out": scored, "files": files, "table": str(examples.QUICKSTART)}
 
 
-@check_arguments(paper=TEXT, data=optional(PATH), progress=FUNCTION)
+@check_arguments()
 def reproduce(
     paper: str, data: Path | None = None, *, progress: Callable[[str], None] = lambda line: None
 ) -> "Iterator[PaperReport]":
@@ -150,8 +133,6 @@ def reproduce(
 
     `paper`: a paper, "all", "textbook" or "closed_forms"; `data`: the folder of run tables (not for the last two).
     """
-    from scalelab.laws.published import PAPERS
-
     if paper not in (*PAPERS, "all", "textbook", "closed_forms"):
         raise BadInput(f"paper {paper!r}: unknown{nearest_hint(paper, [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
     if paper not in ("textbook", "closed_forms") and data is None:
@@ -162,8 +143,6 @@ def reproduce(
 
 
 def _reproduce(paper: str, data: pathlib.Path, progress: Callable[[str], None]) -> "Iterator[PaperReport]":
-    from scalelab.laws.published import PAPERS, reproduce_paper
-
     if paper == "textbook":
         from scalelab.plan.published import textbook
 
@@ -178,13 +157,13 @@ def _reproduce(paper: str, data: pathlib.Path, progress: Callable[[str], None]) 
             yield reproduce_paper(name, data, progress)
 
 
-@check_arguments(download=PATH, progress=FUNCTION)
+@check_arguments()
 def download_tables(
     download: Path, *, progress: Callable[[str], None] = lambda line: None
 ) -> Iterator[tuple[str, str, bool]]:
     """Fetch the run tables of published laws into a folder (`scalelab reproduce --download`).
 
-    One (file, what happened, whether it is there) a table, as soon as it is known.
+    Yields (file, what happened, whether it is there) for each table, as soon as it is known.
     """
     from scalelab.laws.published import download as download_lib
 
@@ -218,9 +197,9 @@ def studies() -> list[Facts]:
     return rows
 
 
-@check_arguments(name=TEXT, options=several(TEXT))
+@check_arguments()
 def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
-    """The command line of a study (`scalelab study NAME`), for `subprocess.run`: it is a process of its own."""
+    """The command line of a study (`scalelab study NAME`), for `subprocess.run`: a study needs its own process."""
     known = list_studies()
     if name not in known:
         raise BadInput(f"no study {name!r}{nearest_hint(name, known)}")
@@ -228,9 +207,7 @@ def study_command(name: str, options: Sequence[str] = ()) -> list[str]:
 
 
 def list_studies() -> Mapping[str, pathlib.Path]:
-    """{name: file} of the studies, those of one phenomenon first; none is imported."""
-    from scalelab import experiments
-
+    """List the studies as {name: file}, phenomena first, without importing any."""
     folder = pathlib.Path(experiments.__file__).parent
     return {name: path for place in (folder / "studies", folder) for name, path in sorted(_studies_in(place))}
 
@@ -241,15 +218,13 @@ def _studies_in(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
 
 
 def study_module(path: pathlib.Path) -> str:
-    """The name that `python -m` takes for a study's file."""
+    """The module name under which `python -m` runs a study's file."""
     parts = [part for part in path.with_suffix("").parts if part != "__main__"]
     start = len(parts) - 1 - parts[::-1].index("experiments")
     return ".".join(["scalelab", *parts[start:]])
 
 
 def _committed_result(name: str) -> Mapping[str, object]:
-    from scalelab import experiments
-
     path = pathlib.Path(experiments.__file__).parent / "results" / f"{name}.json"
     content = records.read_json(path) if path.exists() else {}
     return content if isinstance(content, dict) else {}

@@ -1,5 +1,5 @@
-"""What all commands share.
+"""Options, tables and progress for all commands.
 
-Read in this order: `parser` (options, JSON, tables; mistakes are one line), `progress` (long work shows itself),
+Read in this order: `parser` (options, JSON, tables; mistakes are one line), `progress` (bars and lines of long work),
 `terminal` (bars, lines and signals around training).
 """

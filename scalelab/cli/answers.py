@@ -1,4 +1,4 @@
-"""The answer of a sweep on a terminal or in a pipe: one line per setting, then sentences."""
+"""Print a sweep's answer on a terminal or into a pipe: one line per setting, then sentences."""
 
 from scalelab.cli.parser import print_table
 from scalelab.sweep.answer import wording

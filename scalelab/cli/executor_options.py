@@ -1,4 +1,4 @@
-"""`--executor`, `--slurm…` and `--max-parallel`: where the packs of a command's sweeps train."""
+"""`--executor`, `--slurm…` and `--max-parallel`: the options that choose where a command's packs train."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,13 +10,16 @@ from scalelab.sweep.executors import choice
 def add_executor_options(parser: Parser) -> None:
     """Add --executor, --slurm and --max-parallel; `parse_args` then makes the choice."""
     parser.add_argument(
-        "--executor", choices=choice.EXECUTORS, default="local",
+        "--executor",
+        choices=choice.EXECUTORS,
+        default="local",
         help="where packs train: a pool here (default), jobs of Slurm, or commands to run elsewhere",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--slurm", metavar="FILE",
+        "--slurm",
+        metavar="FILE",
         help="options of sbatch, one a line; any is also --slurm.OPTION=VALUE, e.g. --slurm.partition=gpu",
-    )  # fmt: skip
+    )
     parser.add_argument("--max-parallel", type=int, default=0, metavar="N", help="with slurm: jobs at a time")
     parser.before, parser.after = split_slurm_options, choose_executor
 
@@ -31,7 +34,7 @@ def split_slurm_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]
 def choose_executor(options: Any, settings: Mapping[str, str]) -> None:
     """Make the parsed options this process's choice. BadInput for options of Slurm without --executor=slurm.
 
-    `options.slurm` becomes what the file and `settings` say together.
+    `options.slurm` becomes the union of the file and `settings`.
     """
     chosen = choice.make_choice(options.executor, options.slurm or settings, options.max_parallel, print_status, None)
     settings = {**(chosen.slurm if options.slurm else {}), **settings}

@@ -1,4 +1,4 @@
-"""A sweep or a run followed on the terminal: redrawn in place, or a block of lines at intervals into a pipe."""
+"""Follow a sweep or a run: redraw it in place on a terminal, or print blocks of lines into a pipe."""
 
 import itertools
 import math
@@ -19,11 +19,11 @@ from scalelab.untrusted.text import escape_text
 REDRAWN_EVERY_S, PRINTED_EVERY_S = 2.0, 10.0
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 CURVE_COLUMNS, MOST_NAME_COLUMNS = 24, 32
-MOST_IN_LOG = 20  # running trials and lost ones in a block that is printed
+MOST_IN_LOG = 20  # most running trials and lost ones in a printed block
 ANY_WIDTH = 10_000
 
 
-def follow(read: Callable[[], LiveView], every_s: float | None = None) -> None:
+def follow_view(read: Callable[[], LiveView], every_s: float | None = None) -> None:
     """Show the trials that `read` gives until all have ended."""
     console = Console(file=sys.stdout)
     every_s = every_s or (REDRAWN_EVERY_S if console.is_terminal else PRINTED_EVERY_S)
@@ -50,7 +50,7 @@ def follow(read: Callable[[], LiveView], every_s: float | None = None) -> None:
 def describe_view(
     view: LiveView, width: int = ANY_WIDTH, height: int = 2 * MOST_IN_LOG + 4, ascii_only: bool = False
 ) -> list[str]:
-    """Lines of at most `width` columns, `height` in all: the whole, what runs with its curve, and what was lost."""
+    """Format a view in `height` lines of `width` columns: totals, running trials with their curves, lost trials."""
     running = view.with_status(*RUNNING_STATUSES)
     lost = view.with_status(*GONE_STATUSES)
     room = max(height - 1, 2)
@@ -64,7 +64,7 @@ def describe_view(
 
 
 def _cut(lines: Sequence[str], room: int, what: str) -> list[str]:
-    """As many lines as there is room for; the last one tells of the others."""
+    """Cut the lines to the room there is; the last line counts the others."""
     if len(lines) <= room:
         return list(lines)
     shown = max(room - 1, 0)
@@ -109,7 +109,7 @@ def _lost_line(trial: LiveTrial, width: int) -> str:
 
 
 def draw_curve(values: Sequence[float], columns: int, ascii_only: bool = False) -> str:
-    """A sparkline: medians of equal parts of the values, lowest to highest block; × where none is finite."""
+    """Draw a sparkline of medians of equal parts of the values; × marks parts without a finite value."""
     if not values:
         return ""
     blocks = ASCII_BLOCKS if ascii_only else BLOCKS

@@ -4,12 +4,12 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-COLUMNS = 78  # argparse leaves two of 80 free
-GAP = re.compile(r"^(\s*\S.*?\s{2,})\S")  # the first column of a row, with the blanks behind it
+COLUMNS = 78  # argparse leaves two of 80 columns free
+GAP = re.compile(r"^(\s*\S.*?\s{2,})\S")  # first column of a row, with the blanks behind it
 
 
 def split_example(doc: str) -> tuple[str, str]:
-    """(the text, the example): the last paragraph that is an indented command, for the end of the help; or ""."""
+    """Split a docstring into (text, example): the example is a last paragraph of one indented command, or ""."""
     paragraphs = doc.strip("\n").split("\n\n")
     places = [i for i, paragraph in enumerate(paragraphs) if paragraph.startswith(("    scalelab ", "    python -m "))]
     example = paragraphs.pop(places[-1]) if places else ""
@@ -17,12 +17,12 @@ def split_example(doc: str) -> tuple[str, str]:
 
 
 def fit_columns(text: str, width: int = COLUMNS) -> str:
-    """`text` with no line over `width`: paragraphs filled, rows of tables and commands wrapped under their column."""
+    """Wrap `text` to `width`: paragraphs are filled, rows of tables and commands wrapped under their column."""
     return "\n\n".join("\n".join(_fit_paragraph(paragraph, width)) for paragraph in text.split("\n\n"))
 
 
 def _fit_paragraph(paragraph: str, width: int) -> Iterator[str]:
-    """The lines of a paragraph: runs of prose are filled together, each other line is a row of its own."""
+    """Fit one paragraph: runs of prose are filled together, each other line is its own row."""
     prose: list[str] = []
     for row in _join_rows(paragraph.splitlines()):
         if not row.startswith((" ", "scalelab ")) and not GAP.match(row):
@@ -35,7 +35,7 @@ def _fit_paragraph(paragraph: str, width: int) -> Iterator[str]:
 
 
 def _join_rows(lines: list[str]) -> Iterator[str]:
-    """The rows of a table, each with the lines that continue it: those indented as far as its second column."""
+    """Join each row of a table with the lines that continue it, which are indented to its second column."""
     row = ""
     for line in lines:
         start = GAP.match(row)

@@ -1,4 +1,4 @@
-"""One line of progress: what fits a terminal, elapsed time, and the time left by the pace so far."""
+"""Format a line of progress to a terminal's width, with elapsed time and the estimated time left."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ SHORT_TITLE, SHORTEST_TITLE = 8, 6
 
 
 class Pace:
-    """Elapsed time, and the time left by the pace since `begin`; before that nothing is known of the pace."""
+    """Elapsed time, and time left by the pace since `begin`; before `begin` the pace is unknown."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now, self.started = now, now()
         self.first: tuple[float, float] | None = None
 
     def begin(self, share: float) -> None:
-        """Measure from now on, with `share` of the work done; later calls do nothing."""
+        """Start measuring the pace, with `share` of the work already done; later calls do nothing."""
         self.first = self.first or (self.now(), share)
 
     def elapsed_s(self) -> float:
@@ -27,20 +27,20 @@ class Pace:
         return self.now() - self.started
 
     def left_s(self, share: float) -> float | None:
-        """Seconds left when `share` of the work is done; None as long as there is no pace."""
+        """Seconds left when `share` of the work is done; None while the pace is unknown."""
         if self.first is None or share <= self.first[1]:
             return None
         at, before = self.first
         return (self.now() - at) * max(1 - share, 0) / (share - before)
 
     def describe(self, share: float) -> list[str]:
-        """Elapsed time, and the time left where it is known: `["1:20", "0:40 left"]`."""
+        """Format elapsed time, and time left if it is known: `["1:20", "0:40 left"]`."""
         left = self.left_s(share)
         return [format_seconds(self.elapsed_s()), *([] if left is None else [f"{format_seconds(left)} left"])]
 
 
 def format_seconds(seconds: float) -> str:
-    """A time as `m:ss`, `h:mm:ss` or `d d hh:mm:ss`."""
+    """Format seconds as `m:ss`, `h:mm:ss` or `d d hh:mm:ss`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -50,10 +50,9 @@ def format_seconds(seconds: float) -> str:
 
 
 def fit_line(title: str, parts: Sequence[tuple[int, str]], width: int) -> str:
-    """`title` and the texts of `parts` (rank, text) in `width` columns, never with a part of a number.
+    """Fit `title` and the texts of `parts` (rank, text) into `width` columns without cutting a number.
 
-    Parts of the highest rank are left out first, those of rank 0 never. The title is cut before parts of rank 1 and 2
-    are left out.
+    Parts of the highest rank go first, those of rank 0 never; the title is cut before parts of rank 1 and 2 go.
     """
     title, shown = escape_text(title), [part for part in parts if part[1]]
     for title_width, least_rank in ((len(title), 3), (min(len(title), SHORT_TITLE), 1)):
@@ -69,7 +68,7 @@ def _length(parts: Sequence[tuple[int, str]]) -> int:
 
 
 def draw_bar(line: str, share: float, width: int, ascii_only: bool = False) -> Text:
-    """The line, and before it a bar of `share` where LEAST_BAR columns are left."""
+    """Put a bar of `share` before the line if LEAST_BAR columns are left."""
     room = min(width - len(line) - 1, MOST_BAR)
     if room < LEAST_BAR:
         return Text(line, no_wrap=True, overflow="crop")

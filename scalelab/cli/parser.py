@@ -1,4 +1,4 @@
-"""Tools that all commands share: a parser with one-line errors, shared options, and the printing of JSON and tables."""
+"""Shared tools of commands: a parser with one-line errors, common options, and the printing of JSON and tables."""
 
 import argparse
 import functools
@@ -16,6 +16,7 @@ from scalelab.config import find_config_file
 from scalelab.config.keys import default_values
 from scalelab.errors import BadInput, nearest_hint, nearest_name
 from scalelab.numbers.written import parse_count, parse_whole
+from scalelab.stores.copies import copy_here
 from scalelab.stores.urls import is_url, plain_folder, work_folder
 from scalelab.untrusted.text import escape_text
 
@@ -27,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     `renamed`: {old option: new option}. An old name works for one more release and prints one line on standard error.
     `stored`: {argument that may name folders in an object store: options of `copy_here`}; they are copied here.
-    `before` takes arguments out that argparse can't name, and `after` gets them with the parsed options.
+    `before` removes arguments that argparse can't name; `after` gets them with the parsed options.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class Parser(argparse.ArgumentParser):
         text, example = split_example(doc or "")
         width = min(COLUMNS, shutil.get_terminal_size().columns - 2)
         super().__init__(
-            prog=f"scalelab {command}", description=fit_columns(text, width), allow_abbrev=False,
+            prog=f"scalelab {command}",
+            description=fit_columns(text, width),
+            allow_abbrev=False,
             formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, width=width),
             epilog=f"example:\n{example}" if example else None,
-        )  # fmt: skip
+        )
         self.add_argument(
             "--json", nargs="?", const="-", metavar="PATH", help="print the result as JSON, or write it to PATH"
         )
@@ -57,18 +60,18 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the options; BadInput for an unknown argument, with the nearest known one."""
         taken, args = self.before(args)
-        # Else `--json DIR` would take the positional DIR as its path: these values are given with `=` or not at all.
+        # Optional values need `=`: in `--json DIR` argparse would take the positional DIR as a path.
         bare = {
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
         }
         parsed, unknown = self.parse_known_args([bare.get(arg, self._new_name(arg)) for arg in args], namespace)
         for option in (o for o in bare if o in args and unknown and args.index(o) + 1 < len(args)):
-            if args[args.index(option) + 1] == unknown[0]:  # the value of an option that takes it behind `=` only
+            if args[args.index(option) + 1] == unknown[0]:  # value of an option that takes one only after `=`
                 raise BadInput(f"unknown argument {unknown[0]!r}; write {option}={unknown[0]}")
         if unknown:
             raise BadInput(f"unknown argument {unknown[0]!r}{self._nearest_option(unknown[0].split('=')[0])}")
         user_code.trust_names(*getattr(parsed, "trust", None) or ())
-        if parsed.json not in (None, "-"):  # fails before the work, not after it
+        if parsed.json not in (None, "-"):  # a bad path fails before the work, not after it
             file_path("--json", parsed.json)
         for name, value in vars(parsed).items():
             setattr(parsed, name, self._local(name, value))
@@ -76,26 +79,24 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def _local(self, name: str, value: Any) -> Any:
-        """An argument's value, where it names a folder in an object store its local copy; BadInput if it may not."""
+        """Replace the URL of a folder in an object store by its local copy; BadInput if the argument takes no URL."""
         if isinstance(value, list):
             return [self._local(name, each) for each in value]
         if not (isinstance(value, str) and is_url(value)):
             return value
         if name not in self.stored:
             raise BadInput(f"{value}: `{self.prog}` doesn't read object stores here; give a local folder")
-        from scalelab.stores.copies import copy_here
-
         return str(copy_here(value, **self.stored[name], report=print_status))
 
     def _nearest_option(self, word: str) -> str:
-        """The tail of the message about an unknown option; a config key where the command reads a config."""
+        """Suggest the nearest option, or config key if the command reads a config, for an error's end."""
         options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
         if "--config" in options and (key := nearest_name(word.lstrip("-"), list(default_values()), 0.8)):
             options.append(f"--config.{key}")
         return nearest_hint(word, options)
 
     def _new_name(self, argument: str) -> str:
-        """The argument with its option's present name."""
+        """Replace a renamed option by its present name."""
         old, equal, value = argument.partition("=")
         if old not in self.renamed:
             return argument
@@ -104,7 +105,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def file_path(option: str, destination: str) -> pathlib.Path:
-    """The path of a file to write. BadInput if it is a folder, or if its folder doesn't exist."""
+    """Check the path of a file to write. BadInput if it is a folder, or if its folder doesn't exist."""
     path = pathlib.Path(destination)
     if path.is_dir():
         raise BadInput(f"{option}={destination} is a folder; name a file in it")
@@ -119,7 +120,7 @@ def folder_path(text: str) -> pathlib.Path:
 
 
 def work_path(text: str) -> pathlib.Path:
-    """argparse type for a folder to work in, also one in an object store: then the local one that stands for it."""
+    """argparse type for a folder to work in; for one in an object store, its local folder."""
     return _folder(work_folder, text)
 
 
@@ -202,9 +203,12 @@ def print_status(text: str) -> None:
 def add_trust_option(parser: Parser) -> None:
     """Add --trust, for commands that read code names from the file of a run, a checkpoint or a law."""
     parser.add_argument(
-        "--trust", action="append", type=_code, metavar="PKG.MOD:FN",
+        "--trust",
+        action="append",
+        type=_code,
+        metavar="PKG.MOD:FN",
         help="run this user code although only a stored file names it",
-    )  # fmt: skip
+    )
 
 
 def _code(text: str) -> str:
@@ -230,7 +234,7 @@ def add_weights_options(parser: Parser) -> None:
 
 
 def describe_weights(origin: dict) -> str:
-    """Name weights by their origin: run, step, and the kind of average if they are one."""
+    """Name weights by their origin: run, step, and the kind of average, if any."""
     average = {"trained": "", "ema": ", the average of its weights"}.get(
         origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
     )
@@ -238,7 +242,7 @@ def describe_weights(origin: dict) -> str:
 
 
 def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Print a rich table on a terminal; elsewhere aligned plain text of any width, to be cut, sorted and compared."""
+    """Print a rich table on a terminal; elsewhere aligned plain text of any width, for cut, sort and diff."""
     columns, cells = [*map(escape_text, columns)], [[*map(escape_text, line)] for line in cells]
     if sys.stdout.isatty():
         from rich.console import Console
@@ -247,9 +251,9 @@ def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
         table = Table()
         for column in columns:
-            table.add_column(column, overflow="fold")  # long names often differ only at their ends
+            table.add_column(column, overflow="fold")  # cut at the start: long names often differ only at their ends
         for line in cells:
-            table.add_row(*map(Text, line))  # Text: a name in brackets is not markup
+            table.add_row(*map(Text, line))  # as Text, a name in brackets is not markup
         Console(file=sys.stdout).print(table)
         return
     print("\n".join(align_columns([columns, *cells])))

@@ -1,4 +1,4 @@
-"""Progress of long work, on standard error: a live line on a terminal, a plain line every 10 s elsewhere."""
+"""Show progress of long work on standard error: a live line on a terminal, a plain line every 10 s elsewhere."""
 
 import math
 import pathlib
@@ -18,7 +18,7 @@ from scalelab.sweep.status import ENDED_STATUSES, read_manifest, read_trial_row
 
 PLAIN_EVERY_S = 10.0
 ANY_WIDTH = 10_000  # of a line in a log
-STEP, LOSS, LEFT, VAL, ELAPSED, RATE = range(6)  # what a narrow terminal leaves out first stands last
+STEP, LOSS, LEFT, VAL, ELAPSED, RATE = range(6)  # ranks of parts: a narrow terminal drops the last first
 
 
 class RunProgress:
@@ -30,9 +30,7 @@ class RunProgress:
         self.console = Console(file=sys.stderr)
         self.pace = Pace()
         self.last_print, self.printed = self.pace.started, ""
-        self.live = Live(
-            console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True
-        )  # fmt: skip
+        self.live = Live(console=self.console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "RunProgress":
         if self.console.is_terminal:
@@ -84,7 +82,7 @@ def _times(pace: Pace, share: float) -> list[tuple[int, str]]:
 
 
 def _loss_parts(facts: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Losses and speed; of a pack the median of its trials, and how many these are."""
+    """Format losses and speed; a pack shows the median of its trials and their number."""
     trials, parts = facts.get("trials"), []
     if facts.get("train_loss") is not None:
         parts.append((LOSS, f"{_median_of(trials)}loss {facts['train_loss']:.3f}{_lost_text(facts)}"))
@@ -115,7 +113,7 @@ class PoolProgress:
         self.pace, self.begun = Pace(), time.time()
         self.last_print = self.pace.started
         self.packs: list[list[str]] = []
-        self.lowest: dict[str, int] = {}  # least step seen of each trial: what a resumed one goes on from
+        self.lowest: dict[str, int] = {}  # least step seen of each trial, from which a resumed one goes on
         self.announced: set[str] = set()
         self.running: Sequence[str] = ()
         self.live = Live(console=self.console, transient=True, auto_refresh=False)
@@ -152,18 +150,21 @@ class PoolProgress:
             print(f"scalelab: {facts['warning']}", file=sys.stderr)
 
     def _announce_resume(self, names: Sequence[str]) -> None:
-        """Print once where a pack goes on, as soon as the logbook of its first trial says so."""
+        """Print once the step from which a pack resumes, as soon as its first trial's logbook has it."""
         if not names or names[0] in self.announced:
             return
-        events = [event for event in records.read_events(self.folder / "runs" / names[0])
-                  if event["time"] >= self.begun and event["kind"] in ("start", "resume")]  # fmt: skip
+        events = [
+            event
+            for event in records.read_events(self.folder / "runs" / names[0])
+            if event["time"] >= self.begun and event["kind"] in ("start", "resume")
+        ]
         self.announced |= {names[0]} if events else set()
         for event in events:
             if event["kind"] == "resume":
                 print(f"{_pack_name(names)}: resumed at step {event['step']}", file=sys.stderr, flush=True)
 
     def _lines(self) -> list[str]:
-        """The headline, and a line for each pack that trains."""
+        """Format the headline, and one line for each pack that trains."""
         rows = {name: read_trial_row(self.folder / "runs" / name, steps) for name, steps in self.steps.items()}
         for name, row in rows.items():
             self.lowest[name] = min(self.lowest.get(name, row["step"]), row["step"])
@@ -173,7 +174,7 @@ class PoolProgress:
         return [self._headline(list(rows.values()), live, width), *(_pack_line(pack, width) for pack in live)]
 
     def _read_packs(self) -> list[list[str]]:
-        """Names of trials that train together, as the sweep's manifest says."""
+        """Read from the sweep's manifest which trials train together."""
         if not self.packs and (self.folder / "sweep.json").exists():
             self.packs = list(read_manifest(self.folder).get("packs", {}).values())
         return self.packs or [[name] for name in self.steps]
@@ -182,7 +183,7 @@ class PoolProgress:
         ended = sum(row["status"] in (*ENDED_STATUSES, "failed") for row in rows)
         share = sum(min(row["step"], row["steps"]) for row in rows) / sum(row["steps"] for row in rows)
         if live and all(any(row["step"] > self.lowest[row["name"]] for row in pack) for pack in live):
-            self.pace.begin(share)  # every worker has stepped: from here on the pace means something
+            self.pace.begin(share)  # the pace is measured once every worker has stepped
         times = _times(self.pace, share)
         return fit_line(f"{ended} of {len(rows)} runs ended", [(STEP, f"{share:.0%} of all steps"), *times], width)
 
@@ -192,7 +193,7 @@ def _pack_name(names: Sequence[str]) -> str:
 
 
 def _pack_line(rows: Sequence[Mapping[str, Any]], width: int) -> str:
-    """The line of trials that train together; of several the median loss, and the first one's name."""
+    """Format the line of a pack; for several trials the median loss and the first one's name."""
     first = rows[0]
     finite = [row["train_loss"] for row in rows if math.isfinite(row.get("train_loss", math.nan))]
     facts: dict[str, Any] = {"trials": len(rows), "lost": len(rows) - len(finite)} if len(rows) > 1 else {}

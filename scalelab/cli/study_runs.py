@@ -1,4 +1,4 @@
-"""The runs of a command of many steps, as lines."""
+"""Print the runs of a study (`tune`, `ablate`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from scalelab.sweep.live import LiveTrial
 
 
 def describe_trials(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table of runs as lines, also while they run."""
+    """Format a table of runs, also while they train."""
     texts = [{**row, "status": LiveTrial(dict(row)).status_text} for row in rows]
     columns = ("name", "status", "step", "steps", "val_loss")
     cells = [["-" if row.get(key) is None else str(row[key]) for key in columns] for row in texts]

@@ -1,4 +1,4 @@
-"""How training shows itself on a terminal, and what stops it: bars, lines and signals around the work of `api`."""
+"""Show training on a terminal, and stop it by signals: bars, lines and signals around the work of `api`."""
 
 import contextlib
 import pathlib
@@ -18,14 +18,14 @@ GIB = 2**30
 
 
 class Terminal:
-    """The `Display` of a command. Of displays inside each other the outermost takes the signals."""
+    """The `Display` of a command. If displays are nested, the outermost takes the signals."""
 
     def __init__(self, takes_signals: bool = True) -> None:
         self.stops: list[Stop] = [] if takes_signals else [never]
 
     @contextlib.contextmanager
     def __call__(self, title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None) -> Iterator[Shown]:
-        """Take the signals, and show a bar where there are steps."""
+        """Take the signals, and show a bar if there are steps."""
         with contextlib.ExitStack() as stack:
             if not self.stops:
                 self.stops.append(stack.enter_context(stop_on_signals()))
@@ -41,8 +41,8 @@ class Terminal:
                 yield Shown(board.report, board.update, stop)
 
 
-def report(facts: dict[str, Any]) -> None:
-    """Print what is reported before work starts, on standard error: a `note`, a `warning`, a step's `memory`."""
+def print_report(facts: dict[str, Any]) -> None:
+    """Print a report from before the work starts on standard error: a `note`, a `warning`, a step's `memory`."""
     if "note" in facts:
         print_status(facts["note"])
     if "warning" in facts:

@@ -18,7 +18,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.parser import Parser, emit_json
-from scalelab.cli.terminal import report
+from scalelab.cli.terminal import print_report
 from scalelab.errors import BadInput
 from scalelab.train.checkpoints.manifest import HEALTHY
 from scalelab.untrusted.text import printable
@@ -55,8 +55,8 @@ def main(argv: list[str]) -> int:
 
 
 def _tell(row: dict[str, Any], show: Callable[[dict[str, Any]], None], verbose: bool) -> None:
-    """Print a row as soon as it is known, and every warning."""
-    report(row)
+    """Print one row or warning of the verification as soon as it is known."""
+    print_report(row)
     if verbose and "folder" in row:
         show(row)
 

@@ -30,9 +30,12 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("b", metavar="B", help="the run or folder to compare with A")
     parser.add_argument(
-        "--html", nargs="?", const="compare.html", metavar="PATH",
+        "--html",
+        nargs="?",
+        const="compare.html",
+        metavar="PATH",
         help="also write a page with the curves of both (default: compare.html)",
-    )  # fmt: skip
+    )
     add_trust_option(parser)
     options = parser.parse_args(argv)
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from scalelab import commands
+from scalelab.api.setup import list_studies
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.config import default_values
 from scalelab.config.files import shipped_configs
@@ -39,8 +40,8 @@ SCRIPT = """# Made by `scalelab completion`; make it again after an update.
 }}
 complete -o default -o nospace -F _scalelab scalelab
 """
-SHELLS = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}  # what comes before the function
-ELSEWHERE = ("isoflop",)  # becomes another process, whose options its own help tells
+SHELLS = {"bash": "", "zsh": "autoload -U +X bashcompinit && bashcompinit\n"}  # lines before the shell function
+ELSEWHERE = ("isoflop",)  # `study` becomes another process, whose own help lists its options
 
 
 def main(argv: list[str]) -> int:
@@ -56,8 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def write_script(shell: str) -> str:
-    """The script for a shell of `SHELLS`."""
-    from scalelab.api.setup import list_studies
+    """Write the completion script of a shell in `SHELLS`."""
     from scalelab.sweep.scaling.recipes import list_recipes
 
     modules = list_commands()
@@ -66,19 +66,22 @@ def write_script(shell: str) -> str:
     rows = [f'      {name}) words="{" ".join(each)}" ;;' for name, each in words.items()]
     keys = [f"--config.{key}=" for key in default_values()]
     return SCRIPT.format(
-        shell=SHELLS[shell], commands=" ".join(modules), configs=" ".join(shipped_configs()), keys=" ".join(keys),
+        shell=SHELLS[shell],
+        commands=" ".join(modules),
+        configs=" ".join(shipped_configs()),
+        keys=" ".join(keys),
         cases="\n".join(rows),
-    )  # fmt: skip
+    )
 
 
 def list_commands() -> Mapping[str, str]:
-    """{command: its module}, from the files of this room."""
+    """List {command: its module} from the files of this room."""
     names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
     return {name.removesuffix("_hf"): f"{commands.__name__}.{name}" for name in names}
 
 
 def list_options(module: str) -> Sequence[str]:
-    """The options in the help of a command, by its module; those that take a value end with =."""
+    """List the options in the help of a command's module; those that take a value end with =."""
     page = io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
         importlib.import_module(module).main(["--help"])

@@ -28,7 +28,7 @@ from scalelab.errors import BadInput
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 done, 2 bad input."""
+    """Print keys or a config's values; exit code 0 done, 2 bad input."""
     overrides, rest = split_overrides(argv)
     parser = Parser("config", __doc__)
     parser.add_argument("keys", nargs="*", metavar="KEY", help="group.key, or a group for all of its keys")
@@ -52,14 +52,14 @@ def main(argv: list[str]) -> int:
 
 
 def _facts(name: str, record: Key) -> dict[str, Any]:
-    """A record as plain JSON."""
+    """Convert a key's record to plain JSON."""
     facts = vars(record) | {"key": name, "type": record.kind.__name__, "choices": list(record.choices)}
     del facts["kind"]
     return facts | {"range": vars(record.range) if record.range else None}
 
 
 def _describe_groups(records: Mapping[str, Key]) -> str:
-    """Keys below their groups, two lines each: default, unit, values and flags; then meaning and source."""
+    """Format keys by group, two lines each: default, unit, values and flags; then meaning and source."""
     groups: dict[str, list[str]] = {}
     for key, record in records.items():
         group, _, name = key.partition(".")
@@ -77,7 +77,7 @@ def _describe_groups(records: Mapping[str, Key]) -> str:
 
 
 def _describe_key(name: str, record: Key) -> str:
-    """One key in full, a property a line; an empty one is left out."""
+    """Format one key in full, one property a line; empty ones are left out."""
     lines = {
         "meaning": record.meaning,
         "default": _format_default(record),
@@ -105,7 +105,7 @@ def _format_value(value: Any) -> str:
 
 
 def _format_values(record: Key) -> str:
-    """The values that a key can have."""
+    """Format the values that a key can have."""
     if record.choices:
         also = [] if record.default in (None, *record.choices) else [_format_value(record.default)]
         return ", ".join([*also, *record.choices]) + (", or pkg.mod:fn" if record.user_code else "")
@@ -119,7 +119,7 @@ def _format_range(allowed: Range) -> str:
     return low if allowed.high == math.inf else f"{low} to {allowed.high:.10g}"
 
 
-def _show_config(path: str, shown: api.ConfigShown, destination: str | None) -> int:
+def _show_config(path: str, shown: "api.ConfigShown", destination: str | None) -> int:
     """Print what a config changes, or the values that were asked for."""
     if destination != "-":
         rows = [

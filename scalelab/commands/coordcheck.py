@@ -22,7 +22,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.parser import Parser, align_columns, config_path, emit_json, print_status
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"--plot={options.plot} must end in .png or .pdf")
     result = api.coordcheck(
         options.config, overrides, widths=options.widths or (), depths=options.depths or (), steps=options.steps,
-        seeds=options.seeds, batch=options.batch, progress=report, display=Terminal(takes_signals=False),
+        seeds=options.seeds, batch=options.batch, progress=print_report, display=Terminal(takes_signals=False),
     )  # fmt: skip
     if options.json != "-":
         _print(result)

@@ -11,7 +11,7 @@ Exit code: 0 done, 2 bad input.
 import pathlib
 
 from scalelab import api
-from scalelab.api.setup import DEMO_FOLDER
+from scalelab.api.defaults import DEMO_FOLDER
 from scalelab.cli.parser import Parser, align_columns, emit_json, folder_path
 from scalelab.errors import quote_path
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 
 def _lines(result: dict) -> list[str]:
-    """Text for a person: the law with its intervals, the prediction and its score, the files, and what to do next."""
+    """Format the law with its intervals, the prediction and its score, the files, and what to do next."""
     fit, held = result["fit"], result["held_out"]
     low, high = held["interval90"]
     values = fit["params"] | fit["exponents"]

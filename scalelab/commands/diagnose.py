@@ -52,14 +52,20 @@ def main(argv: list[str]) -> int:
     return 1 if found.diagnosis.verdicts else 0
 
 
-def _show_batch(batch: api.ReadBatch, destination: str | None) -> int:
+def _show_batch(batch: "api.ReadBatch", destination: str | None) -> int:
     if destination != "-":
         print(f"step {batch.step}: {len(batch.sequences)} sequences, on the weights of step {batch.weights_step}")
         cells = [
-            [f"{r.grad_norm:.4g}", f"{r.loss:.4g}", str(r.row), f"{r.source}/{r.shard}@{r.token}",
-             r.file or f"document {r.document}", r.excerpt]
+            [
+                f"{r.grad_norm:.4g}",
+                f"{r.loss:.4g}",
+                str(r.row),
+                f"{r.source}/{r.shard}@{r.token}",
+                r.file or f"document {r.document}",
+                r.excerpt,
+            ]
             for r in batch.sequences
-        ]  # fmt: skip
+        ]
         print_table(("gradient norm", "loss", "row", "place", "file or document", "text"), cells)
     sequences = [row._asdict() for row in batch.sequences]
     emit_json({"step": batch.step, "weights_step": batch.weights_step, "sequences": sequences}, destination)

@@ -39,9 +39,15 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"--sequences={options.sequences} is not a number of sequences; 0 means all")
     with WorkProgress() as bars:
         scored = api.evaluate(
-            options.run, data=options.data, tasks=[*filter(None, options.tasks.split(","))], overrides=overrides,
-            sequences=options.sequences, ema=options.ema, average=options.average, progress=bars.update,
-        )  # fmt: skip
+            options.run,
+            data=options.data,
+            tasks=[*filter(None, options.tasks.split(","))],
+            overrides=overrides,
+            sequences=options.sequences,
+            ema=options.ema,
+            average=options.average,
+            progress=bars.update,
+        )
     if scored.not_written:
         print_status(f"not written to evaluations.jsonl: {scored.not_written}")
     if options.json != "-":

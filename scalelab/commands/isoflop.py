@@ -1,8 +1,8 @@
-"""The study that the loop is named after: `scalelab isoflop` is `scalelab study isoflop`."""
+"""`scalelab isoflop`: a short name of `scalelab study isoflop`, the study behind the quickstart."""
 
 from scalelab.commands.study import run_study
 
 
 def main(argv: list[str]) -> int:
-    """Become the study; its exit code."""
+    """Replace this process by the study and return its exit code."""
     return run_study("isoflop", argv)

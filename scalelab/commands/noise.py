@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalelab import api
-from scalelab.api.reading.judging import NOISE_BATCHES
+from scalelab.api.defaults import NOISE_BATCHES
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table
 from scalelab.cli.progress import WorkProgress
 
@@ -78,7 +78,7 @@ def _interval(noise: "NoiseScale", tokens: float) -> str:
 
 
 def _lines(row: "StepNoise") -> list[str]:
-    """What the last row says of the run's batch, and what it was computed from."""
+    """Describe what the last row implies for the run's batch, and the data it was computed from."""
     from scalelab.diagnose.noise.estimate import step_factor, token_factor
 
     simple, per = row.simple, row.sequence_tokens
@@ -96,11 +96,11 @@ def _lines(row: "StepNoise") -> list[str]:
 
 
 def _as_json(row: "StepNoise") -> dict[str, Any]:
-    """A step's numbers, those of the scales also in tokens."""
+    """Convert a step's numbers to JSON, with the scales also in tokens."""
     named = {"simple": row.simple, "adam": row.adam}
     return row._asdict() | {
-        name: each and each._asdict() | {
-            f"{end}_tokens": getattr(each, end) * row.sequence_tokens for end in ("scale", "low", "high")
-        }
+        name: each
+        and each._asdict()
+        | {f"{end}_tokens": getattr(each, end) * row.sequence_tokens for end in ("scale", "low", "high")}
         for name, each in named.items()
-    }  # fmt: skip
+    }

@@ -49,7 +49,7 @@ from scalelab import api
 from scalelab.api.door import Shown
 from scalelab.cli.parser import Parser, add_take_over_option, emit_json, work_path
 from scalelab.cli.progress import PLAIN_EVERY_S
-from scalelab.cli.terminal import report
+from scalelab.cli.terminal import print_report
 from scalelab.signals import stop_on_signals
 from scalelab.untrusted.text import escape_text
 
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
     result = api.prepare(
         options.source, options.tokenizer, options.out, workers=options.workers, text_key=options.text_key,
         separator=options.separator, val_fraction=options.val_fraction, split_seed=options.split_seed,
-        skip_bad=options.skip_bad, take_over=options.take_over, progress=report, display=_show_bar,
+        skip_bad=options.skip_bad, take_over=options.take_over, progress=print_report, display=_show_bar,
     )  # fmt: skip
     if result is None:
         print(f"scalelab: stopped; the same command goes on with {options.out}", file=sys.stderr)
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def _show_bar(title: str, steps: Mapping[str, int], folder: pathlib.Path | None = None) -> Iterator[Shown]:
-    """The `Display` of a corpus: its bar, and signals that stop it."""
+    """Show a corpus's bar and take the signals that stop it, as a `Display`."""
     with _Bar(title) as bar, stop_on_signals() as stop:
         yield Shown(bar.update, lambda names: None, stop)
 
@@ -119,11 +119,11 @@ class _Bar:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.console.is_terminal:  # rich prints an empty line when a bar stops that never started
+        if self.console.is_terminal:  # rich prints an empty line for a bar that stops without a start
             self.bar.stop()
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Show one report of `corpus.prepare_corpus`."""
+        """Update the bar by one report of `corpus.prepare_corpus`."""
         if "note" in facts:
             self.console.print(facts["note"], markup=False, highlight=False, soft_wrap=True)
             return

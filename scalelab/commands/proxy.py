@@ -19,7 +19,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.parser import Parser, config_path, count_above_zero, emit_json, folder_path, print_status
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"--seeds={options.seeds} must be above zero; nearest: 1")
     found = api.proxy(
         options.config, options.flops, options.workdir, overrides, out=options.out, seeds=options.seeds,
-        lrs=_lrs(options.lrs), progress=report, display=Terminal(),
+        lrs=_lrs(options.lrs), progress=print_report, display=Terminal(),
     )  # fmt: skip
     if found is None:
         return 75

@@ -22,7 +22,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from scalelab import api
-from scalelab.api.configs import TWIN_STEPS, TWIN_WIDTH
+from scalelab.api.defaults import TWIN_STEPS, TWIN_WIDTH
 from scalelab.cli.parser import Parser, emit_json, whole_number
 from scalelab.errors import BadInput, quote_path
 
@@ -83,7 +83,7 @@ def _shrink(options: Any) -> int:
     return 0
 
 
-def _show(shown: api.RecipeShown, destination: str | None) -> int:
+def _show(shown: "api.RecipeShown", destination: str | None) -> int:
     recipe, result = shown
     if destination != "-":
         print(f"{recipe.name}: {recipe.summary}\n")
@@ -99,7 +99,7 @@ def _show(shown: api.RecipeShown, destination: str | None) -> int:
 
 
 def _sizes(result: dict[str, Any], recipe: Any) -> list[str]:
-    """Parameters, tokens and FLOPs, each beside its published value."""
+    """Format parameters, tokens and FLOPs, each beside its published value."""
 
     def published(key: str) -> str:
         value = recipe.published.get(key)

@@ -26,9 +26,9 @@ import argparse
 from typing import Any
 
 from scalelab import api
-from scalelab.api.reading.judging import AFTER
+from scalelab.api.defaults import AFTER
 from scalelab.cli.parser import Parser, add_trust_option, emit_json, print_status, print_table, whole_number
-from scalelab.cli.terminal import report
+from scalelab.cli.terminal import print_report
 from scalelab.signals import stop_on_signals
 
 
@@ -37,9 +37,14 @@ def main(argv: list[str]) -> int:
     options = _parse(argv)
     with stop_on_signals() as stop:
         result = api.replay(
-            options.window, options.what_if, after=options.after, price=options.price,
-            find_batches=options.find_batches, progress=report, stop=stop,
-        )  # fmt: skip
+            options.window,
+            options.what_if,
+            after=options.after,
+            price=options.price,
+            find_batches=options.find_batches,
+            progress=print_report,
+            stop=stop,
+        )
         if stop():
             print_status("stopped: nothing was written")
             return 75

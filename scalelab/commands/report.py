@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def _inches(text: str) -> float:
-    """A width as 3.25in, 8cm or 82mm, in inches."""
+    """Parse a width such as 3.25in, 8cm or 82mm; returns inches."""
     units = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
     number, unit = text[:-2], text[-2:]
     try:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from scalelab import api
 from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.published import PAPERS
 
 if TYPE_CHECKING:
     from scalelab.laws.published.verdict import ComparisonRow, PaperReport
@@ -40,8 +41,6 @@ def main(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     if options.download is not None:
         return _download(pathlib.Path(options.download or options.data or "published-tables"))
-    from scalelab.laws.published import PAPERS
-
     started, reports = time.monotonic(), []
     if options.paper is None:
         raise BadInput(f"no paper{nearest_hint('', [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
@@ -77,7 +76,7 @@ def _parser() -> Parser:
 
 
 def _progress_printer() -> Any:
-    """A function that prints a line on standard error, at most one every PRINT_EVERY_S."""
+    """Make a function that prints progress on standard error, at most one line every PRINT_EVERY_S."""
     last_print = 0.0
 
     def print_progress(text: str) -> None:

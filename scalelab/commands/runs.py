@@ -23,10 +23,11 @@ from scalelab.cli.parser import Parser, emit_json, file_path, print_status, prin
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import alive
 from scalelab.index.table import all_columns
+from scalelab.laws.read.readers import write_parquet
 from scalelab.record import records
 from scalelab.report.tables import csv_text
 
-GUARD_COLUMNS = ("spike_score", "rewinds")  # shown where a run has any
+GUARD_COLUMNS = ("spike_score", "rewinds")  # columns that are shown if any run has a value
 RUN_COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss", "bpb")
 
 
@@ -97,8 +98,6 @@ def _print_by(options: Any) -> int:
 
 
 def _write_parquet(rows: Sequence[dict[str, Any]], columns: Sequence[str], destination: str) -> None:
-    from scalelab.laws.read.readers import write_parquet
-
     write_parquet(rows, columns, file_path("--parquet", destination))
 
 

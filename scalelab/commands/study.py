@@ -33,14 +33,14 @@ def main(argv: list[str]) -> int:
 
 
 def run_study(name: str, argv: list[str]) -> int:
-    """Replace this process by the study, so that signals and exit codes are its own. BadInput if there is none."""
+    """Replace this process by the study, so that signals and exit codes are its own. BadInput for an unknown name."""
     command = api.study_command(name, argv)
     sys.stdout.flush()
     os.execv(command[0], command)
 
 
 def _listing(rows: list[dict[str, Any]]) -> str:
-    """Each study of a phenomenon in a few lines, then the others in one."""
+    """Format each study of a phenomenon in a few lines, then the others in one line."""
     lines = ["phenomena of training:", ""]
     for row in rows:
         if row["finding"]:

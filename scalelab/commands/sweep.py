@@ -40,6 +40,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab.cli.executor_options import add_executor_options
+from scalelab.cli.follow import follow_view
 from scalelab.cli.parser import (
     Parser,
     add_take_over_option,
@@ -50,11 +51,12 @@ from scalelab.cli.parser import (
     print_table,
     work_path,
 )
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import split_overrides
 from scalelab.index import alive
 from scalelab.index.grids import describe_left_out
 from scalelab.signals import stop_on_signals
+from scalelab.sweep import status
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 
 
@@ -87,27 +89,28 @@ def main(argv: list[str]) -> int:
         return _show_live(parser, options)
     if options.pack is not None:
         with stop_on_signals() as stop:
-            ended = api.train_pack(options.workdir, options.pack, options.config, overrides, progress=report, stop=stop)
+            ended = api.train_pack(
+                options.workdir, options.pack, options.config, overrides, progress=print_report, stop=stop
+            )
         return 0 if ended else 75
     if options.cancel:
         print_status(f"cancelled {api.cancel_sweep(options.workdir)} jobs; they save first")
         return 0
     if options.status:
-        return _show(api.sweep_status(options.workdir, options.all_grids, progress=report), options)
+        return _show(api.sweep_status(options.workdir, options.all_grids, progress=print_report), options)
     if options.config is None:
         parser.error("--config is needed (or --status)")
     swept = api.sweep(
         options.config, options.workdir, overrides, stop_if=options.stop_if, executor=options.executor,
         slurm=options.slurm, max_parallel=options.max_parallel, allow_change=options.allow_change,
-        force=options.force, take_over=options.take_over, progress=report, display=Terminal(),
+        force=options.force, take_over=options.take_over, progress=print_report, display=Terminal(),
     )  # fmt: skip
     return _show(swept.status(options.all_grids), options) if swept.verdicts else STOPPED_EXIT_CODE
 
 
-def _show(state: api.SweepStatus, options: Any) -> int:
+def _show(state: "api.SweepStatus", options: Any) -> int:
     """Print the trials and the answer; exit codes in the module's docstring."""
     from scalelab.cli.answers import print_answer
-    from scalelab.sweep import status
     from scalelab.sweep.answer import wording
 
     if options.json != "-":
@@ -146,10 +149,8 @@ def _show_live(parser: Parser, options: Any) -> int:
 
 
 def _follow(workdir: pathlib.Path) -> None:
-    from scalelab.cli.follow import follow
-
     with api.follow(workdir) as read:
-        follow(read)
+        follow_view(read)
 
 
 def _serve(workdir: pathlib.Path, port: int) -> None:

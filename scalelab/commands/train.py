@@ -43,7 +43,7 @@ from scalelab.cli.parser import (
     emit_json,
     work_path,
 )
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 from scalelab.record import listing, records
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         fallback=options.fallback, allow_change=options.allow_change, force=options.force,
         take_over=options.take_over, lr_factor=options.lr_factor, skip_batches=_batches(options.skip_batches),
         reset=options.reset, coordinator=options.coordinator, processes=options.processes,
-        process_id=options.process_id, progress=report, display=Terminal(),
+        process_id=options.process_id, progress=print_report, display=Terminal(),
     )  # fmt: skip
     if trained.process == 0:
         _print(trained, options.json)
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
 
 
 def add_change_options(parser: Parser) -> None:
-    """Options that change a run where it goes on."""
+    """Add the options that change a run where it goes on."""
     parser.add_argument("--lr-factor", type=float, metavar="F", help="go on with F times the LR, from here to the end")
     parser.add_argument("--skip-batches", metavar="A..B", help="go on without the batches A to B (by their numbers)")
     parser.add_argument(
@@ -112,7 +112,7 @@ def add_change_options(parser: Parser) -> None:
 
 
 def _batches(text: str | None) -> tuple[int, int] | None:
-    """The first and the last batch of `A..B`."""
+    """Parse `A..B` as the first and last batch."""
     if text is None:
         return None
     batches = re.fullmatch(r"(\d+)\.\.(\d+)", text)
@@ -121,7 +121,7 @@ def _batches(text: str | None) -> tuple[int, int] | None:
     return int(batches[1]), int(batches[2])
 
 
-def _print(trained: api.Trained, destination: str | None) -> None:
+def _print(trained: "api.Trained", destination: str | None) -> None:
     print(
         f"{trained.name}: {trained.status} at step {trained.final_step}, validation loss "
         f"{_number(trained.val_loss)} nats/token, {_number(trained.bpb)} bits/byte; {trained.folder}",

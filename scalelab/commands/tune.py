@@ -34,7 +34,8 @@ from scalelab.cli.parser import (
     folder_path,
     whole_number,
 )
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.study_runs import describe_trials
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
 
@@ -69,8 +70,6 @@ def _parser() -> Parser:
 
 
 def _show(options: Any) -> tuple[int, list[str], Any]:
-    from scalelab.cli.study_runs import describe_trials
-
     if options.workdir is None:
         raise BadInput("--status needs --workdir")
     rows = api.study_status(options.workdir)
@@ -94,7 +93,7 @@ def _tune(options: Any, overrides: CommandLine) -> tuple[int, list[str], Any]:
         return 0, wording.describe_plan(tuning), wording.plan_json(tuning)
     tuned = api.tune(
         options.config, options.workdir, overrides, **counts, executor=options.executor, slurm=options.slurm,
-        max_parallel=options.max_parallel, take_over=options.take_over, progress=report, display=Terminal(),
+        max_parallel=options.max_parallel, take_over=options.take_over, progress=print_report, display=Terminal(),
         command=shlex.join(["scalelab", "tune", *sys.argv[2:]]),
     )  # fmt: skip
     if tuned is None:

@@ -135,7 +135,7 @@ def _duration(seconds: float | None) -> str:
     )
 
 
-def _score(scored: api.Scored, destination: str | None) -> int:
+def _score(scored: "api.Scored", destination: str | None) -> int:
     if destination != "-":
         cells = [
             [score["run"], f"{row['progress']:.0%}", f"{row['val_loss']:.4f}",

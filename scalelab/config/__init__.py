@@ -42,7 +42,7 @@ from scalelab.config.traced import (
     traced_names,
 )
 
-load_module = load_config_module  # the name that config files written by `sweep/forks.py` of version 0.1 call
+load_module = load_config_module  # the old name, which config files written by `sweep/forks.py` of version 0.1 call
 
 __all__ = [
     "LAYERS_NUMBERS",

@@ -1,4 +1,4 @@
-"""What a config changes against the default tree, who set each value, and the source of an optimizer's own defaults."""
+"""Changes of a config from the default tree: who set each value, and the source of an optimizer's own defaults."""
 
 import pathlib
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ class ConfigValue(NamedTuple):
     key: str
     value: Any
     default: Any  # None: derived
-    set_by: str  # one of the names in `scalelab.set_by`; "default" where the value is the default tree's
-    source: str  # of an optimizer's own default; "" of other values
+    set_by: str  # a name of `scalelab.set_by`; "default" if nobody set the value
+    source: str  # source of an optimizer's own default; else ""
 
 
 def load_with_origins(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> tuple["ConfigDict", list[ConfigValue]]:
-    """The resolved config of a file and overrides; its values in the order of `configs/base.py`. Raises BadInput."""
+    """Load (the resolved config of a file and overrides, its values in `configs/base.py`'s order). Raises BadInput."""
     given = override(read_config_file(path), overrides, set_by.COMMAND_LINE)
     config, before = resolve(given), leaves(given)
     noted = config_value_origins(config)

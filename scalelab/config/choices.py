@@ -1,8 +1,8 @@
 """Choices of config keys are the names in tables that implement them: `choices="model/layers.py:GATED"` in base.py.
 
 A table is a dict written out at the top level of a file of the package. Its names are read from the source, since help
-and refusals may not load jax. The tables below hold facts and need no jax: each choice is a fact or two, for which the
-code asks. Tables of functions stand where these run.
+and refusals may not load jax. The tables below need no jax: each choice is a fact or two that the code reads. Tables of
+functions stand beside the functions.
 """
 
 import ast
@@ -27,7 +27,7 @@ class Parametrization(NamedTuple):
 
 
 class GuardPolicy(NamedTuple):
-    """What a guard does: watch, change an outlier's step, go back to a checkpoint."""
+    """Powers of a guard's policy: to watch, to change an outlier's step, to go back to a checkpoint."""
 
     watches: bool = True
     acts: bool = False
@@ -57,7 +57,7 @@ DETECTORS = {"log": Detector(logs=True, outliers_enter=False), "sigma": Detector
 SPIKES = {"skip": False, "clip": True}  # whether an outlier's gradient is clipped, and its step taken
 UPDATES = {"whole": False, "per_layer": True}  # whether each layer is updated as its gradient arises
 MOMENTS = {"device": False, "pinned_host": True}  # whether the optimizer's state lies in that memory of the host
-SKIPS = {"step": False, "micro_batch": True}  # whether a step may do without a micro-batch that is not finite
+SKIPS = {"step": False, "micro_batch": True}  # whether a step may leave out a micro-batch that is not finite
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def table_names(tables: str) -> tuple[str, ...]:
 
 
 def _read_names(path: str, name: str) -> list[str]:
-    # In one line, or up to a line that begins with the closing brace.
+    # The table is on one line, or ends at a line that begins with the closing brace.
     written = rf"^{name}(?:: [^\n]*)? = (\{{[^\n]*\}}(?=$|  #)|\{{\n.*?^\}})"
     source = (pkgutil.get_data("scalelab", path) or b"").decode()
     if match := re.search(written, source, re.MULTILINE | re.DOTALL):
@@ -80,9 +80,9 @@ def _read_names(path: str, name: str) -> list[str]:
 
 
 def pick(rows: Mapping[str, Row], key: str, value: str, what: str) -> Row:
-    """The row of a choice in a table other than the one that declares it, which says `what` of it. Raises BadInput.
+    """Look up a choice in a second table, which holds its `what`. Raises BadInput if it has no row there.
 
-    So a choice that was added to the first table alone is refused by name here, and never takes another one's row.
+    A choice that was added only to the declaring table is refused by name, and never takes another one's row.
     """
     if value not in rows:
         raise BadInput(f"{key}={value!r} has no {what}, which {', '.join(rows)} have: add a row for it")

@@ -1,4 +1,4 @@
-"""The tree of a config: read from a file, overridden from the command line, checked against the default tree.
+"""Read a config's tree from a file, override it from the command line, check it against the default tree.
 
 `configs/base.py` declares its keys. A config file is Python that defines `get_config()`.
 """
@@ -30,8 +30,8 @@ MISSPELT_OVERRIDE = re.compile(
 
 
 def default_tree() -> "ConfigDict":
-    """The tree of `configs/base.py`."""
-    from scalelab.configs import base  # here and not above: the tree is configuration, not part of the library
+    """Build the tree of `configs/base.py`."""
+    from scalelab.configs import base  # imported here: the tree is configuration, not part of the library
 
     return base.get_config()
 
@@ -61,7 +61,7 @@ def shipped_configs() -> Mapping[str, pathlib.Path]:
 
 
 def find_config_file(text: str) -> str:
-    """The path of a config given as a file, or by the name of one that comes with scalelab. Raises BadInput."""
+    """Find a config's path, from a file or the name of a config that comes with scalelab. Raises BadInput."""
     if os.path.isfile(text) or pathlib.Path(text).name != text or text.endswith(".py"):
         return text
     shipped = shipped_configs()
@@ -93,7 +93,7 @@ def run_user_file(path: str | pathlib.Path) -> ModuleType:
         raise BadInput(f"{path} is not a config file: it must be Python, with a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
-        # Not by the loader: it takes what Python keeps compiled where size and time (in seconds) of the file are equal.
+        # The loader is avoided: it trusts compiled code if the file's size and time (in seconds) are unchanged.
         with user_code.allow_neighbour_imports(path):
             exec(compile(read_bytes(path, follow=True), path, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:  # whatever a user's file may raise
@@ -102,7 +102,7 @@ def run_user_file(path: str | pathlib.Path) -> ModuleType:
 
 
 def list_not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
-    """List what a recipe, or the recipe that a config file forks, does not reproduce; () if it names nothing."""
+    """List what a recipe (or the recipe that a config file imports) does not reproduce; () if it lists nothing."""
     module = load_config_module(path)
     if base := getattr(module, "BASE", None):
         return list_not_reproduced(base)
@@ -125,7 +125,7 @@ def config_from_module(path: str | pathlib.Path, module: ModuleType) -> "ConfigD
         )
     if isinstance(config.get("log"), ConfigDict) and config.log.get("set_by"):
         config = config.copy_and_resolve_references()
-        config.log.set_by = ""  # whatever functions the file called, the file set the values
+        config.log.set_by = ""  # the file set the values, whichever functions it called
     return config
 
 
@@ -156,7 +156,7 @@ class CommandLine(dict[str, Any]):
 def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.PROGRAM) -> "ConfigDict":
     """Copy `config` with dotted keys set, each from a value or its text, parsed by the type in the key's record.
 
-    `by` says who sets them (`set_by`). Values of another config bring notes of their own, and keep them.
+    `by` says who sets them (`set_by`); values of another config keep the notes they bring.
     """
     for key in set_by.FILLED_KEYS:
         if key in values and by == set_by.COMMAND_LINE:
@@ -183,7 +183,7 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
             raise BadInput(f"the config lacks {key!r}: start from scalelab.configs.base.get_config()")
         parsed.setdefault(group, {})[name] = _parse(key, str(text), key_records()[key].kind, known[key])
     for group, changed in parsed.items():
-        with config[group].ignore_type():  # walks every text of the group, and the whole tree's every one of the tree
+        with config[group].ignore_type():  # walks every text of the group; on the whole tree it would walk all texts
             config[group].update(changed)
     if set_by.NOTES_KEY not in values:
         _note(config, [key for key in values if set_by.is_tracked_key(key)], by)
@@ -191,7 +191,7 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
 
 
 def _note(config: "ConfigDict", keys: list[str], by: str) -> None:
-    """Note who set these values; None leaves a value to its default."""
+    """Note who set these values; a value of None gets its default."""
     if not keys or not _is_group(config.get("log")):
         return
     notes = {

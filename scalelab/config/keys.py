@@ -93,6 +93,7 @@ class Key:
     tables: tuple[str, ...]  # whose names are the choices; () if any text is a value
     user_code: bool  # whether users may pass their own function as pkg.mod:fn
     several: bool  # whether they may pass several, separated by commas
+    stacked: bool  # whether several may follow one another, each with its number of layers
     traced: bool  # whether a new value needs no new compilation
     identity: bool  # whether what is computed depends on it
     resume: bool  # whether a run may go on under another value
@@ -101,6 +102,11 @@ class Key:
     def choices(self) -> tuple[str, ...]:
         """The names in `tables`; () if any text is a value."""
         return tuple(name for tables in self.tables for name in table_names(tables))
+
+    def names_in(self, value: str) -> list[str]:
+        """The names in a value: itself, or of several each, without their numbers of layers."""
+        parts = value.split(",") if self.several or self.stacked else [value]
+        return [(part.partition("=")[0] if self.stacked else part).strip() for part in parts]
 
     def choices_in(self, table: str) -> tuple[str, ...]:
         """The names in one of the tables, such as `GATED` of `model.mlp`."""
@@ -118,6 +124,7 @@ def key(
     choices: str = "",
     user_code: bool = False,
     several: bool = False,
+    stacked: bool = False,
     traced: bool = False,
     identity: bool = True,
     resume: bool | None = None,
@@ -143,6 +150,7 @@ def key(
         tuple(choices.split()),
         user_code,
         several,
+        stacked,
         traced,
         identity,
         (traced or not identity) if resume is None else resume,

@@ -1,4 +1,4 @@
-"""Parse config values of the form NAME=NUMBER,…: `data.mixture`, `data.unique_tokens`; numbers are exact."""
+"""Parse config values of the form NAME=NUMBER,…: `data.mixture`, `data.unique_tokens`, `model.block`; all exact."""
 
 from fractions import Fraction
 from typing import NamedTuple
@@ -77,6 +77,64 @@ def parse_unique_tokens(text: str) -> dict[str, int]:
             part = f"{name}={float(number):g}".lstrip("=")
             raise BadInput(f"data.unique_tokens: {part} is not a number of tokens; nearest: {max(1, round(number))}")
     return {name: int(number) for name, number in tokens.items()}
+
+
+class StackText(NamedTuple):
+    """A number of layers in a row with one kind of block."""
+
+    block: str
+    depth: int
+
+
+def parse_stacks(text: str, n_layers: int) -> tuple[StackText, ...]:
+    """`"sequential=2,parallel=4"` -> stacks of layers, in order; a block's name alone: all `n_layers`.
+
+    A name may come twice, as the order counts. BadInput for a part that is not BLOCK=LAYERS, for no layer, and for
+    layers that don't sum to `n_layers`.
+    """
+    parts = text.split(",")
+    if len(parts) == 1 and "=" not in text:
+        return (StackText(text.strip(), n_layers),)
+    stacks = tuple(_parse_stack(part.strip()) for part in parts)
+    if (total := sum(stack.depth for stack in stacks)) != n_layers:
+        raise BadInput(
+            f"model.block={text!r}: the layers sum to {total:,}, not model.n_layers={n_layers:,}; "
+            f"nearest: {_scaled_stacks(stacks, n_layers)}"
+        )
+    return stacks
+
+
+def _parse_stack(part: str) -> StackText:
+    name, _, depth = (piece.strip() for piece in part.partition("="))
+    if not name or not depth.isascii() or not depth.isdecimal() or not int(depth[:20]):
+        nearest = f"; nearest: {name}=1" if name else "; e.g. sequential=2,parallel=4"
+        raise BadInput(f"model.block: {part[:80]!r} is not a block and its number of layers, at least 1{nearest}")
+    return StackText(name, int(depth[:20]))
+
+
+def _scaled_stacks(stacks: tuple[StackText, ...], n_layers: int) -> str:
+    """The stacks in these shares, as text, with `n_layers` in all."""
+    if len(stacks) > n_layers:
+        return f"{stacks[0].block}, or model.n_layers={sum(stack.depth for stack in stacks)}"
+    return format_stacks(scale_stacks(stacks, n_layers))
+
+
+def scale_stacks(stacks: tuple[StackText, ...], n_layers: int) -> tuple[StackText, ...]:
+    """The stacks with `n_layers` in all, in shares as near as whole layers are, each one layer at least."""
+    total = sum(stack.depth for stack in stacks)
+    shares = [Fraction(stack.depth * n_layers, total) for stack in stacks]
+    depths = [max(1, int(share)) for share in shares]
+    while sum(depths) != n_layers:
+        step = 1 if sum(depths) < n_layers else -1
+        lacking = [i for i, depth in enumerate(depths) if depth + step]
+        i = max(lacking, key=lambda i: step * (shares[i] - depths[i]))
+        depths[i] += step
+    return tuple(StackText(stack.block, depth) for stack, depth in zip(stacks, depths, strict=True))
+
+
+def format_stacks(stacks: tuple[StackText, ...]) -> str:
+    """`model.block` of these stacks."""
+    return stacks[0].block if len(stacks) == 1 else ",".join(f"{stack.block}={stack.depth}" for stack in stacks)
 
 
 def parse_named_numbers(key: str, text: str, example: str, counts: bool = False) -> dict[str, Fraction]:

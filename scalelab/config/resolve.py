@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scalelab import set_by, user_code
-from scalelab.config import optimizer_defaults
+from scalelab.config import mixture_text, optimizer_defaults
 from scalelab.config.checks.combinations import check_combinations
 from scalelab.config.checks.interplay import check_plans
 from scalelab.config.checks.validate import check_values
@@ -66,7 +66,8 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
 
 
 def _derive_model_sizes(model: "ConfigDict") -> None:
-    """Fill in the sizes that follow from the width and the heads where they are not set."""
+    """Fill in the sizes that follow from the width and the heads where they are not set; one text for equal stacks."""
+    model.block = mixture_text.format_stacks(mixture_text.parse_stacks(model.block, model.n_layers))
     if model.n_kv_heads is None:
         model.n_kv_heads = model.n_heads
     if model.d_head is None:

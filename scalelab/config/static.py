@@ -62,19 +62,19 @@ class ModelShape:
 
     @functools.cached_property
     def plain(self) -> "ModelShape":
-        """The shape, with options that change neither parameters nor FLOPs at their defaults: fewer shapes to trace."""
+        """Reset options that change neither parameters nor FLOPs to their defaults: fewer shapes to trace."""
         return dataclasses.replace(
             self, remat="none", attention="plain", sequence_parallel=False, sums="compute", parts=0
         )
 
     @property
     def width_ratio(self) -> float:
-        """m_d: how many times as wide as the base; 1 where width changes nothing (standard)."""
+        """m_d: width over the base's width; 1 if width changes nothing (standard)."""
         return self.d_model / self.base_width if PARAMETRIZATIONS[self.parametrization].width else 1.0
 
     @property
     def depth_ratio(self) -> float:
-        """m_L: how many times as deep as the base; 1 where depth changes nothing (standard, mup)."""
+        """m_L: depth over the base's depth; 1 if depth changes nothing (standard, mup)."""
         return self.n_layers / self.base_layers if PARAMETRIZATIONS[self.parametrization].depth else 1.0
 
 
@@ -103,7 +103,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Optim:
-    """The options of an optimizer that decide its program; None: it has no such option. See configs/base.py."""
+    """Options of an optimizer that decide its program; None: the optimizer lacks the option. See configs/base.py."""
 
     name: str = "adamw"
     nesterov: bool | None = None
@@ -118,13 +118,13 @@ class Optim:
     decay_embeddings: bool = True
     decay_vectors: bool = False
     groups: str = ""
-    own: tuple[str, ...] = ()  # of a user's own optimizer: the names in optim.own
-    unset: tuple[str, ...] = ()  # of a user's own optimizer: numbers that its config doesn't set
+    own: tuple[str, ...] = ()  # names in optim.own, for a user's own optimizer
+    unset: tuple[str, ...] = ()  # numbers of a user's own optimizer that the config doesn't set
 
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """What of the guard decides the program; see configs/base.py. `stages`: steps at which the data's mixture changes.
+    """Options of the guard that decide the program; see configs/base.py. `stages`: steps at which the mixture changes.
 
     A policy that is off has no other options.
     """
@@ -153,7 +153,7 @@ class Guard:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether a step may do without a micro-batch that is not finite."""
+        """Whether a step may leave out a micro-batch that is not finite."""
         return self.acts and SKIPS[self.skip]
 
 
@@ -172,7 +172,7 @@ class PastStretch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """What decides the compiled program. Runs with equal `Static` share one compilation."""
+    """All that decides the compiled program. Runs with equal `Static` share one compilation."""
 
     model: ModelShape
     optim: Optim
@@ -195,7 +195,7 @@ class Static:
     guard: Guard = Guard()
     updates: str = "whole"  # from train.updates: whether weights are updated after the backward or layer by layer in it
     moments: str = "device"  # from train.moments: the memory in which the optimizer's state lies
-    sources: tuple[str, ...] = ()  # of users' functions: hashes, as two folders may have functions of one name
+    sources: tuple[str, ...] = ()  # hashes of users' functions: two folders may have functions of one name
 
     @property
     def masks_documents(self) -> bool:
@@ -224,7 +224,7 @@ def static(config: "ConfigDict") -> Static:
         parts=config.parallel.parts if config.parallel.sequence and config.parallel.tensor != 1 else 0,
     )
     train, schedule = config.train, config.schedule
-    # A trunk runs the program of the run that is planned with its end: so equal bits do not depend on the compiler.
+    # A trunk uses the program of a run planned with its end: equal bits then do not depend on the compiler.
     shape_of_lr = "wsd" if schedule.name == "constant" else schedule.name
     options = {
         field.name: config.optim[field.name] for field in dataclasses.fields(Optim) if field.name in config.optim
@@ -241,7 +241,7 @@ def static(config: "ConfigDict") -> Static:
 
 
 def _past(config: "ConfigDict") -> tuple[PastStretch, ...]:
-    """What the schedules in tokens need of the noted stretches; () while all steps so far follow from the config."""
+    """The noted stretches as schedules in tokens need them; () if all steps so far follow from the config."""
     noted = stretches.noted_stretches(config)
     sizes = [(stretch.rows * stretch.seq_len, stretch.accumulate, stretch.ramp) for stretch in noted]
     if not any(size != sizes[-1] for size in sizes):
@@ -257,6 +257,6 @@ def _guard(config: "ConfigDict") -> Guard:
 
 
 def unset_numbers(config: "ConfigDict") -> tuple[str, ...]:
-    """Numbers that the config of a user's own optimizer (`pkg.mod:fn`) leaves open; () for scalelab's optimizers."""
+    """Numbers of a user's own optimizer (`pkg.mod:fn`) that the config doesn't set; () for scalelab's optimizers."""
     keys = [key.removeprefix("optim.") for key in traced_keys() if key.startswith("optim.")]
     return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()

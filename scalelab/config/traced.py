@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 LAYERS_NUMBERS = ("log.layers_every", "log.layers_after_alarm")  # traced where layers are measured
-DERIVED_GROUPS = ("dataset", "step")  # of numbers that no key of the config holds
+DERIVED_GROUPS = ("dataset", "step")  # groups of numbers that are not keys of the config
 OLD_NAMES = {"log_every": "every_steps"}  # of version 0.2, where `h` was a flat dict, if not the last part of the key
 
 
@@ -34,7 +34,7 @@ class Hparams(tuple[Any, ...]):
 
     _fields: tuple[str, ...]
     _path = "h"
-    _reader = "this function"  # who reads a number, for the refusal
+    _reader = "this function"  # the reader of a number, for the refusal's text
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -54,7 +54,7 @@ class Hparams(tuple[Any, ...]):
 
 
 def _describe_missing(record: Hparams, name: str, spelling: str) -> str:
-    """Why `record` lacks `name`, written as `spelling`, and how the number is read or set."""
+    """Explain why `record` lacks `name`, written as `spelling`, and how to read or set the number."""
     keys = list(dict.fromkeys([*_walk_keys(record), *hparam_keys()]))
     key = f"{record._path}.{name}".removeprefix("h.")
     if key in keys or key.startswith(USER_OPTIM_PREFIX):
@@ -70,7 +70,7 @@ def _describe_missing(record: Hparams, name: str, spelling: str) -> str:
 
 
 def _walk_keys(record: Hparams) -> Iterator[str]:
-    """Keys of a record's numbers, in order."""
+    """Yield the keys of a record's numbers, in order."""
     for name, value in zip(record._fields, record, strict=True):
         if isinstance(value, Hparams):
             yield from _walk_keys(value)
@@ -80,13 +80,13 @@ def _walk_keys(record: Hparams) -> Iterator[str]:
 
 @functools.cache
 def _record_type(path: str, names: tuple[str, ...], reader: str) -> Any:
-    fields: Any = collections.namedtuple  # of names that are known here only
+    fields: Any = collections.namedtuple  # names that are known only here
     attributes = {"__slots__": (), "_path": path, "_reader": reader}
     return type(path, (Hparams, fields(path.rpartition(".")[2], names)), attributes)
 
 
 def group_hparams(values: Mapping[str, Any], reader: str = Hparams._reader) -> Hparams:
-    """The record of `{"optim.peak_lr": value}`. `reader`: who reads it, for the refusal of a name that it lacks."""
+    """Make the record of `{"optim.peak_lr": value}`. `reader`: who reads it, named when a number is missing."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *groups, name = key.split(".")
@@ -96,7 +96,7 @@ def group_hparams(values: Mapping[str, Any], reader: str = Hparams._reader) -> H
         tree["optim"].setdefault("own", {})
 
     def record(path: str, part: dict[str, Any]) -> Hparams:
-        names = tuple(sorted(part))  # however a record came about, equal numbers make equal pytrees
+        names = tuple(sorted(part))  # sorted, so that equal numbers always make equal pytrees
         parts = [record(f"{path}.{n}", part[n]) if isinstance(part[n], dict) else part[n] for n in names]
         result: Hparams = _record_type(path, names, reader)(*parts)
         return result
@@ -117,7 +117,7 @@ def flatten_hparams(h: Hparams) -> dict[str, Any]:
 
 
 def replace_hparams(h: Hparams, values: Mapping[str, Any]) -> Hparams:
-    """`h` with other values by key: `{"optim.peak_lr": 1e-3}`. Only of `DERIVED_GROUPS` may they be new."""
+    """Replace values of `h` by key: `{"optim.peak_lr": 1e-3}`. Only groups in `DERIVED_GROUPS` may get new keys."""
     known = flatten_hparams(h)
     for key in values:
         if key not in known and key.partition(".")[0] not in DERIVED_GROUPS:
@@ -126,14 +126,14 @@ def replace_hparams(h: Hparams, values: Mapping[str, Any]) -> Hparams:
 
 
 def traced_names(o: Optim) -> list[str]:
-    """Keys of the numbers that a program under the optimizer `o` gets, besides those of logging and data."""
+    """Keys of the numbers that a program with the optimizer `o` gets, besides those of logging and data."""
     return [*hparam_keys(), *(USER_OPTIM_PREFIX + name for name in o.own)]
 
 
 def hparams(config: "ConfigDict") -> Hparams:
     """The traced half of a resolved config: scalars that change without recompiling."""
     values = leaves(config)
-    # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
+    # An option that an optimizer lacks is None in the config, and here a zero that nothing reads.
     given = {key: 0.0 if values[key] is None else values[key] for key in hparam_keys()}
     given |= {"schedule.decay_steps": 0.0} if config.schedule.name == "constant" else {}
     given |= {key: values[key] for key in LAYERS_NUMBERS} if config.log.layers_every else {}

@@ -1,4 +1,4 @@
-"""Config -> dataset: tokenize once into cached shards, split by document, and describe the data."""
+"""Open a config's dataset: tokenize once into cached shards, split by document, and describe the data."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from scalelab.data.sources.sources import DataConfig, Source, open_source
 from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 
-OVERSHOOT = 1.25  # times the wanted validation share: a document that would exceed this stays in training
+OVERSHOOT = 1.25  # multiple of the wanted validation share: a document that would exceed it stays in training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> p
 
 
 def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:
-    sizes: dict[bytes, int] = {}  # by content, so that equal documents fall on the same side of the split
+    sizes: dict[bytes, int] = {}  # keyed by content: equal documents fall on the same side of the split
     for document in source.documents():
         digest = _digest(document)
         sizes[digest] = sizes.get(digest, 0) + len(document)
@@ -173,7 +173,7 @@ def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed:
     held_out: set[bytes] = set()
     n_bytes = 0
     for digest in order:
-        if n_bytes + sizes[digest] <= min(OVERSHOOT * wanted, total - 1):  # leave something for training
+        if n_bytes + sizes[digest] <= min(OVERSHOOT * wanted, total - 1):  # one document is left for training
             held_out.add(digest)
             n_bytes += sizes[digest]
         if n_bytes >= wanted:

@@ -31,10 +31,10 @@ from scalelab.untrusted.paths import path_below
 
 SHARD_FORMAT = 1
 TOKEN_DTYPES = ("|u1", "<u2", "<u4")  # all values of `Tokenizer.dtype`
-FILE_NAME = re.compile(r"[\w-][\w.-]*")  # a shard's file, in the folder itself
+FILE_NAME = re.compile(r"[\w-][\w.-]*")  # name of a shard's file, directly in the folder
 SHARD_TOKENS = 2**25  # a shard ends with the document that reaches this; documents are never cut
-HASHED_ON_OPEN_BYTES = 2**28  # up to here opening compares SHA-256 too (about 1 s at worst), above only sizes
-STALE_S = 24 * 3600  # the writer of a temporary folder this old is gone
+HASHED_ON_OPEN_BYTES = 2**28  # size up to which opening compares SHA-256 too (about 1 s at worst), above it only sizes
+STALE_S = 24 * 3600  # age at which the writer of a temporary folder is taken for gone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Split:
 
 
 def check_still_there(split: Split) -> None:
-    """Raise BadInput where a file of the split is gone or has another size than when it was opened.
+    """Raise BadInput if a file of the split is gone or has another size than when it was opened.
 
     A deleted file stays readable until the run is started again; reading past the end of a shortened one kills the
     process.
@@ -131,7 +131,7 @@ def _publish(building: pathlib.Path, final: pathlib.Path) -> None:
     try:
         os.rename(building, final)
     except OSError:
-        if not (final / "index.json").exists():  # a finished folder is fine, anything else is an error
+        if not (final / "index.json").exists():  # a finished folder is another process's; anything else is an error
             raise
     fsync(final.parent)
 
@@ -144,7 +144,7 @@ def _remove_stale_drafts(cache: pathlib.Path) -> None:
 
 
 def read_shard_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]:
-    """The index and the splits of a finished folder, verified. Raises BadInput that names the wrong file."""
+    """Read and verify the index and the splits of a finished folder. Raises BadInput that names the wrong file."""
     index = read_shard_index(folder)
     all_shards = [shard for shards in index["splits"].values() for shard in shards]
     check_shard_entries(folder / "index.json", index["dtype"], all_shards)
@@ -154,7 +154,7 @@ def read_shard_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, S
 
 
 def read_shard_index(folder: pathlib.Path) -> dict[str, Any]:
-    """The index of a finished folder. Raises BadInput."""
+    """Read the index of a finished folder. Raises BadInput."""
     path = folder / "index.json"
     try:
         index = read_document(path)
@@ -171,7 +171,7 @@ def read_shard_index(folder: pathlib.Path) -> dict[str, Any]:
 def check_shard_entries(
     path: pathlib.Path, dtype: Any, shards: Iterable[dict[str, Any]], tokenizer_ids: int | None = None
 ) -> None:
-    """Raise BadInput where the index at `path` has a type, file or size that our writer never produces.
+    """Raise BadInput if the index at `path` has a type, file or size that our writer never produces.
 
     An index is text that anybody may have edited; with an object type numpy would read a file's bytes as pointers.
     """
@@ -190,7 +190,7 @@ def check_shard_entries(
 
 
 def _check_file_entry(path: pathlib.Path, dtype: Any, kind: str, entry: Any) -> None:
-    """Raise BadInput where the entry of a shard's `kind` (tokens, offsets) has no valid name, size or hash."""
+    """Raise BadInput if the entry of a shard's `kind` (tokens, offsets) has no valid name, size or hash."""
     width = np.dtype(dtype if kind == "tokens" else "<i8").itemsize
     is_file = isinstance(entry, dict) and entry.keys() >= {"file", "bytes", "sha256"}
     name, size = (entry["file"], entry["bytes"]) if is_file else (None, None)
@@ -224,7 +224,7 @@ def _rebuild_hint(folder: pathlib.Path) -> str:
 
 
 def map_split(folder: pathlib.Path, shards: list[dict[str, Any]], dtype: str) -> Split:
-    """The shards of one split, memory-mapped: only the parts that are read take memory."""
+    """Map the shards of one split into memory: only the parts that are read take memory."""
     tokens = tuple(np.memmap(path_below(folder, s["tokens"]["file"]), np.dtype(dtype), "r") for s in shards)
     offsets = tuple(np.memmap(path_below(folder, s["offsets"]["file"]), "<i8", "r") for s in shards)
     return Split(tokens, offsets)

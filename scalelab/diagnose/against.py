@@ -1,4 +1,4 @@
-"""Two runs beside each other: which values differ that the computation depends on, and from which step on they part."""
+"""Compare two runs: the differing values that the computation depends on, and the first step that differs."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from scalelab.diagnose.verdict import Verdict, make_verdict
 from scalelab.errors import quote_path
 from scalelab.evaluate.compare import compare_runs
 
-MOST_KEYS = 6  # differences named in a line
-SAME_LOSS = 1e-3  # relative: the first losses of two runs on the same weights and batch
+MOST_KEYS = 6  # most differences named in a line
+SAME_LOSS = 1e-3  # relative difference of the first losses of two runs on the same weights and batch
 SAME_RATIO = 0.02  # relative distance of a ratio of gradient norms from a whole number
 
 
 def judge_against(run: Evidence, other: Evidence) -> tuple[list[Verdict], dict[str, Any]]:
-    """Verdicts on `run` by `other`, and the comparison itself (`scalelab compare`). BadInput as in `compare_runs`."""
+    """Judge `run` by `other`: verdicts, and the comparison (`scalelab compare`). BadInput as in `compare_runs`."""
     comparison = compare_runs(str(run.folder), str(other.folder))
     first = comparison["metrics"]["first"]
     if first is None:
@@ -24,7 +24,7 @@ def judge_against(run: Evidence, other: Evidence) -> tuple[list[Verdict], dict[s
 
 
 def _norm_ratio(run: Evidence, other: Evidence) -> Verdict | None:
-    """Micro-batches that were not averaged: equal losses, and a gradient norm a whole number of times as large."""
+    """Find micro-batches that were not averaged: equal losses, and a gradient norm a whole number of times as large."""
     ours, theirs = (each.rows[0] for each in (run, other))
     k = int(run.values["train.accumulate"])
     same_loss = abs(ours["train_loss"] - theirs["train_loss"]) <= SAME_LOSS * abs(theirs["train_loss"])
@@ -41,7 +41,7 @@ def _norm_ratio(run: Evidence, other: Evidence) -> Verdict | None:
 
 
 def _first_difference(run: Evidence, comparison: dict[str, Any], first: dict[str, Any], step: int) -> Verdict:
-    """The first difference, likeliest cause first: config, data, environment, or none that the records know of."""
+    """Explain the first difference by the likeliest cause: config, data, environment, or none in the records."""
     config = {key: (c["a"], c["b"]) for key, c in comparison["config"].items() if c["computes"]}
     differences = {"config": config, "data": comparison["data"], "environment": comparison["environment"]}
     kind, values = next(((kind, values) for kind, values in differences.items() if values), ("state", {}))

@@ -1,4 +1,4 @@
-"""The batch of a step, from (seed, step): its sequences ranked by gradient norm, with where each comes from."""
+"""Rebuild the batch of a step from (seed, step): its sequences ranked by gradient norm, with their origins."""
 
 from typing import Any, NamedTuple
 
@@ -22,14 +22,14 @@ from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step.gradients import document_ends
 
-EXCERPT = 60  # characters of a sequence that are shown
+EXCERPT = 60  # characters shown of a sequence
 
 
 class Sequence(NamedTuple):
     """One row of a batch. `loss` in nats a token, `grad_norm` of its mean loss, both on the weights of `weights_step`.
 
-    `document`: number of its first document in the shard, which begins `offset` tokens before; `file`: where a source
-    has files; `excerpt`: its beginning, escaped.
+    `document`: number of its first document in the shard, which begins `offset` tokens before; `file`: "" if the source
+    has no files; `excerpt`: the row's beginning, escaped.
     """
 
     row: int
@@ -46,10 +46,10 @@ class Sequence(NamedTuple):
 
 
 def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
-    """(the saved step whose weights score it, its sequences, those of the largest gradient norm first).
+    """Describe a batch: (the saved step whose weights score it, its sequences by falling gradient norm).
 
-    `step` counts as metrics.jsonl does: step 1 reads batch 0. BadInput for a step that the run does not have, without a
-    checkpoint, or without the data.
+    `step` counts as in metrics.jsonl: step 1 reads batch 0. BadInput for a step that the run does not have, or without
+    a checkpoint or the data.
     """
     if evidence.data is None:
         raise BadInput(f"--batch needs the run's data: {evidence.no_data}")
@@ -74,7 +74,7 @@ def describe_batch(evidence: Evidence, step: int) -> tuple[int, list[Sequence]]:
 
 
 def _subject_before(evidence: Evidence, step: int) -> Subject:
-    """The run at the last intact step saved before `step`, or at its first. BadInput if none is intact."""
+    """Load the run at the last intact step saved before `step`, or at its first. BadInput if none is intact."""
     saved, damage = sorted(evidence.manifests, key=lambda s: (s >= step, abs(s - step))), list(evidence.damage)
     for each in saved:
         try:
@@ -86,14 +86,14 @@ def _subject_before(evidence: Evidence, step: int) -> Subject:
 
 
 def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(loss [B], gradient norm [B]) of each row on the subject's weights."""
+    """Compute (loss [B], gradient norm [B]) of each row on the subject's weights."""
     static = subject.static
     ends, policy = document_ends(static, subject.h, jnp.int32(step - 1)), POLICIES[static.precision]
 
     def mean_loss(params: Any, row: jax.Array) -> jax.Array:
         inputs, targets, packed = documents.split_inputs_targets(row[None], ends)
         sums = transformer.summed_loss(static.model, params, inputs, targets, 0.0, policy, packed=packed)
-        # The only field that is differentiated; without z-loss it is the loss.
+        # Only this field is differentiated; without z-loss it is the loss.
         return sums.objective / jnp.maximum(sums.tokens, 1.0)
 
     @jax.jit
@@ -109,7 +109,7 @@ def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray
 
 
 def training_files(config: Any, dataset: Dataset) -> dict[str, list[str]]:
-    """The file of each training document, by comparing lengths; {} where the source has no files."""
+    """Find the file of each training document by comparing lengths; {} if the source has no files."""
     files = source_files(config.data)
     if not files:
         return {}
@@ -122,7 +122,7 @@ def training_files(config: Any, dataset: Dataset) -> dict[str, list[str]]:
         if len(names) < len(lengths) and lengths[len(names)] == size:
             names.append(str(path))
         elif size and not held_out.get(size):
-            return {}  # the files are others than when the shards were made
+            return {}  # the files have changed since the shards were made
     return {part.name: names} if len(names) == len(lengths) else {}
 
 

@@ -1,4 +1,4 @@
-"""Evidence: everything a run's folder, its data and the probes say, gathered once for all checks."""
+"""Gather the evidence on a run once for all checks: its folder, its data, and the probes' measurements."""
 
 import dataclasses
 import functools
@@ -27,28 +27,27 @@ class Series(NamedTuple):
     values: np.ndarray
 
     def after(self, step: float) -> "Series":
-        """The part after `step`."""
+        """The part of the series after `step`."""
         return Series(self.steps[self.steps > step], self.values[self.steps > step])
 
     def until(self, step: float) -> "Series":
-        """The part up to `step`."""
+        """The part of the series up to `step`."""
         return Series(self.steps[self.steps <= step], self.values[self.steps <= step])
 
     def finite(self) -> "Series":
-        """The part where every value is finite."""
+        """The part of the series with finite values."""
         good = np.isfinite(self.values).all(axis=tuple(range(1, self.values.ndim)))
         return Series(self.steps[good], self.values[good])
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What is known of a run. `values`: config by `group.key`, keys of older runs at their defaults.
+    """The evidence on a run. `values`: config by `group.key`, with defaults for keys that older runs lack.
 
     `rows`: lines of training, `evaluations`: lines with `val_loss`, `layers`, `events`: their files. `manifests`: of
-    the saved steps; `damage`: files that differ from them. `lost`: what a save or the record knows of lines of metrics
-    that are gone; `edited`: what they know of logs whose values are others. `data`: a sample of the data, or None and
-    why in `no_data`.
-    `probes`: measurements of `probes/` by name, {} without --live.
+    the saved steps; `damage`: files that differ from them. `lost`: lines of metrics that a save or the record counted
+    and that are gone; `edited`: logged values that contradict them. `data`: a sample of the data; None if `no_data`
+    says why not. `probes`: measurements of `probes/` by name, {} without --live.
     """
 
     folder: pathlib.Path
@@ -78,7 +77,7 @@ class Evidence:
 
     @property
     def steps(self) -> int:
-        """Steps the config asks for."""
+        """Number of steps in the config."""
         return int(self.values["train.steps"])
 
     @property
@@ -92,20 +91,20 @@ class Evidence:
         return float(np.log(self.values["model.vocab_size"]))
 
     def series(self, name: str) -> Series:
-        """A metric over the logged steps; lines without it are left out, values that are not finite are not."""
+        """Series of a metric over the logged steps, with values that are not finite; lines without it are left out."""
         return _series(self.rows, name)
 
     def layer_series(self, name: str) -> Series:
-        """A measure of layers.jsonl: [n, L], or [n] of a group or the logits."""
+        """Series of a measure of layers.jsonl: [n, L], or [n] for a group or the logits."""
         return _series(self.layers, name)
 
     def kinds(self, *kinds: str) -> list[Mapping[str, Any]]:
-        """Events of these kinds."""
+        """Select the events of these kinds."""
         return [event for event in self.events if event["kind"] in kinds]
 
     @functools.cached_property
     def scheduled_lr(self) -> Series:
-        """The LR that the config's schedule gives at the logged steps. BadInput for a user's that is not trusted."""
+        """LR by the config's schedule at the logged steps. BadInput for a user's schedule that is not trusted."""
         steps = self.series("lr").steps
         if not len(steps):
             return Series(steps, steps.astype(float))
@@ -119,7 +118,7 @@ def _series(lines: Sequence[Mapping[str, Any]], name: str) -> Series:
 
 
 def gather_evidence(folder: pathlib.Path) -> Evidence:
-    """Gather what the run in `folder` has, without probes. BadInput if it is not a run, or its files are damaged."""
+    """Gather the evidence on a run's folder, without probes. BadInput if it is not a run, or is damaged."""
     if not (folder / "config.json").exists():
         raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
     values, mistyped = _typed_values(records.flatten_keys(records.read_config(folder)))
@@ -137,7 +136,7 @@ def gather_evidence(folder: pathlib.Path) -> Evidence:
 
 
 def _typed_values(stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(a config by `group.key`, keys without a value of their type at their defaults, a line for each of these)."""
+    """Read (a config by `group.key`, with defaults for values of a wrong type; a line for each of these)."""
     keys = key_records()
     mistyped = {key for key, record in keys.items() if not _fits(stored.get(key, record.default), record)}
     lines = [f"config.json: {key} is {stored[key]!r}; taken as {keys[key].default!r}" for key in sorted(mistyped)]
@@ -153,13 +152,13 @@ def _fits(value: Any, record: Key) -> bool:
 
 
 def _one_a_step(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Lines in order of their steps, the last one of each: series of several metrics are held against each other."""
+    """Keep the last line of each step, in order of steps, so that series of several metrics match."""
     by_step = {line["step"]: line for line in lines}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def update_ratio(evidence: Evidence) -> Series:
-    """Update norm / parameter norm at the logged steps."""
+    """Series of update norm / parameter norm at the logged steps."""
     update, params = evidence.series("update_norm"), evidence.series("param_norm")
     shared = np.intersect1d(update.steps, params.steps)
     chosen = [np.isin(each.steps, shared) for each in (update, params)]
@@ -179,20 +178,20 @@ def _data(folder: pathlib.Path) -> tuple[DataSample | None, str]:
 def _describe_lost_lines(
     folder: pathlib.Path, values: Mapping[str, Any], record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
 ) -> tuple[list[str], list[str]]:
-    """(lines that the newest checkpoint or the record knows of and that are gone, values that are others)."""
+    """Describe (lost lines, edited values) of metrics, by the counts of the newest checkpoint and the record."""
     saved, lost, edited = manifest.find_saved_steps(folder), list[str](), list[str]()
     for step in sorted(saved, reverse=True):
         place, _ = saved[step]
         try:
             problems = logs.find_lost_logs(place, manifest.read_manifest(place / str(step)))
-        except WorkFailed:  # damaged: `damage` says so
+        except WorkFailed:  # a damaged file is described by `damage`
             continue
         for path, text in problems:
             if path.parent.resolve() != folder.resolve():
                 continue
             if path.name == "metrics.jsonl" and _last_step(path) + values["log.every_steps"] <= step:
                 lost.append(text)
-            elif path.exists():  # without layers.jsonl the checks that ask for it say so
+            elif path.exists():  # checks that need layers.jsonl report its absence
                 edited.append(text)
         break
     try:
@@ -203,13 +202,13 @@ def _describe_lost_lines(
 
 
 def _last_step(log: pathlib.Path) -> int:
-    """The step of a log's last line; 0 without any."""
+    """Step of a log's last line; 0 without a line."""
     line = last_line(log, lambda row: isinstance(row.get("step"), int)) or {}
     return int(line.get("step", 0))
 
 
 def _manifests(folder: pathlib.Path) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
-    """The manifests of the saved steps, and what is wrong with their files by name and size."""
+    """Read the manifests of the saved steps, and what is wrong with their files by name and size."""
     manifests: dict[int, Mapping[str, Any]] = {}
     damage: list[str] = []
     for step, (place, _) in sorted(manifest.find_saved_steps(folder).items()):

@@ -1,4 +1,4 @@
-"""The door: all checks over one run's evidence, verdicts ranked, gaps listed."""
+"""Run all checks over one run's evidence, rank the verdicts, and list the gaps."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from scalelab.diagnose.verdict import Gap, Verdict
 
 FAMILIES = (rates, scales, optimizer, precision, spikes, alarms, resume, data, live, throughput)
 SPIKES = ("spike_benign", "spike_growing", "data_outlier", "not_finite")
-# A cause explains symptoms of others: those are ranked after it. Cause -> causes that it brings about.
+# {cause: causes that it brings about}, which are ranked after it.
 BRINGS_ABOUT = {
     "lr_too_high": ("attention_logits", "logit_drift", "edge_of_stability", *SPIKES),
     "no_bias_correction": ("lr_too_high", "warmup_too_short", "attention_logits", *SPIKES),
@@ -19,13 +19,13 @@ BRINGS_ABOUT = {
 
 
 class Diagnosis(NamedTuple):
-    """Verdicts, the likeliest first, and gaps. A run without a verdict is healthy as far as its signals say."""
+    """Verdicts, the likeliest first, and gaps. A run without a verdict is healthy by its signals."""
 
     verdicts: list[Verdict]
     gaps: list[Gap]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Convert to plain JSON."""
         return {
             "verdicts": [verdict._asdict() for verdict in self.verdicts],
             "gaps": [gap._asdict() for gap in self.gaps],
@@ -41,11 +41,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         if verdict.cause not in best or verdict.score > best[verdict.cause].score:
             best[verdict.cause] = verdict
     gaps = [finding for finding in findings if isinstance(finding, Gap) and finding.cause not in best]
-    return Diagnosis(rank(list(best.values())), gaps)
+    return Diagnosis(rank_verdicts(list(best.values())), gaps)
 
 
-def rank(verdicts: list[Verdict]) -> list[Verdict]:
-    """By score; a verdict that another one of at least its kind brings about comes after that one."""
+def rank_verdicts(verdicts: list[Verdict]) -> list[Verdict]:
+    """Sort verdicts by score; one that is brought about by another, of at least its kind, comes after it."""
     causes = {verdict.cause: verdict for verdict in verdicts}
 
     def place(verdict: Verdict) -> float:

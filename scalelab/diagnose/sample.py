@@ -1,4 +1,4 @@
-"""A sample of a run's data for the checks: windows, their order, documents; small enough for any corpus."""
+"""Sample a run's data for the checks: windows, their order, documents; of bounded size for any corpus."""
 
 import dataclasses
 import hashlib
@@ -11,10 +11,10 @@ from scalelab.data.dataset import Dataset
 from scalelab.train.run.sources import make_train_batches
 from scalelab.train.single import load_run_dataset
 
-MOST_WINDOWS = 512  # windows sampled, evenly over the corpus
-ORDER_BATCHES = 64  # batches whose window numbers are looked at
-MOST_DOCUMENTS = 20_000  # documents whose fingerprints are compared, evenly over the corpus
-EDGE_TOKENS = 64  # tokens of a document's start and end that its fingerprint covers
+MOST_WINDOWS = 512  # number of windows sampled evenly over the corpus
+ORDER_BATCHES = 64  # number of batches whose window numbers are read
+MOST_DOCUMENTS = 20_000  # number of documents, evenly over the corpus, whose fingerprints are compared
+EDGE_TOKENS = 64  # tokens of a document's start and end in its fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DataSample:
 
 
 def sample_data(config: ConfigDict) -> DataSample:
-    """Sample the data of a resolved config. BadInput where they can't be read."""
+    """Sample the data of a resolved config. BadInput if they can't be read."""
     dataset = load_run_dataset(config)
     batches = make_train_batches(config, dataset)
     validation = Windows({part.name: part.val for part in dataset.parts}, config.model.seq_len, "validation")
@@ -52,13 +52,13 @@ def sample_data(config: ConfigDict) -> DataSample:
 
 
 def spread(n: int, most: int) -> np.ndarray:
-    """At most `most` numbers below n, evenly spread."""
+    """Choose at most `most` numbers below n, evenly spread."""
     count = min(n, most)
     return (2 * np.arange(count) + 1) * n // (2 * count)
 
 
 def _documents(dataset: Dataset) -> np.ndarray:
-    """Fingerprints of training documents: a hash of their length, first and last tokens."""
+    """Compute fingerprints of training documents: hashes of length, first and last tokens."""
     shards = [pair for part in dataset.parts for pair in zip(part.train.shards, part.train.offsets, strict=True)]
     total = sum(len(offsets) - 1 for _, offsets in shards)
     prints = []

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-WINDOW = 64  # accepted lines that a line is compared with (stability.md 2.2: at least 64 of 128)
-SIGMAS = 6.0  # OLMo-core's, Levanter's and MaxText's
-LEAST_RISE = 0.02  # in ln loss: less is not worth a word (stability.md 2.2)
+WINDOW = 64  # number of accepted lines that a line is compared with (stability.md 2.2: at least 64 of 128)
+SIGMAS = 6.0  # the threshold of OLMo-core, Levanter and MaxText
+LEAST_RISE = 0.02  # least rise of ln loss that is reported (stability.md 2.2)
 TINY = 1e-30
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
@@ -19,7 +19,7 @@ class Flags(NamedTuple):
 
 
 def safe_log(values: np.ndarray) -> np.ndarray:
-    """ln of values, of TINY where they are smaller; what is not finite stays so."""
+    """ln of values, limited below by TINY; values that are not finite are kept."""
     return np.log(np.maximum(values, TINY))
 
 
@@ -43,7 +43,7 @@ def flag_above(values: np.ndarray, least: float = LEAST_RISE, window: int = WIND
 
 
 def _level(recent: np.ndarray) -> tuple[float, float]:
-    """(level of the next value, robust sigma about it): the later half's median, spread about both halves' medians."""
+    """Estimate (the next value's level, its robust sigma): later half's median, spread about both halves' medians."""
     half = len(recent) // 2
     parts = recent[:half], recent[half:]
     medians = [float(np.median(part)) for part in parts]
@@ -51,8 +51,8 @@ def _level(recent: np.ndarray) -> tuple[float, float]:
     return medians[1], MAD_TO_SIGMA * float(np.median(np.abs(residuals)))
 
 
-def spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
-    """Runs of flagged lines as (first, last), joined over at most `gap` lines between them."""
+def join_spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
+    """Join flagged lines into spans (first, last), over at most `gap` lines between them."""
     runs: list[tuple[int, int]] = []
     for i in np.flatnonzero(flagged).tolist():
         if runs and i - runs[-1][1] <= gap + 1:
@@ -62,13 +62,13 @@ def spans(flagged: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
     return runs
 
 
-def smooth(values: np.ndarray, width: int = 9) -> np.ndarray:
-    """The running median over `width` values, shorter at the ends."""
+def smooth_values(values: np.ndarray, width: int = 9) -> np.ndarray:
+    """Running median over `width` values, fewer at the ends."""
     half = width // 2
     return np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
 
 
-def slope(x: np.ndarray, y: np.ndarray, most: int = 300) -> float:
+def fit_slope(x: np.ndarray, y: np.ndarray, most: int = 300) -> float:
     """Theil-Sen slope of y over x: the median slope of all pairs, of at most `most` evenly spread points."""
     chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).astype(int))
     x, y = x[chosen], y[chosen]

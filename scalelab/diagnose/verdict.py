@@ -1,19 +1,19 @@
-"""What a check returns: a verdict with its evidence, or a gap where the run has no signal to judge by."""
+"""Results of checks: a verdict with its evidence, or a gap if the run lacks the signal to judge by."""
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Kinds of evidence, the strongest first, with their base score: a verdict of a stronger kind is ranked first.
+# {kind of evidence: base score}, the strongest first; verdicts of a stronger kind are ranked first.
 KINDS = {"test": 3.0, "signature": 2.0, "symptom": 1.0}
 
 
 class Verdict(NamedTuple):
     """A cause with its evidence.
 
-    `steps` are the first and the last concerned (None: all). `kind`: test (the cause itself was measured), signature
-    (a pattern that hardly anything else leaves) or symptom (also other causes have it). `knob` is what to turn;
-    `confirm` is a command or an experiment that would confirm the cause. `score` ranks verdicts.
+    `steps`: the first and last steps concerned (None: all). `kind`: test (the cause itself was measured), signature
+    (a pattern that hardly anything else leaves) or symptom (also other causes have it). `knob`: the config key to
+    change; `confirm`: a command or an experiment that would confirm the cause. `score` ranks verdicts.
     """
 
     cause: str
@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A cause that can't be judged: the signal that is missing, how to have it, and what can be said without it."""
+    """A cause that can't be judged: the missing signal, how to record it, and what can be said without it."""
 
     cause: str
     missing: str
@@ -40,6 +40,6 @@ Findings = Sequence[Verdict | Gap]
 def make_verdict(
     cause: str, kind: str, over: float, evidence: str, knob: str, confirm: str, steps: tuple[int, int] | None = None
 ) -> Verdict:
-    """A verdict whose value is `over` >= 1 times its threshold; the score is the kind's plus 1 - 1 / over."""
+    """Make a verdict from a value `over` >= 1 times its threshold; the score is the kind's plus 1 - 1 / over."""
     margin = 1.0 - 1.0 / max(over, 1.0) if math.isfinite(over) else 1.0
     return Verdict(cause, kind, steps, evidence, knob, confirm, KINDS[kind] + margin)

@@ -1,4 +1,4 @@
-"""Scores of tasks by likelihood: the nats of each choice after its context, and the metrics of a task.
+"""Score tasks by likelihood: the nats of each choice after its context, and the metrics of a task.
 
 Shapes: B rows, S sequence.
 """
@@ -66,13 +66,13 @@ def encode_task(model: EvaluatedModel, task: Task) -> EncodedTask:
     for item in task.items:
         try:
             items.append(_rows(item, encode, before, model.seq_len))
-        except ValueError as error:  # also half a surrogate pair, and text that a tokenizer refuses
+        except ValueError as error:  # raised also for half a surrogate pair, and text that a tokenizer refuses
             raise BadInput(f"{task.path}, line {item.line}: {error}") from None
     return EncodedTask(items, separator)
 
 
 def _rows(item: TaskItem, encode: Encode, before: Sequence[int], seq_len: int) -> list[ChoiceRow]:
-    """One row per choice, which starts where its ids differ from the context's: a token across the border is its own.
+    """Make a row per choice, which starts where its ids differ from the context's, at a token across the border too.
 
     All choices of an item start at the first such place, so that each is scored on text after one context.
     """
@@ -102,7 +102,7 @@ def _joined(context: TextOrIds, choice: TextOrIds) -> TextOrIds:
 
 
 def _shared_length(a: np.ndarray, b: np.ndarray) -> int:
-    """The length of the common beginning of two arrays of ids."""
+    """Length of the common beginning of two arrays of ids."""
     n = min(len(a), len(b))
     apart = np.flatnonzero(a[:n] != b[:n])
     return int(apart[0]) if len(apart) else n
@@ -181,7 +181,7 @@ def task_metrics(scores: Sequence[Sequence[ChoiceScore]], answers: Sequence[int]
 
 
 def _share(item: Sequence[ChoiceScore], answer: int) -> float:
-    """The right choice's share of the likelihood of all choices."""
+    """Share of the right choice in the likelihood of all choices."""
     logs = -np.array([s.nats for s in item])
     shares = np.exp(logs - logs.max())
     return float(shares[answer] / shares.sum())

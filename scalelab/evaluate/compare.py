@@ -1,4 +1,4 @@
-"""Compares two runs: config, data, environment, the first step that differs, and the loss gap beside the noise."""
+"""Compare two runs: config, data, environment, the first step that differs, and the loss gap beside the noise."""
 
 import math
 import pathlib
@@ -12,7 +12,7 @@ from scalelab.record.identity import is_identity_key
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.weights import load_run_weights
 
-TIMING_KEYS = ("tokens_per_s", "mfu", "time")  # metrics of the clock: not compared
+TIMING_KEYS = ("tokens_per_s", "mfu", "time")  # metrics of time, which are not compared
 ENVIRONMENT_KEYS = ("versions", "device", "mesh", "dtypes", "attention", "determinism")
 
 
@@ -64,9 +64,9 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[A
 def first_difference(a: list[dict], b: list[dict]) -> dict[str, Any]:
     """Compare two runs' metric lines: {"lines", "only", "first", "largest"}.
 
-    `lines` counts steps of both runs, `only` those of one. `first` is the first that differs: {"step", "differ":
-    {metric: {"a", "b", "relative"}}}, the largest relative difference first; `TIMING_KEYS` are not compared. `largest`
-    is the largest relative difference of the training loss at any step.
+    `lines` counts steps of both runs, `only` steps of one run. `first` is the first step that differs: {"step",
+    "differ": {metric: {"a", "b", "relative"}}}, the largest relative difference first; `TIMING_KEYS` are not compared.
+    `largest` is the largest relative difference of the training loss at any step.
     """
     lines_a, lines_b = ({(line["step"], "val_loss" in line): line for line in lines} for lines in (a, b))
     shared = sorted(lines_a.keys() & lines_b.keys())

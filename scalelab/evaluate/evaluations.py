@@ -50,7 +50,7 @@ def evaluate_data(
 
 
 def data_name(config: ConfigDict) -> str:
-    """The name of these data in columns: a prepared folder's name, else the source's."""
+    """Name of these data in columns: a prepared folder's name, else the source's."""
     return make_slug(pathlib.Path(config.data.path).name if config.data.source == "prepared" else config.data.source)
 
 

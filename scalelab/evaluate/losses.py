@@ -1,4 +1,4 @@
-"""The loss on a validation split, per part and in total, with standard errors over sequences."""
+"""Losses on a validation split, per part and in total, with standard errors over sequences."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from scalelab.data.batches.batches import NO_WINDOW, Windows
 from scalelab.data.dataset import Dataset
 from scalelab.evaluate.subject import CHUNK_TOKENS, EvaluatedModel, token_losses
 
-ALL_PARTS = ""  # the name of all parts together
+ALL_PARTS = ""  # name of the total over all parts
 
 
 class PartLoss(NamedTuple):
@@ -54,7 +54,7 @@ def validation_losses(
 def _sums(
     model: EvaluatedModel, separator: int, windows: Windows, numbers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(summed nats, counted tokens) of each window, in batches of one shape, the last one padded."""
+    """Sum (nats, counted tokens) of each window, in batches of one shape, the last one padded."""
     size = min(len(numbers), max(1, CHUNK_TOKENS // model.seq_len))
     nats, tokens = np.zeros((2, len(numbers)))
     for first in range(0, len(numbers), size):
@@ -68,7 +68,7 @@ def _sums(
 
 
 def _part_loss(name: str, nll: np.ndarray, tokens: np.ndarray, bytes_per_token: float, available: int) -> PartLoss:
-    """A ratio of sums over sequences with its standard error (Cochran 1977, eq. 6.13; for equal lengths the mean's)."""
+    """Loss as a ratio of sums over sequences with its standard error (Cochran 1977, eq. 6.13)."""
     n, total = len(nll), tokens.sum()
     loss = nll.sum() / total
     se = math.sqrt(np.sum((nll - loss * tokens) ** 2) * n / (n - 1)) / total if n > 1 else math.nan

@@ -24,7 +24,7 @@ class ComparisonSide(NamedTuple):
     """One side of a comparison.
 
     `folder`: the run that represents it; `meant`: the runs whose mean loss counts; `seeds`: one run of each seed, equal
-    but for the seed; `damage`: why runs beside it are not among them.
+    but for the seed; `damage`: why some runs beside it could not be read.
     """
 
     folder: pathlib.Path
@@ -78,11 +78,11 @@ def read_settings(folder: pathlib.Path) -> dict[str, Any]:
     """Read a run's config by dotted keys; a key unknown to the run's older scalelab gets today's default."""
     defaults = config_lib.default_values()
     values = defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
-    return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # who set a value is not a setting
+    return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # not a setting
 
 
 def _find_alike(run: pathlib.Path) -> tuple[list[pathlib.Path], tuple[str, ...]]:
-    """(the runs beside `run` that equal it but for the seed, why others can't be read). Exported models don't count."""
+    """Find (runs beside `run`, equal but for the seed; why others can't be read). Exported models don't count."""
     alike, damage, settings = [], [], _settings_but_seed(run)
     place = run.absolute().parent
     for path in (place / name / "config.json" for name in list_folders(place)[0]):
@@ -103,7 +103,7 @@ def _settings_but_seed(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _first_of_each_seed(folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-    """The first run of each seed: two runs of one seed tell nothing about the noise of seeds."""
+    """Keep the first run of each seed: two runs of one seed show no noise of seeds."""
     by_seed: dict[int, pathlib.Path] = {}
     for folder in folders:
         by_seed.setdefault(read_settings(folder)[SEED_KEY], folder)
@@ -111,13 +111,13 @@ def _first_of_each_seed(folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
 
 
 def read_val_losses(folder: pathlib.Path) -> dict[int, float]:
-    """{step: validation loss} of a run's evaluations, finite ones only."""
+    """Read {step: validation loss} of a run's evaluations, finite ones only."""
     lines = [line for line in records.read_evaluated(folder) if "val_loss" in line]
     return {line["step"]: line["val_loss"] for line in lines if math.isfinite(line["val_loss"])}
 
 
 def loss_gap(a: ComparisonSide, b: ComparisonSide) -> LossGap | None:
-    """The gap at the last step at which all compared runs were evaluated; None without such a step."""
+    """Compute the gap at the last step at which all compared runs were evaluated; None without such a step."""
     losses = {folder: read_val_losses(folder) for folder in {*a.meant, *b.meant, *a.seeds, *b.seeds}}
     common = set.intersection(*(set(losses[folder]) for folder in (*a.meant, *b.meant)))
     if not common:
@@ -135,7 +135,7 @@ def loss_gap(a: ComparisonSide, b: ComparisonSide) -> LossGap | None:
 def seed_spread(
     step: int, sides: Sequence[Sequence[pathlib.Path]], losses: Mapping[pathlib.Path, Mapping[int, float]]
 ) -> SeedSpread | None:
-    """The spread over seeds at a step: each side has its own mean, and runs shared by both sides count once."""
+    """Estimate the spread over seeds at a step: each side has its own mean; runs of both sides count once."""
     groups = {tuple(sorted(str(f.resolve()) for f in side if step in losses[f])): side for side in sides}
     values = [
         np.array([losses[f][step] for f in side if step in losses[f]])

@@ -1,4 +1,4 @@
-"""Samples text from a run, token by token: greedily, or from the softmax, its top k or its nucleus.
+"""Sample text from a run, token by token: greedily, or from the softmax, its top k or its nucleus.
 
 Shapes: B samples, T tokens of the prompt, V vocab.
 """
@@ -24,10 +24,9 @@ DEFAULT_TOKENS = 100
 
 
 class SamplingOptions(NamedTuple):
-    """How a token is chosen.
-
-    `temperature` 0: the likeliest. Else drawn from softmax(logits / temperature) over the `top_k` likeliest (0: all),
-    and of these over the fewest that hold `top_p` of the probability (Holtzman et al. 2020).
+    """Options for choosing a token. `temperature` 0: the likeliest. Else it is drawn from softmax(logits / temperature)
+    over the `top_k` likeliest (0: all), and of these over the fewest that hold `top_p` of the probability (Holtzman et
+    al. 2020).
     """
 
     temperature: float = 1.0
@@ -37,8 +36,7 @@ class SamplingOptions(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The ids after the prompt, without the separator; `ended`: whether one followed; `nats` under the model at
-    temperature 1, the separator's included."""
+    """Sampled ids after the prompt; `ended`: by a separator, which only `nats` (at temperature 1) includes."""
 
     ids: list[int]
     ended: bool
@@ -97,12 +95,12 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
 
 
 def default_tokens(model: EvaluatedModel, tokenizer: Tokenizer, prompt: str) -> int:
-    """The number of new tokens unless one is asked for: DEFAULT_TOKENS, or as many as the model's length leaves."""
+    """Default number of new tokens: DEFAULT_TOKENS, or as many as the model's length leaves."""
     return max(1, min(DEFAULT_TOKENS, model.seq_len - 1 - len(encode_prompt(tokenizer, prompt))))
 
 
 def decode_sample(tokenizer: Tokenizer, sample: Sample) -> str:
-    """The text of a sample; bytes that are not UTF-8 become the replacement character."""
+    """Decode a sample's text; bytes that are not UTF-8 become the replacement character."""
     return tokenizer.decode(sample.ids).decode(errors="replace")
 
 
@@ -160,7 +158,7 @@ def _program(model: EvaluatedModel, count: int, separator: int) -> tuple[Callabl
     """begin(tokens_BT) -> (logits of the next token [B, V], state); follow(tokens_B, state) -> both, one token later.
 
     The state is a KV cache as long as the model's sequences: a prompt of another length recompiles only `begin`. A
-    user's block may mix tokens outside of attention, which the cache does not hold: there the state is all tokens.
+    user's block may mix tokens outside of attention, which the cache does not hold: its state is all tokens.
     """
     ends = jnp.int32(separator) if model.static.masks_documents else None
     if ":" in model.static.model.block:

@@ -1,4 +1,4 @@
-"""The evaluated model: weights of a run on one device, its tokenizer, and the scores of any tokens.
+"""The evaluated model: a run's weights on one device, its tokenizer, and scores of any tokens.
 
 Shapes: B batch, S sequence.
 """
@@ -55,7 +55,7 @@ def make_evaluated_model(weights: Weights) -> EvaluatedModel:
 
 
 def load_model_tokenizer(model: EvaluatedModel) -> Tokenizer:
-    """Load the tokenizer of the model's data. BadInput if there is none, or if it is not the one of its training."""
+    """Load the tokenizer of the model's data. BadInput if there is none, or if it is not the one of the training."""
     if entry := model.origin["data"].get("kept"):  # imported weights come with their own
         return load.load_indexed_tokenizer(entry, pathlib.Path(model.origin["run"]))
     tokenizer, trained = load_run_tokenizer(model.config.data), model.origin["data"]["tokenizer"]
@@ -69,7 +69,7 @@ def load_model_tokenizer(model: EvaluatedModel) -> Tokenizer:
 
 
 def check_same_ids(model: EvaluatedModel, name: str) -> None:
-    """BadInput if the tokenizer of this name gives other ids than those on which the weights were trained."""
+    """Raise BadInput if the tokenizer of this name gives other ids than those the weights were trained on."""
     trained = model.origin["data"]["tokenizer"]
     if trained not in (None, name):
         raise BadInput(

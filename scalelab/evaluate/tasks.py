@@ -1,4 +1,4 @@
-"""Reads tasks: one JSON-lines file each (docs/tasks.md). Items that can't be scored are refused by file and line."""
+"""Read tasks: one JSON-lines file each (docs/tasks.md). Items that can't be scored are refused by file and line."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ class Task(NamedTuple):
 
 
 def make_slug(text: str) -> str:
-    """Make a valid column name from a text: letters, digits and underscores."""
+    """Make a column name from a text: letters, digits and underscores."""
     return re.sub(r"\W+", "_", text).strip("_").lower() or "task"
 
 

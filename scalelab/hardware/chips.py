@@ -24,7 +24,7 @@ class Chip:
     link_bytes_per_s: float  # to other chips over one link, one direction: ICI or NVLink, else PCIe
     links: int  # ICI: links of a chip on the torus; an NVLink switch or PCIe counts as one
     source: str
-    given_bytes: int | None = None  # memory that a program was seen to get; None: `usable_bytes` estimates
+    given_bytes: int | None = None  # memory measured for a program; None: `usable_bytes` estimates it
 
 
 def _make_tpu(
@@ -111,7 +111,7 @@ def compute_capability(chip: Chip) -> tuple[int, int] | None:
 def find_chip(device_kind: str) -> Chip | None:
     """Find the chip behind jax's `device_kind` ('NVIDIA H100 80GB HBM3', 'TPU v5 lite'); None if the table lacks it.
 
-    A MIG slice has no entry either: its name doesn't tell which share of the chip's power it has.
+    A MIG slice has no entry either: its name doesn't say which share of the chip it has.
     """
     if " MIG " in device_kind:
         return None

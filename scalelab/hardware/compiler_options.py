@@ -1,6 +1,6 @@
 """Only compiled programs speak for these options of XLA: a step on several devices sends beside computation.
 
-On TPUs its own choice is to wait for every collective. With these options an 8B under FSDP on 8 v5p gathers and adds
+XLA's own choice on TPUs is to wait for every collective. With these options an 8B under FSDP on 8 v5p gathers and adds
 up all of its blocks beside computation (`python -m checks.compilers.programs`).
 
 A GPU's compiler does most of it unasked within a node. Between nodes it awaits a layer's gradients at the end of that
@@ -43,7 +43,7 @@ VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 def collective_options(platform: str, devices: int) -> Options:
-    """XLA's options for a step over so many devices of a `platform` (cpu, gpu, tpu); {} where it needs none."""
+    """XLA's options for a step on so many devices of a `platform` (cpu, gpu, tpu); {} if it needs none."""
     if not is_on("compiler_options"):
         return {}
     if platform == "gpu":
@@ -52,7 +52,7 @@ def collective_options(platform: str, devices: int) -> Options:
 
 
 def initial_state_options(platform: str, environment: Mapping[str, str] = os.environ) -> Options:
-    """XLA's options for the program that draws a first state; a level that XLA_FLAGS has stays.
+    """XLA's options for the program that draws a first state; a level set in XLA_FLAGS stays.
 
     The program runs once, so full optimization gains a CPU nothing: with two layers it compiles in 1.2 s, not 3.4.
     """
@@ -61,7 +61,7 @@ def initial_state_options(platform: str, environment: Mapping[str, str] = os.env
 
 
 def refuse_other_values(options: Mapping[str, str | bool], environment: Mapping[str, str] = os.environ) -> None:
-    """BadInput where XLA_FLAGS or LIBTPU_INIT_ARGS has another value of one of these options: one would be lost."""
+    """Raise BadInput if XLA_FLAGS or LIBTPU_INIT_ARGS sets one of these options to another value: one would be lost."""
     for variable in VARIABLES:
         for name, value in re.findall(r"--(\w+)(?:=(\S+))?", environment.get(variable, "")):
             wanted = str(options.get(name, "")).lower()

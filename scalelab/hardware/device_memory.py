@@ -1,4 +1,4 @@
-"""How much of a device's memory a program gets: one set of functions for the planner and for `scalelab train`.
+"""The share of a device's memory that a program gets: one set of functions for the planner and `scalelab train`.
 
 jax takes a share of a GPU's memory when it starts, by default 75 % (JAX documentation, "GPU memory allocation"); a
 program that needs more fails, even if the chip has more. A TPU's runtime keeps a fixed part.
@@ -10,11 +10,11 @@ import sys
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import GIB, Chip
 
-SHARE_VARIABLE = "XLA_CLIENT_MEM_FRACTION"  # the name since jax 0.9; with both set jax refuses to start
+SHARE_VARIABLE = "XLA_CLIENT_MEM_FRACTION"  # name since jax 0.9; jax refuses to start if both names are set
 OLD_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 ALLOCATOR_VARIABLE = "XLA_PYTHON_CLIENT_ALLOCATOR"
 JAX_DEFAULT_SHARE = 0.75
-REQUESTED_SHARE = 0.9  # the rest is for CUDA, cuDNN and NCCL, which allocate outside jax's share
+REQUESTED_SHARE = 0.9  # the rest is left to CUDA, cuDNN and NCCL, which allocate outside jax's share
 # Share of a GPU's nominal memory that CUDA reports as total: the driver keeps 1 to 2.5 %, ECC in GDDR6 a sixteenth.
 REPORTED, REPORTED_GDDR6_ECC = 0.975, 0.91
 GDDR6_ECC = ("A10", "L4", "L40S", "T4")
@@ -24,7 +24,7 @@ TPU_KEEPS_ELSE = 0.75
 
 
 def gpu_memory_share(unset: float = REQUESTED_SHARE) -> float:
-    """The share of a GPU's memory that jax gives a program: the one set in the environment, else `unset`.
+    """Share of a GPU's memory that jax gives a program: the one set in the environment, else `unset`.
 
     `unset` is by default what `train` asks for; `JAX_DEFAULT_SHARE` is right for a process that did not call
     `reserve_gpu_memory`. BadInput if the environment's share is not above 0 and at most 1.
@@ -75,7 +75,7 @@ def usable_bytes(chip: Chip) -> int:
 
 
 def describe_usable_bytes(chip: Chip) -> str:
-    """Describe where `usable_bytes` comes from; "" if a program gets all of the memory."""
+    """Describe the source of `usable_bytes`; "" if a program gets all of the memory."""
     usable = usable_bytes(chip)
     if chip.given_bytes is not None or usable == chip.hbm_bytes:
         return ""

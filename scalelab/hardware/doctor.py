@@ -1,4 +1,4 @@
-"""Checks whether this machine is ready: versions against those tested, the driver, jax's devices, one product timed."""
+"""Check whether this machine is ready: tested versions, the driver, jax's devices, one timed product."""
 
 import contextlib
 import logging
@@ -63,7 +63,7 @@ def expected_platform(expect: str | None, jax_platforms: str, builds: dict[str, 
 
 
 def list_nvidia_gpus() -> list[str]:
-    """One line per GPU from nvidia-smi: name, driver version, memory; [] without an NVIDIA driver."""
+    """List one line per GPU from nvidia-smi: name, driver version, memory; [] without an NVIDIA driver."""
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -81,7 +81,7 @@ def _unused_gpu(report: dict[str, Any]) -> list[str]:
 
 
 def local_devices() -> tuple[list[Any], str]:
-    """(jax's devices in this process, jax's message); [] if jax can't start the platform of JAX_PLATFORMS."""
+    """Return (jax's devices in this process, jax's message); [] if jax can't start the platform of JAX_PLATFORMS."""
     import jax
 
     with _capture_warnings("jax._src.xla_bridge") as warnings:
@@ -89,7 +89,7 @@ def local_devices() -> tuple[list[Any], str]:
             devices = jax.local_devices()
         except RuntimeError as error:
             return [], str(error).split("\n")[0]
-        except AssertionError:  # jax 0.10 fails so, without a message, if the platform's plugin is not installed
+        except AssertionError:  # jax 0.10 fails this way, without a message, if the platform's plugin is not installed
             return [], "this jax has no build for it (`make setup ACCEL=cuda12|cuda13|tpu` installs one)"
     return devices, f"jax sees only {devices[0].platform}" + "".join(f" ({line})" for line in warnings)
 

@@ -2,7 +2,7 @@
 
 XLA's GPU client takes the limit, whole GiB, from LIMIT_VARIABLE when it starts; without it the pool ends at 64 GiB, and
 AdamW's state of 8B parameters has 59.8 (openxla/xla, `GetGpuHostAllocator`). The pool grows by regions of powers of
-two up to its limit, so arrays leave gaps: hence POOL_SHARE. What it took from the system it keeps.
+two up to its limit, so arrays leave gaps: hence POOL_SHARE. It never returns memory to the system.
 """
 
 import math
@@ -15,7 +15,7 @@ from scalelab.hardware.device_memory import jax_started
 
 LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 XLA_LIMIT_GIB = 64
-POOL_SHARE = 4 / 3  # of the arrays: gaps were up to 31 % in 200 orders of arrays (tests/hardware/test_host_memory.py)
+POOL_SHARE = 4 / 3  # pool / arrays: gaps were up to 31 % in 200 orders (tests/hardware/test_host_memory.py)
 STAGING_BYTES = 4 * GIB  # batches, metrics and saves pass through the same pool
 
 
@@ -25,7 +25,7 @@ def pool_gib(pinned_bytes: int) -> int:
 
 
 def limit_gib() -> int:
-    """The limit that this process's GPU client has or will take. BadInput if the environment's is not a number."""
+    """Limit that this process's GPU client has or will take. BadInput if the environment's limit is not a number."""
     text = os.environ.get(LIMIT_VARIABLE) or str(XLA_LIMIT_GIB)
     try:
         return int(text)
@@ -36,7 +36,7 @@ def limit_gib() -> int:
 def reserve_host_memory(pinned_bytes: int) -> None:
     """Give XLA's pool room for so many pinned bytes when jax starts; a limit set in the environment stays.
 
-    BadInput where this host has less memory, where the limit set is too low, or where jax has started with such a one.
+    BadInput if this host has less memory, if the limit that is set is too low, or if jax has started with a low one.
     """
     if not pinned_bytes:
         return
@@ -58,12 +58,12 @@ def reserve_host_memory(pinned_bytes: int) -> None:
 
 
 def reserved_facts(pinned_bytes: int) -> dict[str, int]:
-    """The record's facts on what `reserve_host_memory` did: bytes of moments and of this host, the pool's limit."""
+    """Facts for the record: bytes of moments, bytes of this host, and the pool's limit."""
     return {"moments_bytes": pinned_bytes, "limit_gib": limit_gib(), "bytes": host_memory_bytes()}
 
 
 def describe_reserved(facts: Mapping[str, int]) -> str:
-    """`reserved_facts` as text."""
+    """Describe `reserved_facts` as text."""
     return (
         f"host memory for moments: {facts['moments_bytes'] / GIB:,.3g} GiB in a pool of at most {facts['limit_gib']:,} "
         f"({LIMIT_VARIABLE}, which GPUs read); this host has {facts['bytes'] / GIB:,.1f}"

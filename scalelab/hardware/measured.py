@@ -6,7 +6,7 @@ from typing import Any
 
 from scalelab.hardware.chips import dtype_name, table_flops
 
-WIDER_DTYPE = {"float8": "bfloat16", "tensorfloat32": "float32"}  # measured instead if the table lacks the unit
+WIDER_DTYPE = {"float8": "bfloat16", "tensorfloat32": "float32"}  # format measured instead if the table lacks the unit
 
 LEAST_PRODUCTS, ENOUGH_S = 4, 0.1  # products and seconds after which a measurement ends: each run on a CPU makes one
 
@@ -36,7 +36,7 @@ def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 
     import jax
     import numpy as np
 
-    numbers = np.random.default_rng(0).standard_normal(2**20, np.float32)  # on the host: nothing else to compile
+    numbers = np.random.default_rng(0).standard_normal(2**20, np.float32)  # made on the host: nothing else to compile
     a = jax.device_put(np.resize(numbers, (n, n)).astype(jax.numpy.dtype(dtype)), device)
     bits = "highest" if a.dtype == "float32" else None
     product = jax.jit(lambda a: jax.numpy.matmul(a, a, precision=bits))

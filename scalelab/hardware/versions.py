@@ -1,4 +1,4 @@
-"""Versions of packages: what is installed, what is pinned, and what this version of scalelab was tested with."""
+"""Versions of packages: installed, pinned, and tested with this version of scalelab."""
 
 import importlib.metadata
 import json
@@ -19,7 +19,7 @@ OPTIONAL = {
 
 
 def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """{package: version} of the packages that are installed, without importing any."""
+    """Look up {package: version} of the installed packages without importing any."""
     versions = {}
     for package in packages:
         try:
@@ -30,20 +30,20 @@ def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def pinned_versions() -> dict[str, str]:
-    """{package: version} of requirements.txt, which `make setup` installs and `make test` runs with."""
+    """Read {package: version} of requirements.txt, which `make setup` installs and `make test` runs with."""
     lines = PINS.read_text().splitlines()
     requirements = [line.partition("#")[0].strip().partition("==") for line in lines]
     return {name: version for name, equal, version in requirements if equal}
 
 
 def missing_packages() -> dict[str, str]:
-    """{package: what lacks without it} of the OPTIONAL packages that are not installed."""
+    """Find {package: what does not work without it} of the OPTIONAL packages that are not installed."""
     installed = installed_versions(tuple(OPTIONAL))
     return {package: lacks for package, lacks in OPTIONAL.items() if package not in installed}
 
 
 def tested_versions() -> dict[str, dict[str, Any]]:
-    """What this version of scalelab was tested with: {"pinned" or "newest": {"command", "date", "versions"}}."""
+    """Read the tested sets of versions: {"pinned" or "newest": {"command", "date", "versions"}}."""
     newest = json.loads(NEWEST.read_text()) if NEWEST.exists() else None
     tested = {"pinned": {"command": "make test", "date": None, "versions": pinned_versions()}}
     if newest:
@@ -52,7 +52,7 @@ def tested_versions() -> dict[str, dict[str, Any]]:
 
 
 def version_warnings(versions: Mapping[str, str], tested: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One line for each package whose version was not tested."""
+    """Warn, one line each, of packages whose version was not tested."""
     lines = []
     for package, version in versions.items():
         known = [entry["versions"][package] for entry in tested.values() if package in entry["versions"]]

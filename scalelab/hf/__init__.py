@@ -1,4 +1,4 @@
-"""Weights in the files of Hugging Face's `transformers`: read and written, without that library and without network."""
+"""Read and write weights in the files of Hugging Face's `transformers`, without that library or a network."""
 
 from scalelab.hf.gpt2 import GPT2
 from scalelab.hf.llama import LLAMA, MISTRAL

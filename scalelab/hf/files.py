@@ -1,4 +1,4 @@
-"""The files of a folder of weights, distrusted: every mistake and every malice in them ends as BadInput in one line.
+"""Read the untrusted files of a folder of weights: every fault or malice in them is one line of BadInput.
 
 Only JSON and safetensors are ever opened. The safetensors package checks a header against its file (length, offsets,
 overlaps, overflow) before anything is read; what it cannot know, that names and shapes belong together, `read.py`
@@ -25,11 +25,11 @@ CONFIG_FILE, LINEAGE_FILE, WEIGHTS_FILE, INDEX_FILE = (
     "model.safetensors.index.json",
 )
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-MOST_JSON_BYTES = 50_000_000  # an index of a million tensors; no real config.json comes near
+MOST_JSON_BYTES = 50_000_000  # enough for the index of a million tensors, and far above a config.json
 
 
 class TensorHeader(NamedTuple):
-    """What a file says about one tensor; nothing of it is read yet. `name`: as in the file."""
+    """A file's header of one tensor, whose numbers are not read yet. `name`: as in the file."""
 
     file: pathlib.Path
     name: str
@@ -38,7 +38,7 @@ class TensorHeader(NamedTuple):
 
 
 def read_json_object(path: pathlib.Path) -> dict[str, Any]:
-    """The JSON object in `path`."""
+    """Read the JSON object in `path`."""
     try:
         content = read_document(plain_file(path), MOST_JSON_BYTES, follow=True)
     except BadInput:
@@ -53,9 +53,9 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def plain_file(path: pathlib.Path) -> pathlib.Path:
-    """The path itself, or where it leads in a cache of the Hugging Face hub, whose snapshots link to its blobs.
+    """The path itself, or its target in a cache of the Hugging Face hub, whose snapshots link to its blobs.
 
-    BadInput for any other link, and for what is not a file.
+    BadInput for any other link, or if it is not a file.
     """
     if path.is_symlink():
         blobs, target = path.parent.resolve().parents[1] / "blobs", path.resolve()
@@ -67,7 +67,7 @@ def plain_file(path: pathlib.Path) -> pathlib.Path:
 
 
 def read_headers(folder: pathlib.Path) -> dict[str, TensorHeader]:
-    """Every tensor of the folder, by name."""
+    """Read the headers of all tensors in the folder, by name."""
     tensors: dict[str, TensorHeader] = {}
     index = _index(folder)
     for name in dict.fromkeys(index.values()) if index else [WEIGHTS_FILE]:
@@ -81,7 +81,7 @@ def read_headers(folder: pathlib.Path) -> dict[str, TensorHeader]:
 
 
 def _index(folder: pathlib.Path) -> dict[str, str]:
-    """Tensor -> file, {} where all are in one."""
+    """Read {tensor: file}; {} if one file holds all."""
     whole, cut = (folder / WEIGHTS_FILE).exists(), (folder / INDEX_FILE).exists()
     if whole and cut:
         raise BadInput(f"{folder} holds both {WEIGHTS_FILE} and {INDEX_FILE}: which of them counts? Remove the other")
@@ -120,13 +120,13 @@ def _headers_of(path: pathlib.Path) -> list[TensorHeader]:
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, str]:
-    """The text that a safetensors file carries beside its tensors."""
+    """Read the text metadata of a safetensors file."""
     with safe_open(path, framework="np") as file:
         return file.metadata() or {}
 
 
 def read_tensors(path: pathlib.Path, names: list[str]) -> Any:
-    """(name, array) of each of these tensors, one at a time."""
+    """Yield (name, array) of each of these tensors, one at a time."""
     with safe_open(path, framework="np") as file:
         for name in names:
             yield name, np.asarray(file.get_tensor(name))

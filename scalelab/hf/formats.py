@@ -1,9 +1,8 @@
-"""A format is one table, read in both directions: which tensor of a file holds which parameter, and how it lies.
+"""Formats of weights: one table, read in both directions, of which tensor holds which parameter, in which layout.
 
-How a parameter flattens to a matrix follows from its declaration (ins x outs); the table only says whose name is whose,
-what is fused, and what is transposed. A parameter without a row is refused by name, and so is an option of the model
-that the format neither writes, implies nor may ignore. config.json likewise has one list of keys, for writing and for
-reading.
+How a parameter flattens to a matrix follows from its declaration (ins x outs); the table only maps names, and says what
+is fused and what is transposed. A parameter without a row is refused by name. So is a model option that the format does
+not write, imply or safely ignore. config.json likewise has one list of keys, for writing and for reading.
 """
 
 import collections
@@ -19,14 +18,14 @@ from scalelab.model.declare import Declaration, named_leaves
 from scalelab.model.transformer import parameter_declarations
 
 Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
-REQUIRED_KEY = object()  # in `Format.absent`: config.json must have this key
-UNKNOWN = "not known"  # in `unsupported_keys`: an option of the model that the format has no word for
+REQUIRED_KEY = object()  # value in `Format.absent`: config.json must have this key
+UNKNOWN = "not known"  # value in `unsupported_keys`: a model option that the format can't name
 
-# Fields of a ModelShape that don't change the function of the weights, or are folded into them
+# Fields of a ModelShape that don't change the weights' function, or are folded into the weights
 # (`write.fold_multipliers`).
 IRRELEVANT_KEYS = (
     *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel", "sums", "parts"),
-    # without effect where there is no window (with one the first is demanded, and the second needs it) and no qk_norm
+    # without effect unless there is a window (which requires the first; the second needs a window) or qk_norm
     *("global_every", "rope_local_theta", "qk_norm_over"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
 )
@@ -41,7 +40,7 @@ class TensorRow:
 
     theirs: str
     ours: tuple[str, ...]
-    transposed: bool = False  # outs x ins, as torch's Linear keeps it; else ins x outs
+    transposed: bool = False  # outs x ins, as in torch's Linear; else ins x outs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +49,17 @@ class Format:
 
     `keys`: config.model's name -> config.json's names, which must agree. `absent`: config.json's name -> the value that
     transformers assumes if it is missing. `ours`: values of config.model that the format implies; `limits(shape)`:
-    those it demands of this shape. `theirs`: values of config.json without which it would mean another function.
+    those it requires of this shape. `theirs`: values that config.json must have, else it means another function.
     `buffers`: endings of tensors that hold constants, not weights. `extra`: further values of a config.json written
     here. `unused`: options of parts that no model of the format has.
 
-    `told`: config.model's names that depend on several of config.json's: `write(shape)` gives those, `read(config.json,
-    values so far)` gives ours.
+    `told`: config.model's names that depend on several of config.json's names: `write(shape)` gives those,
+    `read(config.json, values so far)` gives ours.
     """
 
     name: str
     architecture: str
-    prefix: str  # of the names of all tensors but the head's; files of the bare model lack it
+    prefix: str  # prefix of all tensors but the head; files of the bare model lack it
     keys: dict[str, tuple[str, ...]]
     absent: dict[str, Any]
     ours: dict[str, Any]
@@ -92,7 +91,7 @@ class TensorPlace:
         return flat[::-1] if self.transposed else flat
 
     def pack(self, leaves: Mapping[str, Any]) -> np.ndarray:
-        """The tensor of the file, contiguous, from our parameters."""
+        """Make the file's contiguous tensor from our parameters."""
         parts = [np.asarray(leaves[name][self._index]) for name in self.ours]
         flat = [part.reshape(_flat(declared)) for part, declared in zip(parts, self.declared, strict=True)]
         whole = np.concatenate(flat, axis=-1)
@@ -111,7 +110,7 @@ class TensorPlace:
 
 
 def _own(declaration: Declaration) -> tuple[int, ...]:
-    """The parameter's shape in one layer."""
+    """The declaration's shape in one layer, without the axis of layers."""
     return declaration.shape[len(declaration.stack) :]
 
 
@@ -122,7 +121,7 @@ def _flat(declaration: Declaration) -> tuple[int, ...]:
 
 
 def tensor_places(form: Format, shape: ModelShape) -> dict[str, TensorPlace]:
-    """Every tensor that a file of this model holds, by its name there.
+    """Place every tensor of this model's file, by its name there.
 
     BadInput, with the parameter's name, if the table doesn't place every declared parameter exactly once, or if a
     parameter doesn't have the size that config.json implies.
@@ -131,7 +130,7 @@ def tensor_places(form: Format, shape: ModelShape) -> dict[str, TensorPlace]:
     tensors, placed = {}, collections.Counter[str]()
     for row in form.tensors:
         present = [name for name in row.ours if name in declared]
-        if not present:  # an untied head, biases: this model has none
+        if not present:  # this model has no such part (an untied head, biases)
             continue
         if missing := [name for name in row.ours if name not in declared]:
             raise BadInput(
@@ -170,7 +169,7 @@ def _refuse_unplaced(
 
 
 def to_hf_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str, int | None]) -> dict[str, Any]:
-    """The config.json of a model in this format, with its special ids (`tokenizer.Specials.of_model`)."""
+    """The config.json of a model in this format, with its special ids (`SpecialIds.of_model`)."""
     mapped = {theirs: getattr(shape, ours) for ours, names in form.keys.items() for theirs in names}
     content: dict[str, Any] = {"model_type": form.name, "architectures": [form.architecture], "torch_dtype": dtype}
     content |= {**specials, **form.extra}
@@ -182,7 +181,7 @@ def to_hf_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[
 
 
 def from_hf_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
-    """config.model's values that the format knows; None: derived by `config.resolve`. Raises BadInput."""
+    """Read the values of config.model from a config.json; None: derived by `config.resolve`. Raises BadInput."""
     for name, wanted in form.theirs.items():
         if (value := _look_up(form, content, name)) != wanted:
             raise BadInput(f"{name}={value!r}: only {wanted!r} can be read from {form.name}")
@@ -211,7 +210,7 @@ def _look_up(form: Format, content: Any, name: str, *default: Any) -> Any:
 def unsupported_keys(form: Format, shape: ModelShape) -> dict[str, tuple[Any, Any]]:
     """`{config.model's key: (value, the value that the format can express)}` for everything that it can't express.
 
-    An option that the format doesn't know at all stands there with `UNKNOWN`.
+    An option unknown to the format has the value `UNKNOWN`.
     """
     demanded = form.ours | form.limits(shape)
     refused = {key: (getattr(shape, key), v) for key, v in demanded.items() if getattr(shape, key) != v}

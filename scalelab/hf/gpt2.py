@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) as `GPT2LMHeadModel` keeps it: ins x outs, with q, k and v fused side by side."""
+"""GPT-2 (Radford et al. 2019) in the layout of `GPT2LMHeadModel`: ins x outs, with q, k and v fused side by side."""
 
 from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format, TensorRow
 

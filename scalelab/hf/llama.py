@@ -1,6 +1,6 @@
-"""Llama (Touvron et al. 2023) as `LlamaForCausalLM` keeps it: every projection a Linear, outs x ins; rope turns halves.
+"""Llama (Touvron et al. 2023) in the layout of `LlamaForCausalLM`: projections are outs x ins; rope rotates halves.
 
-And Mistral (Jiang et al. 2023), which is a Llama without biases whose layers all have one window.
+Also Mistral (Jiang et al. 2023): a Llama without biases whose layers all have one window.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ LLAMA = Format(
     },
     ours=_OURS | {"window": 0},
     theirs={"hidden_act": "silu"},
-    # transformers insists on it, although head_dim is a key of its own
+    # transformers requires it, although head_dim is a separate key
     limits=lambda shape: (
         {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads} | options.rope_constraints(shape)
     ),

@@ -1,4 +1,4 @@
-"""What attention's options are called in a config.json: how rope is stretched, and Mistral's window. Written and read.
+"""Write and read attention's options in config.json: scaling of rope, and Mistral's window.
 
 transformers 4 has `rope_scaling` beside `rope_theta`, transformers 5 one `rope_parameters` with both
 (modeling_rope_utils.py). Both are written, either is read.
@@ -15,11 +15,11 @@ ROPE_KEYS = (
     "rope_scaling",
     "rope_factor",
     "rope_original",
-)  # of config.model: what `rope_to_hf` and `rope_from_hf` are about
+)  # keys of config.model that `rope_to_hf` and `rope_from_hf` convert
 HF_ROPE_GROUPS = ("rope_scaling", "rope_parameters")
 ORIGINAL_LENGTH_KEY = "original_max_position_embeddings"
 KINDS_WITH_ORIGINAL = ("llama3", "yarn")
-# Numbers that transformers takes from the file and that are constants here.
+# Constants of ours that transformers reads from the file.
 FIXED_ROPE_VALUES: dict[str, dict[str, Any]] = {
     "linear": {},
     "llama3": {"low_freq_factor": LOW, "high_freq_factor": HIGH},
@@ -27,11 +27,11 @@ FIXED_ROPE_VALUES: dict[str, dict[str, Any]] = {
 }
 ALLOWED_ROPE_VALUES = {
     "yarn": {"truncate": True, "mscale": None, "mscale_all_dim": None}
-}  # may stand there if they say this
+}  # keys that config.json may have with this value only
 
 
 def rope_to_hf(shape: ModelShape) -> dict[str, Any]:
-    """config.json's names, dots leading into objects."""
+    """Convert rope's options to config.json's names; dots lead into objects."""
     kind = shape.rope_scaling
     if kind == "none":
         return {"rope_parameters.rope_type": "default"}
@@ -41,14 +41,14 @@ def rope_to_hf(shape: ModelShape) -> dict[str, Any]:
 
 
 def rope_constraints(shape: ModelShape) -> dict[str, Any]:
-    """Values demanded of a shape: transformers has no fixed ntk; its version 4 takes yarn's factor from the lengths."""
+    """Values required of a shape: transformers has no fixed ntk; its version 4 takes yarn's factor from the lengths."""
     if shape.rope_scaling not in ("none", *FIXED_ROPE_VALUES):
         return {"rope_scaling": "none"}
     return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
 
 
 def rope_from_hf(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:
-    """config.model's values. BadInput, by config.json's name, for whatever would be another function."""
+    """Read rope's options as values of config.model. BadInput, by config.json's name, for an unsupported function."""
     groups = {name: _group(name, content[name]) for name in HF_ROPE_GROUPS if content.get(name) is not None}
     kinds = {name: group["rope_type"] for name, group in groups.items()}
     if len(set(kinds.values())) > 1:
@@ -104,7 +104,7 @@ def _refuse(name: str, rest: Mapping[str, Any], known: Mapping[str, Any]) -> dic
 
 
 def parse_window(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Mistral's, all layers alike: 4096 tokens where nothing is said, none where null stands."""
+    """Read Mistral's window of all layers: 4096 tokens if the key is absent, no window if it is null."""
     value = content.get("sliding_window", 4096)
     if content.get("layer_types") is not None:
         raise BadInput("layer_types is set: layers that differ can't be read from mistral")

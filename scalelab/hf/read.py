@@ -1,4 +1,4 @@
-"""A folder of weights as transformers keeps them -> our parameters, in fp32.
+"""Read a transformers folder of weights as our parameters, in fp32.
 
 `examine_folder` trusts nothing: it checks config.json against the tensors' headers, name by name and shape by shape,
 before any number is read. `load_params` then reads one tensor at a time. fp16 and bf16 become fp32, exactly; other
@@ -26,12 +26,12 @@ from scalelab.model.transformer import Params, parameter_declarations
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # exact in fp32
 HEAD_TENSOR = "lm_head.weight"
-# Parts of names that come from torch's wrappers, which keep the model in an attribute of that name.
+# Parts of names from torch's wrappers, which hold the model in an attribute of that name.
 WRAPPERS = {
     "_orig_mod.": "torch.compile module", "module.": "DistributedDataParallel or DataParallel",
     "_fsdp_wrapped_module.": "FullyShardedDataParallel", "_checkpoint_wrapped_module.": "checkpoint_wrapper",
 }  # fmt: skip
-LINEAGE_KEYS = ("run", "step", "digest", "identity", "scalelab")  # of what `write` notes, these go into a record
+LINEAGE_KEYS = ("run", "step", "digest", "identity", "scalelab")  # metadata by `write` that goes into a record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +43,15 @@ class ExaminedFolder:
     config: ConfigDict
     places: dict[str, TensorPlace]
     headers: dict[str, TensorHeader]
-    tied_copy: TensorHeader | None  # a tied model's head, where the file repeats it
+    tied_copy: TensorHeader | None  # head of a tied model, if the file repeats it
 
     @property
     def dtypes(self) -> dict[str, int]:
-        """How many tensors the files keep in which dtype."""
+        """Count the files' tensors by dtype."""
         return dict(collections.Counter(DTYPES[header.dtype] for header in self.headers.values()))
 
     def origin(self) -> dict[str, Any]:
-        """What a record says about where these weights come from: folder, format, dtypes, every file's SHA-256."""
+        """The origin of these weights for a record: folder, format, dtypes, every file's SHA-256."""
         names = {header.file for header in self.headers.values()}
         used = [self.folder / CONFIG_FILE, *sorted(names)]
         text = files.read_metadata(min(names))
@@ -62,7 +62,7 @@ class ExaminedFolder:
 
 
 def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
-    """Look at everything but the numbers. BadInput, in one line, for whatever is not a model that we can be."""
+    """Examine all but the numbers. BadInput, in one line, for a model that ours can't represent."""
     if not folder.is_dir():
         raise BadInput(f"no folder {str(folder)!r}")
     path = folder / CONFIG_FILE
@@ -94,17 +94,17 @@ def _format(path: pathlib.Path, content: dict[str, Any]) -> Format:
 
 
 def _named(form: Format, headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """The weights by their full names: without constants, and with the prefix that files of the bare model lack."""
+    """Name the weights in full: without constants, with the prefix that files of the bare model lack."""
     weights = {name: header for name, header in headers.items() if not name.endswith(form.buffers)}
     bare = not any(name.startswith(form.prefix) for name in weights)
     return {(form.prefix + n if bare and n != HEAD_TENSOR else n): header for n, header in weights.items()}
 
 
 def _refuse_absurd(form: Format, values: Mapping[str, Any], headers: Mapping[str, TensorHeader]) -> None:
-    """No size can exceed the count of numbers in the files, which are really there: nothing larger is ever built."""
+    """Refuse sizes above the count of numbers in the files: nothing larger than the files is ever built."""
     held, most = sum(int(np.prod(header.shape, dtype=object)) for header in headers.values()), 2**31 - 1
     fp32 = float(np.finfo(np.float32).max)
-    # of seq_len no tensor need show anything (rope)
+    # with rope no tensor depends on seq_len
     limits = {"n_layers": len(headers), "seq_len": most, "norm_eps": fp32, "rope_theta": fp32}
     for ours, names in form.keys.items():
         value, limit = values[ours], limits.get(ours, min(held, most))
@@ -115,7 +115,7 @@ def _refuse_absurd(form: Format, values: Mapping[str, Any], headers: Mapping[str
 
 
 def _config(values: Mapping[str, Any]) -> ConfigDict:
-    """The default tree with these values as config.model, resolved and checked like any config."""
+    """Make the default config with these values as config.model, resolved and checked like any config."""
     config = config_lib.default_tree()
     with config.unlocked(), config.ignore_type():
         config.model.update(values)
@@ -142,7 +142,7 @@ def _refuse_others(
 def _refuse_wrapped(
     folder: pathlib.Path, expected: Mapping[str, TensorPlace], headers: Mapping[str, TensorHeader]
 ) -> None:
-    """BadInput where names have the part that a wrapper of torch puts before or into those of the model within it."""
+    """Raise BadInput for names with a part that one of torch's wrappers adds."""
     for part, wrapper in WRAPPERS.items():
         wrapped = [each.name for name, each in headers.items() if f".{part}" in f".{name}" and name not in expected]
         if wrapped:
@@ -153,7 +153,7 @@ def _refuse_wrapped(
 
 
 def load_params(source: ExaminedFolder) -> Params:
-    """The parameters, numpy arrays in fp32. BadInput if a number is not finite or a tied head is not the embedding."""
+    """Load the parameters as fp32 numpy arrays. BadInput if one is not finite, or a tied head is not the embedding."""
     shape = config_lib.static(source.config).model
     leaves = {name: np.empty(d.shape, np.float32) for name, d in named_leaves(parameter_declarations(shape)).items()}
     by_file: dict[pathlib.Path, dict[str, TensorPlace]] = {}
@@ -186,7 +186,7 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Params:
 
 
 def check_same_model(source: ExaminedFolder, config: ConfigDict) -> None:
-    """BadInput with every value of the run's config that makes it another model than the folder's, both sides named.
+    """Raise BadInput, with both sides of every differing value, if the run's model is not the folder's.
 
     seq_len counts only where positions are learned: rope has no table.
     """

@@ -1,8 +1,8 @@
-"""A tokenizer as files that `transformers` and `tokenizers` load: tokenizer.json, tokenizer_config.json and its like.
+"""Write a tokenizer as files that `transformers` and `tokenizers` load: tokenizer.json, tokenizer_config.json, ….
 
-All of ours but bare ids can be expressed. A document of ours begins after the token that ended the one before, so that
-token is bos and eos; nothing is put in front of a text, as nothing is in training, and a special token that a text
-spells is only text.
+All our tokenizers but bare ids can be written. A document begins after the token that ended the one before, so that
+token is both bos and eos. As in training, nothing is put in front of a text, and a special token spelled in a text is
+only text.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ PAD_NAMES = (
     "<|pad|>",
     "<|padding|>",
     "<|finetune_right_pad_id|>",
-)  # a vocabulary's own, where it has one
+)  # names of a vocabulary's own padding token
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """Ids with a meaning; None: not known. `pad` is the vocabulary's own padding, which few have."""
+    """Special ids; None: unknown. `pad` is the vocabulary's own padding, which few have."""
 
     end: int | None
     pad: int | None = None
@@ -45,13 +45,13 @@ class SpecialIds:
         return ids if self.pad is None else ids | {"pad_token_id": self.pad}
 
     def of_generation(self, max_length: int) -> dict[str, Any]:
-        """Content of generation_config.json: without another one, the end token pads shorter texts."""
+        """Content of generation_config.json; without a padding token, the end token pads shorter texts."""
         pad = self.end if self.pad is None else self.pad
         return self.of_model() | {"pad_token_id": pad, "max_length": max_length}
 
 
 def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, dict[str, Any]], SpecialIds]:
-    """`{file name: its JSON}` of a tokenizer and its special ids; no file for ids without a tokenizer."""
+    """Make `{file name: its JSON}` of a tokenizer and its special ids; {} for bare ids."""
     if tokenizer.kind == "ids":
         return {}, SpecialIds(tokenizer.separator)
     content = {"json": _given, "ranks": _from_ranks, "bytes": _from_bytes}[tokenizer.kind](tokenizer)
@@ -67,19 +67,19 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, di
 
 
 def _given(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A tokenizer.json without what `jsontokens.load` leaves out: truncation, padding, tokens around a text."""
+    """A tokenizer.json without truncation, padding and tokens around a text, none of which is used here."""
     return parse_json(tokenizer.content) | {"truncation": None, "padding": None, "post_processor": None}
 
 
 def _from_bytes(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A token a byte, its id the byte; no text holds byte 0, which is the end's."""
+    """Make the tokenizer of bytes: the id is the byte; byte 0, which no text holds, is the end."""
     letters = byte_letters()
     vocabulary = {letters[byte]: byte for byte in range(256) if byte != tokenizer.separator}
     return _byte_level(vocabulary, [], tokenizer.separator, "<|endoftext|>", [], None)
 
 
 def _from_ranks(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A ranks file's merges: every pair of tokens whose join is a token, in the order of the joins' ranks.
+    """Convert a ranks file to merges: every pair of tokens whose join is a token, ordered by the join's rank.
 
     A word that is a token is taken whole (`ignore_merges`), as tiktoken does.
     """
@@ -100,14 +100,14 @@ def _from_ranks(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def to_oniguruma(split: str) -> str:
-    r"""A split into words as `tokenizers` reads it: there {n,m}+ repeats and isn't possessive, and $ ends any line."""
+    r"""Convert a word-splitting pattern for `tokenizers`, where {n,m}+ repeats (not possessive) and $ ends any line."""
     return split.replace(r"\p{N}{1,3}+", r"(?>\p{N}{1,3})").replace("$", r"\z")
 
 
 def _byte_level(
     vocabulary: Mapping[str, int], merges: list[str], end: int, end_name: str, split: list[dict], normalizer: Any
 ) -> dict[str, Any]:
-    """The tokenizer.json of a byte-level BPE; the end gets its name unless it is a token of the vocabulary."""
+    """Make the tokenizer.json of a byte-level BPE; the end gets a name unless it is a token of the vocabulary."""
     added = [] if end in vocabulary.values() else [_special(end, end_name)]
     model = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,

@@ -26,7 +26,7 @@ from scalelab.model.transformer import Params
 from scalelab.record import records
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-LARGEST_FILE_BYTES = 5_000_000_000  # as transformers cuts its own files
+LARGEST_FILE_BYTES = 5_000_000_000  # size at which transformers splits its own files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class WrittenModel:
 
 
 def find_format(shape: ModelShape) -> Format:
-    """The format that can express all of this shape; BadInput with every key that the nearest one can't express."""
+    """Find the format that can express this shape; BadInput with every key that the nearest one can't express."""
     wrong = {name: unsupported_keys(form, shape) for name, form in FORMATS.items()}
     best = min(wrong, key=lambda name: len(wrong[name]))
     if not wrong[best]:
@@ -57,9 +57,9 @@ def find_format(shape: ModelShape) -> Format:
 
 
 def fold_multipliers(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
-    """Forward multipliers moved into weights: (parameters of the same function under `standard`, {parameter: factor}).
+    """Fold forward multipliers into weights: (parameters of the same function under `standard`, {parameter: factor}).
 
-    One rounding a weight; none if the factor is a power of two.
+    Each weight is rounded once, or not at all if the factor is a power of two.
     """
     factors = forward_multipliers(shape)
 
@@ -79,11 +79,10 @@ def write_model(
     largest_file_bytes: int = LARGEST_FILE_BYTES,
     tokenizer: Tokenizer | None = None,
 ) -> WrittenModel:
-    """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata.
-
-    With the `tokenizer` of its data the folder also holds its files and special ids; without one, they are not known.
-    BadInput if no format can express the shape or has a place for every parameter, or if the folder is not empty;
-    WorkFailed if the disk can't take it.
+    """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata. With
+    the `tokenizer` of its data the folder also holds the tokenizer's files and special ids. BadInput if no format can
+    express the shape or has a place for every parameter, or if the folder is not empty; WorkFailed if the disk can't
+    take it.
     """
     form = find_format(shape)
     where = tensor_places(form, shape)
@@ -121,7 +120,7 @@ def _write_tensors(
     """Write every tensor, a file at a time; returns their sizes in bytes."""
     leaves, kind = named_leaves(params), np.dtype(DTYPES[dtype])
     sizes = {name: int(np.prod(place.shape)) * kind.itemsize for name, place in where.items()}
-    # transformers looks for "format"; the rest is ours, and text, as metadata must be
+    # transformers reads "format"; the rest is ours. Metadata must be text.
     metadata = {"format": "pt"} | {f"scalelab.{key}": str(value) for key, value in lineage.items()}
     groups = list(_groups(sizes, largest_file_bytes))
     index: dict[str, str] = {}
@@ -136,7 +135,7 @@ def _write_tensors(
 
 
 def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
-    """Names in order, cut before the sum of sizes exceeds `most` bytes; a larger tensor stands alone."""
+    """Group names in order, each group up to `most` bytes; a larger tensor is its own group."""
     group: list[str] = []
     held = 0
     for name, size in sizes.items():

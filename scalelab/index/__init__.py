@@ -1,4 +1,4 @@
-"""Many runs read through an index beside them: `table.py` (what is read of a run), `store.py` (the file, and trust).
+"""Read many runs through an index beside them: `table.py` (rows of runs), `store.py` (the file, and when it is valid).
 
-The index is a cache: rows that it gives are those that `records` reads. It may be deleted at any time.
+The index is a cache: it gives the rows that `records` reads. It may be deleted at any time.
 """

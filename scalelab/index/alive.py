@@ -1,9 +1,9 @@
-"""Whether runs that say they are running have a living process: their lock's owner and its heartbeat decide.
+"""Decide whether a run with the status `running` has a living process, by its lock's owner and heartbeat.
 
-A run is held by the lock in its folder, or in its pack's. An owner on this host lives while the kernel keeps its lock,
-also when it is suspended; one on another host while its heartbeat is younger than `lock.LEASE_S`, by the file server's
-clock. A run without a lock file is a copy: what is known of a store's lease stands in `lock.LEASE_FILE`, beside it or
-above; without that its record is all there is to go by. Nothing is written.
+The lock lies in the run's folder, or in its pack's. An owner on this host lives while the kernel keeps its lock, even
+if it is suspended. An owner on another host lives while its heartbeat is younger than `lock.LEASE_S`, by the file
+server's clock. A run without a lock file is a copy: `lock.LEASE_FILE`, beside it or above, has the store's lease;
+without that only its record counts. Nothing is written.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import path_below
 
 DEAD_STATUS, DEAD_KEY = "dead", "dead_since"
-UNFINISHED_STATUSES = ("starting", "running")  # of a process that must be there
+UNFINISHED_STATUSES = ("starting", "running")  # statuses that need a living process
 LEASE_SCHEMA = {"beat": NUMBER, "held": SCALAR}
 PACK_SCHEMA = {"pack?": {"checkpoints": TEXT}}
 MOST_LOCK_BYTES = 1000
 
 
 def dead_since(run: records.Folder) -> str | None:
-    """When the process of a run that says it is running died, as an ISO time; None if it lives, or nobody can tell."""
+    """The ISO time when the process of a run with the status `running` died; None if it lives or can't be judged."""
     folder = pathlib.Path(run)
     for path in (folder / ".lock", _pack_lock(folder)):
         if path and path.exists():
@@ -42,25 +42,25 @@ def dead_since(run: records.Folder) -> str | None:
         beat = _beat_of_store(folder)
     if beat is None:
         return None
-    with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # a time outside every calendar
         return datetime.datetime.fromtimestamp(beat).astimezone().isoformat(timespec="seconds")
     return None
 
 
 def is_held(folder: records.Folder) -> bool:
-    """Whether a living process holds a folder, as far as its lock tells."""
+    """Whether a living process holds a folder, by its lock."""
     path = pathlib.Path(folder) / ".lock"
     return path.exists() and _beat_of_dead(path) is None
 
 
 def status_text(row: Mapping[str, Any]) -> str:
-    """The status of a row for people, e.g. `dead since 2026-11-26 12:01`."""
+    """Format a row's status for people, e.g. `dead since 2026-11-26 12:01`."""
     since = row.get(DEAD_KEY)
     return f"{DEAD_STATUS} since {since[:16].replace('T', ' ')}" if since else str(row["status"])
 
 
 def _pack_lock(run: pathlib.Path) -> pathlib.Path | None:
-    """The lock of the pack that trains a run; None for a run alone, or one whose record can't be read."""
+    """The lock of the pack that trains a run; None for a single run, or one with an unreadable record."""
     try:
         path = run / "record.json"
         pack = records.read_json(path, PACK_SCHEMA).get("pack") if path.exists() else None
@@ -71,7 +71,7 @@ def _pack_lock(run: pathlib.Path) -> pathlib.Path | None:
 
 
 def _beat_of_dead(path: pathlib.Path) -> float | None:
-    """The last sign of life in a lock, by the file server's clock, if its owner is gone; None if not, or unknown."""
+    """The last heartbeat of a lock whose owner is gone, by the file server's clock; None if it lives or is unknown."""
     try:
         with open_file(path, MOST_LOCK_BYTES) as file:
             owner = owners.parse_owner(file.read().decode(errors="replace"))
@@ -88,8 +88,8 @@ def _beat_of_dead(path: pathlib.Path) -> float | None:
 def _is_alive_here(descriptor: int, owner: owners.LockOwner | None, beat: float) -> bool:
     """Whether an owner on this host lives; a lock without a name is free, or was taken a moment ago.
 
-    The kernel is asked, by a shared lock for a moment: the number may be another process's now, or one of another
-    container, and a suspended process has no fresh heartbeat. Only where the kernel keeps no locks do these decide.
+    A shared lock, taken for a moment, asks the kernel: the process number may be another's now, or another container's,
+    and a suspended process has no fresh heartbeat. Number and heartbeat decide only if the kernel keeps no locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -103,7 +103,7 @@ def _is_alive_here(descriptor: int, owner: owners.LockOwner | None, beat: float)
 
 
 def _now(folder: pathlib.Path) -> float:
-    """The time by the clock of the server that keeps a folder; by this host's where nothing can be written there."""
+    """The time by the folder's file server; by this host's clock if nothing can be written there."""
     with contextlib.suppress(OSError):
         return time.time() + _seconds_ahead(str(folder), os.stat(folder).st_dev)
     return time.time()
@@ -111,13 +111,13 @@ def _now(folder: pathlib.Path) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _seconds_ahead(folder: str, device: int) -> float:
-    """By how much the file server's clock is ahead; OSError where it can't be asked."""
+    """Seconds by which the file server's clock is ahead; OSError if it can't be asked."""
     with tempfile.TemporaryFile(dir=folder) as now:
         return os.fstat(now.fileno()).st_mtime - time.time()
 
 
 def _beat_of_store(run: pathlib.Path) -> float | None:
-    """The last sign of life of a store's owner that is gone, from the copy of its folder."""
+    """The last heartbeat of a store's owner that is gone, from the copy of its folder."""
     for place in (run, run.parent.parent):  # a run, or one in a sweep
         path = place / lock.LEASE_FILE
         with contextlib.suppress(BadInput):

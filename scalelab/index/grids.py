@@ -1,10 +1,10 @@
-"""The grids of a sweep's folder, as sweep.json has them: the latest, and those that it took the place of.
+"""The grids of a sweep's folder in sweep.json: the latest, and those that it replaced.
 
     trials   {name: steps} of the latest grid, in its order     values   {name: {key: value}} of what it sweeps
     packs    {pack: names} that train together                  earlier  {"1": trials, values, replaced}, oldest first
 
-`earlier` is there where `scalelab sweep` trained the grid. Then runs that the latest grid does not have are left out of
-answers; the folder `runs/` itself, named instead of the sweep's, takes them all.
+Grids trained by `scalelab sweep` have `earlier`. Answers then leave out runs that the latest grid does not have; to
+take them all, name the folder `runs/` instead of the sweep's.
 """
 
 import itertools
@@ -41,13 +41,13 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
 
 
 def read_listed_values(folder: Folder) -> dict[str, dict[str, Any]]:
-    """{name: its swept values} of the latest grid's trials, as far as they are known."""
+    """Read {name: swept values} of the latest grid's trials, where they are known."""
     manifest = read_manifest(folder)
     return {name: manifest.get("values", {}).get(name, {}) for name in manifest["trials"]}
 
 
 def add_grid(folder: Folder, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The new manifest of a sweep, with the grids that it had before. BadInput if its old one is damaged."""
+    """Add the sweep's former grids to its new manifest. BadInput if the old manifest is damaged."""
     old = read_manifest(folder)
     earlier = dict(old.get("earlier", {}))
     if old["trials"] and old["trials"].keys() != manifest["trials"].keys():
@@ -57,9 +57,9 @@ def add_grid(folder: Folder, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_runs(folder: Folder, runs: Mapping[str, T]) -> tuple[dict[str, T], tuple[str, ...]]:
-    """(the runs of a sweep's latest grid, in its order; the names of those that only earlier grids had).
+    """Split into (runs of a sweep's latest grid, in its order; names of runs that only earlier grids had).
 
-    All runs are of the grid where the folder is not one of `scalelab sweep`.
+    In a folder that `scalelab sweep` did not make, all runs belong to the grid.
     """
     manifest = read_manifest(folder)
     if "earlier" not in manifest:
@@ -69,7 +69,7 @@ def split_runs(folder: Folder, runs: Mapping[str, T]) -> tuple[dict[str, T], tup
 
 
 def describe_left_out(names: Sequence[str]) -> str:
-    """One line on runs that only earlier grids had; "" without any."""
+    """Describe in one line the runs that only earlier grids had; "" if there are none."""
     if not names:
         return ""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""

@@ -3,7 +3,7 @@
     .index.json    line 1: `scalelab index VERSION DIGEST`, of the code that read the facts, and of what follows
                    then JSON: {"states": {run: state of its files}, "tables": [compact tables of facts by run]}
 
-Facts are used only while the state of all their files is what it was: size, inode, time of modification and of change.
+Facts are used only while the state of all their files is unchanged: size, inode, times of modification and change.
 A file that changed shortly before it was read could change again within one tick of the file system's clock, with both
 times as they were; such facts are not stored (as "racily clean" entries of git's index, Documentation/technical/
 racy-git.txt). A damaged file, or one of other code, is ignored and written anew.
@@ -27,15 +27,15 @@ INDEX_FILE = ".index.json"
 READ_FILES = (
     "config.json", "record.json", "metrics.jsonl", "events.jsonl", "layers.jsonl", "evaluations.jsonl",
 )  # fmt: skip
-MOST_INDEX_BYTES = 2**29  # 100,000 runs have 200 MB
-LEAST_RUNS = 64  # fewer are read faster than anyone notices, without a file beside them
-CLOCK_TICK_NS = 2_000_000_000  # of the coarsest clock of a file system (FAT: 2 s)
-PLACE_COLUMNS = ("name", "folder")  # follow from where the run is: not stored, and None in facts that are loaded
+MOST_INDEX_BYTES = 2**29  # an index of 100,000 runs has 200 MB
+LEAST_RUNS = 64  # fewer runs are read fast enough without an index
+CLOCK_TICK_NS = 2_000_000_000  # tick of the coarsest clock of a file system (FAT: 2 s)
+PLACE_COLUMNS = ("name", "folder")  # columns that follow from the run's place: not stored, None in loaded facts
 Facts = dict[str, Any]
 
 
 def file_state(run: str) -> tuple[str, int] | None:
-    """(digest of the states of all READ_FILES, when the last one changed in ns); None without config.json."""
+    """State of a run's files: (digest over all READ_FILES, time of the last change in ns); None without config.json."""
     parts, latest = [], 0
     for name in READ_FILES:
         try:
@@ -51,7 +51,7 @@ def file_state(run: str) -> tuple[str, int] | None:
 
 
 def code_version(*files: str) -> str:
-    """A digest of source files: facts that other code has read are not used."""
+    """Digest of the reading code: facts that other code has read are not used."""
     digest = hashlib.blake2b(digest_size=12)
     for file in (*files, __file__):
         digest.update(pathlib.Path(file).read_bytes())
@@ -59,7 +59,7 @@ def code_version(*files: str) -> str:
 
 
 def load_index(place: Folder, version: str) -> tuple[dict[str, str], list[dict[str, Facts]]]:
-    """({run: state}, one {run: facts} for each table) of the index in `place`; both empty without a sound one."""
+    """Load the index in `place`: ({run: state}, one {run: facts} for each table); empty without a valid index."""
     try:
         head, _, body = read_bytes(pathlib.Path(place, INDEX_FILE), MOST_INDEX_BYTES).partition(b"\n")
         if head != _head(version, body):
@@ -75,17 +75,17 @@ def _head(version: str, body: bytes) -> bytes:
 
 
 class IndexDraft:
-    """A new index, from before the runs are read until it replaces the old one; does nothing where none can be."""
+    """A draft index: made before runs are read, it replaces the old one at the end. It does nothing if unwritable."""
 
     def __init__(self, place: Folder) -> None:
         self.place, self.draft = pathlib.Path(place), ""
-        with contextlib.suppress(OSError):  # a folder to be read only
+        with contextlib.suppress(OSError):  # the folder is read-only
             descriptor, self.draft = tempfile.mkstemp(prefix=f"{INDEX_FILE}.", suffix=".tmp", dir=place)
-            self.started = os.fstat(descriptor).st_mtime_ns  # by the file system's clock, which may be a server's
+            self.started = os.fstat(descriptor).st_mtime_ns  # time by the file system's clock, which may be a server's
             os.close(descriptor)
 
     def is_settled(self, latest: int) -> bool:
-        """Whether a file that changed last at `latest` (ns) was left alone long enough before this draft began."""
+        """Whether a file's last change, at `latest` (ns), is long enough before this draft began."""
         return bool(self.draft) and latest < self.started - CLOCK_TICK_NS
 
     def write(self, version: str, states: Mapping[str, str], tables: Sequence[Mapping[str, Facts]]) -> None:
@@ -99,7 +99,7 @@ class IndexDraft:
             self.draft = ""
 
     def close(self) -> None:
-        """Remove what was not written."""
+        """Remove the draft if it was not written."""
         if self.draft:
             with contextlib.suppress(OSError):
                 os.unlink(self.draft)
@@ -112,12 +112,12 @@ def _umask() -> int:
 
 
 def share_values(rows: Mapping[str, Facts]) -> dict[str, Facts]:
-    """The rows with one object for what is equal in all of them, as after loading: a tenth of the memory."""
+    """Let rows share one object for equal values, as after loading: a tenth of the memory."""
     return _expand(_compress(rows))
 
 
 def _compress(rows: Mapping[str, Facts]) -> list[dict[str, Any]]:
-    """Groups of rows with the same columns; what is equal in a whole group stands once."""
+    """Group rows of the same columns; a value that is equal in the whole group is stored once."""
     groups: dict[tuple[str, ...], dict[str, Facts]] = {}
     for name, row in rows.items():
         groups.setdefault(tuple(row), {})[name] = row

@@ -16,8 +16,8 @@ from scalelab.untrusted import documents, files, paths, schemas
 from scalelab.untrusted.paths import describe_link, list_folders
 
 PROGRESS_KEYS = ("step", "train_loss", "val_loss", "tokens_per_s")
-BATCH = 256  # runs that are read before their equal values become one
-RESAVED_SHARE = 0.02  # of runs that changed: fewer are read again faster than the whole index is written
+BATCH = 256  # runs read at a time before equal values are merged
+RESAVED_SHARE = 0.02  # changed runs from which on the index is rewritten: fewer are read again faster
 
 
 class IndexedRun(NamedTuple):
@@ -33,7 +33,7 @@ def read_runs(folder: records.Folder) -> list[dict[str, Any]]:
 
 
 def read_grid(folder: records.Folder) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """(a row per run of a sweep's latest grid, or of all runs of another folder; names of runs that are left out)."""
+    """Read (a row per run of a sweep's latest grid, or per run of another folder; names of runs left out)."""
     runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
     return [run.row for run in runs.values()], left_out
 
@@ -41,15 +41,15 @@ def read_grid(folder: records.Folder) -> tuple[list[dict[str, Any]], tuple[str, 
 def read_indexed_runs(folder: records.Folder) -> dict[str, IndexedRun]:
     """{name: run} of the folder if it is a run, else of its `runs/`, else of all runs in it. BadInput if there is none.
 
-    A damaged run has a row that says so; one that is asked for alone is BadInput. One that says it is running while no
-    process of it lives has the status `dead`, and `dead_since`.
+    Among several runs a damaged one has a row that says so; a single damaged run is BadInput. A run with the status
+    `running` but without a living process has the status `dead`, and `dead_since`.
     """
     runs = _read_all(pathlib.Path(folder))
     return {name: _mark_end(run) for name, run in runs.items()}
 
 
 def _mark_end(run: IndexedRun) -> IndexedRun:
-    """A run whose logbook or lock knows better than its record how it ended; the index holds the record's word only."""
+    """Correct a run's status by its logbook or lock: the index holds only the record's status."""
     if run.row["status"] not in alive.UNFINISHED_STATUSES:
         return run
     if run.progress["status"] == "failed":
@@ -60,7 +60,7 @@ def _mark_end(run: IndexedRun) -> IndexedRun:
 
 
 def _read_all(folder: pathlib.Path) -> dict[str, IndexedRun]:
-    """{name: run} by their files alone; BadInput as for `read_indexed_runs`."""
+    """Read {name: run} from files alone, without status corrections; BadInput as for `read_indexed_runs`."""
     if (folder / "config.json").exists():
         (row,) = listing.read_runs(folder)
         return {folder.name: IndexedRun(row, progress_or_damage(folder))}
@@ -80,9 +80,9 @@ def all_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def read_progress(folder: pathlib.Path) -> dict[str, Any]:
-    """Read the last `step`, `train_loss`, `val_loss` and `tokens_per_s` that a run has logged, as far as it has any.
+    """Read the last logged `step`, `train_loss`, `val_loss` and `tokens_per_s` of a run, if it has any.
 
-    `status`: of its record; failed if its logbook ends so; waiting before it has a record. BadInput: damaged files.
+    `status`: that of its record; `failed` if its logbook ends so; `waiting` without a record. BadInput: damaged files.
     """
     return _make_progress(folder, records.read_sound_record(folder))
 
@@ -103,7 +103,7 @@ def progress_or_damage(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _read_runs(place: pathlib.Path, names: Iterable[str]) -> dict[str, IndexedRun]:
-    """{name: run} of the folders that are a run's."""
+    """Read {name: run} of the folders that are runs."""
     runs = {name: _read_run(place / name) for name in names}
     return {name: run for name, run in runs.items() if run}
 
@@ -119,7 +119,7 @@ def _read_run(folder: pathlib.Path) -> IndexedRun | None:
 
 
 def _read_place(place: pathlib.Path) -> dict[str, IndexedRun]:
-    """{name: run} of the runs in one folder, in order of names."""
+    """Read {name: run} of the runs in one folder, in order of names."""
     names, links = list_folders(place)
     runs = _read_folders(place, names)
     linked = {path.name: _refuse_link(path) for path in listing.linked_runs(place, links)}
@@ -132,7 +132,7 @@ def _refuse_link(path: pathlib.Path) -> IndexedRun:
 
 
 def _read_folders(place: pathlib.Path, names: Iterable[str]) -> dict[str, IndexedRun]:
-    """{name: run} of those of the named folders that are runs."""
+    """Read {name: run} of the named folders that are runs."""
     states = {name: state for name in names if (state := store.file_state(f"{place}/{name}"))}
     if len(states) < store.LEAST_RUNS:
         return _read_runs(place, states)
@@ -147,7 +147,7 @@ def _read_folders(place: pathlib.Path, names: Iterable[str]) -> dict[str, Indexe
 
 @functools.cache
 def _version() -> str:
-    from scalelab.configs import base  # what is counted in an identity
+    from scalelab.configs import base  # the code that defines identities
 
     readers = identity, jsonfiles, jsonlines, listing, records, sound_record, size
     modules = (*readers, errors, set_by, documents, files, paths, schemas, base)
@@ -157,7 +157,7 @@ def _version() -> str:
 def _join(
     place: pathlib.Path, rows: Mapping[str, dict[str, Any]], progress: Mapping[str, dict[str, Any]]
 ) -> dict[str, IndexedRun]:
-    """Runs of stored facts, with their names and folders."""
+    """Make runs of stored facts, with their names and folders."""
     for name, row in rows.items():
         row["name"], row["folder"] = name, f"{place / name}"
     return {name: IndexedRun(row, progress[name]) for name, row in rows.items()}
@@ -166,7 +166,7 @@ def _join(
 def _read_and_store(
     place: pathlib.Path, version: str, states: Mapping[str, tuple[str, int]], valid: Mapping[str, IndexedRun]
 ) -> dict[str, IndexedRun]:
-    """Read the runs that are not `valid`, and write the index anew if these are many."""
+    """Read the runs that are not `valid`, and rewrite the index if there are many."""
     draft = store.IndexDraft(place)
     try:
         names = [name for name in states if name not in valid]
@@ -187,7 +187,7 @@ def _read_and_store(
 
 
 def _read_batch(place: pathlib.Path, names: Sequence[str]) -> dict[str, IndexedRun]:
-    """Read runs that share what is equal in all of them."""
+    """Read a batch of runs; their equal values share one object."""
     runs = _read_runs(place, names)
     whole = {name: run for name, run in runs.items() if _is_storable(run)}
     rows, progress = (store.share_values({name: run[part] for name, run in whole.items()}) for part in (0, 1))
@@ -195,5 +195,5 @@ def _read_batch(place: pathlib.Path, names: Sequence[str]) -> dict[str, IndexedR
 
 
 def _is_storable(run: IndexedRun) -> bool:
-    """Whether a run was read in full: damage is described with the path that was asked for, and looked at again."""
+    """Whether a run's facts may be stored: not if damaged, since the description names the path asked for."""
     return "damage" not in run.row and "damage" not in run.progress

@@ -1,4 +1,4 @@
-"""Waiting for a folder that another process holds: a trial whose lock is held is running, and not lost."""
+"""Wait for a folder that another process holds: a trial with a held lock is running, not lost."""
 
 import contextlib
 import pathlib
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from scalelab.index import alive
 from scalelab.record import lock
+from scalelab.study import is_open
 
 WAIT_POLL_S = 0.5
 
@@ -17,7 +18,12 @@ def wait_for_folder(
     stop: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda text: None,
 ) -> contextlib.AbstractContextManager[bool]:
-    """Hold a folder once its owner has left it, as `wait_until_free` does. BadInput as of `lock.hold_folder`."""
+    """Hold a folder once its owner has left it, as `wait_until_free` does. BadInput as of `lock.hold_folder`.
+
+    Within a study of this folder, which holds it, there is nothing to wait for.
+    """
+    if is_open(folder):
+        return contextlib.nullcontext(True)
     return wait_until_free(lambda: lock.hold_folder(folder, take_over=take_over), stop, report)
 
 
@@ -28,10 +34,9 @@ def wait_until_free(
     report: Callable[[str], None] = lambda text: None,
     polls: int = 1,
 ) -> Iterator[bool]:
-    """Enter `hold()` once it is not refused as held. Yields whether it was entered: not if `stop` turned true first.
-
-    `report` gets a line on who is waited for, and the warning that `hold` yields. It is tried again after so many
-    `polls` of `stop`. BadInput as of `hold`, for an owner of whom nobody can tell whether it lives.
+    """Enter `hold()` as soon as no other process holds it. Yields False if `stop` turned true first. `report` gets a
+    line on the owner, and the warning that `hold` yields. It tries again after each `polls` polls of `stop`. BadInput
+    as for `hold`, if nobody can tell whether the owner lives.
     """
     with contextlib.ExitStack() as held:
         is_held, has_reported = False, False
@@ -53,7 +58,7 @@ def wait_until_free(
 
 
 def describe_held_packs(folder: pathlib.Path, packs: Iterable[str]) -> list[str]:
-    """A line for each pack of a sweep that a living process trains, or saves: a worker waits for it."""
+    """Describe, one line each, the packs of a sweep that a living process trains or saves: a worker waits for them."""
     return [
         f"pack {pack} is held by a process of an earlier sweep, which saves it and ends: its worker waits for that"
         for pack in packs

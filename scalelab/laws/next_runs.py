@@ -62,9 +62,14 @@ class NextRuns:
 
 
 def propose_runs(
-    fitted: Fitted, candidates: Mapping[str, ArrayLike], k: int, budget_flops: float, target: str = "N",
-    at_flops: float | None = None, held: Mapping[str, float] | None = None,
-) -> NextRuns:  # fmt: skip
+    fitted: Fitted,
+    candidates: Mapping[str, ArrayLike],
+    k: int,
+    budget_flops: float,
+    target: str = "N",
+    at_flops: float | None = None,
+    held: Mapping[str, float] | None = None,
+) -> NextRuns:
     """Propose at most `k` candidate runs, for at most `budget_flops`, that narrow the target's interval most.
 
     `candidates` are columns [G] of the user's grid: N and D (and the law's other columns), and C if it isn't `fitted.k`
@@ -103,9 +108,14 @@ def propose_runs(
 
 
 def choose_runs(
-    before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, k: int, budget_flops: float,
+    before: np.ndarray,
+    each: np.ndarray,
+    flops: np.ndarray,
+    gradient: np.ndarray,
+    k: int,
+    budget_flops: float,
     by_flop: bool = True,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Choose at most `k` rows of `each` [G, K] within the budget: greedily, then by exchanges while any helps."""
     chosen: list[int] = []
     while True:
@@ -121,9 +131,13 @@ def choose_runs(
 
 
 def _exchange_run(
-    before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int],
+    before: np.ndarray,
+    each: np.ndarray,
+    flops: np.ndarray,
+    gradient: np.ndarray,
+    chosen: list[int],
     budget_flops: float,
-) -> list[int] | None:  # fmt: skip
+) -> list[int] | None:
     """The rows after one exchange that narrows the target; None if no exchange does."""
     now = spread_after(before, each[chosen], gradient)
     for out in chosen:
@@ -135,9 +149,14 @@ def _exchange_run(
 
 
 def _best_addition(
-    before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int],
-    budget_flops: float, by_flop: bool,
-) -> int | None:  # fmt: skip
+    before: np.ndarray,
+    each: np.ndarray,
+    flops: np.ndarray,
+    gradient: np.ndarray,
+    chosen: list[int],
+    budget_flops: float,
+    by_flop: bool,
+) -> int | None:
     """The affordable row that adds most to those chosen; None if nothing is affordable."""
     open_ = flops <= (budget_flops - flops[chosen].sum()) * (1 + 1e-12)
     open_[chosen] = False

@@ -17,7 +17,7 @@ from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves
-from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.stacks import Stack, count_local_layers, stacks
 
 
 def count_parameters(shape: ModelShape) -> dict[str, int]:
@@ -48,9 +48,10 @@ def count_parameters_by_group(shape: ModelShape) -> dict[str, int]:
     return sums
 
 
-def has_attention(shape: ModelShape) -> bool:
-    """Whether the blocks use the model's attention; a user's block (`model.block=pkg.mod:fn`) may not."""
-    return "attention" in transformer.parameter_declarations(shape)["blocks"]
+def stacks_with_attention(shape: ModelShape) -> tuple[Stack, ...]:
+    """The stacks whose block uses the model's attention; a user's block (`model.block=pkg.mod:fn`) may not."""
+    declared = transformer.parameter_declarations(shape)
+    return tuple(stack for stack in stacks(shape) if "attention" in declared[stack.name])
 
 
 def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str, float]:
@@ -60,13 +61,15 @@ def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str,
     biases. SwiGLU's gate counts as a third MLP matrix, and so do other matrices of a user's block.
     """
     s, d = seq_len or shape.seq_len, shape.d_model
-    kh, layers = shape.d_head * shape.n_heads, shape.n_layers if has_attention(shape) else 0
+    kh, declared = shape.d_head * shape.n_heads, transformer.parameter_declarations(shape)
+    attending = stacks_with_attention(shape)
+    layers, local = sum(stack.depth for stack in attending), count_local_layers(shape, attending)
     matrices = {"qkv": 0, "attention_output": 0, "mlp": 0}
-    for name, declared in named_leaves(transformer.parameter_declarations(shape)["blocks"]).items():
-        if declared.is_hidden_matrix and declared.role == "weight":
-            output = "attention_output" if declared.outs == ("embed",) else "qkv"
-            matrices[output if name.startswith("attention") else "mlp"] += declared.size
-    local = count_local_layers(shape) if layers else 0
+    for stack in stacks(shape):
+        for name, declaration in named_leaves(declared[stack.name]).items():
+            if declaration.is_hidden_matrix and declaration.role == "weight":
+                output = "attention_output" if declaration.outs == ("embed",) else "qkv"
+                matrices[output if name.startswith("attention") else "mlp"] += declaration.size
     keys_per_query = layers * s - local * max(0, s - shape.window)  # summed over layers
     return {
         "embedding": 2.0 * s * shape.vocab_size * d,
@@ -106,8 +109,8 @@ def _jaxpr_flops(shape: ModelShape, remat: str) -> float:
     # The traced products take all keys; the ones hidden by a window are subtracted here. Remat computes two of
     # attention's six products again: `dots` saves none that has a batch axis.
     products = 12.0 if remat == "none" else 16.0
-    products = products if has_attention(shape) else 0.0
-    hidden = products * count_local_layers(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
+    local = count_local_layers(shape, stacks_with_attention(shape))
+    hidden = products * local * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
     return walked_flops(shape, remat) / shape.seq_len - hidden
 
 

@@ -14,16 +14,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from scalelab.hardware.tactics.exchange import scatter_sum
-from scalelab.model.head_measures import (
+from scalelab.model.measures import (
     add_chunk,
+    combine,
     measure_head,
     measures_specs,
-    sum_between_devices,
+    sum_head_over_devices,
     token_losses,
     with_token_losses,
     zero_measures,
 )
-from scalelab.model.measures import combine
 from scalelab.precision.products import matmul_gradients, mixed_matmul
 from scalelab.sharding import (
     TENSOR_AXIS,
@@ -69,6 +69,11 @@ def add_sums(a: LossSums, b: LossSums) -> LossSums:
     measured = combine(a.measures, b.measures)
     term = jax.tree.map(jnp.add, a.term, b.term)
     return LossSums(a.objective + b.objective, a.nll + b.nll, a.tokens + b.tokens, measured, term)
+
+
+def objective_cotangent(sums: LossSums, share: jax.Array) -> LossSums:
+    """The cotangent of sums of which the objective times `share` is differentiated."""
+    return jax.tree.map(jnp.zeros_like, sums)._replace(objective=jnp.zeros_like(sums.objective) + share)
 
 
 def chunk_tokens(platform: str, d_model: int, vocab: int) -> int:
@@ -204,7 +209,7 @@ def _sum_over_devices(sums: LossSums, axes: tuple[str, ...]) -> LossSums:
     """Sums of all devices."""
     if not has_explicit_mesh():
         return sums
-    measured = sum_between_devices(sums.measures, axes) if sums.measures else ()
+    measured = sum_head_over_devices(sums.measures, axes) if sums.measures else ()
     return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums._replace(measures=()))._replace(measures=measured)
 
 

@@ -1,7 +1,7 @@
 """Numbers as people write them: `7B`, `20k`, `1,234,567`, `1 234 567`, and in tables `2,51` beside semicolons.
 
-A cell that Python reads as a number, in a table whose decimal mark is a point, is that number. What is read in another
-way is counted in `ReadAs`, so that the reader of a fit learns of it; what has two meanings raises ValueError.
+A cell that Python reads as a number, in a table whose decimal mark is a point, is that number. Cells read in another
+way are counted in `ReadAs`, so that the reader of a fit learns of it; a cell with two meanings raises ValueError.
 """
 
 import math
@@ -9,18 +9,18 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-SUFFIXES = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}  # of counts only: 50M parameters, 1.3B tokens
+SUFFIXES = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}  # suffixes of counts only: 50M parameters, 1.3B tokens
 COUNTS = ("N", "D", "C", "U")
 _SUFFIXED = re.compile(r"(.*\d[.,]?)\s*([kmbgt])", re.IGNORECASE | re.DOTALL)
-_BLANKS = " \u00a0\u202f\u2009'\u2019"  # what stands between thousands, besides marks
+_BLANKS = " \u00a0\u202f\u2009'\u2019"  # separators of thousands, besides marks
 _SPACED = re.compile(rf"[+-]?\d{{1,3}}(?:[{_BLANKS}]\d{{3}})+(?:[.,]\d*)?")
 _MARKED = re.compile(r"[+-]?[\d.,]*[.,][\d.,]*(?:e[+-]?\d+)?", re.IGNORECASE)
 _NUMERIC = re.compile(rf"[+-]?(?:[\d.,_{_BLANKS}]+(?:e[+-]?\d+)?\s*[kmbgt]?|nan|inf)", re.IGNORECASE)
-_ONE_GROUP = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}")  # 1,234: a thousand, or one and a bit
+_ONE_GROUP = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}")  # 1,234 is ambiguous: a thousand, or a little more than one
 
 
 class ReadAs(NamedTuple):
-    """How a column's first unusual cell was read, and how many such cells it has."""
+    """The reading of a column's first unusual cell, and the number of such cells."""
 
     text: str
     value: float
@@ -28,7 +28,7 @@ class ReadAs(NamedTuple):
 
 
 def looks_numeric(cell: object) -> bool:
-    """Whether a cell may be a number, in whatever way it is written."""
+    """Whether a cell may be a number in any way of writing."""
     return not isinstance(cell, str) or bool(_NUMERIC.fullmatch(cell.strip()))
 
 
@@ -39,7 +39,7 @@ def find_decimal_mark(cells: Iterable[tuple[str, str]]) -> str:
     nothing, except as a loss: no loss has a thousand nats. "" also if nothing tells and a comma is there.
     """
     texts = list(cells)
-    if not any("," in text or text.count(".") > 1 for _, text in texts):  # the usual table, decided fast
+    if not any("," in text or text.count(".") > 1 for _, text in texts):  # decides the usual table fast
         return "."
     marks, unclear = set(), False
     for field, text in texts:
@@ -95,7 +95,7 @@ def parse_whole(text: str) -> int:
 
 
 def is_plain(text: str, value: float) -> bool:
-    """Whether Python, too, reads this value in a text without underscores."""
+    """Whether Python reads the same value from the text, without underscores."""
     read = _as_python(text)
     return "_" not in text and read is not None and (read == value or read != read)  # nan is not equal to itself
 
@@ -108,7 +108,7 @@ def _as_python(text: str) -> float | None:
 
 
 def _body_of(text: str) -> tuple[str, int]:
-    """The number without blanks between thousands and without its suffix, and the suffix's power of ten."""
+    """Split off (the number without blanks between thousands and suffix, the suffix's power of ten)."""
     text, power = text.strip(), 0
     if suffixed := _SUFFIXED.fullmatch(text):
         text, power = suffixed[1].strip(), SUFFIXES[suffixed[2].lower()]

@@ -115,10 +115,4 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     return optax.chain(transform, optax.ema(h.optim.beta1, debias=False)) if o.averaged else transform
 
 
-def _state_bytes(d: Declaration, o: Optim) -> float:
-    stack, *sides = _shape(d)
-    first = d.size if o.averaged else 0
-    return 4 * (first + (d.size if o.factored is False else stack * sum(sides)))
-
-
-ADAFACTOR = Optimizer(_build, _state_bytes, like="relative")
+ADAFACTOR = Optimizer(_build, like="relative")

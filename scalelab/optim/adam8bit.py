@@ -114,11 +114,4 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     return optax.GradientTransformation(init, update)
 
 
-def _state_bytes(d: Declaration, o: Optim) -> float:
-    """2 x (1 + 4/256) bytes a number, padding of the last block included; 8 bytes a number in a small tensor."""
-    del o
-    lead, size = math.prod(d.shape[: len(d.stack)]), math.prod(d.shape[len(d.stack) :])
-    return 2 * lead * -(-size // CODE_BLOCK) * (CODE_BLOCK + 4) if _is_coded(d) else 8 * d.size
-
-
-ADAM8BIT = Optimizer(_build, _state_bytes)
+ADAM8BIT = Optimizer(_build)

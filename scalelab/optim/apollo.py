@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.model.declare import Declaration
 from scalelab.optim import adam, matrices
 from scalelab.optim.galore import projection_rank
 from scalelab.optim.matrices import Arrays, Declarations, fp32_matmul, map_batched
@@ -88,11 +87,5 @@ def _build(
     return optax.GradientTransformation(init, update)
 
 
-def _state_bytes(d: Declaration, o: Optim) -> float:
-    """Two moments, and the norm of each matrix's last update."""
-    stack, _, large = matrices.folded_shape(d)
-    return 4 * stack * (2 * projection_rank(d, o) * large + 1)
-
-
-APOLLO = Optimizer(functools.partial(_build, tensor=False), _state_bytes, claims=claims_hidden_matrices)
-APOLLO_MINI = Optimizer(functools.partial(_build, tensor=True), _state_bytes, claims=claims_hidden_matrices)
+APOLLO = Optimizer(functools.partial(_build, tensor=False), claims=claims_hidden_matrices)
+APOLLO_MINI = Optimizer(functools.partial(_build, tensor=True), claims=claims_hidden_matrices)

@@ -18,9 +18,12 @@ from scalelab.optim.schedules import Hparams
 
 
 def build_optimizer_chain(
-    static: Static, h: Hparams, lr: jax.Array, names: Collection[str] = (),
+    static: Static,
+    h: Hparams,
+    lr: jax.Array,
+    names: Collection[str] = (),
     clipped: optax.GradientTransformation | None = None,
-) -> optax.GradientTransformationExtraArgs:  # fmt: skip
+) -> optax.GradientTransformationExtraArgs:
     """Chain clipping, the optimizer's directions, LR multipliers, decoupled decay and LR; updates are to be added.
 
     A `coupled` optimizer's decay is added to the gradient instead (L2). `parametrization.parameter_scales` gives each

@@ -71,10 +71,4 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
     return optax.GradientTransformation(init, update)
 
 
-def _state_bytes(d: Declaration, o: Optim) -> float:
-    """The projection and two moments."""
-    stack, small, large = matrices.folded_shape(d)
-    return 4 * stack * projection_rank(d, o) * (small + 2 * large)
-
-
-GALORE = Optimizer(_build, _state_bytes, claims=claims_hidden_matrices)
+GALORE = Optimizer(_build, claims=claims_hidden_matrices)

@@ -5,7 +5,6 @@ Moments of the projected gradient are coded as `adam8bit.py` codes any others. E
 which takes less memory than `galore.py`'s batches.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -71,11 +70,4 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     return optax.GradientTransformation(init, update)
 
 
-def _state_bytes(d: Declaration, o: Optim) -> float:
-    """Two bytes a number of the projection, and what 8-bit Adam keeps of the projected gradient."""
-    low = low_declaration(d, o)
-    projection = 2 * math.prod((*matrices.folded_shape(d)[:2], projection_rank(d, o))) if d.is_hidden_matrix else 0
-    return projection + adam8bit.ADAM8BIT.state_bytes(low, o)
-
-
-GALORE8BIT = Optimizer(_build, _state_bytes)
+GALORE8BIT = Optimizer(_build)

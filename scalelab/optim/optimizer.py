@@ -1,16 +1,19 @@
 """The record that declares an optimizer, one in each optimizer's file; `chain.py` does the rest."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from scalelab.config import Optim
+from scalelab.config import Optim, group_hparams, traced_names
 from scalelab.model.declare import Declaration
 from scalelab.model.parametrization import UpdateFamily
 from scalelab.optim.schedules import Hparams
+from scalelab.optim.user_numbers import readable_hparams
 
 # Like the parameters: a nested dict, or a flat one {"blocks.mlp.up.w": …} where the optimizer claims only some.
 Tree = Any
@@ -46,7 +49,8 @@ class Optimizer:
 
     `build(declared, o, h, lr)` makes the transform from gradients to directions; the chain applies multipliers, decay,
     -LR. `declared`: declarations of the claimed parameters; `o`: static options; `h`: traced numbers by key.
-    `state_bytes(declaration, o)`: state of one parameter between steps, without scalars like a step count.
+    `state_bytes(declaration, o)`: state of one parameter between steps, without scalars like a step count; by default
+    what `build` keeps.
     `claims`: whether it takes a parameter; AdamW takes the rest. `like`: the muP rule for its updates, `adam` (size
     independent of the gradient's), `sgd` (proportional to it), `spectral` (fixed spectral norm), `relative`, or a
     function of `o`. `coupled`: weight decay is added to the gradient (L2). `last(h, lr)`: a transform of whole updates
@@ -57,7 +61,7 @@ class Optimizer:
     """
 
     build: BuildTransform
-    state_bytes: Callable[[Declaration, Optim], float]
+    state_bytes: Callable[[Declaration, Optim], float] = None  # type: ignore[assignment]
     claims: Callable[[Declaration], bool] = claims_everything
     like: UpdateFamily | Callable[[Optim], UpdateFamily] = "adam"
     coupled: bool = False
@@ -65,6 +69,20 @@ class Optimizer:
     curvature: str = ""
     evaluated: Callable[[Tree, Any, Hparams], Tree] | None = None
     second_moment: Callable[[Any, Optim, Hparams], SecondMoment] | None = None
+
+    def __post_init__(self) -> None:
+        if self.state_bytes is None:
+            object.__setattr__(self, "state_bytes", functools.partial(_count_state_bytes, self.build))
+
+
+def _count_state_bytes(build: BuildTransform, declaration: Declaration, o: Optim) -> float:
+    """Bytes that `build` keeps of one parameter, without scalars; only shapes are evaluated."""
+    scalar, param = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), declaration.shape))
+    h = group_hparams(dict.fromkeys(traced_names(o), scalar))
+    state = jax.eval_shape(
+        lambda h, lr, p: build({"p": declaration}, o, readable_hparams(o, h), lr).init({"p": p}), h, scalar, param
+    )
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if leaf.ndim)
 
 
 def bytes_per_scalar(n: float) -> Callable[[Declaration, Optim], float]:

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Static
+from scalelab.config.mixture_text import StackText, format_stacks
 from scalelab.errors import BadInput
+from scalelab.model.stacks import stacks
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.optim.optimizer import Tree
 from scalelab.optim.registry import OPTIMIZERS, find_optimizer
@@ -43,10 +45,11 @@ def select(names: Collection[str], tree: Tree) -> Tree:
 
 
 def one_layer(static: Static) -> Static:
-    """`static` with a single block, whose factors on LR, decay and eps are those of a block of the whole model."""
-    shape = static.model
-    base: Any = shape.base_layers / shape.n_layers  # the ratio of depths stays what it is
-    return dataclasses.replace(static, model=dataclasses.replace(shape, n_layers=1, base_layers=base))
+    """`static` with one block a stack, whose factors on LR, decay and eps are those of a block of the whole model."""
+    shape, single = static.model, tuple(StackText(stack.block, 1) for stack in stacks(static.model))
+    base: Any = shape.base_layers * len(single) / shape.n_layers  # the ratio of depths stays what it is
+    few = dataclasses.replace(shape, n_layers=len(single), base_layers=base, block=format_stacks(single))
+    return dataclasses.replace(static, model=few)
 
 
 def part_chain(

@@ -5,12 +5,10 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from scalelab.config import Optim, group_hparams, traced_names
+from scalelab.config import Optim
 from scalelab.errors import BadInput
-from scalelab.model.declare import Declaration
 from scalelab.optim import (
     adafactor,
     adalayer,
@@ -29,7 +27,6 @@ from scalelab.optim import (
     shampoo,
     soap,
     sophia,
-    user_numbers,
 )
 from scalelab.optim.optimizer import BuildTransform, Optimizer
 from scalelab.user_code import user_function, with_short_errors
@@ -67,8 +64,7 @@ def find_optimizer(name: str) -> Optimizer:
     user_object = user_function(name, "optim.name", wanted, Optimizer)
     if isinstance(user_object, Optimizer):
         return dataclasses.replace(user_object, build=_with_short_errors(user_object.build, name))
-    build = _with_short_errors(user_object, name)
-    return Optimizer(build, lambda declaration, o: _count_state_bytes(build, declaration, o))
+    return Optimizer(_with_short_errors(user_object, name))
 
 
 @functools.cache
@@ -83,16 +79,3 @@ def _with_short_errors(build: BuildTransform, name: str) -> BuildTransform:
         return transform._replace(init=short(transform.init), update=short(transform.update))
 
     return checked
-
-
-def _count_state_bytes(build: BuildTransform, declaration: Declaration, o: Optim) -> float:
-    """Bytes of one parameter's state under a bare `build` function, without scalars; only shapes are evaluated."""
-    scalar, param = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), declaration.shape))
-    h = group_hparams(dict.fromkeys(traced_names(o), scalar))
-    state = jax.eval_shape(
-        lambda h, lr, p: build({"p": declaration}, o, user_numbers.readable_hparams(o, h), lr).init({"p": p}),
-        h,
-        scalar,
-        param,
-    )
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if leaf.ndim)

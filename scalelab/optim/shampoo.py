@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.model.declare import Declaration
 from scalelab.optim import matrices
 from scalelab.optim.matrices import Arrays, Declarations, fp32_matmul, map_batched, map_decomposition
 from scalelab.optim.optimizer import Optimizer, claims_hidden_matrices
@@ -67,11 +66,4 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
     return optax.GradientTransformation(init, update)
 
 
-def _state_bytes(d: Declaration, o: Optim) -> float:
-    """Two statistics, two roots."""
-    del o
-    stack, small, large = matrices.folded_shape(d)
-    return 8 * stack * (small**2 + large**2)
-
-
-SHAMPOO = Optimizer(_build, _state_bytes, claims=claims_hidden_matrices, like="spectral")
+SHAMPOO = Optimizer(_build, claims=claims_hidden_matrices, like="spectral")

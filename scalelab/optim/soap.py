@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.model.declare import Declaration
 from scalelab.optim import matrices
 from scalelab.optim.matrices import Arrays, Declarations, fp32_matmul, map_batched, map_decomposition
 from scalelab.optim.optimizer import Optimizer, claims_hidden_matrices
@@ -113,11 +112,4 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
     return optax.GradientTransformation(init, update)
 
 
-def _state_bytes(d: Declaration, o: Optim) -> float:
-    """Two moments, two statistics, two bases."""
-    del o
-    stack, small, large = matrices.folded_shape(d)
-    return 8 * d.size + 8 * stack * (small**2 + large**2)
-
-
-SOAP = Optimizer(_build, _state_bytes, claims=claims_hidden_matrices)
+SOAP = Optimizer(_build, claims=claims_hidden_matrices)

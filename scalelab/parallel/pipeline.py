@@ -1,4 +1,4 @@
-"""A batch through a pipeline of stages: loss, and gradients by a backward that follows the table of `ticks.py`.
+"""A batch through a pipeline of stages: loss, and gradients by a backward that follows the table of `stages/ticks.py`.
 
 Embedding, final norm and head are on every stage, used by the first and the last. The other mesh axes split the model
 as without a pipeline: they are Auto where a stage's arrays come in and out, and Explicit within it. A shard_map over
@@ -19,13 +19,20 @@ from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 
 from scalelab.config import Layout, Static
 from scalelab.model.attention.documents import DocumentEnds
+from scalelab.model.declare import Declaration
 from scalelab.model.loss import LossSums
 from scalelab.model.measures import HeadMeasures, Measures
+from scalelab.model.stacks import stacks
+from scalelab.model.transformer import parameter_declarations
+from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.parallel.stage import run_stage
-from scalelab.parallel.ticks import make_tick_table
+from scalelab.parallel.stages.assignment import EMPTY, assign_layers, slots_of_layers
+from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.slots import layer_tables
+from scalelab.parallel.stages.ticks import make_tick_table
 from scalelab.precision.policy import POLICIES
-from scalelab.sharding import BATCH_AXES, STAGE_AXIS, has_explicit_mesh, without_axes
+from scalelab.sharding import BATCH_AXES, STAGE_AXIS, has_explicit_mesh, spec_of, without_axes
 
 
 def replica_axes(static: Static) -> frozenset[str]:
@@ -40,7 +47,7 @@ def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) ->
     With several rounds a stage's chunks are p chunks apart in the model, but adjacent in its memory.
     """
     if layout.rounds == 1:
-        return tree
+        return tree  # uneven stages leave the model's order, too: no spec splits their layers
 
     def reorder(x: Any, spec: PartitionSpec) -> Any:
         if STAGE_AXIS not in spec[:1]:
@@ -52,22 +59,61 @@ def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) ->
     return jax.tree.map(reorder, tree, specs)
 
 
-def in_model_order(values_L: jax.Array, layout: Layout) -> jax.Array:
-    """One value per layer, from the stages' order to the model's; whole on every device."""
-    if layout.rounds == 1:
+def in_model_order(static: Static, values_L: jax.Array) -> jax.Array:
+    """One value per layer, from the order at rest to the model's; whole on every device."""
+    layout = static.layout
+    if layout.rounds == 1 or not has_even_stages(static.model, layout):
         return values_L
     return values_L[np.argsort(_stage_order(values_L.shape[0], layout))]
 
 
 def _stage_order(n_layers: int, layout: Layout) -> np.ndarray:
     """The model's layers, one stage's after the other's."""
-    return np.arange(n_layers).reshape(layout.rounds, layout.stage, -1).swapaxes(0, 1).ravel()
+    return assign_layers((n_layers,), layout.stage, layout.rounds).held()
+
+
+def into_slots(static: Static, params: Any) -> Any:
+    """`params` with the layers as the stages hold them: an all-to-all once a step, where stages are uneven.
+
+    An empty slot holds a copy of the first layer, which is not read.
+    """
+    shape, layout = static.model, static.layout
+    if has_even_stages(shape, layout):
+        return params
+    held, specs = {}, rules.stage_specs(shape, layout)
+    for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
+        layers, name = np.maximum(table.ravel(), 0), stack.name
+        held[name] = jax.tree.map(lambda w, spec, at=layers: reshard(w[at], spec), params[name], specs[name])
+    return params | held
+
+
+def out_of_slots(static: Static, grads: Any) -> Any:
+    """The gradients of what `into_slots` returned, of the model's layers; split as near to the moments as one hop is.
+
+    An all-to-all takes `stage` from the slots to the end of another axis; XLA knows no other way but to gather all.
+    """
+    shape, layout = static.model, static.layout
+    if has_even_stages(shape, layout):
+        return grads
+
+    def by_layer(slots: np.ndarray, declaration: Declaration, g: jax.Array) -> jax.Array:
+        return reshard(g, rules.within_layers(declaration, spec_of(g)))[slots]
+
+    by_stack, declared = {}, parameter_declarations(shape)
+    for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
+        slots, name = np.argsort(np.where(table == EMPTY, stack.depth, table).ravel(), kind="stable"), stack.name
+        of_layers = functools.partial(by_layer, slots[: stack.depth])
+        by_stack[name] = jax.tree.map(of_layers, declared[name], grads[name])
+    return grads | by_stack
 
 
 def pipeline_loss_sums(
     static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: DocumentEnds | None = None
 ) -> LossSums:
-    """Summed next-token loss of `tokens` [B, S+1], in documents cut by `ends`; no gradients."""
+    """Summed next-token loss of `tokens` [B, S+1], in documents cut by `ends`; no gradients.
+
+    The layers of `params` are as the stages hold them (`into_slots`).
+    """
     return _run(static, params, tokens, z_weight, None, ends)[0]
 
 
@@ -96,12 +142,13 @@ def _run(
     layout = static.layout
     ticks = make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
     rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/step/gradients.py`
-    rest = {name: part for name, part in params.items() if name != "blocks"}
-    stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE_AXIS))
+    names = [stack.name for stack in stacks(static.model)]
+    blocks, rest = ({n: part for n, part in params.items() if (n in names) == of_stack} for of_stack in (True, False))
+    numbers = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE_AXIS))
     by_stage: Any = PartitionSpec(STAGE_AXIS)
     whole: Any = PartitionSpec()
     z_weight = jnp.asarray(z_weight, jnp.float32)
-    arguments = stages, params["blocks"], rest, rows.swapaxes(0, 1), z_weight, counted, ends, due
+    arguments = numbers, blocks, rest, rows.swapaxes(0, 1), z_weight, counted, ends, due
     specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
     mapped = {STAGE_AXIS} | replica_axes(static)
     by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in mapped) or None)
@@ -121,11 +168,14 @@ def _run(
     out = (whole, *((*specs[1:3], by_stage) if counted is not None else (None, None, None)))
     sums, blocks, others, measured = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
     if due is not None:
-        sums = sums._replace(measures=_whole_measures(measured, sums, rows[..., 1:].size, layout))
-    return sums, None if counted is None else {**others, "blocks": blocks}
+        sums = sums._replace(measures=_whole_measures(static, measured, sums, rows[..., 1:].size))
+    return sums, None if counted is None else {**others, **blocks}
 
 
-def _whole_measures(by_layer: dict[str, jax.Array], sums: LossSums, positions: int, layout: Layout) -> Measures:
+def _whole_measures(static: Static, by_slot: dict[str, jax.Array], sums: LossSums, positions: int) -> Measures:
     """The measures of all stages' layers, in the model's order, on every device."""
-    ordered = {name: in_model_order(reshard(x, PartitionSpec()), layout) for name, x in by_layer.items()}
-    return Measures(positions=jnp.float32(positions), head=sums.measures, **ordered)
+    layout, whole = static.layout, {name: reshard(x, PartitionSpec()) for name, x in by_slot.items()}
+    if layout.rounds > 1 or not has_even_stages(static.model, layout):
+        slots = slots_of_layers(tuple(s.depth for s in stacks(static.model)), layout.stage, layout.rounds)
+        whole = {name: x[slots] for name, x in whole.items()}
+    return Measures(positions=jnp.float32(positions), head=sums.measures, **whole)

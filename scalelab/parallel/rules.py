@@ -7,6 +7,7 @@ ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing
 
 import dataclasses
 import functools
+import math
 import os
 from typing import Any
 
@@ -15,12 +16,14 @@ from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.config.checks import validate
+from scalelab.config.checks.validate import check_divides
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.model.products.parts import choose_parts, refuses_parts
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
-from scalelab.parallel.ticks import PIPELINE_SCHEDULES, predicted_bubble
+from scalelab.parallel.stages.assignment import is_even
+from scalelab.parallel.stages.checks import check_pipeline, has_even_stages
 from scalelab.precision.policy import POLICIES
 from scalelab.sharding import BATCH_AXES, CONTEXT_AXIS, SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS, mesh_axes
 
@@ -41,9 +44,44 @@ def _specs(shape: ModelShape, fsdp: bool, stages: bool) -> Any:
     return jax.tree.map(lambda d: parameter_spec(d, fsdp, stages), parameter_declarations(shape))
 
 
+@functools.cache
+def _specs_at_rest(shape: ModelShape, layout: Layout, fsdp: bool) -> Any:
+    """Specs of arrays like the parameters between steps, split along `fsdp` or not.
+
+    jax cannot split 126 layers 16 ways: stages of unequal numbers of layers split within them. Where fsdp splits the
+    moments only, `stage` is around it, so that a device's moments are of the parameters that it has.
+    """
+    specs = _specs(shape, fsdp, layout.stage > 1)
+    if has_even_stages(shape, layout):
+        return specs
+    around = layout.zero < 3
+    return jax.tree.map(lambda d, spec: within_layers(d, spec, around), parameter_declarations(shape), specs)
+
+
+def within_layers(declaration: Declaration, spec: PartitionSpec, around: bool = False) -> PartitionSpec:
+    """`spec` with all layers on every stage: `stage` splits the axis of a layer that fsdp splits, within its parts.
+
+    `around`: `stage` splits first, and fsdp its parts.
+    """
+
+    def split(axis: str, entry: Any) -> Any:
+        if axis != FSDP_AXIS:
+            return None if axis == "layers" else entry
+        return STAGE_AXIS if entry is None else (STAGE_AXIS, entry) if around else (entry, STAGE_AXIS)
+
+    if "layers" not in declaration.axes:
+        return spec
+    return PartitionSpec(*map(split, declaration.axes, spec))
+
+
 def parameter_specs(shape: ModelShape, layout: Layout) -> Any:
     """Specs of the parameters at rest. In a pipeline ZeRO 1 and 2 leave them whole: a stage gathers nothing."""
-    return _specs(shape, layout.zero >= 3 or (layout.zero >= 1 and layout.stage == 1), layout.stage > 1)
+    return _specs_at_rest(shape, layout, layout.zero >= 3 or (layout.zero >= 1 and layout.stage == 1))
+
+
+def stage_specs(shape: ModelShape, layout: Layout) -> Any:
+    """Specs of the parameters, and of their gradients, as a pipeline's stages hold them: layers in slots."""
+    return _specs(shape, layout.zero >= 3, layout.stage > 1)
 
 
 def whole_specs(shape: ModelShape) -> Any:
@@ -52,7 +90,10 @@ def whole_specs(shape: ModelShape) -> Any:
 
 
 def gradient_specs(shape: ModelShape, layout: Layout) -> Any:
-    """Specs of gradients while they are summed over micro-batches. Rows of an embedding go back where they lie."""
+    """Specs of gradients while they are summed over micro-batches, in a pipeline as the stages hold them.
+
+    Rows of an embedding go back where they lie.
+    """
     split, whole = (_specs(shape, fsdp, layout.stage > 1) for fsdp in (layout.zero >= 1, layout.zero >= 2))
     if layout.stage > 1:
         return whole
@@ -89,16 +130,20 @@ def once_a_step(specs: Any, shape: ModelShape, layout: Layout, kind: str) -> Any
 
 def moment_specs(shape: ModelShape, layout: Layout) -> Any:
     """Specs of the optimizer's state of each parameter."""
-    return _specs(shape, layout.zero >= 1, layout.stage > 1)
+    return _specs_at_rest(shape, layout, layout.zero >= 1)
 
 
 def reshaped_moment_spec(declaration: Declaration, shape: tuple[int, ...], layout: Layout) -> PartitionSpec:
     """Spec of optimizer state whose shape is not its parameter's: stacked layers by stage, longest side by fsdp."""
-    stages = layout.stage > 1 and declaration.stack[:1] == ("layers",) and shape[:1] == declaration.shape[:1]
-    split: list[str | None] = [STAGE_AXIS if stages and axis == 0 else None for axis in range(len(shape))]
-    free = [axis for axis in range(len(shape)) if split[axis] is None and shape[axis] % layout.fsdp == 0]
-    if layout.zero >= 1 and free:
-        split[max(free, key=lambda axis: shape[axis])] = "fsdp"
+    stacked = layout.stage > 1 and declaration.stack[:1] == ("layers",) and shape[:1] == declaration.shape[:1]
+    stages = stacked and is_even(shape[0], layout.stage, layout.rounds)
+    split: list[Any] = [STAGE_AXIS if stages and axis == 0 else None for axis in range(len(shape))]
+    axes: tuple[str, ...] = ("fsdp",) if layout.zero >= 1 else ()
+    axes += (STAGE_AXIS,) if stacked and not stages else ()
+    parts = math.prod(getattr(layout, axis) for axis in axes)
+    free = [axis for axis in range(len(shape)) if split[axis] is None and shape[axis] % parts == 0]
+    if axes and free:
+        split[max(free, key=lambda axis: shape[axis])] = axes if len(axes) > 1 else axes[0]
     return PartitionSpec(*split)
 
 
@@ -111,10 +156,10 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
         )
     check_layout_options(layout)
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
-        _divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
+        check_divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
     _check_ring(model.seq_len, layout.context)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
-    _divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
+    check_divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
     _check_parts(static, layout)
     if layout.context > 1 and model.attention != "auto":
         raise BadInput(
@@ -122,8 +167,10 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
             "devices that share a sequence attend in a ring; nearest: auto"
         )
     if layout.zero:
-        _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
-    _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
+        check_divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
+    check_divides(
+        "train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp
+    )
     _check_curvature(static.optim.name, layout)
     return check_pipeline(static, layout) + unsharded_warnings(parameter_declarations(model), layout)
 
@@ -150,7 +197,7 @@ def _check_parts(static: Static, layout: Layout) -> None:
     if reason := refuses_parts(POLICIES[static.precision], staged=layout.stage > 1):
         raise BadInput(f"parallel.parts={layout.parts}: {reason}; nearest: parallel.parts=1")
     ways = layout.context * layout.tensor
-    _divides("model.seq_len", static.model.seq_len, "parallel.context x tensor x parts", ways * layout.parts)
+    check_divides("model.seq_len", static.model.seq_len, "parallel.context x tensor x parts", ways * layout.parts)
 
 
 def _check_ring(seq_len: int, context: int) -> None:
@@ -196,49 +243,6 @@ def _check_curvature(name: str, layout: Layout) -> None:
                 f"optim.name={name!r} with parallel.{axis}={getattr(layout, axis)}: curvature is measured on "
                 f"whole models and whole sequences only; nearest: parallel.{axis}=1 and more of data, fsdp or tensor"
             )
-
-
-def check_pipeline(static: Static, layout: Layout) -> list[str]:
-    """Raise BadInput where stages don't fit the run; returns a note on the pipeline's cost."""
-    if layout.stage == 1:
-        return []
-    _refuse_with_stages(static, layout)
-    _divides("model.n_layers", static.model.n_layers, "parallel.stage x parallel.rounds", layout.stage * layout.rounds)
-    if layout.rounds > 1:
-        _divides("parallel.microbatches", layout.microbatches, "parallel.stage", layout.stage)
-    micro = static.global_batch // static.accumulate
-    split = layout.data * layout.fsdp * layout.microbatches
-    _divides("train.global_batch / train.accumulate", micro, "parallel.data x fsdp x microbatches", split)
-    bubble = predicted_bubble(layout.stage, layout.microbatches, layout.rounds)
-    return [
-        f"pipeline: {layout.stage} stages, {layout.schedule}, {layout.microbatches} micro-batches: "
-        f"{bubble:.0%} of the time idle; "
-        "blocks are computed once more in the backward, as with model.remat=full"
-    ]
-
-
-def _refuse_with_stages(static: Static, layout: Layout) -> None:
-    if static.precision == "fp8_delayed":
-        raise BadInput(
-            f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over "
-            "micro-batches; nearest: precision.name='fp8'"
-        )
-    if layout.context > 1:
-        raise BadInput(
-            f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait "
-            "for stages that do something else; set one of them to 1"
-        )
-    if layout.rounds > 1 and not PIPELINE_SCHEDULES[layout.schedule].has_rounds:
-        able = " or ".join(name for name, schedule in PIPELINE_SCHEDULES.items() if schedule.has_rounds)
-        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule={able}, not {layout.schedule}")
-
-
-def _divides(name: str, value: int, axis: str, size: int) -> None:
-    if value % size:
-        low = value // size * size
-        divisor = max(k for k in range(1, size + 1) if value % k == 0)
-        nearest = f"nearest {name}: {f'{low} or {low + size}' if low else size}, nearest {axis}: {divisor}"
-        raise BadInput(f"{name}={value} is not divisible by {axis}={size}; {nearest}")
 
 
 def unsharded_warnings(declared: Any, layout: Layout) -> list[str]:

@@ -1,4 +1,4 @@
-"""One stage of a pipeline: the ticks of `ticks.py`, and the forward and backward of a chunk that each asks for.
+"""One stage of a pipeline: the ticks of `stages/ticks.py`, and the forward and backward of a chunk that each asks for.
 
 A stage holds its blocks and only the block inputs of the micro-batches in flight: the backward of a chunk runs its
 forward once more.
@@ -14,11 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model import layer_flags, measures, transformer
+from scalelab.model import measures, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums, add_sums
-from scalelab.parallel.ticks import Operations, TickTable
+from scalelab.model.loss import LossSums, add_sums, objective_cotangent
+from scalelab.model.pieces import Observe, Pieces
+from scalelab.model.stacks import Stack, stacks
+from scalelab.parallel.stages.slots import Slot, chunk_slots, in_slot, vary
+from scalelab.parallel.stages.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
 
@@ -27,7 +30,7 @@ class StageInputs(NamedTuple):
     """What a stage reads at every tick; `counted` is None where no gradients are wanted."""
 
     number: jax.Array
-    chunks: Any  # parameters of its blocks [v, k, …]
+    chunks: Any  # parameters of its blocks by stack [v, k, …]
     rest: Any  # parameters outside the blocks, as on every stage
     rows_mbS: jax.Array  # tokens [m, b, S+1], as on every stage
     z_weight: jax.Array
@@ -37,8 +40,8 @@ class StageInputs(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Blocks of a chunk."""
-        return jax.tree.leaves(self.chunks)[0].shape[1]
+        """Slots of a chunk, of all stacks."""
+        return sum(_depth(part, 1) for part in self.chunks.values())
 
 
 class Carry(NamedTuple):
@@ -52,15 +55,17 @@ class Carry(NamedTuple):
 
 
 class ChunkWork(NamedTuple):
-    """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced)."""
+    """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced).
 
-    block: Callable
-    enter: Callable
-    leave: Callable
-    measured: Callable | None  # like `block`, but returns (output, the block's measures); None: nothing is measured
+    An empty slot passes on what it is given.
+    """
+
+    pieces: Pieces  # of the micro-batch; `leave` gives its loss sums
+    measured: bool  # whether blocks write their measures
     zeros: Callable | None  # counts zeros in a gradient, where it can underflow; None: nothing is counted
-    blocks: Any  # parameters of the chunk's blocks [k, …]
-    layers: Any  # flags of these blocks [k]
+    stacks: tuple[Stack, ...]  # a chunk runs them one after the other, each in slots of its own
+    blocks: Any  # parameters of the chunk's blocks by stack [k, …]
+    layers: dict[str, Slot]  # of these blocks [k]
     rest: Any  # parameters outside the blocks
     chunk: jax.Array  # its number in the stage
     first: jax.Array
@@ -68,16 +73,21 @@ class ChunkWork(NamedTuple):
     counted: Any  # as in `StageInputs`
 
 
+def _depth(tree: Any, axis: int = 0) -> int:
+    """Slots along an axis of stacked arrays."""
+    return int(jax.tree.leaves(tree)[0].shape[axis])
+
+
 def run_stage(
     static: Static, ticks: TickTable, number: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any,
     due: Any,
 ) -> tuple:  # fmt: skip
-    """Run stage `number` [1] through the table; `blocks` are its v k layers, `rows` [m, b, S+1] belong to all stages.
+    """Run stage `number` [1] through the table; `blocks`: its v k slots by stack; `rows` [m, b, S+1]: of all stages.
 
     Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
     """
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
-    chunks, rest, rows, z, ends, due = _vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
+    chunks, rest, rows, z, ends, due = vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
     inputs = StageInputs(number[0], chunks, rest, rows, z, counted, ends, due)
     tick = functools.partial(_tick, static, inputs)
     columns = jax.tree.map(jnp.asarray, (ticks.forward, ticks.backward))
@@ -97,15 +107,6 @@ def run_stage(
     return sums, of_blocks, jax.lax.psum(of_rest, everyone), {} if due is None else _by_layer(measured, replicas)
 
 
-def _vary(tree: Any) -> Any:
-    """Mark values as different from stage to stage and from replica to replica; the values stay."""
-
-    def vary(x: jax.Array) -> jax.Array:
-        return jax.lax.pcast(x, tuple(mapped_axes() - jax.typeof(x).manual_axis_type.varying), to="varying")
-
-    return jax.tree.map(vary, tree)
-
-
 def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
     """Measures of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
     fields = {name: getattr(measured, name) for name in measures.BLOCK_FIELDS}
@@ -121,15 +122,15 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     shape, policy = static.model, POLICIES[static.precision]
     m, b, length = inputs.rows_mbS.shape
     zeros_bSD = jnp.zeros((b, length - 1, shape.d_model), array_dtype(policy.residual))
-    empty = _vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
+    empty = vary(reshard_to(zeros_bSD, *residual_axes(shape.sequence_parallel)))
     zero = jnp.zeros(())
     head = () if inputs.due is None else measures.nothing_of_head(m * b, length - 1)
-    sums = _vary(LossSums(zero, zero, zero, head))
+    sums = vary(LossSums(zero, zero, zero, head))
     if inputs.counted is None:
         return Carry(empty, (), (), sums, ())
     slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
     grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
-    none_measured = () if inputs.due is None else _vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
+    none_measured = () if inputs.due is None else vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
     return Carry(empty, empty, slots, sums, (*grads, none_measured))
 
 
@@ -174,29 +175,28 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
 def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWork:
     """The functions, parameters and flags of a chunk, for one micro-batch."""
     chunk, row_bS, n_micro_batches = now.chunk, inputs.rows_mbS[now.microbatch], inputs.rows_mbS.shape[0]
-    shape, policy, layout = static.model, POLICIES[static.precision], static.layout
-    z_weight, due = inputs.z_weight, inputs.due
-    inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, inputs.ends)
-    first_layer = (chunk * layout.stage + inputs.number) * inputs.depth
+    shape, policy, layout, due = static.model, POLICIES[static.precision], static.layout, inputs.due
+    tokens = documents.split_inputs_targets(row_bS, inputs.ends)
+    end = transformer.end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
+    pieces = transformer.make_pieces(shape, policy, tokens, end, due)
 
-    def measured(layer: Any, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        return transformer.apply_measured_block(shape, w, x, policy, layer, packed, due)
+    def block(variables: Any, x: jax.Array, slot: Slot, kind: str) -> tuple[jax.Array, Any]:
+        return in_slot(slot, lambda x, variables: pieces.block(variables, x, slot.flags, kind), x, variables)
 
     def leave(rest: Any, y_bSD: jax.Array) -> LossSums:
-        sums = transformer.head_loss(shape, rest, y_bSD, targets_bS, z_weight, policy, due)
+        sums: LossSums = pieces.leave(rest, y_bSD)
         if due is None:
             return sums
         return sums._replace(measures=measures.place_rows(sums.measures, now.microbatch, n_micro_batches))
 
     form = measures.underflow_format(policy)
     return ChunkWork(
-        block=lambda layer, w, x: transformer.apply_block(shape, w, x, policy, layer, packed),
-        enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
-        leave=leave,
-        measured=None if due is None else measured,
+        pieces=pieces._replace(block=block, leave=leave),
+        measured=due is not None,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
+        stacks=stacks(shape),
         blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
-        layers=layer_flags.select_layers(layer_flags.all_layer_flags(shape), first_layer + jnp.arange(inputs.depth)),
+        layers=chunk_slots(static, inputs.number, chunk),
         rest=inputs.rest,
         chunk=chunk,
         first=(inputs.number == 0) & (chunk == 0),
@@ -208,15 +208,15 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
 def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums) -> tuple[jax.Array, LossSums]:
     """Forward without gradients: nothing waits for a backward."""
     y_bSD, _ = _apply_chunk(work, x_bSD)
-    more = jax.lax.cond(work.last, work.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
+    more = jax.lax.cond(work.last, work.pieces.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
     return y_bSD, jax.tree.map(jnp.add, sums, more)
 
 
 def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> tuple[jax.Array, jax.Array, Any]:
     """Forward of training: output, block inputs for the slot, and measures; the loss is left to the backward."""
     y_bSD, (inputs_kbSD, written) = _apply_chunk(work, x_bSD)
-    if work.measured is not None:
-        measured = measures.add_at(measured, work.chunk, measures.of_blocks(written, 0))
+    if work.measured:
+        measured = measures.add_at(measured, work.chunk, measures.of_blocks(written[measures.COLLECTION], 0))
     return y_bSD, inputs_kbSD, measured
 
 
@@ -235,12 +235,21 @@ def _backward(
 def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
     """A chunk's output, and the input [k, b, S, D] and measures of each block; the first chunk embeds tokens."""
 
-    def apply(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        y, written = (work.block(*part, x), ()) if work.measured is None else work.measured(*part, x)
+    def apply(kind: str, x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        y, written = work.pieces.block({"params": part[1]}, x, part[0], kind)
         return y, (x, written)
 
-    x_bSD = jax.lax.cond(work.first, lambda rest, _: work.enter(rest), lambda _, x: x, work.rest, x_bSD)
-    return jax.lax.scan(apply, x_bSD, (work.layers, work.blocks))
+    x_bSD = jax.lax.cond(work.first, lambda rest, _: work.pieces.enter(rest), lambda _, x: x, work.rest, x_bSD)
+    parts = []
+    for name, kind, *_ in work.stacks:
+        x_bSD, part = jax.lax.scan(functools.partial(apply, kind), x_bSD, (work.layers[name], work.blocks[name]))
+        parts.append(part)
+    return x_bSD, _join(parts)
+
+
+def _join(parts: list[Any]) -> Any:
+    """Arrays of the slots of all stacks, one stack's after the other's."""
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
 
 
 def _differentiate_chunk(
@@ -251,23 +260,37 @@ def _differentiate_chunk(
     Beside the blocks' gradients stand the zeros that came back to each of them; () if they are not counted.
     """
 
+    def block(kind: str, layer: Slot, weights: Any, x: jax.Array) -> jax.Array:
+        return work.pieces.block({"params": weights}, x, layer, kind)[0]
+
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
-        y = work.block(*jax.tree.map(lambda w: w[-1], (work.layers, work.blocks)), inputs_kbSD[-1])
-        more, pull = jax.vjp(work.leave, work.rest, y)
-        zero, no_measures = jnp.zeros_like(more.nll), jax.tree.map(jnp.zeros_like, more.measures)
-        d_rest, dy = pull(LossSums(zero + 1 / work.counted, zero, zero, no_measures))
+        stack = work.stacks[-1]
+        layer, weights = jax.tree.map(lambda w: w[-1], (work.layers[stack.name], work.blocks[stack.name]))
+        y = block(stack.block, layer, weights, inputs_kbSD[-1])
+        more, pull = jax.vjp(work.pieces.leave, work.rest, y)
+        d_rest, dy = pull(objective_cotangent(more, 1 / work.counted))
         return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
-    def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
-        d_block, dx = jax.vjp(functools.partial(work.block, part[0]), *part[1:])[1](dy)
-        return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+    def through(kind: str, dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
+        def pull(dy: jax.Array, weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+            d_block, dx = jax.vjp(functools.partial(block, kind, Slot(part[0].flags)), weights, x)[1](dy)
+            return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+
+        return in_slot(part[0], pull, dy, *part[1:])
 
     def begin(dx: jax.Array, grads: Any) -> Any:
-        (d_rest,) = jax.vjp(work.enter, work.rest)[1](dx)
+        (d_rest,) = jax.vjp(work.pieces.enter, work.rest)[1](dx)
         return jax.tree.map(jnp.add, grads, d_rest)
 
     dy, rest_grads, sums = jax.lax.cond(work.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)
-    dx, blocks = jax.lax.scan(through, dy, (work.layers, work.blocks, inputs_kbSD), reverse=True)
+    dx, d_blocks, end_at = dy, {}, len(inputs_kbSD)
+    zeros: list[Any] = []
+    for name, kind, *_ in reversed(work.stacks):
+        weights, at = work.blocks[name], end_at - _depth(work.blocks[name])
+        parts, end_at = (work.layers[name], weights, inputs_kbSD[at:end_at]), at
+        dx, (d_blocks[name], of_slots) = jax.lax.scan(functools.partial(through, kind), dx, parts, reverse=True)
+        zeros.insert(0, of_slots)
+    blocks = d_blocks, _join(zeros)
     return dx, blocks, jax.lax.cond(work.first, begin, lambda _, grads: grads, dx, rest_grads), sums
 
 

@@ -7,6 +7,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from scalelab.precision.rounding import STACKED
+
 NARROW_FORMATS = ("bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
 
 
@@ -52,12 +54,14 @@ def values_by_layer(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, part in tree.items():
-        for leaf in jax.tree.leaves(part):
-            if name == "blocks":
-                yield from ((f"block {i}", one) for i, one in enumerate(np.asarray(leaf)))
-            else:
-                yield name, leaf
+    first = 0  # layers are numbered across stacks
+    for name in sorted(tree, key=lambda name: (len(name), name)):  # blocks_2 before blocks_10
+        leaves = jax.tree.leaves(tree[name])
+        if name.startswith(STACKED):
+            yield from ((f"block {first + i}", one) for leaf in leaves for i, one in enumerate(np.asarray(leaf)))
+            first += len(leaves[0])
+        else:
+            yield from ((name, leaf) for leaf in leaves)
 
 
 def zero_shares(tree: Mapping[str, Any]) -> dict[str, float]:

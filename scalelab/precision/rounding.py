@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 ROUNDING_STREAM = 0x726E64  # "rnd": of the seed's random numbers
-STACKED = "blocks"  # the group whose parameters are stacked along layers
+STACKED = "blocks"  # how the groups are named whose parameters are stacked along layers (`model/stacks.py`)
 
 
 def step_key(seed: jax.Array, step: jax.Array) -> jax.Array:
@@ -38,12 +38,12 @@ def round_stochastically(x: jax.Array, bits: jax.Array) -> jax.Array:
 def round_tree(params: Any, key: jax.Array, layer: Any = None) -> Any:
     """fp32 parameters (a dict of groups) in bf16, rounded stochastically.
 
-    `layer`: the index of the first of the stacked layers in `params` (default: 0).
+    `layer`: the index, in its stack, of the first of the stacked layers in `params` (default: 0).
     """
 
     def round_leaf(path: Any, x: jax.Array) -> jax.Array:
         own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
-        if path[0].key != STACKED:
+        if not path[0].key.startswith(STACKED):
             return round_stochastically(x, jax.random.bits(own, x.shape, jnp.uint16))
         layers = (0 if layer is None else layer) + jnp.arange(x.shape[0])
         keys = jax.vmap(lambda index: jax.random.fold_in(own, index))(layers)
@@ -63,3 +63,15 @@ def split_tree(params: Any) -> tuple[Any, Any]:
 def join_trees(rounded: Any, lost: Any) -> Any:
     """The inverse of `split_tree`, to 16 bits of mantissa."""
     return jax.tree.map(lambda w, c: w.astype(jnp.float32) + c.astype(jnp.float32), rounded, lost)
+
+
+def cast_for_storage(tree: Any, form: str) -> Any:
+    """The tree as stored between steps: fp32 arrays, not scalars, cast to `form`."""
+    if form == "float32":
+        return tree
+    return jax.tree.map(lambda x: x.astype(form) if x.ndim and x.dtype == jnp.float32 else x, tree)
+
+
+def upcast(tree: Any, form: str) -> Any:
+    """The inverse of `cast_for_storage`: arrays stored in `form`, cast to fp32."""
+    return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)

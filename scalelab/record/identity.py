@@ -25,15 +25,15 @@ FORMER_IDENTITY_KEYS = (
 )
 
 
-CODE_PREFIX = "code."  # before a key that names a user's function: the source files of that function
-# Keys that earlier versions did not have, with the value that they all trained under: not counted at that value.
+CODE_PREFIX = "code."  # prefix of a key that names a user's function; `code.KEY` stands for the function's source files
+# Keys that earlier versions did not have, and the value they trained under; not counted at that value.
 LATER_KEYS = {"optim.clip": "global", "guard.skip": "step", "eval.patience": 0}
 
 
 def is_identity_key(key: str) -> bool:
     """Whether a config value (`group.key`) is part of the identity, by its record in `configs/base.py`.
 
-    A key that only other versions know is part of it, unless no key of its group is. `code.KEY`, the source files of
+    A key that only other versions know is part of it if any key of its group is. `code.KEY`, the source files of
     the function that KEY names, is part of it where KEY is.
     """
     key = key.removeprefix(CODE_PREFIX)
@@ -46,7 +46,7 @@ def _keys_aside() -> frozenset[str]:
 
     They can still change rounding: mesh and order of sums move the last bits, as the record's `determinism` says.
     """
-    from scalelab.configs import base  # here and not above: the tree is configuration, not part of the library
+    from scalelab.configs import base  # imported here: the tree is configuration, not part of the library
 
     keys = {f"{group}.{name}" for group, part in base.KEYS.items() for name, key in part.items() if not key.identity}
     groups = {group for group, part in base.KEYS.items() if not any(key.identity for key in part.values())}
@@ -57,7 +57,7 @@ PASSIVE_GUARDS = ("off", "watch")  # values of guard.policy that change no step
 
 
 def is_passive_guard(values: Mapping[str, Any]) -> bool:
-    """Whether the guard of these values by `group.key` changes no step; of a version without a guard: true."""
+    """Whether the guard of these values by `group.key` changes no step; true for versions without a guard."""
     return values.get("guard.policy", PASSIVE_GUARDS[0]) in PASSIVE_GUARDS
 
 
@@ -73,12 +73,12 @@ def _optional_code() -> frozenset[str]:
 def identity(
     values: Mapping[str, Any], counted: Collection[str] = (), own_code: Mapping[str, Any] | None = None
 ) -> str:
-    """The identity of a resolved config's values by `group.key`; `counted`: further keys and groups to include.
+    """Hash a resolved config's values by `group.key`; `counted`: further keys and groups to include.
 
-    `own_code`: {key: files and curve} of the users' functions that the config names; without one nothing is added.
+    `own_code`: {key: files and curve} of the users' functions that the config names.
 
     Code of a user that is not named (`train.loss=""`), LATER_KEYS at their former value and a guard that changes no
-    step are not counted: versions without the key had the same run.
+    step are not counted: versions without the key trained the same run.
     """
     hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
     hashed = {key: value for key, value in hashed.items() if value != "" or key not in _optional_code()}
@@ -91,14 +91,14 @@ def identity(
 
 
 def _code_entry(entry: Mapping[str, Any]) -> list[Any]:
-    """What counts of a function: its files, and its curve to four digits, as another machine rounds otherwise."""
+    """The part of a function's entry that counts: files, and the curve to four digits (machines round differently)."""
     return [entry["files"], {step: f"{value:.3e}" for step, value in entry.get("curve", {}).items()}]
 
 
 def hash_sources(module: str, folders: Sequence[str]) -> dict[str, str]:
     """`{file below its folder: SHA-256}` of a module and of all that it imports from `folders`; nothing is run.
 
-    {} for a module that lies in none of them. What a module imports by a name that it makes up isn't seen.
+    {} for a module outside these folders. Imports by a computed name are not seen.
     """
     hashes: dict[str, str] = {}
     waiting = [module]
@@ -115,7 +115,7 @@ def hash_sources(module: str, folders: Sequence[str]) -> dict[str, str]:
 
 
 def find_source(parts: Sequence[str], folders: Sequence[str]) -> tuple[str, str]:
-    """(path, path below its folder) of the source of the module a.b = ["a", "b"]; ("", "") if no folder has it."""
+    """Find the source of module a.b = ["a", "b"]: (path, path below its folder); ("", "") if no folder has it."""
     below = "/".join(parts)
     for folder, file in ((folder, f"{below}{end}") for folder in folders for end in ("/__init__.py", ".py")):
         if os.path.isfile(os.path.join(folder, file)):
@@ -124,10 +124,10 @@ def find_source(parts: Sequence[str], folders: Sequence[str]) -> tuple[str, str]
 
 
 def _imported_names(content: bytes, package: Sequence[str]) -> Iterator[str]:
-    """Full names of all modules that a source file may import; `from a import b` gives a.b, which may be a name."""
+    """Full names of the modules that a source file may import; `from a import b` gives a.b, perhaps a name in a."""
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError):  # a file that nothing could import either
+    except (SyntaxError, ValueError):  # nothing could import such a file either
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""JSON files of a run: replaced atomically, checked when read, brought to disk.
+"""Write JSON files atomically, check them as they are read, and sync them to disk.
 
 Passing EIO or ESTALE errors of network file systems are retried.
 """
@@ -21,7 +21,7 @@ from scalelab.untrusted.files import (
 )
 from scalelab.untrusted.schemas import FLAG, LIST, NUMBER, NUMBERS, PAIR, SCALAR, TEXT, WHOLE, Schema, describe_mismatch
 
-# From the untrusted room, for those who declare and read files.
+# Passed on from the untrusted room to modules that declare and read files.
 __all__ = ("FLAG", "LIST", "NUMBER", "NUMBERS", "PAIR", "SCALAR", "TEXT", "WHOLE", "describe_mismatch")
 
 Folder = str | os.PathLike[str]
@@ -74,7 +74,7 @@ def read_json(
 ) -> Any:
     """Read the JSON in `path`; BadInput if it is absent, damaged, too large, or does not match `schema`.
 
-    `follow`: links are followed, as the user named this very path.
+    `follow`: follow links (only for a path that the user named).
     """
     try:
         content = parse_json(retry_transient(lambda: read_bytes(path, most_bytes, follow)))
@@ -84,7 +84,7 @@ def read_json(
         raise BadInput(f"no file {str(path)!r}: is this a finished run's folder?") from None
     except OSError as error:  # a folder, or no permission
         raise BadInput(f"{path} can't be read: {error.strerror}") from None
-    except ValueError as error:  # also text that is not UTF-8, and a number of 400 digits
+    except ValueError as error:  # raised also for text that is not UTF-8, and numbers of 400 digits
         place = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
         raise BadInput(f"{path} is not JSON ({place}): was it edited or cut?") from None
     if schema is not None and (wrong := describe_mismatch(content, schema)):

@@ -19,8 +19,8 @@ from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import create_draft, open_file, open_to_append, replace_file
 from scalelab.untrusted.schemas import Schema, describe_mismatch
 
-MOST_LINE_BYTES = 2**24  # of one line; one of layers.jsonl with 1,000 layers has 300 kB
-MOST_TAIL_BYTES = 2**26  # of a file's end, looked through for its last line of a kind
+MOST_LINE_BYTES = 2**24  # limit of one line; a line of layers.jsonl with 1,000 layers has 300 kB
+MOST_TAIL_BYTES = 2**26  # limit of a file's end that is searched for the last line of a kind
 MOST_BLOCK_BYTES = 2**20  # of it at a time
 
 
@@ -36,7 +36,7 @@ def append_json_lines(path: Folder, lines: list[dict]) -> str:
         torn = retry_transient(lambda: _append_bytes(path, data))
     except OSError as error:  # on a full disk Python's message doesn't name the file
         raise WorkFailed(f"{path} could not be written ({error.strerror})") from error
-    if not torn or _is_json(torn):  # whole but for its newline
+    if not torn or _is_json(torn):  # complete except for its newline
         return ""
     return f"{path} ended within a line, which was ended before the next: {_excerpt(torn)}"
 
@@ -53,7 +53,7 @@ def _append_bytes(path: Folder, data: bytes) -> bytes:
             while written < len(data):
                 written += os.write(descriptor, data[written:])
         except OSError:
-            with contextlib.suppress(OSError):  # undone, unless another process has written since
+            with contextlib.suppress(OSError):  # undo the write, unless another process has written since
                 if os.fstat(descriptor).st_size == before + written:
                     os.ftruncate(descriptor, before)
             raise
@@ -78,10 +78,10 @@ def read_json_lines(
     `having`: only lines with this key are read.
     """
 
-    def read() -> tuple[list[dict], list[str]]:  # without the lines' bytes, which are as much again
+    def read() -> tuple[list[dict], list[str]]:  # frees the lines' bytes, which would double the memory
         rows: list[dict] = []
         wrong: list[str] = []
-        keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # the texts of keys are shared: they were as much again too
+        keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # equal keys share one text, else the memory doubles again
         for number, text, row in _each_line(path, schema or {}, having):
             if row is not None:
                 rows.append(dict(zip(keys.setdefault(tuple(row), tuple(row)), row.values(), strict=True)))
@@ -103,7 +103,7 @@ def _describe_damage(path: Folder, number: int, text: bytes) -> str:
 
 
 def last_values(path: Folder, schema: Schema, keys: Collection[str]) -> dict[str, Any]:
-    """The last value of each of `keys` in a JSON-lines file, without those that no line has; {} if it is absent.
+    """Read the last value of each of `keys` in a JSON-lines file; keys that no line has are left out ({}: no file).
 
     Checks every line, as `read_json_lines` does, and holds one at a time. BadInput for a damaged line.
     """
@@ -142,7 +142,7 @@ def _copy_file(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def first_line(path: Folder, schema: Schema) -> dict | None:
-    """The first object of a JSON-lines file, or None. BadInput if it is damaged."""
+    """Read the first object of a JSON-lines file; None for no object. BadInput if it is damaged."""
 
     def read() -> dict | None:
         for number, text, row in _each_line(path, schema):
@@ -155,7 +155,7 @@ def first_line(path: Folder, schema: Schema) -> dict | None:
 
 
 def last_line(path: Folder, wanted: Callable[[dict], bool], having: str = "") -> dict | None:
-    """The last whole object of a JSON-lines file for which `wanted` is true, or None; damaged lines are passed over.
+    """Find the last whole object of a JSON-lines file for which `wanted` is true, or None; damaged lines are skipped.
 
     Reads only as much of the file's end as needed, at most MOST_TAIL_BYTES. `having`: only lines with this key.
     """
@@ -188,7 +188,7 @@ def _lines_backwards(path: Folder) -> Iterator[bytes]:
 
 
 def tail_lines(path: Folder, size: int = 2**15) -> list[dict]:
-    """The whole objects in the last `size` bytes of a JSON-lines file, in order; damaged lines are passed over."""
+    """Read the whole objects in the last `size` bytes of a JSON-lines file, in order; damaged lines are skipped."""
     none: list[bytes] = []
     rows = []
     for text in _retry_reading(path, lambda: _lines_at_end(path, size), none):
@@ -206,7 +206,7 @@ def _lines_at_end(path: Folder, size: int) -> list[bytes]:
 
 
 def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:
-    """(number, bytes, object) of every line but empty ones and a torn last one; the object is None if damaged."""
+    """Yield (number, bytes, object) of every line but empty ones and a torn last one; a damaged object is None."""
     return _retry_reading(path, lambda: list(_each_line(path, schema)), [])
 
 
@@ -234,7 +234,7 @@ def _each_line(path: Folder, schema: Schema, having: str = "") -> Iterator[tuple
             try:
                 row = parse_json(text)
             except ValueError:
-                if len(text) == len(line):  # without a newline: not written whole
+                if len(text) == len(line):  # a line without a newline was not written completely
                     continue
                 row = None
             yield number, text, row if row is not None and not describe_mismatch(row, schema) else None

@@ -1,4 +1,4 @@
-"""The runs that a folder holds, and one flat row of each: what tables of runs, laws and pages are made from."""
+"""Find the runs of a folder, and make one flat row of each: the source of tables, laws and pages."""
 
 import os
 import pathlib
@@ -28,14 +28,14 @@ ROW_COLUMNS = (
     "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
     "C_chinchilla", "val_loss", "bpb", "identity", "mixed", "spike_score", "rewinds", "clip_share",
 )  # fmt: skip
-# What layers.jsonl has by layer and the table of runs by run: the layer that is worst.
+# Measurements by layer of layers.jsonl, and how the table of runs picks the worst layer.
 LAYER_COLUMNS: dict[str, Callable[[list[float]], float]] = {
     "attention_logit_max": max, "attention_entropy": min, "dead_units": max, "eps_share": max, "gradient_zeros": max,
 }  # fmt: skip
 
 
 def run_folders(folder: Folder) -> list[pathlib.Path]:
-    """The folder itself if it is a run, else every run in its `runs/` (a sweep's), else every run in it.
+    """Find runs: the folder itself if it is one, else every run in its `runs/` (a sweep), else every run in it.
 
     BadInput if there is none, or if the folder's config.json is not a run's.
     """
@@ -55,7 +55,7 @@ def run_folders(folder: Folder) -> list[pathlib.Path]:
 
 
 def run_places(folder: Folder) -> list[pathlib.Path]:
-    """The folders whose folders may be runs: `runs/` of a sweep first. BadInput if that is a link."""
+    """Folders that may directly hold runs: a sweep's `runs/` first. BadInput if that is a link."""
     return [path_below(folder, "runs"), pathlib.Path(folder)]
 
 
@@ -65,7 +65,7 @@ def _runs_in(place: pathlib.Path) -> list[pathlib.Path]:
 
 
 def linked_runs(place: pathlib.Path, links: Iterable[str] | None = None) -> list[pathlib.Path]:
-    """The links in a folder that lead to runs, which are named and never followed. `links`: their names if known."""
+    """Links in a folder that lead to runs: reported, never followed. `links`: their names if known."""
     names = list_folders(place)[1] if links is None else links
     return [place / name for name in names if os.path.exists(place / name / "config.json")]
 
@@ -131,18 +131,18 @@ def read_run(folder: pathlib.Path) -> dict:
 
 
 def _size_so_far(folder: pathlib.Path, record: Mapping[str, Any]) -> tuple[int | None, dict[str, float]]:
-    """(tokens, FLOPs by convention): a running run's are those of its last logged step, newer than its record."""
+    """(tokens, FLOPs by convention); for a running run those of its last logged step, newer than its record."""
     tokens, flops = record.get("tokens"), record.get("flops", {})
     logged = _last_step(folder).get("tokens", 0) if record.get("status") == "running" else 0
     if logged <= (tokens or 0) or "flops_per_token" not in record:
         return tokens, flops
     per_token = {("6ND" if name == "6N" else name): v for name, v in record["flops_per_token"].items()}
-    more = logged - tokens if flops and tokens else logged  # on top of what was counted before the run went on
+    more = logged - tokens if flops and tokens else logged  # added to the count before the run went on
     return logged, {name: (flops.get(name, 0) if more < logged else 0) + v * more for name, v in per_token.items()}
 
 
 def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> dict:
-    """The row of a run whose config and record have been read, with the rest from its logs.
+    """Make the row of a run from its config and record, and from its logs.
 
     BadInput if config or logs don't bear the record out.
     """
@@ -178,18 +178,18 @@ def make_row(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[st
 
 
 def last_metrics(folder: Folder) -> dict[str, float | None]:
-    """Read the metrics of the last logged step, by name; {} without any."""
+    """Read the metrics of the last logged step by name; {} without a step."""
     return {key: value for key, value in _last_step(folder).items() if key not in ("step", "tokens", "flops", "time")}
 
 
 def _last_step(folder: Folder) -> dict[str, Any]:
-    """Read the line of the last logged step; {} without any."""
+    """Read the line of the last logged step; {} without a step."""
     path = pathlib.Path(folder) / "metrics.jsonl"
     return last_line(path, lambda row: "val_loss" not in row and not describe_mismatch(row, METRICS_SCHEMA)) or {}
 
 
 def _last_layers(folder: pathlib.Path) -> dict[str, float]:
-    """Numbers of the last line of layers.jsonl: the worst layer's of LAYER_COLUMNS, and all of the batch's families."""
+    """Numbers of the last line of layers.jsonl: the worst layer for LAYER_COLUMNS, and all measures of the batch."""
     path = pathlib.Path(folder) / "layers.jsonl"
     line = last_line(path, lambda row: not describe_mismatch(row, LAYERS_SCHEMA)) or {}
     worst = {key: reduce(line[key]) for key, reduce in LAYER_COLUMNS.items() if isinstance(line.get(key), list)}
@@ -197,7 +197,7 @@ def _last_layers(folder: pathlib.Path) -> dict[str, float]:
 
 
 def batch_keys(line: Mapping[str, Any]) -> list[str]:
-    """The keys `family/name` of a line of layers.jsonl that are not a group's value of what layers have too."""
+    """Keys `family/name` in a line of layers.jsonl that measure the batch, not a group of parameters."""
     return [key for key in line if "/" in key and key.partition("/")[2] not in line]
 
 
@@ -209,7 +209,7 @@ def rows_by_source(columns: Mapping[str, Any]) -> list[dict]:
 
 
 def _last_step_scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
-    """`{"brackets_acc": …, "ema_brackets_acc": …}` at the run's last step; other steps have another D and C."""
+    """`{"brackets_acc": …, "ema_brackets_acc": …}` at the run's last step, to which D and C belong."""
     rows = [row for row in read_evaluations(folder) if row["step"] == step]
     prefixes = ["" if row["weights"] == "trained" else f"{row['weights']}_" for row in rows]
     sets = [(f"{prefix}{row['set']}", row["metrics"]) for prefix, row in zip(prefixes, rows, strict=True)]

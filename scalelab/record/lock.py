@@ -1,9 +1,9 @@
 """Locks of folders: one living process holds a folder, on any host.
 
 The kernel's lock (flock) on `.lock` ends with its owner; the file's text names the owner, and its time is a heartbeat
-by the file server's clock. For another host the kernel may know nothing (locks local to a client) or too much (NFS 3
-keeps locks of dead nodes). Then an earlier start of this Slurm job, the heartbeat's age, or `--take-over` decides.
-Without flock, the file's exclusive creation is the lock.
+by the file server's clock. About another host the kernel may know nothing (locks local to a client), or keep locks of
+dead nodes (NFS 3). Then an earlier start of this Slurm job, the heartbeat's age, or `--take-over` decides. Without
+flock, the file's exclusive creation is the lock.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from scalelab.record.owners import LockOwner, is_process_alive, parse_owner, thi
 from scalelab.untrusted.files import open_or_create, read_bytes, read_text, replace_file
 
 HEARTBEAT_S = 10.0
-LEASE_S = 120.0  # an owner on another host that is silent for longer is gone; NFS may show a file's time a minute late
-LEASE_FILE = ".lease.json"  # in a copy of a folder in a store, which has no lock: whether its owner lives
+LEASE_S = 120.0  # seconds of silence after which an owner on another host is gone; NFS may show a time a minute late
+LEASE_FILE = ".lease.json"  # in a store's local copy, which has no lock: tells whether the owner lives
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 Folder = str | os.PathLike[str]
 
 
 class FolderHeld(BadInput):
-    """The refusal of a folder whose owner lives, as far as its lock tells: it can be waited for."""
+    """The refusal of a folder whose owner seems to live; a caller may wait for it."""
 
 
 HELD_LOCKS: dict[pathlib.Path, tuple[LockOwner, bool]] = {}  # path -> (this process, is the file's existence the lock)
@@ -40,8 +40,8 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
     """Hold a folder (the value of a command's `option`) for this process. Yields a warning if a lock was taken over.
 
     BadInput if another process holds it, or may hold it; `take_over` asserts that an owner on another host is gone. A
-    process whose lock is taken over nevertheless (it was suspended, say) ends as soon as it notices. A lock and folders
-    that were made for it go with a BadInput.
+    process whose lock was taken over while it lived (suspended, say) ends as soon as it notices. After BadInput the
+    lock and the folders made for it are removed.
     """
     path = pathlib.Path(folder).absolute() / ".lock"
     is_new, made = not os.path.lexists(path), list_missing(path.parent)
@@ -67,7 +67,7 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
 
 @contextlib.contextmanager
 def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
-    """Within it a BadInput leaves the folder's files of these patterns as they were: a mistake changes nothing.
+    """Within it a BadInput restores the folder's files of these patterns: a mistake changes nothing.
 
     Folders that existed before stay, empty ones too. Once a run was begun in `runs/`, nothing is undone: the files are
     needed to tell what the runs are.
@@ -85,20 +85,20 @@ def undo_if_refused(folder: Folder, *patterns: str) -> Iterator[None]:
                 elif content != before[path]:
                     replace_file(path, before[path])
             new = _list_folders(place, patterns) - folders
-            for each in sorted(new, reverse=True):  # what is in a folder comes before it
+            for each in sorted(new, reverse=True):  # a folder's content comes before the folder
                 remove_empty([each])
             remove_empty(missing)
         raise
 
 
 def _list_folders(folder: pathlib.Path, patterns: Sequence[str]) -> set[pathlib.Path]:
-    """The folders of runs and those that may hold files of these patterns, up to `folder`, itself left out."""
+    """Folders below `folder` that are runs, or may hold files of these patterns."""
     above = {str(each) for pattern in ("runs/*/record.json", *patterns) for each in pathlib.PurePath(pattern).parents}
     return {path for pattern in above - {"."} for path in folder.glob(pattern) if path.is_dir()}
 
 
 def _list_begun(folder: pathlib.Path) -> set[pathlib.Path]:
-    """Folders of runs that hold something."""
+    """Folders of runs that are not empty."""
     return {run for run in folder.glob("runs/*") if run.is_dir() and any(run.iterdir())}
 
 
@@ -107,12 +107,12 @@ def _read_files(folder: pathlib.Path, patterns: Sequence[str]) -> dict[pathlib.P
 
 
 def list_missing(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The folder and those above it that don't exist, lowest first."""
+    """The missing ones among the folder and its parents, lowest first."""
     return [each for each in (folder, *folder.parents) if not each.exists()]
 
 
 def remove_empty(folders: Sequence[pathlib.Path]) -> None:
-    """Remove the folders in order, up to one that holds something."""
+    """Remove the folders in order, up to one that is not empty."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()
@@ -180,7 +180,7 @@ def _try_flock(descriptor: int) -> None:
 def _judge_lock(
     descriptor: int, folder: pathlib.Path, owner: LockOwner | None, ours: bool, exclusive: bool, take_over: bool
 ) -> tuple[str, str]:
-    """(the reason to refuse the lock, what became of its owner); "" for what doesn't apply."""
+    """Judge a lock: (the reason to refuse it, what became of its owner); "" for the part that doesn't apply."""
     if owner is None:  # free, or just taken by a process that has not written its name yet
         fresh = not ours and (not exclusive or _seconds_since_heartbeat(descriptor, folder) < HEARTBEAT_S)
         return "is held by another process: stop it, or use another {option}" if fresh else "", ""
@@ -208,7 +208,7 @@ def _seconds_since_heartbeat(descriptor: int, folder: pathlib.Path) -> float:
 
 
 def _is_owner_alive(owner: LockOwner, descriptor: int, folder: pathlib.Path) -> bool:
-    """Whether an owner on this host lives. Its number may be another's now (in a restarted container, ours)."""
+    """Whether an owner on this host lives. Its process number may be another's now (in a restarted container, ours)."""
     if owner.process == os.getpid():
         return folder / ".lock" in HELD_LOCKS
     alive = is_process_alive(owner.process)
@@ -223,7 +223,7 @@ def _is_at(path: pathlib.Path, descriptor: int) -> bool:
 
 
 def _move_aside(path: pathlib.Path, descriptor: int) -> None:
-    """Remove the file that was judged; if another process has replaced it since, put that one back."""
+    """Remove the judged file; if another process has replaced it since, put the new one back."""
     aside = path.with_name(f".lock.{socket.gethostname()}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)

@@ -1,4 +1,4 @@
-"""Owners of locked folders: processes as a lock's text names them, and whether one lives on this host."""
+"""Owners of locked folders: the process that a lock's text names, and whether it lives on this host."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,8 @@ from scalelab.untrusted.text import printable
 class LockOwner:
     """The process that holds a folder.
 
-    `job` and `restart`: Slurm's job and how often it was requeued; `beats`: whether the process renews the file's time.
+    `job` and `restart`: Slurm's job and how often it was requeued; `beats`: whether the process renews the file's time
+    as a heartbeat.
     """
 
     host: str
@@ -52,7 +53,7 @@ def parse_owner(text: str) -> LockOwner | None:
 
 
 def is_process_alive(process: int) -> bool:
-    """Whether a process with this number lives on this host; one that was killed and not waited for does not."""
+    """Whether a process with this number lives on this host; a killed one that nobody waited for does not."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

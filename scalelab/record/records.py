@@ -42,7 +42,7 @@ from scalelab.record.soundness.record import check_record
 from scalelab.untrusted.files import open_file
 from scalelab.untrusted.paths import check_name, path_below
 
-# From jsonfiles, for readers of records.
+# Passed on from jsonfiles to readers of records.
 __all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_to_disk", "write_json")
 
 # Schemas that files are checked against whenever they are read: a hand-edited value gives one line, never a traceback.
@@ -51,7 +51,7 @@ METRICS_SCHEMA = {
     "grad_norm?": NUMBER, "*": (NUMBER, None),
 }  # fmt: skip
 LAYERS_SCHEMA = {"step": WHOLE, "*": NUMBERS}
-WRITTEN = (  # by training, besides the logs
+WRITTEN = (  # written by training, besides the logs
     "config.json", "record.json", "events.jsonl", "checkpoints", "tensorboard", "wandb", "stacks.txt",
     "autotuned.textproto",
 )  # fmt: skip
@@ -62,8 +62,8 @@ EVALUATION_SCHEMA = {
     "step": WHOLE, "weights": TEXT, "set": TEXT, "fingerprint": TEXT, "kind": TEXT, "metrics": {"*": (NUMBER, None)},
 }  # fmt: skip
 CONFIG_SCHEMA = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCALAR}}
-DAMAGED_STATUS = "damaged"  # the status of a run whose files can't be read, among others
-STOPPED_EARLY_STATUS = "stopped early"  # by a rule of its sweep or by eval.patience: no run to its planned end
+DAMAGED_STATUS = "damaged"  # status of an unreadable run among others
+STOPPED_EARLY_STATUS = "stopped early"  # by a sweep's rule or eval.patience, before its planned end
 _NUMBERS_SCHEMA = {"*": (NUMBER, None)}
 OWN_CODE_SCHEMA = {"*": {"function": TEXT, "files": {"*": TEXT}, "curve?": {"*": NUMBER}}}
 RECORD_SCHEMA = {
@@ -91,7 +91,7 @@ def read_metrics(folder: Folder) -> list[dict]:
 
 
 def read_evaluated(folder: Folder) -> list[dict]:
-    """Read the lines of metrics with a validation loss; the others, most of a long log, are not looked at."""
+    """Read the lines of metrics with a validation loss, without parsing the others."""
     return read_json_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS_SCHEMA, having="val_loss")
 
 
@@ -104,13 +104,13 @@ def first_metrics_time(folder: Folder) -> float | None:
 def read_layers(folder: Folder) -> list[dict]:
     """Read lines of `step` and measurements: a list has one value per layer, a number is a group's or the batch's.
 
-    Beside what is stored stands `update_ratio`, the update's norm over the weights'.
+    Adds `update_ratio`, the update's norm over the weights'.
     """
     return [add_update_ratio(line) for line in read_json_lines(pathlib.Path(folder) / "layers.jsonl", LAYERS_SCHEMA)]
 
 
 def add_update_ratio(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of layers.jsonl with `update_ratio`, and `GROUP/update_ratio` of each group; absent where a norm is."""
+    """Add `update_ratio`, and `GROUP/update_ratio` of each group, to a line of layers.jsonl where both norms exist."""
     line, kind = dict(line), "update_norm"
     for key in [key for key in line if key == kind or key.endswith(f"/{kind}")]:
         group, weights = key.removesuffix(kind), line.get(key.removesuffix(kind) + "weight_norm")
@@ -126,7 +126,7 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 def refuse_links(folder: Folder) -> None:
-    """BadInput if a file or folder that a run writes is a link, perhaps to somewhere else; a new folder has none."""
+    """Raise BadInput if a file or folder that a run writes is a link: it may lead elsewhere."""
     for name in (*WRITTEN, *LOG_SCHEMAS):
         path_below(folder, name)
 
@@ -145,7 +145,7 @@ def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
 
 
 def read_config_and_record(folder: pathlib.Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Read both, each once; BadInput as for `read_config`."""
+    """Read a run's config and record, each file once; BadInput as for `read_config`."""
     path = folder / "config.json"
     config: dict[str, dict[str, Any]] = read_json(path, CONFIG_SCHEMA)
     if "role" not in config.get("log", {}):
@@ -168,9 +168,9 @@ def read_record(folder: Folder) -> dict[str, Any]:
 
 
 def read_sound_record(folder: Folder) -> dict[str, Any]:
-    """Read a record whose numbers are to be used; BadInput also if config or logs don't bear one of them out.
+    """Read a record whose numbers will be used; BadInput also if config or logs contradict one of them.
 
-    A trainer reads its own by `read_record`: after a crash, logs may be ahead of a record.
+    A trainer reads its own record by `read_record`: after a crash, logs may be ahead of it.
     """
     folder = pathlib.Path(folder)
     record = read_record(folder)
@@ -182,16 +182,16 @@ def read_sound_record(folder: Folder) -> dict[str, Any]:
 
 
 def check_against_folder(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """BadInput as `soundness.check_record`, unless a trainer has replaced the record since it was read."""
+    """BadInput as of `check_record`, unless a trainer has replaced the record since it was read."""
     try:
         check_record(folder, config, record, METRICS_SCHEMA)
     except BadInput:
-        if repr(_read_record_alone(folder)) == repr(record):  # by its text: NaN is not equal to itself
+        if repr(_read_record_alone(folder)) == repr(record):  # compared as text: NaN is not equal to itself
             raise
 
 
 def read_size(folder: Folder) -> dict[str, Any]:
-    """The `N`, `tokens` and exact `flops` of a run that ended. BadInput if its record lacks one."""
+    """Read `N`, `tokens` and exact `flops` of a finished run. BadInput if its record lacks one."""
     record = read_sound_record(folder)
     try:
         return {"N": record["params"]["total"], "tokens": record["tokens"], "flops": record["flops"]["exact"]}
@@ -211,7 +211,7 @@ def _read_record_alone(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_pack_place(path: pathlib.Path, place: str) -> None:
-    """BadInput if a trial's checkpoints are not said to be in a pack of its own sweep."""
+    """Raise BadInput if a trial's record places its checkpoints outside the packs of its own sweep."""
     up, _, below = place.partition("/packs/")
     name, _, last = below.partition("/")
     check_name(name, str(path))
@@ -220,7 +220,7 @@ def _check_pack_place(path: pathlib.Path, place: str) -> None:
 
 
 def _check_config_identity(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
-    """BadInput if config.json has other values than the record's config. Its own readers report a broken one."""
+    """Raise BadInput if config.json has other values than the record's config; a broken file is reported elsewhere."""
     try:
         values = flatten_keys(read_json(folder / "config.json")) if (folder / "config.json").exists() else {}
     except BadInput:
@@ -240,12 +240,12 @@ def read_events(folder: Folder) -> list[dict]:
 
 
 def saved_log_paths(folder: Folder) -> list[pathlib.Path]:
-    """Paths of the files whose lines up to a save its manifest knows by length and hash: `log_paths`, the logbook."""
+    """Paths of the files whose length and hash stand in the manifest of a save: `log_paths` and the logbook."""
     return [*log_paths(folder), pathlib.Path(folder) / "events.jsonl"]
 
 
 def rewind_metrics(folder: Folder, step: int) -> list[str]:
-    """Drop lines logged after `step`, which the resumed run writes again, and damaged lines.
+    """Drop damaged lines, and those logged after `step`, which the resumed run writes again.
 
     The other lines keep their bytes. Returns warnings about damaged lines; if there are any, the old file is kept
     beside.
@@ -281,7 +281,7 @@ def flatten_keys(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     """Flatten nested mappings to one level of dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        if isinstance(value, dict | Mapping):  # a dict is told much faster than a Mapping
+        if isinstance(value, dict | Mapping):  # isinstance is much faster for dict than for Mapping
             flat.update(flatten_keys(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value

@@ -1,4 +1,4 @@
-"""The numbers behind a figure as JSON inside the page, from which `web/page.js` draws a chart that one can ask."""
+"""Charts: the numbers behind a figure as JSON in the page, from which `web/page.js` draws an interactive chart."""
 
 import bisect
 import json
@@ -10,8 +10,8 @@ from scalelab.report.figures.plots import EVENT_MARKS
 from scalelab.report.figures.style import MAX_POINTS, colour_handles, thin_points
 from scalelab.report.svg import css_colour
 
-AXES = ("tokens", "step", "flops", "seconds")  # what a curve can be drawn over, in the order of the choice
-MOST_DRAWN = 40_000  # points of all curves in one chart
+AXES = ("tokens", "step", "flops", "seconds")  # axes that a curve can be drawn over, in the menu's order
+MOST_DRAWN = 40_000  # most points of all curves in one chart
 Chart = dict[str, Any]
 
 
@@ -23,7 +23,7 @@ def curve_chart(
     x: str = "tokens",
     held: str | None = None,
 ) -> Chart:
-    """Curves of runs over training: a line for each run and each of `names` {key of a row: name}.
+    """Make a chart of curves over training: a line for each run and each of `names` {key of a row: name}.
 
     rows: `run`, AXES and the keys; colours {run: colour}. The second name is dashed, the run `held` is wide. Points are
     thinned, not averaged.
@@ -46,20 +46,20 @@ def curve_chart(
 
 
 def show_spikes(chart: Chart) -> None:
-    """Show losses above the chart's cap too, on a logarithmic axis: a single run's spikes are what one looks for."""
+    """Show losses above the chart's cap too, on a logarithmic axis: in a single run spikes matter."""
     values = [value for line in chart["series"] for value in line["values"] if value is not None]
     if chart["top"] is not None and max(filter(math.isfinite, values), default=0.0) > chart["top"]:
         chart.update(top=None, logy=True)
 
 
 def add_key(chart: Chart, colours: Mapping[Any, str]) -> None:
-    """Name the colours below a chart: all of few, some of many."""
+    """Name the colours below a chart; of many colours only some."""
     lines = colour_handles(dict(colours))
     chart["key"] += [(str(line.get_label()), css_colour(line.get_color()), False) for line in lines]
 
 
 def add_floor(chart: Chart, floor: float | None) -> None:
-    """A dashed line at a loss that no model can pass, as long as the others."""
+    """Add a dashed line at a loss that no model can pass, as long as the other lines."""
     if floor is None or not chart["series"]:
         return
     look = {"run": "", "name": f"entropy rate of the corpus: {floor:.4g}", "colour": "var(--ink)", "dash": True}
@@ -69,7 +69,7 @@ def add_floor(chart: Chart, floor: float | None) -> None:
 
 
 def add_events(chart: Chart, events: Sequence[dict]) -> None:
-    """Signs of the logbook on the curves: where each run stood at an event."""
+    """Add signs of the logbook to the curves, where each run stood at an event."""
     lines = {line["run"]: line for line in reversed(chart["series"]) if "step" in line}
     marked: dict[str, list[tuple[Chart, int]]] = {}
     for event in events:
@@ -86,7 +86,7 @@ def add_events(chart: Chart, events: Sequence[dict]) -> None:
 
 
 def _columns(rows: Sequence[dict], key: str, axes: Sequence[str], most: int) -> dict[str, Any]:
-    """The columns of one line: its values and its places on every axis."""
+    """Collect the columns of one line: its values and its places on every axis."""
     _, places = thin_points([max(row["step"], 1) for row in rows], range(len(rows)), most)
     chosen = [rows[int(place)] for place in places]
     return (
@@ -97,7 +97,7 @@ def _columns(rows: Sequence[dict], key: str, axes: Sequence[str], most: int) -> 
 
 
 def _highest_start(series: Sequence[Chart]) -> float | None:
-    """A little above where the lines start, so that a diverging one does not flatten the others."""
+    """Limit slightly above the lines' starts, so that a diverging line does not flatten the others."""
     starts = [line["values"][0] for line in series if math.isfinite(line["values"][0])]
     return 1.1 * max(starts) if starts else None
 
@@ -105,7 +105,7 @@ def _highest_start(series: Sequence[Chart]) -> float | None:
 def point_chart(
     groups: Mapping[str, Sequence[tuple[float, float, str]]], colours: Mapping[str, str], x: str, y: str, logx: bool
 ) -> Chart:
-    """Points (x, y, run) in groups, each in its colour; hovering names the run."""
+    """Make a chart of points (x, y, run) in groups, each in its colour; hovering names the run."""
     series = [
         {"run": run_of[0] if len(set(run_of)) == 1 else "", "name": group, "colour": css_colour(colours[group]),
          "points": True, "bare": True, "names": list(run_of), x: list(xs), "values": list(ys)}
@@ -116,13 +116,13 @@ def point_chart(
 
 
 def add_curve(chart: Chart, name: str, colour: str, curve: Sequence[Sequence[float]], dash: bool = False) -> None:
-    """A fitted line (x [P], y [P]) over the points of a chart."""
+    """Add a fitted line (x [P], y [P]) over the points of a chart."""
     look = {"run": "", "name": name, "colour": css_colour(colour), "dash": dash}
     chart["series"].append(look | {chart["axes"][0]: list(curve[0]), "values": list(curve[1])})
 
 
 def add_points(chart: Chart, name: str, colour: str, points: Sequence[tuple[float, float, str]]) -> None:
-    """Marks (x, y, what it is) on a chart; `colour` as CSS."""
+    """Add marks (x, y, label) to a chart; `colour` as CSS."""
     xs, ys, whats = zip(*sorted(points), strict=True)
     look = {"run": "", "name": name, "colour": colour, "points": True, "bare": True, "names": list(whats)}
     chart["series"].append(look | {chart["axes"][0]: list(xs), "values": list(ys)})
@@ -130,7 +130,7 @@ def add_points(chart: Chart, name: str, colour: str, points: Sequence[tuple[floa
 
 
 def render_charts(*charts: Chart) -> str:
-    """The charts as one JSON element for page.js; nothing in it can end the element or begin another."""
+    """Render the charts as one JSON element for page.js; no content can end the element or begin another."""
     text = json.dumps([_plain(chart) for chart in charts], separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -138,7 +138,7 @@ def render_charts(*charts: Chart) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Plain JSON: numbers of six digits, and null for what is not finite."""
+    """Convert to plain JSON: numbers of six digits, and null for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

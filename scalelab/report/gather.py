@@ -1,4 +1,4 @@
-"""Rows of figures and tables, read from run folders."""
+"""Read the rows of figures and tables from run folders."""
 
 import datetime
 import math
@@ -32,17 +32,17 @@ SHAREABLE_COLUMNS = (
     "train.steps",
     "optim.peak_lr",
     "train.seed",
-)  # a column only where runs differ
+)  # columns that are shown only if runs differ
 DRAWN_ELSEWHERE = frozenset(("step", "tokens", "flops", "time", "train_loss", "val_loss", "bpb", "lr", "grad_norm"))
 PROVENANCE_KEYS = ("data", "git", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
 
-MOST_CURVES = 100  # runs whose curves and origins a page shows
-MOST_ROWS = 1000  # runs in its table and in the overview
+MOST_CURVES = 100  # most runs whose curves and origins a page shows
+MOST_ROWS = 1000  # most runs in a page's table and overview
 
 
 def choose_runs(rows: Sequence[dict], most: int) -> list[dict]:
-    """Rows of all runs, or of `most` of them: evenly by final loss, from the best to the lost ones, in their order."""
+    """Choose at most `most` rows, evenly by final loss from the best to the lost ones, in their order."""
     if len(rows) <= most:
         return list(rows)
     ranked = sorted(range(len(rows)), key=lambda place: final_loss(rows[place]))
@@ -51,17 +51,17 @@ def choose_runs(rows: Sequence[dict], most: int) -> list[dict]:
 
 
 def final_loss(row: Mapping[str, Any]) -> float:
-    """The validation loss of a run that is done; infinite for all others."""
+    """Validation loss of a finished run; infinite for all others."""
     loss = row.get("val_loss")
     return loss if row["status"] == "done" and loss is not None and math.isfinite(loss) else math.inf
 
 
 def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
-    """One row a logged line of every run: `run`, `step`, `tokens`, `flops`, `seconds` since the first, and its
-    `train_loss` or `val_loss`, `bpb`.
+    """Read a row for each logged line of every run: `run`, `step`, `tokens`, `flops`, `seconds` since the first, and
+    its `train_loss` or `val_loss`, `bpb`.
 
     `N` is the run's total parameter count; `flops` (exact convention) and `N` are None where the record lacks them.
-    A loss that was written as NaN or infinite stays so: a diverged curve shows where it ends.
+    A NaN or infinite loss is kept: a diverged curve shows where it ends.
     """
     rows = []
     for folder in folders:
@@ -81,7 +81,7 @@ def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
 
 
 def read_step_rows(folder: pathlib.Path) -> list[dict]:
-    """The training lines of one run: `step`, `lr`, `grad_norm`, `tokens_per_s`, `mfu` and `update_ratio`.
+    """Read the training lines of one run: `step`, `lr`, `grad_norm`, `tokens_per_s`, `mfu` and `update_ratio`.
 
     The last is the update norm over the parameter norm.
     """
@@ -98,7 +98,7 @@ def read_step_rows(folder: pathlib.Path) -> list[dict]:
 
 
 def metric_rows(folders: Sequence[pathlib.Path], drawn: Sequence[str] = ()) -> list[dict]:
-    """Rows `run`, `step` and metrics: every number of metrics.jsonl without a figure of its own, but those `drawn`."""
+    """Read rows of `run`, `step` and every metric without a figure of its own, except those `drawn`."""
     others = DRAWN_ELSEWHERE.union(drawn)
     return [
         {"run": folder.name, "step": line["step"]} | {key: value for key, value in line.items() if key not in others}
@@ -113,10 +113,10 @@ def _both(line: dict, *keys: str) -> bool:
 
 
 def read_event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
-    """The logbooks of all runs, in order of time: `run`, `time`, `step`, `kind`, `text`.
+    """Read the logbooks of all runs in order of time: `run`, `time`, `step`, `kind`, `text`.
 
-    An event that was written without a step (a config change, before training starts) stands at the last step logged
-    then; of more than MOST_CURVES runs it has none, as that takes all their metrics.
+    An event without a step (a config change, before training starts) gets the last step logged then. With more than
+    MOST_CURVES runs it gets none, since that would read all their metrics.
     """
     rows = []
     for folder in folders:
@@ -130,7 +130,7 @@ def read_event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
 
 
 def _last_steps(folder: pathlib.Path, times: Sequence[float]) -> dict[float, int]:
-    """{time: the last step logged until then}; most are before the first line, whose time is enough to know."""
+    """Look up {time: the last step logged until then}; most times precede the first line, which settles them."""
     start = records.first_metrics_time(folder)
     lines = records.read_metrics(folder) if start is None or max(times) >= start else []
     logged = [(line.get("time") or 0, line["step"]) for line in lines]
@@ -138,7 +138,7 @@ def _last_steps(folder: pathlib.Path, times: Sequence[float]) -> dict[float, int
 
 
 def merge_events(rows: Sequence[dict]) -> list[dict]:
-    """One row for each kind and text: the first one, with the number of its `runs`, in order of time."""
+    """Merge events of equal kind and text into the first one, with the number of `runs`, in order of time."""
     groups: dict[tuple[str, str], list[dict]] = {}
     for row in rows:
         groups.setdefault((row["kind"], row.get("text", "")), []).append(row)
@@ -146,7 +146,7 @@ def merge_events(rows: Sequence[dict]) -> list[dict]:
 
 
 def collect_provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
-    """PROVENANCE_KEYS of the runs' records; if runs differ, each value with the number of its runs."""
+    """Collect PROVENANCE_KEYS of the runs' records; if runs differ, each value with the number of its runs."""
     origins = [{key: records.read_record(f).get(key) for key in PROVENANCE_KEYS} for f in folders]
     flat: dict[str, dict[str, int]] = {}
     for record in origins:
@@ -160,13 +160,13 @@ def collect_provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
 
 
 def entropy_rate(folders: Sequence[pathlib.Path]) -> float | None:
-    """The entropy rate that all runs' corpora share (nats/token), None where it isn't known."""
+    """Entropy rate shared by all runs' corpora (nats/token); None if it isn't known."""
     rates = {records.read_record(folder).get("data", {}).get("entropy_rate") for folder in folders}
     return rates.pop() if len(rates) == 1 else None
 
 
 def describe_states(rows: Sequence[dict]) -> str:
-    """The number of runs in each state, as text: `18 done, 1 diverged`."""
+    """Describe the number of runs in each state: `18 done, 1 diverged`."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row["status"]] = counts.get(row["status"], 0) + 1
@@ -174,12 +174,12 @@ def describe_states(rows: Sequence[dict]) -> str:
 
 
 def check_verdicts(rows: Sequence[dict], scatter: float = 0.0) -> list[dict]:
-    """For every size of a check (`size`, `factor`, `loss`; a lost run's loss is None): is its optimum bracketed?
+    """Judge for every size of a check (`size`, `factor`, `loss`; a lost run: None) whether its optimum is bracketed.
 
     Runs of one size and factor are seeds: their mean counts, and one lost seed loses the factor. Returns `size`,
     `best_factor`, `loss`, `edge`, `seeds` (the fewest of any factor), and `cost`: how much worse the rule's own value
-    is, as a share of the loss. An optimum is at the `edge` where it leads the rule's own by more than `scatter`, a
-    share of the loss too.
+    is, as a share of the loss. An optimum is at the `edge` if its loss is lower than the rule's own by more than
+    `scatter`, a share of the loss.
     """
     verdicts = []
     for size in sorted({row["size"] for row in rows}):
@@ -192,23 +192,28 @@ def check_verdicts(rows: Sequence[dict], scatter: float = 0.0) -> list[dict]:
         best = min(finite, key=lambda factor: finite[factor], default=None)
         known = best is not None and 1 in finite
         cost = finite[1] / finite[best] - 1 if known and best is not None else None
-        verdicts.append({
-            "size": size, "best_factor": best, "loss": finite.get(best) if best is not None else None,
-            "edge": best is None or (best in (min(losses), max(losses)) and (cost is None or cost > scatter)),
-            "cost": cost, "seeds": min(map(len, seeds.values())),
-        })  # fmt: skip
+        verdicts.append(
+            {
+                "size": size,
+                "best_factor": best,
+                "loss": finite.get(best) if best is not None else None,
+                "edge": best is None or (best in (min(losses), max(losses)) and (cost is None or cost > scatter)),
+                "cost": cost,
+                "seeds": min(map(len, seeds.values())),
+            }
+        )
     return verdicts
 
 
 def to_unix_seconds(value: float | str | None) -> float | None:
-    """Unix seconds of a time written as a number or in ISO 8601."""
+    """Convert a time, a number or ISO 8601, to Unix seconds."""
     if isinstance(value, str):
         return datetime.datetime.fromisoformat(value).timestamp()
     return value
 
 
 def format_utc(value: float | str | None) -> str:
-    """A time as people read it, in UTC."""
+    """Format a time for people, in UTC."""
     seconds = to_unix_seconds(value)
     if seconds is None:
         return "–"

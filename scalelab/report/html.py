@@ -1,9 +1,8 @@
 """Functions that build one self-contained HTML page: nothing is fetched, and every value is escaped.
 
-The page is complete without scripts; those of `web/` add charts and tables that a reader can ask.
+The page is complete without scripts; those of `web/` make charts and tables interactive.
 
-Functions return HTML text. What comes from a run (names, notes, config values) passes through `escape_html` and nothing
-else.
+Functions return HTML text. Texts of a run (names, notes, config values) enter a page through `escape_html` only.
 """
 
 import html
@@ -24,12 +23,12 @@ _TABLE_FILES = ("tables.js",)
 
 
 def escape_html(value: Any) -> str:
-    """Text that is safe inside an element or a quoted attribute, without control characters."""
+    """Escape text so that it is safe inside an element or a quoted attribute, without control characters."""
     return html.escape(escape_text(str(value), "\n\t"), quote=True)
 
 
 def format_value(value: Any, name: str = "") -> str:
-    """A value as a reader wants it (plain text): short numbers, a dash for None, yes and no, lists in brackets.
+    """Format a value for a reader (plain text): short numbers, a dash for None, yes and no, lists in brackets.
 
     FLOPs, known by their `name`, are powers of ten: 172B would read as parameters.
     """
@@ -38,11 +37,11 @@ def format_value(value: Any, name: str = "") -> str:
     if isinstance(value, int | float) and (name in ("C", "budget") or "flops" in name.lower()):
         return format_scientific(value, 4)
     if isinstance(value, float) and math.isfinite(value) and name in ("loss", "val_loss", "bpb"):
-        return f"{value:.4f}"  # losses are compared digit by digit
+        return f"{value:.4f}"  # all digits, since losses are compared
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and abs(value) < 10_000_000:
-        return f"{value:,}"  # whole, so that a column of them reads alike
+        return f"{value:,}"  # all digits, so that a column reads alike
     if isinstance(value, float) and math.isfinite(value) and 1e-2 <= abs(value) < 1e3:
         return f"{value:.4g}"
     if isinstance(value, int | float):
@@ -53,12 +52,12 @@ def format_value(value: Any, name: str = "") -> str:
 
 
 def render_paragraph(text: str, css: str = "") -> str:
-    """Escaped text as one paragraph."""
+    """Render escaped text as one paragraph."""
     return f'<p class="{css}">{escape_html(text)}</p>' if css else f"<p>{escape_html(text)}</p>"
 
 
 def render_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], css: str = "") -> str:
-    """A table of `rows` with `columns` {key: heading}; numbers stand to the right.
+    """Render a table of `rows` with `columns` {key: heading}; numbers are aligned right.
 
     css: `stack` writes the cells of a row below each other on a phone.
     """
@@ -70,7 +69,7 @@ def render_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], 
 
 
 def _cell(value: Any, key: str, numeric: set[str]) -> str:
-    """One cell; a number has its value beside its short text, to be sorted by."""
+    """Render one cell; a number carries its full value for sorting."""
     exact = f' data-v="{"" if value is None else value}"' if key in numeric else ""
     return f"<td{_css(key, numeric)}{exact}>{escape_html(format_value(value, key))}</td>"
 
@@ -84,7 +83,7 @@ def _css(key: str, numeric: set[str]) -> str:
 
 
 def render_facts(content: Mapping[str, Any]) -> str:
-    """Keys and values, nested ones as `outer.inner`."""
+    """Render keys and values, nested ones as `outer.inner`."""
     rows = "".join(
         f"<tr><th>{escape_html(key)}</th><td>{escape_html(format_value(value, key))}</td></tr>"
         for key, value in flatten_keys(content).items()
@@ -93,7 +92,7 @@ def render_facts(content: Mapping[str, Any]) -> str:
 
 
 def render_numbers(values: Mapping[str, str]) -> str:
-    """A row of large figures, {what it is: number as text}."""
+    """Render a row of large figures, {label: number as text}."""
     return (
         '<div class="numbers">'
         + "".join(
@@ -105,14 +104,14 @@ def render_numbers(values: Mapping[str, str]) -> str:
 
 
 def render_card(*parts: str) -> str:
-    """Parts in a box that stands out."""
+    """Render parts in a highlighted box."""
     return f'<div class="card">{"".join(parts)}</div>'
 
 
 def render_figure(
     name: str, drawing: str, caption: str, width_px: float, charts: str = "", place: str = "figures"
 ) -> str:
-    """A figure drawn inline, with the JSON of its `charts`; links lead to its PDF and CSV in `place`."""
+    """Render a figure inline, with the JSON of its `charts`; links lead to its PDF and CSV in `place`."""
     files = {end: f"{escape_html(place)}/{escape_html(name)}.{end}" for end in ("pdf", "csv")}
     links = " · ".join(f'<a href="{file}">{end.upper()}</a>' for end, file in files.items())
     label = f"<figcaption>{escape_html(caption)} {links}</figcaption>"
@@ -120,23 +119,23 @@ def render_figure(
 
 
 def render_section(title: str, *parts: str) -> str:
-    """A heading with what follows it; nothing where there is nothing to say."""
+    """Render a heading and its content; "" without content."""
     body = "".join(parts)
     return f"<section><h2>{escape_html(title)}</h2>{body}</section>" if body else ""
 
 
 def render_details(title: str, body: str) -> str:
-    """Something long that opens at a click, without a script."""
+    """Render long content that opens at a click, without a script."""
     return f"<details><summary>{escape_html(title)}</summary>{body}</details>"
 
 
 def web_files(*names: str) -> str:
-    """The text of files of `web/`, to be written into a page."""
+    """Read the text of files of `web/`, to be written into a page."""
     return "\n".join((_WEB / name).read_text() for name in names)
 
 
 def render_page(title: str, subtitle: str, parts: Sequence[str]) -> str:
-    """The whole document."""
+    """Render the whole document."""
     body = "\n".join(parts)
     files = _CHART_FILES * ('class="charts"' in body) + _TABLE_FILES * ("data-sortable" in body)
     styles = web_files(*(name for name in files if name.endswith(".css")))

@@ -44,7 +44,7 @@ def write_report(
     paper: PaperStyle | None = None,
     output: pathlib.Path | None = None,
 ) -> dict:
-    """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
+    """Write `folder/report.html` and `folder/figures/`. BadInput if the folder holds no run.
 
     output: the page in their place, with its figures beside it; nothing is written into `folder`.
     samples: texts that the model of a run wrote (`how`, `text`), or why there are none; None: not asked for.
@@ -83,7 +83,7 @@ def write_report(
 def _report_study(
     report: Callable[[ReportPage], tuple[ReportPage, pathlib.Path]], page: ReportPage, command: str
 ) -> tuple[ReportPage, pathlib.Path]:
-    """`report(page)`; BadInput where the study's files have the right types and don't fit each other."""
+    """Call `report(page)`; BadInput if the study's files contradict each other."""
     try:
         return report(page)
     except BadInput:
@@ -94,7 +94,7 @@ def _report_study(
 
 
 def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) -> tuple[ReportPage, pathlib.Path]:
-    """The page of one run, finished or not."""
+    """Write the page of one run, finished or not."""
     folder, row = page.folder, next(iter(read_indexed_runs(page.folder).values())).row
     page.parts.append(html.render_card(_state(row), _key_numbers(row)))
     page.parts.append(html.render_section("Loss", run_loss_figure(page)))
@@ -123,7 +123,7 @@ def report_run(page: ReportPage, samples: Sequence[dict] | str | None = None) ->
 
 
 def _state(row: dict) -> str:
-    """One sentence on the state of the run."""
+    """Describe the state of the run in one sentence."""
     if row["status"] == "done":
         return html.render_paragraph("This run is done.", "good")
     if row["status"] == "diverged":
@@ -138,7 +138,7 @@ def _state(row: dict) -> str:
 
 
 def _over_steps(page: ReportPage, name: str, panels: dict[str, str], caption: str) -> str:
-    """A figure of `panels` {key of a training line: title} over the steps; also as charts, one a panel."""
+    """Draw `panels` {key of a training line: title} over the steps, also as one chart a panel."""
     rows = gather.read_step_rows(page.folder)
     panels = {key: title for key, title in panels.items() if any(row[key] is not None for row in rows)}
     if not panels:
@@ -158,7 +158,7 @@ def _over_steps(page: ReportPage, name: str, panels: dict[str, str], caption: st
 
 
 def _samples(samples: Sequence[dict] | str | None) -> str:
-    """Texts that the model wrote, or the line that says why there are none."""
+    """Render the texts that the model wrote, or the reason why there are none."""
     if samples is None or isinstance(samples, str):
         return html.render_paragraph(f"None: {samples}", "soft") if samples else ""
     return "".join(

@@ -1,4 +1,4 @@
-"""The parts that pages share: figures and their files, the runs table, the logbook, and the provenance."""
+"""Parts that pages share: figures and their files, the table of runs, the logbook, and the provenance."""
 
 import dataclasses
 import functools
@@ -38,11 +38,11 @@ class ReportPage:
     colours: dict[str, dict[Any, str]] = dataclasses.field(default_factory=dict)
     file: str = "report.html"
     place: str = "figures"  # folder of PDFs and CSVs beside the page
-    out: pathlib.Path | None = None  # the folder of page and figures, where that is not the one that is read
+    out: pathlib.Path | None = None  # folder of page and figures, if it is not the folder that is read
     paper: PaperStyle | None = None  # figures for a paper in place of a page
 
     def __post_init__(self) -> None:
-        """BadInput where the page or its figures can't be written, before any is drawn."""
+        """Raise BadInput if the page or its figures can't be written, before any is drawn."""
         figures = self._path(self.place)
         if not self.paper and (page := self._path(self.file)).is_dir():
             raise BadInput(f"{page} is a folder, where the page is written: move it, or use --output=PAGE.html")
@@ -50,7 +50,7 @@ class ReportPage:
             raise BadInput(f"{figures} is a file, where figures are written: move it, or use --output=PAGE.html")
 
     def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-        """The runs that can be read in full; the others are listed on the page with the reason."""
+        """Select the runs that can be read in full; the page lists the others with the reason."""
         reasons = {folder: listing.describe_damage(folder) for folder in folders}
         self.missing += [f"{folder.name} is damaged: {reason}" for folder, reason in reasons.items() if reason]
         return [folder for folder, reason in reasons.items() if not reason]
@@ -88,7 +88,7 @@ class ReportPage:
         return ""
 
     def _path(self, name: str) -> pathlib.Path:
-        """Where the page writes a file or folder, which is never a link."""
+        """Path of a file or folder that the page writes, which is never a link."""
         return path_below(self.out or self.folder, name)
 
     def write(self, title: str, subtitle: str) -> pathlib.Path:
@@ -105,7 +105,7 @@ class ReportPage:
 
 
 def check_page(path: pathlib.Path) -> pathlib.Path:
-    """The folder of a page that stands elsewhere than its runs, made when it is written. BadInput if none can be."""
+    """Check the folder of a page outside its runs, which is made when it is written. BadInput if it can't be made."""
     if path.is_dir() or path.suffix != ".html":
         raise BadInput(f"{path}: the page is a file that ends in .html")
     if above := next((each for each in path.parents if each.exists() and not each.is_dir()), None):
@@ -119,7 +119,7 @@ _LABELS = {"train_loss": "training loss (nats/token)", "val_loss": style.LOSS_LA
 def loss_sections(
     page: ReportPage, folders: Sequence[pathlib.Path], colour: str, colour_title: str, held: str | None = None
 ) -> list[str]:
-    """Training and validation curves of all runs, coloured by `colour` (a key of the run's row or `run`).
+    """Make sections of training and validation curves of all runs, coloured by `colour` (a key of a row, or `run`).
 
     `held` names the held-out run, which stands out.
     """
@@ -137,7 +137,7 @@ def curve_figures(
     coloured_by: tuple[str, str],
     held: str | None = None,
 ) -> list[str]:
-    """Figures of training and validation loss; `values` {run: value} are coloured; (key, title) of their colours."""
+    """Draw training and validation losses coloured by `values` {run: value}; `coloured_by`: their (key, title)."""
     colour, colour_title = coloured_by
     rows = [row | {colour: values[row["run"]]} for row in rows]
     of_value = page.colours.get(colour) or style.key_colours(colour, values.values())
@@ -165,7 +165,7 @@ def curve_figures(
 
 
 def run_loss_figure(page: ReportPage) -> str:
-    """Training and validation loss of one run in one figure, with its logbook."""
+    """Draw training and validation loss of one run in one figure, with its logbook."""
     rows = gather.read_curve_rows([page.folder])
     known = [row for row in rows if row["train_loss"] is not None or row["val_loss"] is not None]
     if not known:
@@ -190,7 +190,7 @@ def run_loss_figure(page: ReportPage) -> str:
 def metrics_section(
     page: ReportPage, folders: Sequence[pathlib.Path], colour: str = "run", drawn: Sequence[str] = ()
 ) -> str:
-    """A panel for each metric without a figure of its own; a family `group/name` shares one panel.
+    """Draw a panel for each metric without a figure of its own; a family `group/name` shares one panel.
 
     Constants are listed in words. Runs are coloured by `colour`, a key of the run's row. `drawn` is left out.
     """
@@ -214,12 +214,13 @@ BATCH_CAPTION = (
 
 
 def layers_section(page: ReportPage) -> str:
-    """Maps of layer and step from layers.jsonl, and curves of the batch's families; "" if there are none."""
+    """Draw maps of layer and step from layers.jsonl, and curves of the batch's families; "" if there are none."""
     lines = records.read_layers(page.folder)
     if not lines:
         return ""
     caption = (
-        "What each layer did, at the steps that log.layers_every chose; names as in scalelab/train/step/layers.py."
+        "What each layer did, at the steps that log.layers_every chose; "
+        "names as in scalelab/train/step/report/layers.py."
     )
     figure = page.draw("layers", lambda: metricplots.layer_maps(lines), metricplots.layer_rows(lines), caption)
     rows = [
@@ -236,7 +237,7 @@ def layers_section(page: ReportPage) -> str:
 
 
 def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
-    """All runs, one line each; `more` names config values to show too. Shared values stand once, above."""
+    """Make the table of all runs; `more` names further config values. Values that all share stand once, above it."""
     columns = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}
     known = [key for key in gather.SHAREABLE_COLUMNS if all(key in row for row in rows)]
     same = [key for key in known if len({row[key] for row in rows}) == 1 < len(rows)]
@@ -248,11 +249,11 @@ def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
     return html.render_paragraph(summary) + html.render_table(shown, columns)
 
 
-MOST_EVENTS = 300  # of all runs in one table; of more, equal ones are one row
+MOST_EVENTS = 300  # most events in one table; of more, equal ones share a row
 
 
 def logbook_section(folders: Sequence[pathlib.Path]) -> str:
-    """Every event except plain starts and ends, which only a single run's page shows; of many, equal ones once."""
+    """List every event except plain starts and ends, which only a single run's page shows; of many, equal ones once."""
     plain = ("start", "done") if len(folders) > 1 else ()
     rows = [row for row in gather.read_event_rows(folders) if row["kind"] not in plain]
     columns = {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"}
@@ -271,6 +272,6 @@ def logbook_section(folders: Sequence[pathlib.Path]) -> str:
 
 
 def origin_section(folders: Sequence[pathlib.Path], commands: Sequence[str]) -> str:
-    """Data, versions, machine, and the commands that make this page again."""
+    """List data, versions, machine, and the commands that make this page again."""
     lines = "".join(f"<p><code>{html.escape_html(command)}</code></p>" for command in commands)
     return lines + html.render_facts(gather.collect_provenance(folders))

@@ -1,11 +1,11 @@
-"""The pages of a sweep or a run in a browser on this machine, drawn anew as the files change.
+"""Serve the pages of a sweep or a run to a browser on this machine, drawn anew as the files change.
 
     /                     the page that `scalelab report` writes; /runs/NAME/ that of one trial
     …/version             changes with the files: the page asks for it and loads itself again
     …/figures/NAME.pdf    the files beside the page, and .csv
 
-Listens on the loopback address only, and answers only requests that name it so: a page of another site that a browser
-has open could otherwise reach it under a name of its own (DNS rebinding).
+The server listens on the loopback address only, and answers only requests that use its own name: otherwise another
+site's page, open in the browser, could reach it under a name of its own (DNS rebinding).
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from scalelab.untrusted.files import read_bytes, read_text
 from scalelab.untrusted.paths import list_folders, path_below
 
 ADDRESS, NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
-REST_SHARE = 2.0  # a page rests that many times as long as its drawing took, so that training has the processor
+REST_SHARE = 2.0  # a page rests this many times the duration of its drawing, which leaves the processor to training
 LEAST_REST_S = 5.0
 MOST_LINKS = 1000
 MOST_FILE_BYTES = 2**28  # of a page or a figure
@@ -53,7 +53,7 @@ _drawing = threading.Lock()  # matplotlib draws one figure at a time
 
 @dataclasses.dataclass
 class LivePage:
-    """The page of one folder, drawn when it is asked for and files have changed, with rests in between."""
+    """The page of one folder, drawn on request if files have changed, with rests in between."""
 
     folder: pathlib.Path
     is_trial: bool = False
@@ -62,11 +62,11 @@ class LivePage:
     rests_until: float = 0.0
 
     def read_version(self) -> str:
-        """The state of the files; while the page rests, the state it was drawn from."""
+        """Read the state of the files; while the page rests, the state it was drawn from."""
         return self.version if time.monotonic() < self.rests_until else read_state(self.folder)
 
     def read(self) -> str:
-        """The page as HTML."""
+        """Read the page as HTML, drawn anew if needed."""
         with _drawing:
             if (version := self.read_version()) != self.version:
                 started = time.monotonic()
@@ -83,7 +83,7 @@ class LivePage:
             text = html.render_page(self.folder.name, "no page yet", [html.render_paragraph(str(error), "bad")])
         line = f"Live, as of {time.strftime('%H:%M:%S')}: loads itself again when files have changed."
         top = f'<p class="soft" id="live" data-version="{version}">{line}</p>{self._links()}'
-        text = text.replace("<head>", '<head><link rel="icon" href="data:,">', 1)  # else a browser asks for one
+        text = text.replace("<head>", '<head><link rel="icon" href="data:,">', 1)  # else a browser requests one
         return text.replace("<main>", f"<main>{top}", 1).replace("</body>", f"{SCRIPT}</body>", 1)
 
     def _links(self) -> str:
@@ -99,14 +99,14 @@ class LivePage:
 
 
 def read_state(folder: pathlib.Path) -> str:
-    """A digest that changes with the files of a run, or with those of any run of the folder, and with their number."""
+    """Digest of the state of a run's files, or of all runs of a folder."""
     facts: list[Any] = [(path.name, path.lstat().st_mtime_ns) for path in sorted(folder.glob("[!.]*.json"))]
     facts += [(name, file_state(str(path))) for name, path in {"": folder, **run_paths(folder)}.items()]
     return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
 
 
 def run_paths(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """The folders of trials by name; none if the folder is a run itself."""
+    """List the folders of trials by name; none if the folder is a run itself."""
     if (folder / "config.json").exists():
         return {}
     place = folder / "runs" if (folder / "runs").is_dir() else folder
@@ -115,7 +115,7 @@ def run_paths(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 class LiveServer(http.server.ThreadingHTTPServer):
-    """Serves the pages of one folder on the loopback address. BadInput for a port that can't be had."""
+    """Serves the pages of one folder on the loopback address. BadInput for a port that is not available."""
 
     daemon_threads = True
 
@@ -131,11 +131,11 @@ class LiveServer(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def find_page(self, name: str) -> LivePage | None:
-        """The page of a trial by its name, or of the whole folder by ""; None if there is none."""
+        """Find the page of a trial by its name, or of the whole folder by ""; None if there is none."""
         if name not in self.pages and (path := run_paths(self.folder).get(name)):
             self.pages.setdefault(name, LivePage(path, is_trial=True))
         return self.pages.get(name)
@@ -173,7 +173,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         try:
             content = read_bytes(path_below(folder, name), MOST_FILE_BYTES)
             kind = FILE_TYPES[pathlib.PurePath(name).suffix]
-        except (BadInput, OSError, KeyError):  # a link, or what the page has not
+        except (BadInput, OSError, KeyError):  # a link, or a file that the page does not have
             self.send_error(404)
         else:
             self._send(content, kind)
@@ -186,9 +186,9 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *values: object) -> None:
-        """Say nothing of requests: what went wrong stands in the answer."""
+        """Log nothing: errors stand in the answers."""
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without the port, which differs behind `ssh -L`."""
+    """Take the name from a Host header, without the port, which differs behind `ssh -L`."""
     return re.sub(r":\d*$", "", host).lower()

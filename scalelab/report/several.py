@@ -18,12 +18,12 @@ DIFFERENCE_COLUMNS = {"key": "", "a": "A", "b": "B", "note": ""}
 
 
 def write_comparison(path: pathlib.Path, comparison: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any]:
-    """Write the page of `scalelab compare`: its `lines`, what differs, and the curves of both sides.
+    """Write the page of `scalelab compare`: its `lines`, the differences, and the curves of both sides.
 
     comparison: as from `evaluate.compare`. Returns `path` and `figures`.
     """
     sides = {name: [pathlib.Path(run) for run in runs] for name, runs in zip("AB", comparison["runs"], strict=True)}
-    table = _named_rows(sides)  # first: of a damaged run nothing is drawn
+    table = _named_rows(sides)  # checked first: nothing is drawn of a damaged run
     page = _page(path, "comparison")
     page.parts.append(html.render_card(*(html.render_paragraph(line) for line in lines)))
     page.parts.append(html.render_section("What differs", _differences(comparison)))
@@ -50,7 +50,7 @@ def _differences(comparison: Mapping[str, Any]) -> str:
 
 
 def write_sweeps(path: pathlib.Path, folders: Sequence[records.Folder]) -> dict[str, Any]:
-    """Write a page over several sweeps: what each answers, their curves by sweep, and all runs."""
+    """Write a page over several sweeps: each one's answer, curves by sweep, and all runs."""
     page = _page(path, "sweeps")
     names = _distinct_names(folders)
     answers = {name: answer_rows.answer_folder(folder) for name, folder in names.items()}
@@ -78,7 +78,7 @@ def _grid_folders(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _page(path: pathlib.Path, kind: str) -> ReportPage:
-    """A page that is not in the folder of its runs: its figures stand beside it, under its own name."""
+    """Make a page outside the folders of its runs: its figures stand beside it, under its own name."""
     return ReportPage(check_page(path), kind, file=path.name, place=f"{path.stem}_figures")
 
 
@@ -88,7 +88,7 @@ def _result(page: ReportPage, runs: int, title: str, subtitle: str) -> dict[str,
 
 
 def _distinct_names(folders: Sequence[records.Folder]) -> dict[str, pathlib.Path]:
-    """{name: folder}: the folder's own name, or its whole path where two are called alike."""
+    """Name the folders {name: folder}: by their own name, or by the whole path if two names are equal."""
     paths = [pathlib.Path(folder) for folder in folders]
     names = [path.resolve().name for path in paths]
     return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
@@ -100,7 +100,7 @@ def _named_rows(sides: Mapping[str, Sequence[pathlib.Path]]) -> list[dict]:
 
 
 def _curves(page: ReportPage, sides: Mapping[str, Sequence[pathlib.Path]], title: str) -> list[str]:
-    """Curves of all runs, coloured by their side; a run is called `side: its name`."""
+    """Draw curves of all runs, coloured by their side; a run is called `side: its name`."""
     rows: list[dict] = []
     events: list[dict] = []
     values: dict[str, str] = {}

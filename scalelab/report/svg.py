@@ -1,4 +1,4 @@
-"""Figures as SVG inside a page: text stays text, and colours are variables that follow a light or a dark scheme."""
+"""Put figures into a page as SVG: text stays text, and colours follow a light or a dark scheme."""
 
 import colorsys
 import contextlib
@@ -29,9 +29,8 @@ _DOLLAR = re.compile(r"(?<!\\)\$")
 
 @contextlib.contextmanager
 def plain_labels() -> Iterator[None]:
-    """Within, every label of a figure is plain text: names of runs and values of configs may hold anything.
-
-    Control characters are escaped, and a dollar is a dollar; only matplotlib's own numbers are formulas.
+    """Within it every label of a figure is plain text: names of runs and values of configs may hold anything. Control
+    characters are escaped, and a dollar sign is not markup; only matplotlib's own numbers are formulas.
     """
     setattr(Text, "set_text", _set_plain_text)  # noqa: B010 - a method can't be assigned to
     try:
@@ -47,7 +46,7 @@ def _set_plain_text(label: Text, text: Any) -> None:
 
 @styled
 def inline_svg(fig: Figure, name: str, css_class: str, label: str) -> str:
-    """An `<svg>` element; ids begin with `name`, so that those of two figures on one page can't collide."""
+    """Convert a figure to an `<svg>` element; its ids begin with `name`, so that two figures can't collide."""
     file = io.StringIO()
     fig.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = file.getvalue()
@@ -63,7 +62,7 @@ def inline_svg(fig: Figure, name: str, css_class: str, label: str) -> str:
 
 
 def css_colour(colour: str) -> str:
-    """A colour of a figure as CSS: a shared one by its name, another by its light value."""
+    """Convert a colour of a figure to CSS: a shared colour by its name, another by its light value."""
     return f"var(--{SHARED_COLOURS.get(colour, f'c{colour[1:]}')})"
 
 
@@ -72,7 +71,7 @@ def _variable(match: re.Match[str]) -> str:
 
 
 def colour_styles(page: str) -> str:
-    """CSS that defines the data colours that a page uses, for both schemes."""
+    """CSS definitions of a page's data colours, for both schemes."""
     colours = sorted(set(_DATA_COLOUR.findall(page)))
     if not colours:
         return ""
@@ -82,7 +81,7 @@ def colour_styles(page: str) -> str:
 
 
 def dark_variant(colour: str) -> str:
-    """The colour for a dark page: lighter, in the same order."""
+    """Lighten a colour for a dark page, keeping the order of colours."""
     hue, light, full = colorsys.rgb_to_hls(*(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)))
     rgb = colorsys.hls_to_rgb(hue, 0.45 + 0.5 * light, 0.75 * full)
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)

@@ -1,4 +1,4 @@
-"""Cells and tables as text: short numbers, and rows (a dict each) as CSV."""
+"""Format cells and tables as text: short numbers, and rows (a dict each) as CSV."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from scalelab.untrusted.text import escape_text
 
 
 def csv_text(rows: Sequence[dict], columns: Sequence[str] | None = None) -> str:
-    """A tidy table; None is an empty cell, and reading a float back gives the same bits.
+    """Format a tidy table as CSV; None is an empty cell, and reading a float back gives the same bits.
 
     `columns`: what to write; by default every key that any row has, in order of first appearance.
     """
@@ -22,7 +22,7 @@ def csv_text(rows: Sequence[dict], columns: Sequence[str] | None = None) -> str:
 
 
 def format_short(value: float | None, digits: int = 3) -> str:
-    """A short number: 12345 -> 12.3k, 3.2e9 -> 3.2B, 1.25e17 -> 1.25e17, .0123 -> 0.0123."""
+    """Shorten a number: 12345 -> 12.3k, 3.2e9 -> 3.2B, 1.25e17 -> 1.25e17, .0123 -> 0.0123."""
     if value is None or not math.isfinite(value):
         return "–" if value is None or math.isnan(value) else ("∞" if value > 0 else "-∞")
     if abs(value) >= 1e15 or 0 < abs(value) < 1e-3:
@@ -34,12 +34,12 @@ def format_short(value: float | None, digits: int = 3) -> str:
 
 
 def format_power_of_ten(power: int) -> str:
-    """10 to a power as text: 10¹²."""
+    """Format a power of ten: 10¹²."""
     return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def format_scientific(value: float, digits: int = 3) -> str:
-    """A number times a power of ten, as for FLOPs: 1.25e11 -> 1.25×10¹¹."""
+    """Format a number times a power of ten, as for FLOPs: 1.25e11 -> 1.25×10¹¹."""
     if not math.isfinite(value) or value <= 0:
         return format_short(value)
     mantissa, power = f"{value:.{digits - 1}e}".split("e")

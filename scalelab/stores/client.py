@@ -1,6 +1,6 @@
 """Requests to an object store: put, put on a condition, get, list, delete; errors become one line.
 
-obstore repeats what failed with 5xx or a broken connection; here what it gave up is tried again, since every put is
+obstore repeats requests after a 5xx or a broken connection. Requests that it gave up are tried again here: every put is
 idempotent (an immutable object, or a conditional one whose outcome is looked up). Endpoints and credentials come from
 the variables that obstore reads: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …; GOOGLE_BASE_URL, …
 """
@@ -22,8 +22,8 @@ from scalelab.untrusted.text import printable
 
 T = TypeVar("T")
 WAITS_S = (0.2, 1.0, 3.0)
-TIMEOUT_S, RETRY_S = 20.0, 60.0  # of a request, and of its repetitions by obstore
-PIECE_BYTES = 2**23  # what one request carries at most
+TIMEOUT_S, RETRY_S = 20.0, 60.0  # limits of one request, and of its repetitions by obstore
+PIECE_BYTES = 2**23  # most bytes of one request
 THREADS = 8
 ENDPOINTS = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 NO_BUCKET = ("NoSuchBucket", "bucket does not exist")
@@ -41,7 +41,7 @@ VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN)",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
 }
-Version = dict[str, str]  # what a conditional put compares: an ETag, a generation
+Version = dict[str, str]  # version that a conditional put compares: an ETag or a generation
 
 
 class StoreRefused(BadInput):
@@ -49,11 +49,11 @@ class StoreRefused(BadInput):
 
 
 class StoreDown(WorkFailed):
-    """The store doesn't answer, or with errors only, also after repetitions."""
+    """The store doesn't answer, or only with errors, also after repetitions."""
 
 
 class Conflict(Exception):
-    """A conditional put came too late: the object was made, or replaced, by another."""
+    """A conditional put came too late: another process made or replaced the object."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Place:
 
 
 def open_place(url: str) -> Place:
-    """Open a folder in a store; nothing is asked yet. BadInput if obstore is not installed."""
+    """Open a folder in a store, without a request. BadInput if obstore is not installed."""
     scheme, bucket, path = split_url(url)
     try:
         from obstore.store import GCSStore, S3Store
@@ -81,19 +81,19 @@ def open_place(url: str) -> Place:
 
 
 def put(place: Place, name: str, content: bytes | pathlib.Path) -> None:
-    """Write an object whose name tells its content: written twice, it is the same."""
+    """Write an object whose name depends on its content: a second write changes nothing."""
     import obstore
 
     try:
         _ask(place, lambda: obstore.put(place.store, name, content, chunk_size=PIECE_BYTES))
-    except FileNotFoundError:  # there is nothing to find but the bucket
+    except FileNotFoundError:  # only the bucket can be missing
         raise _no_bucket(place) from None
 
 
 def put_if(place: Place, name: str, content: bytes, version: Version | None) -> Version:
-    """Write an object if it is as of `version`, or absent (None). Returns the new version. Conflict if it is not.
+    """Write an object if it still has `version`, or is absent (None). Returns the new version; else raises Conflict.
 
-    `content` is unlike that of any other put: so one that was done but reported as failed is recognized.
+    `content` differs from that of any other put: a put that was done but reported as failed is recognized.
     """
     import obstore
 
@@ -146,21 +146,21 @@ def get_piece(place: Place, name: str, start: int, length: int) -> bytes:
 
     try:
         return bytes(_ask(place, lambda: obstore.get_range(place.store, name, start=start, length=length)))
-    except StoreDown:  # also of a range that ends behind the object
+    except StoreDown:  # raised also for a range that ends behind the object
         if _ask(place, lambda: obstore.head(place.store, name)["size"]) >= start + length:
             raise
         return b""
 
 
 def list_names(place: Place, folder: str) -> list[str]:
-    """The names of all objects below `folder`; the newest may be missing."""
+    """List the names of all objects below `folder`; the newest may be missing."""
     import obstore
 
     return _ask(place, lambda: [item["path"] for chunk in obstore.list(place.store, folder) for item in chunk])
 
 
 def list_folders(place: Place) -> list[str]:
-    """The names of the folders in a folder; the newest may be missing."""
+    """List the folders in a folder; the newest may be missing."""
     import obstore
 
     prefixes = _ask(place, lambda: obstore.list_with_delimiter(place.store)["common_prefixes"])
@@ -168,7 +168,7 @@ def list_folders(place: Place) -> list[str]:
 
 
 def delete(place: Place, names: Iterable[str]) -> None:
-    """Delete objects, those that exist."""
+    """Delete the objects that exist."""
     import obstore
 
     def remove(name: str) -> None:
@@ -189,7 +189,7 @@ def _version(meta: Any) -> Version:
 
 
 def _ask(place: Place, request: Callable[[], T]) -> T:
-    """Make a request, again after WAITS_S where the failure may pass. Raises StoreRefused and StoreDown."""
+    """Make a request; retry after WAITS_S if the failure may pass. Raises StoreRefused and StoreDown."""
     import obstore
 
     passed_on = (FileNotFoundError, obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError)
@@ -214,7 +214,7 @@ def _no_bucket(place: Place) -> StoreRefused:
 
 
 def explain_refusal(url: str, text: str) -> str:
-    """One line on an error that doesn't pass by itself; "" for one that may."""
+    """Explain in one line an error that doesn't pass by itself; "" for one that may pass."""
     scheme, bucket, _ = split_url(url)
     if any(sign in text for sign in NO_BUCKET):
         return f"{url}: there is no bucket {bucket!r}"
@@ -226,12 +226,12 @@ def explain_refusal(url: str, text: str) -> str:
         return f"{url}: the credentials are refused ({_first_line(text)})"
     if "invalid path" in text:
         return f"{url} can't be listed: an object in it has control characters or `..` in its name; name a run in it"
-    if "404 Not Found" in text:  # a listing is asked of the bucket itself
+    if "404 Not Found" in text:  # a listing requests the bucket itself
         return f"{url}: there is no bucket {bucket!r}"
     return ""
 
 
 def _first_line(text: str) -> str:
-    """What went wrong, without the request's address and its repetitions."""
+    """The first line of an error, without the request's address and its repetitions."""
     line = text.strip().partition("\n")[0]
     return printable((line.rpartition(" - ")[2] or line).partition(": <")[0], 240)

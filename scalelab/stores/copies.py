@@ -1,4 +1,4 @@
-"""Local copies of folders in stores, to be read: only what changed is fetched, compared by hash."""
+"""Copy folders of stores here for reading: only changed files are fetched, compared by hash."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from scalelab.record.jsonfiles import LIST, describe_mismatch, write_json
 from scalelab.record.lock import LEASE_FILE
 from scalelab.stores import client
 from scalelab.stores.client import Place, StoreDown, StoreRefused
-from scalelab.stores.download import download, read_index
+from scalelab.stores.download import download_files, read_index
 from scalelab.stores.formats import MOST_INDEX_BYTES, STEP, Files, ObjectsLost
 from scalelab.stores.lease import is_owner_alive, read_head, refuse_headless
 from scalelab.stores.urls import local_folder
@@ -20,7 +20,7 @@ from scalelab.untrusted.documents import parse_json
 from scalelab.untrusted.files import read_bytes
 from scalelab.untrusted.paths import check_name, path_below
 
-TRIES = 5  # a writer may replace what is being read
+TRIES = 5  # a writer may replace files during the copy
 KNOWN_SCHEMA = {"*": {"parts": LIST, "file": (LIST, None)}}
 Report = Callable[[str], None]
 
@@ -30,8 +30,8 @@ def copy_here(
 ) -> pathlib.Path:
     """Copy a folder in a store here; returns the local folder. BadInput if there is none.
 
-    A folder of several runs is copied run by run; one that can't be read is left as it was here, and `report` gets a
-    line. `checkpoints`: those too, as `download` has it; `fresh`: also what is here already.
+    A folder of several runs is copied run by run; an unreadable one keeps its former copy, and `report` gets a line.
+    `checkpoints`: copy those too, as in `download_files`; `fresh`: fetch also files that are already here.
     """
     place, folder = client.open_place(url), local_folder(url, "read")
     if read_head(place):
@@ -63,7 +63,7 @@ def copy_here(
 
 @contextlib.contextmanager
 def kept_up_to_date(url: str, every_s: float = 10.0) -> Iterator[pathlib.Path]:
-    """A copy of a folder in a store that follows it until the context is left; a store that is down is asked again."""
+    """Within it, keep a local copy of a store's folder up to date; a store that is down is tried again."""
     folder, left = copy_here(url), threading.Event()
 
     def repeat() -> None:
@@ -126,15 +126,15 @@ def _update(
         return not fresh and bool(entry and entry["file"]) and entry == _entry(folder / path, wanted[path])
 
     for path in known.keys() - files.keys():
-        with contextlib.suppress(BadInput):  # a name of which older versions wrote a file elsewhere
+        with contextlib.suppress(BadInput):  # older versions wrote a file of such a name elsewhere
             path_below(folder, path).unlink(missing_ok=True)
-    download(place, wanted, folder, is_here, is_current, report)
+    download_files(place, wanted, folder, is_here, is_current, report)
     entries = {path: _entry(folder / path, parts) for path, parts in wanted.items()}
     write_json(state, {path: entry for path, entry in known.items() if path in files} | entries)
 
 
 def _read_known(state: pathlib.Path) -> dict[str, Any]:
-    """Files copied before, {} if unknown: then all are compared again."""
+    """Read which files were copied before; {} if unknown, then all are compared again."""
     with contextlib.suppress(BadInput, ValueError, FileNotFoundError):
         known: dict[str, Any] = parse_json(read_bytes(state, 2 * MOST_INDEX_BYTES))
         return {} if describe_mismatch(known, KNOWN_SCHEMA) else known
@@ -142,6 +142,6 @@ def _read_known(state: pathlib.Path) -> dict[str, Any]:
 
 
 def _entry(path: pathlib.Path, parts: Any) -> dict[str, Any]:
-    """Facts by which a copied file is known to be unchanged: its parts, its size and its time."""
+    """Facts that show whether a copied file is unchanged: its parts, size and time."""
     status = path.stat() if path.exists() else None
     return {"parts": [list(part) for part in parts], "file": status and [status.st_size, status.st_mtime_ns]}

@@ -1,4 +1,4 @@
-"""Objects as a local folder again: every byte compared with the hash in the index, every file renamed into place."""
+"""Download objects into a local folder: every byte is compared with its hash, every file renamed into place."""
 
 import hashlib
 import os
@@ -13,13 +13,13 @@ from scalelab.stores.formats import MOST_INDEX_BYTES, STEP, Files, ObjectsLost, 
 from scalelab.untrusted.files import create_draft
 from scalelab.untrusted.paths import path_below
 
-MOST_NAMED = 5  # objects in one line about several
-MOST_LOST = 100  # objects of one file: more are not asked for, since each costs a request and the file is lost anyway
+MOST_NAMED = 5  # most objects named in one line
+MOST_LOST = 100  # lost objects of one file after which it is given up: each costs a request
 ANNOUNCED_BYTES = 10**9
 
 
 def read_index(place: Place, name: str | None) -> Files:
-    """The files that an index lists; {} without one. ObjectsLost if it is missing or damaged, BadInput if edited."""
+    """Read an index's list of files ({} without one). ObjectsLost if it is missing or damaged, BadInput if edited."""
     if name is None:
         return {}
     try:
@@ -29,7 +29,7 @@ def read_index(place: Place, name: str | None) -> Files:
     return parse_index(data, name, f"{place.url}/{name}")
 
 
-def download(
+def download_files(
     place: Place,
     files: Files,
     folder: pathlib.Path,
@@ -39,9 +39,9 @@ def download(
 ) -> None:
     """Write files into `folder`, checkpoints last, the newest first; each appears when all of it is there.
 
-    A checkpoint with missing or damaged objects appears without those, and `report` gets a line: who loads it goes back
-    to one before, as on a disk. ObjectsLost names all such objects of other files; also raised where objects are lost
-    and `is_current()` is false, since a writer then replaced them.
+    A checkpoint with missing or damaged objects appears without those, and `report` gets a line; loading then falls
+    back to an earlier one, as on a disk. ObjectsLost names all such objects of other files. It is also raised if
+    `is_current()` is false: a writer then replaced the lost objects.
     """
     wanted = {path: parts for path, parts in files.items() if not skip(path)}
     _check_space(place, wanted, folder, report)
@@ -63,7 +63,7 @@ def download(
         if lost and not is_current():
             raise ObjectsLost(_describe(place, lost))
         if lost:
-            (here / "state").mkdir(parents=True, exist_ok=True)  # a checkpoint, even if no object of it is left
+            (here / "state").mkdir(parents=True, exist_ok=True)  # also for a checkpoint without any object left
             for older in lost:
                 older.unlink(missing_ok=True)
             report(f"{step} is damaged in the store: {_describe(place, lost)}")
@@ -72,7 +72,7 @@ def download(
 
 
 def _check_space(place: Place, wanted: Files, folder: pathlib.Path, report: Callable[[str], None]) -> None:
-    """Announce a large copy. BadInput if the disk has no room for it, or if the index claims that it is so large."""
+    """Announce a large copy. BadInput if the disk has too little room for the size that the index claims."""
     total = sum(size for parts in wanted.values() for _, size, _ in parts)
     disk = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if total < ANNOUNCED_BYTES:
@@ -87,7 +87,7 @@ def _check_space(place: Place, wanted: Files, folder: pathlib.Path, report: Call
 
 
 def _write_all(place: Place, files: Files, targets: dict[str, pathlib.Path]) -> dict[pathlib.Path, list[str]]:
-    """Write several files; {path: a text for each object that is missing or damaged} of those not written."""
+    """Write several files; returns {path: a text for each missing or damaged object} for those not written."""
     lost = client.in_parallel(lambda path: _write(place, files[path], targets[path]), targets)
     return {path: texts for path, texts in zip(targets.values(), lost, strict=True) if texts}
 
@@ -100,7 +100,7 @@ def _describe(place: Place, lost: dict[pathlib.Path, list[str]]) -> str:
 
 
 def _write(place: Place, parts: Parts, path: pathlib.Path) -> list[str]:
-    """Write a file; if objects are missing or damaged, leave it as it was, and return a text for each, or MOST_LOST."""
+    """Write a file. If objects are missing or damaged, leave it and return a text for each, up to MOST_LOST."""
     lost: list[str] = []
     path.parent.mkdir(parents=True, exist_ok=True)
     with create_draft(path) as file:
@@ -117,7 +117,7 @@ def _write(place: Place, parts: Parts, path: pathlib.Path) -> list[str]:
 
 
 def _copy_object(place: Place, name: str, size: int, sha: str, write: Callable[[bytes], object]) -> str:
-    """Copy an object piece by piece; returns how it differs from what was saved, or ""."""
+    """Copy an object piece by piece; returns how it differs from the saved one, or ""."""
     digest = hashlib.sha256()
     try:
         for start in range(0, size, client.PIECE_BYTES):

@@ -1,7 +1,7 @@
-"""head.json and the index as others may have written them: every name, size and hash is checked before its use.
+"""Parse head.json and the index, which others may have written: every name, size and hash is checked before use.
 
-Paths are plain and lie below the folder; objects lie below `files/` or `index/` of the same place. What differs from
-that was edited, and is BadInput; an index that differs from the hash in its own name is damaged.
+Paths are plain and lie below the folder; objects lie below `files/` or `index/` of the same place. Any other path or
+name was edited: BadInput. An index that differs from the hash in its own name is damaged.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from scalelab.untrusted.paths import check_name
 from scalelab.untrusted.text import printable
 
 MOST_HEAD_BYTES = 2**16
-MOST_INDEX_BYTES = 2**26  # that of 5,000 packs with three checkpoints each
-MOST_PARTS = 2**20  # of an index, files and parts together: it holds no more of ours
-MOST_OBJECT_BYTES = 2**50  # of one part; object stores take less
+MOST_INDEX_BYTES = 2**26  # size of the index of 5,000 packs with three checkpoints each
+MOST_PARTS = 2**20  # most files and parts of an index: ours never have more
+MOST_OBJECT_BYTES = 2**50  # most bytes of one part; object stores take less
 HEAD_SCHEMA = {"format": WHOLE, "owner": (TEXT, None), "machine?": TEXT, "index": (TEXT, None), "put": TEXT}
 INDEX_SCHEMA = {"format": WHOLE, "files": {"*": LIST}}
 INDEX_NAME = re.compile(r"index/([0-9a-f]{32})-\w+")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-STEP = re.compile(r"(?:.*/)?checkpoints/\d+(?=/)")  # of a file in a checkpoint, the checkpoint
+STEP = re.compile(r"(?:.*/)?checkpoints/\d+(?=/)")  # a path up to the checkpoint in it
 Parts = list[tuple[str, int, str]]  # (object, bytes, SHA-256) of each part of a file, in order
 Files = dict[str, Parts]  # relative path -> its parts
 
@@ -34,7 +34,7 @@ class ObjectsLost(WorkFailed):
 
 
 def parse_head(data: bytes, source: str) -> dict[str, Any]:
-    """The content of head.json. BadInput if it is not scalelab's, naming `source`."""
+    """Parse head.json. BadInput, naming `source`, if scalelab did not write it."""
     content = None
     with contextlib.suppress(ValueError):
         content = parse_json(data)
@@ -51,7 +51,7 @@ def parse_head(data: bytes, source: str) -> dict[str, Any]:
 
 
 def parse_index(data: bytes, name: str, source: str) -> Files:
-    """The files that an index lists. ObjectsLost if it differs from the hash in its name, BadInput if it was edited."""
+    """Parse the files that an index lists. ObjectsLost if it differs from the hash in its name, BadInput if edited."""
     match = INDEX_NAME.fullmatch(name)
     if match and hashlib.sha256(data).hexdigest()[:32] != match[1]:
         raise ObjectsLost(f"{source} is damaged: its content doesn't match the hash in its name")
@@ -87,6 +87,6 @@ def _parse_part(part: Any, what: str, source: str) -> tuple[str, int, str]:
 
 
 def _check_object(name: Any, folder: str, source: str) -> None:
-    """BadInput unless `name` is a plain name below `folder` of the same place in the store."""
+    """Raise BadInput unless `name` is a plain name below `folder` of the same place in the store."""
     if not check_name(name, source).startswith(f"{folder}/"):
         raise BadInput(f"{source} names an object {name!r}, which is not below {folder}/; was it edited?")

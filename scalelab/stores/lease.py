@@ -1,7 +1,7 @@
 """The lease on a folder in a store: head.json, replaced by conditional puts only.
 
-It names the owner, and its time is the owner's last sign of life by the store's clock. It names the index too, so an
-owner that lost it (suspended, or cut off) can't publish anything: its put is refused.
+head.json names the owner, and its time is the owner's heartbeat by the store's clock. It also names the index, so an
+owner that lost the lease (suspended, or cut off) can't publish: its put is refused.
 """
 
 import json
@@ -19,12 +19,12 @@ from scalelab.stores.client import Conflict, Place, Version
 from scalelab.stores.formats import MOST_HEAD_BYTES, ObjectsLost, parse_head
 
 HEAD = "head.json"
-MOST_SKEW_S = 60.0  # between a reader's clock and the store's
-HELD: set[str] = set()  # the URLs that this process holds
+MOST_SKEW_S = 60.0  # allowance between a reader's clock and the store's
+HELD: set[str] = set()  # URLs that this process holds
 
 
 def read_head(place: Place) -> tuple[dict[str, Any], Version, float] | None:
-    """(content, version, time of the last write in s by the store's clock); None if nothing was written yet.
+    """Read (content, version, time of the last write in s by the store's clock); None if nothing was written yet.
 
     BadInput if the object is not scalelab's.
     """
@@ -35,7 +35,7 @@ def read_head(place: Place) -> tuple[dict[str, Any], Version, float] | None:
 
 
 def refuse_headless(place: Place) -> None:
-    """ObjectsLost if there are indices, but no head.json that names the present one: a new one would delete them."""
+    """Raise ObjectsLost if there are indices but no head.json: a new one would delete them."""
     if client.list_names(place, "index"):
         raise ObjectsLost(
             f"{place.url}/{HEAD} is missing: it names which index counts; bring it back from the bucket's versions or "
@@ -53,11 +53,11 @@ class Lease:
         self.turn = threading.Lock()
 
     def publish(self, index: str | None) -> None:
-        """Make `index` the present one, and give a sign of life. Conflict if another has the lease."""
+        """Make `index` the present one, and renew the heartbeat. Conflict if another process has the lease."""
         with self.turn:
             try:
                 self._put(index)
-            except Conflict:  # perhaps with an earlier put of this process that was done, but seemed to fail
+            except Conflict:  # an earlier put of this process may have been done though it seemed to fail
                 head = read_head(self.place)
                 if not head or not head[0]["put"].startswith(self.nonce):
                     raise
@@ -73,11 +73,11 @@ class Lease:
         self.version = client.put_if(self.place, HEAD, data, self.version)
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Renew the heartbeat."""
         self.publish(self.index)
 
     def release(self) -> None:
-        """Leave the folder to others."""
+        """Release the lease, so that others may take it."""
         HELD.discard(self.place.url)
         self.owner = None
         self.beat()
@@ -88,10 +88,10 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
 
     FolderHeld if another process holds it, or may hold it; `take_over` asserts that an owner on another host is gone.
     """
-    for _ in range(5):  # others may come and go meanwhile
+    for _ in range(5):  # other owners may come and go meanwhile
         head = read_head(place)
         if head is None:
-            _now(place)  # a put: it tells whether there is a bucket
+            _now(place)  # a put shows whether the bucket exists
             refuse_headless(place)
         content, version, written = head or ({"index": None}, None, 0.0)
         owner, news = owners.parse_owner(content.get("owner") or ""), ""
@@ -111,7 +111,7 @@ def take_lease(place: Place, option: str = "--workdir", take_over: bool = False)
 
 
 def is_owner_alive(content: dict[str, Any], written: float) -> bool:
-    """Whether the owner in a head lives, by a reader's own clock: it may not be able to ask for the store's."""
+    """Whether the owner in a head lives, by a reader's own clock: it may lack the right to ask for the store's."""
     owner = owners.parse_owner(str(content.get("owner") or ""))
     if owner is None or (content.get("machine") == machine_id() and not owners.is_process_alive(owner.process)):
         return False
@@ -119,7 +119,7 @@ def is_owner_alive(content: dict[str, Any], written: float) -> bool:
 
 
 def machine_id() -> str:
-    """An id shared by processes that see each other's numbers: this machine's boot and namespace of processes."""
+    """An id that is equal for processes that see each other's numbers: the machine's boot and process namespace."""
     try:
         return (
             f"{pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -129,7 +129,7 @@ def machine_id() -> str:
 
 
 def _judge(place: Place, owner: owners.LockOwner, here: bool, silent_s: float, take_over: bool) -> tuple[str, str]:
-    """(the reason to refuse the lease, what became of its owner), as for a local folder (`scalelab.record.lock`)."""
+    """Judge a lease as a local lock (`scalelab.record.lock`): (reason to refuse it, what became of its owner)."""
     silence = f"its last sign of life was {max(silent_s, 0):.0f} s ago"
     if here:
         alive = place.url in HELD if owner.process == os.getpid() else owners.is_process_alive(owner.process)
@@ -148,7 +148,7 @@ def _judge(place: Place, owner: owners.LockOwner, here: bool, silent_s: float, t
 
 
 def _now(place: Place) -> float:
-    """The store's time in s, as it dates a new object."""
+    """The store's time in s, read from the date of a new object."""
     name = f"clock/{uuid.uuid4().hex}"
     client.put(place, name, name.encode())
     present = client.get_versioned(place, name)

@@ -1,8 +1,8 @@
 """`attached`: hold a folder in a store, bring it here, and keep the store up to date while it is worked on.
 
-Training never waits for the store, and goes on without it: what was not uploaded stays in the local folder, and the
-same command uploads it. On the same machine the local folder counts if it follows from the present index; on another
-machine the work goes on from what the store has.
+Training never waits for the store, and goes on without it: files that were not uploaded stay in the local folder, and
+the same command uploads them. On the same machine the local folder is used if it follows from the present index; on
+another machine work goes on from the store's files.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from scalelab.record import lock
 from scalelab.record.jsonfiles import LIST, read_json, write_json
 from scalelab.stores import client
 from scalelab.stores.client import Conflict, Place, StoreDown, StoreRefused
-from scalelab.stores.download import download, read_index
+from scalelab.stores.download import download_files, read_index
 from scalelab.stores.formats import MOST_INDEX_BYTES, Files
 from scalelab.stores.lease import Lease, take_lease
 from scalelab.stores.upload import Uploader, object_names
 from scalelab.stores.urls import local_folder, url_of
 
 SYNC_S = 10.0
-PATIENCE_S = 300.0  # how long the end waits for a store that doesn't answer
+PATIENCE_S = 300.0  # seconds that the end waits for a store that doesn't answer
 Report = Callable[[str], None]
 
 
@@ -36,7 +36,7 @@ Report = Callable[[str], None]
 def attached(
     folder: pathlib.Path, take_over: bool = False, report: Report = lambda text: None, option: str = "--workdir"
 ) -> Iterator[None]:
-    """Hold the folder in a store that `folder` stands for, bring it here, upload what changes, and at the end all.
+    """Hold the store's folder that `folder` stands for, bring it here, upload changes, and at the end the rest.
 
     Does nothing for a plain local folder. `report` gets lines for the user. BadInput: no such bucket, no credentials,
     held by another process; WorkFailed: the store doesn't answer at the start, or not until PATIENCE_S after the end.
@@ -56,14 +56,14 @@ def attached(
             yield
     finally:
         left.set()
-        with contextlib.suppress(StoreDown, StoreRefused, Conflict):  # then its silence frees it
+        with contextlib.suppress(StoreDown, StoreRefused, Conflict):  # the lease then ends by silence
             lease.release()
 
 
 def bring_here(lease: Lease, folder: pathlib.Path, report: Report) -> Files:
     """Bring the folder here unless it is here; returns the store's files.
 
-    A local folder that doesn't follow from the present index was overtaken on another machine: it is set aside.
+    A local folder that doesn't follow from the present index is outdated by another machine, and is set aside.
     """
     place = lease.place
     files = read_index(place, lease.index)
@@ -74,7 +74,7 @@ def bring_here(lease: Lease, folder: pathlib.Path, report: Report) -> Files:
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
         report(f"{place.url} was written elsewhere since; what this machine had is in {aside}")
-    download(place, files, folder, report=report)
+    download_files(place, files, folder, report=report)
     _write_state(place, lease.index)
     return files
 
@@ -85,7 +85,7 @@ def _state_file(place: Place) -> pathlib.Path:
 
 
 def _read_state(place: Place) -> list[str | None]:
-    """The indices that the local folder follows from: two where a crash left open whether the last put was done."""
+    """Read the indices that the local folder follows from: two if a crash left the last put's outcome open."""
     path = _state_file(place)
     indices: list[str | None] = read_json(path, {"indices": LIST})["indices"] if path.exists() else [None]
     return indices
@@ -96,14 +96,14 @@ def _write_state(place: Place, *indices: str | None) -> None:
 
 
 class Mirror:
-    """Uploads a folder in the background; as a context, the rest at its end."""
+    """Uploads a folder in the background; at the end of its context it uploads the rest."""
 
     def __init__(self, lease: Lease, folder: pathlib.Path, files: Files, report: Report) -> None:
         self.lease, self.place, self.report, self.folder, self.files = lease, lease.place, report, folder, files
         held = local_folder(self.place.url, "held")
         self.uploader = Uploader(self.place, folder, held, lease.nonce[:8], files)
         self.left, self.down = threading.Event(), ""
-        self.left_out: set[str] = set()  # files of which the user knows that they are not uploaded
+        self.left_out: set[str] = set()  # files that are not uploaded, as the user was told
         self.thread = threading.Thread(target=self._repeat, daemon=True, name="store")
 
     def __enter__(self) -> "Mirror":
@@ -142,7 +142,7 @@ class Mirror:
         return ""
 
     def _upload_rest(self, patience_s: float) -> str:
-        """Upload all that is left; returns what to tell the user if that failed for `patience_s`, or ""."""
+        """Upload the rest; returns a line for the user if that failed for `patience_s`, else ""."""
         deadline, wait = time.monotonic() + patience_s, 0.5
         while failure := self._try_sync():
             if time.monotonic() + wait > deadline:
@@ -152,7 +152,7 @@ class Mirror:
         return ""
 
     def sync(self) -> None:
-        """Upload what changed, and publish it."""
+        """Upload changes, and publish them."""
         files = self.uploader.upload()
         while self.uploader.damaged:
             step = self.uploader.damaged.pop()
@@ -193,7 +193,7 @@ def _beat(lease: Lease, left: threading.Event) -> None:
         except Conflict:
             if not left.is_set():
                 _end_process(lease.place)
-        except (StoreDown, StoreRefused):  # what can't be uploaded is reported
+        except (StoreDown, StoreRefused):  # report files that can't be uploaded
             continue
 
 
@@ -203,6 +203,6 @@ def _end_process(place: Place) -> None:
 
 
 def refuse_several_processes(folder: pathlib.Path) -> None:
-    """Raise BadInput if `folder` stands for one in a store: several processes need a folder that all of them share."""
+    """Raise BadInput if `folder` stands for one in a store: several processes need a folder that they all share."""
     if url := url_of(folder):
         raise BadInput(f"--workdir={url} is for one process: several need a folder that they share")

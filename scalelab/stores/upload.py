@@ -1,8 +1,8 @@
-"""A local folder as immutable objects: files in parts of bounded size, checkpoints in Orbax's own files.
+"""Upload a local folder as immutable objects: files in parts of bounded size, checkpoints in Orbax's own files.
 
 A file that grew gets a new last part; the other parts keep their objects. A checkpoint's objects have the names of its
-files, below a folder that carries the hash of its manifest: Orbax reads it there. Objects that this process made carry
-its mark, so a process that lost the lease can't touch those of another.
+files, below a folder with the hash of its manifest, so that Orbax can read it there. New objects carry the process's
+mark, so a process that lost the lease can't touch another's.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ MANIFEST = "manifest.json"
 
 @dataclasses.dataclass
 class Uploader:
-    """Uploads what changed in `folder` since the last time. `held`: a folder for hard links, on the same disk.
+    """Uploads the changes in `folder` since the last time. `held`: a folder for hard links, on the same disk.
 
-    `present`: what the store's index lists when the lease is taken; `mark`: in the names of new objects.
+    `present`: files of the store's index when the lease is taken; `mark`: part of the names of new objects.
     """
 
     place: Place
@@ -39,7 +39,7 @@ class Uploader:
     mark: str
     present: Files
     damaged: list[str] = dataclasses.field(default_factory=list)  # checkpoints that differ from their manifests
-    left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # path -> why it is not uploaded
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)  # {path: why it is not uploaded}
     made: set[str] = dataclasses.field(default_factory=set)  # objects made since `sweep`
     unchanged: dict[str, tuple[Any, Parts]] = dataclasses.field(default_factory=dict)  # path -> (signature, parts)
     steps: dict[str, tuple[str, Files]] = dataclasses.field(default_factory=dict)  # step -> (manifest's SHA-256, files)
@@ -57,7 +57,7 @@ class Uploader:
                 start += size
 
     def upload(self) -> Files:
-        """Upload what the store lacks; returns all files. Checkpoints first: their log lines are on disk by then."""
+        """Upload files that the store lacks; returns all files. Checkpoints come first: their log lines are on disk."""
         steps, _ = list_folder(self.folder)
         files: Files = {}
         for step in steps:
@@ -68,7 +68,7 @@ class Uploader:
         return files | {path: parts for path, parts in zip(paths, uploaded, strict=True) if parts is not None}
 
     def _has_plain_name(self, path: str) -> bool:
-        """Whether a reader takes this name; if not, the file is left out."""
+        """Whether readers accept this name; otherwise the file is left out."""
         try:
             check_name(path, str(self.folder))
         except BadInput as refusal:
@@ -77,7 +77,7 @@ class Uploader:
         return True
 
     def _upload_file(self, path: str) -> Parts | None:
-        """The parts of a file, those of before where nothing changed; None if it is gone, or a link, a pipe, …."""
+        """Upload a file's new parts; returns all its parts, or None if it is gone, or a link, a pipe, …."""
         try:
             with open_file(self.folder / path) as file:
                 signature = _signature(file.fileno())
@@ -105,7 +105,7 @@ class Uploader:
         return self.objects[path, start, sha]
 
     def _upload_step(self, step: str) -> Files:
-        """The files of a checkpoint, held by hard links meanwhile: the trainer may delete it. {}: it is gone."""
+        """Upload a checkpoint, held by hard links since the trainer may delete it; returns its files ({}: gone)."""
         held = self.held / step
         try:
             manifest = read_bytes(self.folder / step / MANIFEST)
@@ -119,7 +119,7 @@ class Uploader:
                 raise
             # Objects of it are missing in the store: a fallback, not this, decides that it is given up.
             return self.steps[step][1] if step in self.steps and (self.folder / step).is_dir() else {}
-        except BadInput as refusal:  # its manifest is a link, say
+        except BadInput as refusal:  # for example, its manifest is a link
             self.left_out[step] = str(refusal)
             return {}
         names = [path.relative_to(held).as_posix() for path in sorted(held.rglob("*")) if path.is_file()]
@@ -147,7 +147,7 @@ class Uploader:
         return uploaded
 
     def sweep(self, before: Files, now: Files) -> None:
-        """Delete the objects that are not part of the folder any more."""
+        """Delete the objects that are no longer part of the folder."""
         kept = object_names(now)
         surplus = (object_names(before) | self.made) - kept
         self.made.clear()
@@ -156,7 +156,7 @@ class Uploader:
 
 
 def _link(source: str, target: str) -> None:
-    """Link a file, or copy it where it is on another disk."""
+    """Link a file, or copy it if it is on another disk."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -166,12 +166,12 @@ def _link(source: str, target: str) -> None:
 
 
 def object_names(files: Files) -> set[str]:
-    """The objects that files consist of."""
+    """Names of the objects that files consist of."""
     return {name for parts in files.values() for name, _, _ in parts}
 
 
 def list_folder(folder: pathlib.Path) -> tuple[list[str], list[str]]:
-    """(checkpoints, other files) of a folder, as relative paths, without hidden ones and drafts."""
+    """List (checkpoints, other files) of a folder as relative paths, without hidden files and drafts."""
     steps, paths = [], []
     for place, folders, names in os.walk(folder):
         here = pathlib.Path(place)

@@ -16,13 +16,13 @@ def is_url(text: str) -> bool:
 
 
 def work_folder(text: str) -> pathlib.Path:
-    """The folder to work in: a local path, or the local folder of a URL. BadInput for what can't be one."""
+    """The folder to work in: a local path, or the local folder of a URL. BadInput for an unusable one."""
     return local_folder(text) if is_url(text) else plain_folder(text)
 
 
 def plain_folder(text: str) -> pathlib.Path:
-    """A folder to make or to resume. BadInput for a URL, or if the path, or one of its parents, is a file."""
-    if not text:  # from an unset shell variable, for example
+    """Check a folder to make or to resume. BadInput for a URL, or if the path or one of its parents is a file."""
+    if not text:  # an unset shell variable, for example
         raise BadInput("'' is not a folder; the current folder is .")
     if is_url(text):
         raise BadInput(f"{text} is in an object store; name a local folder")
@@ -35,7 +35,7 @@ def plain_folder(text: str) -> pathlib.Path:
 
 
 def split_url(url: str) -> tuple[str, str, str]:
-    """(scheme, bucket, path) of `url`. BadInput without a bucket or a path, or with a path that leaves it."""
+    """Split `url` into (scheme, bucket, path). BadInput without a bucket or path, or with a path that leaves it."""
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.rstrip("/").partition("/")
     try:

@@ -142,7 +142,7 @@ def _report_openings(runs: Sequence[Run], warnings: Mapping[str, Sequence[str]],
 
 
 def _spread_over_devices(trials: int, progress: Progress) -> dict[str, int]:
-    """The record's mesh of a pack under vmap, which is also told."""
+    """The mesh for the record of a pack whose trials are spread over devices; `progress` gets a line on it."""
     devices = jax.local_device_count()
     used, each = spread_trials(trials, devices)
     if devices > 1:

@@ -1,6 +1,7 @@
 """Run a whole sweep: record its trials, train its packs here or in the pool, and report how each trial ended."""
 
 import contextlib
+import functools
 import itertools
 import pathlib
 import re
@@ -20,6 +21,7 @@ from scalelab.sweep import status
 from scalelab.sweep.answer.settings import SEED_KEY, setting_keys
 from scalelab.sweep.executors import choice, deaths
 from scalelab.sweep.executors.jobs import JOB_FILE
+from scalelab.sweep.executors.pool import PackJobs
 from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import group_into_packs
@@ -62,15 +64,10 @@ def run_sweep(
     started = time.time()
     compatibility.check_allowed_keys(allow)
     code = code or git.code_state()
-    for name in [*(f"runs/{name}" for name in trials), "sweep.json"]:
-        path_below(folder, name)
-    for name in ("runs", "packs", "manifest", "slurm"):
-        path = path_below(folder, name)
-        if path.exists() and not path.is_dir():
-            raise BadInput(f"{path} is a file, where a sweep has a folder: move it, or use another --workdir")
+    warn = lambda text: progress({"warning": text})  # noqa: E731
+    _check_places(folder, trials)
     written = grids.MANIFEST, f"packs/*/{JOB_FILE}"
-    hold = wait_for_folder(folder, take_over, stop, lambda text: progress({"warning": text}))
-    with hold as is_held, lock.undo_if_refused(folder, *written):
+    with wait_for_folder(folder, take_over, stop, warn) as is_held, lock.undo_if_refused(folder, *written):
         if not is_held:
             return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
         for name, config in trials.items():
@@ -89,33 +86,48 @@ def run_sweep(
         }
         records.write_json(folder / grids.MANIFEST, grids.add_grid(folder, manifest) if is_grid else manifest)
         unfinished = {pack: names for pack, names in grouped.items() if not ended.issuperset(names)}
-        if len(grouped) == 1 and unfinished and not workers and choice.is_local():
-            pack, names = next(iter(unfinished.items()))
-            train_pack(
-                folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over, code, judge
-            )
-        elif unfinished:
-            for line in describe_held_packs(folder, unfinished) if choice.is_local() else ():
-                progress({"warning": line})
-            jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
-            new_packs = [pack for pack in jobs if not (folder / "packs" / pack).exists()]
-            begun = _begun_trials(folder, trials)
-            with (
-                contextlib.nullcontext(workers)
-                if workers
-                else choice.open_executor(
-                    folder, trials.values(), allow, take_over, judge, lambda text: progress({"warning": text})
-                ) as workers_in_use
-            ):
-                codes = workers_in_use.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
-            if choice.is_local() and len(codes) == len(jobs) and _begun_trials(folder, trials) == begun:
-                deaths.refuse_all(folder, codes, new_packs)
-            for pack, exit_code in codes.items():
-                if exit_code not in (0, STOPPED_EXIT_CODE):
-                    deaths.mark_failed(folder, pack, grouped[pack], exit_code)
+        jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
+        if len(grouped) == 1 and jobs and not workers and choice.is_local():
+            train_pack(folder, *next(iter(jobs.items())), progress, stop, allow, take_over, code, judge)
+        elif jobs:
+            for line in describe_held_packs(folder, jobs) if choice.is_local() else ():
+                warn(line)
+
+            def run_packs() -> dict[str, int]:
+                pool = functools.partial(choice.open_executor, folder, trials.values(), allow, take_over, judge, warn)
+                with contextlib.nullcontext(workers) if workers else pool() as executor:
+                    return executor.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
+
+            _follow_packs(folder, jobs, trials, run_packs)
             for text in tracker_warnings(folder, trials, started):
-                progress({"warning": text})
+                warn(text)
     return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
+
+
+def _check_places(folder: pathlib.Path, trials: Iterable[str]) -> None:
+    """BadInput for a link or file where a sweep has a folder, before anything is written."""
+    for name in [*(f"runs/{name}" for name in trials), "sweep.json"]:
+        path_below(folder, name)
+    for name in ("runs", "packs", "manifest", "slurm"):
+        path = path_below(folder, name)
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"{path} is a file, where a sweep has a folder: move it, or use another --workdir")
+
+
+def _follow_packs(
+    folder: pathlib.Path, jobs: PackJobs, trials: Collection[str], run: Callable[[], dict[str, int]]
+) -> None:
+    """Mark the packs that fail while `run()` gives their exit codes.
+
+    BadInput if workers of this machine refuse every pack before a run is begun.
+    """
+    new_packs, begun = [pack for pack in jobs if not (folder / "packs" / pack).exists()], _begun_trials(folder, trials)
+    codes = run()
+    if choice.is_local() and len(codes) == len(jobs) and _begun_trials(folder, trials) == begun:
+        deaths.refuse_all(folder, codes, new_packs)
+    for pack, exit_code in codes.items():
+        if exit_code not in (0, STOPPED_EXIT_CODE):
+            deaths.mark_failed(folder, pack, list(jobs[pack]), exit_code)
 
 
 def _begun_trials(folder: pathlib.Path, trials: Iterable[str]) -> set[str]:

@@ -3,10 +3,10 @@
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from scalelab.errors import BadInput, WorkFailed, quote_path
+from scalelab.errors import BadInput, Stopped, WorkFailed, quote_path
 from scalelab.index.alive import DEAD_STATUS
 from scalelab.index.grids import read_manifest
 from scalelab.index.table import IndexedRun, progress_or_damage, read_indexed_runs
@@ -72,10 +72,17 @@ def describe_verdicts(verdicts: Collection[str]) -> str:
     return f"{counts.total()} trials: {', '.join(f'{number} {verdict}' for verdict, number in counts.most_common())}"
 
 
-def refuse_crashed(folder: pathlib.Path, verdicts: Mapping[str, str]) -> None:
-    """WorkFailed if trials of the sweep in `folder` crashed: a study needs every trial to end, done or diverged."""
+def require_ended(folder: pathlib.Path, verdicts: Mapping[str, str], stop: Callable[[], bool]) -> None:
+    """Refuse to go on before every trial of a study has ended, done or diverged.
+
+    Stopped after a signal, or where trials train elsewhere; WorkFailed if some crashed.
+    """
+    if stop():
+        raise Stopped(folder)
     if failed := [name for name, verdict in verdicts.items() if exit_code([verdict]) == 1]:
         raise WorkFailed(
             f"{len(failed)} of {len(verdicts)} runs failed, {failed[0]} first: see {folder / 'packs'}; "
             "the same command tries them again"
         )
+    if exit_code(verdicts.values()) == 75:
+        raise Stopped(folder)

@@ -65,7 +65,10 @@ def load_trials(
 def resolve_trials(
     base: ConfigDict, points: Sequence[Mapping[str, Any]], what: str = "the grid", folder: pathlib.Path | None = None
 ) -> dict[str, ConfigDict]:
-    """`{name: resolved config}` of a grid's points, each `{"group.key": value}` on `base`; arguments as there."""
+    """`{name: resolved config}` of a grid's points, each `{"group.key": value}` on `base`.
+
+    `what`: the grid's name in a refusal; `folder` and BadInput as for `load_trials`.
+    """
     if not 0 < len(points) <= MOST_TRIALS:
         raise BadInput(f"{what} has {len(points)} trials; 1 to {MOST_TRIALS} make sense")
     configs = [config_lib.resolve(config_lib.override(base, point, set_by.SWEEP)) for point in points]

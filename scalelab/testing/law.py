@@ -46,9 +46,12 @@ class LawReport:
 
 
 def check_law(
-    function: str | Callable[..., Any] | Law, *, truth: LawParams | None = None,
-    ranges: Mapping[str, tuple[float, float]] | None = None, fixed_units: Collection[str] = (),
-) -> LawReport:  # fmt: skip
+    function: str | Callable[..., Any] | Law,
+    *,
+    truth: LawParams | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    fixed_units: Collection[str] = (),
+) -> LawReport:
     """Check that a law (a name, `pkg.mod:fn`, a function, a `Law`) can be fitted here.
 
     AssertionError names what is wrong. The contract: the signature is readable; the law is finite and positive over

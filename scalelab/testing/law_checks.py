@@ -125,9 +125,12 @@ def check_jumps(law: Law, columns: Columns, params: LawParams) -> None:
 
 
 def _jumps(
-    values: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], left: np.ndarray, middle: np.ndarray,
-    right: np.ndarray, width: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    values: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    left: np.ndarray,
+    middle: np.ndarray,
+    right: np.ndarray,
+    width: np.ndarray,
+) -> np.ndarray:
     """Whether the law jumps between left and right [J, K]: its own slope misses it, however short the interval: [J]."""
     low, between, high = (values(at) for at in (left, middle, right))
     missing = np.abs(high[0] - low[0] - width * (low[1] + 4 * between[1] + high[1]) / 6)
@@ -167,9 +170,10 @@ def check_linear(law: Law, columns: Columns, candidates: list[dict[str, float]])
                 for second, curved in zip(law.linear, row, strict=True):
                     what = first if first == second else f"{first} times {second}"
                     require_that(
-                        law, curved < 1e-9,
+                        law,
+                        curved < 1e-9,
                         f"{first} is a Coefficient, but the law is not linear in {what}: make it a Scale(low, high)",
-                    )  # fmt: skip
+                    )
 
 
 def _refit(law: Law, columns: Columns, target: np.ndarray) -> dict[str, float]:
@@ -185,10 +189,11 @@ def check_recovery(law: Law, columns: Columns, truth: LawParams) -> tuple[float,
     fitted = _refit(law, columns, target)
     error = float(np.abs(law(columns, fitted) / target - 1).max())
     require_that(
-        law, error <= EXACT_TOLERANCE,
+        law,
+        error <= EXACT_TOLERANCE,
         f"fitted to its own noise-free values at {dict(truth)} it misses them by {error:.1e}: other kinds or "
         "narrower starts?",
-    )  # fmt: skip
+    )
     recovered = {name: abs(fitted[name] - truth[name]) / max(abs(truth[name]), 1e-9) for name in law.params}
     posed = pose_problem(law, columns, target, Objective("mse_log", np.inf))
     x = posed.from_params(truth)[None]
@@ -198,9 +203,10 @@ def check_recovery(law: Law, columns: Columns, truth: LawParams) -> tuple[float,
     twin = max((recovered[name] for name in law.params if name not in flat), default=0.0) > EXACT_TOLERANCE
     unidentified = tuple(name for name in law.params if recovered[name] > EXACT_TOLERANCE)
     require_that(
-        law, flat or not twin or _exchangeable(law, columns, truth, fitted),
+        law,
+        flat or not twin or _exchangeable(law, columns, truth, fitted),
         f"the same values from {dict(truth)} and from {fitted}",
-    )  # fmt: skip
+    )
     return error, recovered, unidentified
 
 
@@ -221,8 +227,9 @@ def check_units(law: Law, columns: Columns, truth: LawParams, fixed: Collection[
         moved = {column: values * (factor if column in together else 1.0) for column, values in columns.items()}
         changes[name] = float(np.abs(law(moved, _refit(law, moved, target)) / target - 1).max())
         require_that(
-            law, changes[name] <= EXACT_TOLERANCE,
+            law,
+            changes[name] <= EXACT_TOLERANCE,
             f"with {name} in another unit (x {factor:.3g}) the best fit changes by {changes[name]:.1e}: "
             f"a constant with a unit, or a kind too narrow; fixed_units=({name!r},) declares it",
-        )  # fmt: skip
+        )
     return changes

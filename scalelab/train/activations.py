@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.attention.attention import LOGITS_NAME
-from scalelab.model.layer_flags import all_layer_flags, select_layers
+from scalelab.model.stacks import all_layer_flags, list_layers, select_layers
 from scalelab.model.transformer import Block, Params, Transformer, embed_tokens
 from scalelab.precision.policy import FP32, Policy
 
@@ -51,10 +51,9 @@ def _capture_blocks(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """(the residual stream after the last block, each block's branches and logits of attention [L, …])."""
     by_block: dict[str, list[jax.Array]] = {name: [] for name in (*BRANCH_MODULES, LOGITS_NAME)}
-    for layer in range(shape.n_layers):
-        block_params = {"params": jax.tree.map(lambda w: w[layer], params["blocks"])}  # noqa: B023
-        (x_BSD, _), captured = Block(shape, policy).apply(
-            block_params,
+    for layer, (kind, weights) in enumerate(list_layers(shape, params)):
+        (x_BSD, _), captured = Block(kind, policy).apply(
+            {"params": weights},
             x_BSD,
             select_layers(all_layer_flags(shape), layer),
             capture_intermediates=_capture_filter(*BRANCH_MODULES),
@@ -62,7 +61,7 @@ def _capture_blocks(
         )
         if missing := [name for name in BRANCH_MODULES if name not in captured.get("intermediates", {})]:
             raise BadInput(
-                f"model.block={shape.block!r} does not use parts.{missing[0]}, whose activations are measured"
+                f"model.block={kind.block!r} does not use parts.{missing[0]}, whose activations are measured"
             )
         for name in BRANCH_MODULES:
             by_block[name].append(captured["intermediates"][name]["__call__"][0])

@@ -44,11 +44,15 @@ LEDGER_SCHEMA: dict[str, Any] = {
 
 
 def write_ledger(
-    config: ConfigDict, step: int, number: int, by_source: Mapping[str, int], flops: Mapping[str, float],
-    per_token: Mapping[str, float], rewinds: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    """The ledger of a run under `config` at `step`, whose next batch is `number`; `by_source`: see `Stretch`."""
-    noted = schedule_steps.run_stretches(config)
+    noted: Sequence[Stretch],
+    step: int,
+    number: int,
+    by_source: Mapping[str, int],
+    flops: Mapping[str, float],
+    per_token: Mapping[str, float],
+    rewinds: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The ledger of a run of these stretches at `step`, whose next batch is `number`; `by_source`: see `Stretch`."""
     return {
         "steps": step, "tokens": stretches.tokens_before(noted, step),
         "sequences": stretches.sequences_before(noted, step),
@@ -57,9 +61,11 @@ def write_ledger(
     }  # fmt: skip
 
 
-def count_between(config: ConfigDict, first: int, step: int, flops_per_token: Mapping[str, float]) -> dict[str, Any]:
+def count_between(
+    noted: Sequence[Stretch], first: int, step: int, flops_per_token: Mapping[str, float]
+) -> dict[str, Any]:
     """What the steps after `first` up to `step` took, which a rewind to `first` gives up."""
-    noted, per_token = schedule_steps.run_stretches(config), stretches.total_flops(flops_per_token)
+    per_token = stretches.total_flops(flops_per_token)
     before, after = (stretches.tokens_before(noted, at) for at in (first, step))
     begin = max(before, noted[-1].tokens)
     flops = {name: each * (after - begin) for name, each in per_token.items()}
@@ -81,9 +87,13 @@ def discarded(rewinds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def continue_stretches(
-    step: int, saved: Mapping[str, Any], config: ConfigDict, number: int | None = None,
-    data: Mapping[str, Any] | None = None, per_token: Mapping[str, float] | None = None,
-) -> tuple[Stretch, ...]:  # fmt: skip
+    step: int,
+    saved: Mapping[str, Any],
+    config: ConfigDict,
+    number: int | None = None,
+    data: Mapping[str, Any] | None = None,
+    per_token: Mapping[str, float] | None = None,
+) -> tuple[Stretch, ...]:
     """The stretches of a run that goes on at `step` from the facts `saved` under `config`.
 
     `number`: of the next batch, where the facts have no ledger. `data`, `per_token`: what the data are and FLOPs a
@@ -175,9 +185,13 @@ def _with_stretches(config: ConfigDict, noted: Sequence[Stretch]) -> ConfigDict:
 
 
 def continue_config(
-    config: ConfigDict, step: int, saved: Mapping[str, Any], number: int, data: Mapping[str, Any],
+    config: ConfigDict,
+    step: int,
+    saved: Mapping[str, Any],
+    number: int,
+    data: Mapping[str, Any],
     per_token: Mapping[str, float],
-) -> tuple[ConfigDict, list[tuple[str, str]]]:  # fmt: skip
+) -> tuple[ConfigDict, list[tuple[str, str]]]:
     """`config` with the stretches of a run that counts on from the facts `saved` at `step`; and what to say of it.
 
     `number`: of the batch that it reads next; `data`, `per_token` as in `continue_stretches`. What is said: (note or

@@ -1,4 +1,4 @@
-"""JSON that others may have written: parsed within bounds, and never holding what later code can't print or compute."""
+"""Parse JSON that others may have written, within bounds, into values that later code can print and compute with."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any
 from scalelab.untrusted.files import MOST_JSON_BYTES, read_bytes
 from scalelab.untrusted.text import as_utf8
 
-MOST_DEPTH = 100  # of lists and objects in each other; our own have 6 at most
-MOST_PARTS = 2**22  # lists and objects of one document, each of which takes 64 bytes or more
-MOST_DIGITS = 300  # of one whole number: a float holds 10^308
+MOST_DEPTH = 100  # most nested lists and objects; our own files have at most 6
+MOST_PARTS = 2**22  # most lists and objects of one document; each takes 64 bytes or more
+MOST_DIGITS = 300  # most digits of a whole number: a float holds 10^308
 _ZEROS, _LONG = bytes.maketrans(b"123456789", b"000000000"), b"0" * (MOST_DIGITS + 1)
 
 
 def parse_json(data: bytes | str) -> Any:
-    """The content of a JSON text. ValueError, with a reason, for what is not JSON in UTF-8, and beyond the bounds.
+    """Parse a JSON text. ValueError, with a reason, if it is not JSON in UTF-8, or exceeds the bounds.
 
     Refused too: half a letter (a lone surrogate), which can't be printed, and a number that no float holds.
     """
@@ -38,12 +38,12 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def read_document(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, follow: bool = False) -> Any:
-    """The JSON in a file; BadInput and OSError as `files.open_file`, ValueError as `parse_json`."""
+    """Read the JSON in a file; BadInput and OSError as `files.open_file`, ValueError as `parse_json`."""
     return parse_json(read_bytes(path, most_bytes, follow))
 
 
 def dump_json(content: Any, indent: int | None = None) -> str:
-    """JSON that `parse_json` reads back; what UTF-8 can't hold, as in the name of a file, becomes an escape of text."""
+    """Write JSON that `parse_json` reads back; characters that UTF-8 can't hold (in a file's name) become escapes."""
     text = json.dumps(content, indent=indent, default=float)
     if "\\ud" in text and _half_letter(content):
         text = json.dumps(_as_utf8(content), indent=indent, default=float)
@@ -78,7 +78,7 @@ def _check_depth(content: Any) -> None:
 
 
 def _half_letter(content: Any) -> str:
-    """A lone surrogate in a text of the content, "" without any; pairs of them are one letter once they are parsed."""
+    """Find a lone surrogate in a text of the content ("": none); a pair of them is one letter once parsed."""
     try:
         json.dumps(content, ensure_ascii=False, default=float).encode()
     except UnicodeEncodeError as error:

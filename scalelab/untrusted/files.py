@@ -1,4 +1,4 @@
-"""Files that others may have written: regular, no links, of bounded size."""
+"""Open files that others may have written: regular files, no links, of bounded size."""
 
 import contextlib
 import errno
@@ -14,14 +14,14 @@ KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-MOST_LOG_BYTES = 2**20  # of the end of a log, in which the reason of an end is looked for
-MOST_JSON_BYTES = 2**25  # of one JSON document; the largest of ours, the index of a store of 1,000 runs, has 2 MB
+MOST_LOG_BYTES = 2**20  # most bytes of a log's end, in which the reason of an end is searched
+MOST_JSON_BYTES = 2**25  # most bytes of one JSON document; our largest, the index of a store of 1,000 runs, has 2 MB
 
 
 def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follow: bool = False) -> io.BufferedReader:
     """Open a file to be read. BadInput if it is not a regular file, or larger than `most_bytes`.
 
-    `follow`: links are followed, as the user named this very path. Raises FileNotFoundError, NotADirectoryError and
+    `follow`: follow links (only for a path that the user named). Raises FileNotFoundError, NotADirectoryError and
     other OSErrors (PermissionError, EIO) as `open` does. A pipe never makes it wait.
     """
     place = pathlib.Path(path)
@@ -47,7 +47,7 @@ def open_file(path: str | os.PathLike[str], most_bytes: int | None = None, follo
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """BadInput if something other than a file, a link among them, has this name; it may be absent."""
+    """Raise BadInput if this name is a link or anything else than a file; it may be absent."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -73,7 +73,7 @@ def read_text(path: str | os.PathLike[str], most_bytes: int = MOST_JSON_BYTES, f
 
 
 def open_to_append(path: str | os.PathLike[str]) -> int:
-    """A descriptor to read and append to a file, made if absent. BadInput for a link and what is not a file."""
+    """Open a descriptor to read and append to a file, made if absent. BadInput for a link, or if it is not a file."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o666)
@@ -97,7 +97,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes | str, sync: bool = F
             if sync:
                 os.fsync(file.fileno())
         os.replace(file.name, path)
-    except OSError:  # a full disk: the old file stays
+    except OSError:  # on a full disk the old file stays
         with contextlib.suppress(OSError):
             os.unlink(file.name)
         raise
@@ -110,7 +110,7 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def read_end(path: str | os.PathLike[str], most_bytes: int = MOST_LOG_BYTES) -> str:
-    """The last `most_bytes` of a log as text, what is not UTF-8 replaced; "" if it is absent."""
+    """Read the last `most_bytes` of a log as text, with bytes that are not UTF-8 replaced; "" if it is absent."""
     try:
         with open_file(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
@@ -123,7 +123,7 @@ def create_draft(path: str | os.PathLike[str]) -> io.BufferedWriter:
     """Create the draft `.NAME.PID.tmp` beside `path`, to be renamed onto it: never written through a link."""
     place = pathlib.Path(path)
     draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):  # of an earlier process of this number
+    with contextlib.suppress(FileNotFoundError):  # left by an earlier process of this number
         draft.unlink()
     return open(draft, "xb")
 

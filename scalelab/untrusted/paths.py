@@ -1,4 +1,4 @@
-"""Names that a file, an index or a folder gives, as paths below a folder: plain, relative, and without links."""
+"""Turn names from a file, an index or a folder into paths below a folder: plain, relative, and without links."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ def check_name(name: object, source: str) -> str:
 
 
 def _obstacle(name: object) -> str:
-    """Why `name` is not a plain relative name; "" if it is one."""
+    """Explain why `name` is not a plain relative name; "" if it is one."""
     if not isinstance(name, str):
         return "which is not text"
     try:
@@ -35,7 +35,7 @@ def _obstacle(name: object) -> str:
 
 
 def path_below(folder: str | os.PathLike[str], name: object, source: str = "") -> pathlib.Path:
-    """The path of `name` in `folder`. BadInput if it is not a plain relative name, or a link stands on the way.
+    """Make the path of `name` in `folder`. BadInput if it is not a plain relative name, or a part of it is a link.
 
     `folder` is the user's own and may be a link; nothing below it may. `source`: who gives the name, for the error.
     The file need not be there.
@@ -49,7 +49,7 @@ def path_below(folder: str | os.PathLike[str], name: object, source: str = "") -
 
 
 def refuse_link(path: pathlib.Path, hint: str = "") -> None:
-    """BadInput if `path` is a link, perhaps another's and to somewhere else; `hint`: a way on, for the error."""
+    """Raise BadInput if `path` is a link, which may lead elsewhere; `hint`: a way on, for the error."""
     if path.is_symlink():
         raise BadInput(f"{describe_link(path)}{hint and f'; {hint}'}")
 

@@ -1,11 +1,11 @@
-"""Schemas of JSON: the type of each value that a file may hold, checked as it is read."""
+"""Schemas of JSON: the types of a file's values, checked as it is read."""
 
 import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-WHOLE, NUMBER, TEXT = "a whole number", "a number", "text"  # a number may be nan or inf, as a diverged run's loss
+WHOLE, NUMBER, TEXT = "a whole number", "a number", "text"  # a number may be nan or inf, such as a diverged run's loss
 FINITE, FLAG, PAIR = "a finite number", "true or false", "a list of two numbers"
 SCALAR, LIST, NUMBERS = "a number, text, true, false or null", "a list", "a number or a list of numbers"
 LARGEST_WHOLE = 2**63 - 1
@@ -13,7 +13,7 @@ TYPES_OF_KIND: dict[str, tuple[type, ...]] = {
     WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), SCALAR: (int, float, str, bool, type(None)), LIST: (list,),
     NUMBERS: (int, float, list), FINITE: (int, float), FLAG: (bool,), PAIR: (list,),
 }  # fmt: skip
-# Exact types that need no second look.
+# Exact types that need no further check.
 _SURE_TYPES = {kind: set(types) - {list} if kind != FINITE else {int} for kind, types in TYPES_OF_KIND.items()}
 # key -> kind, (kind, None), [kind] for a list of it, or a Schema; "key?" may be absent, "*" stands for every key.
 Schema = Mapping[str, Any]
@@ -60,9 +60,9 @@ def _is_kind(value: Any, kind: str) -> bool:
 
 
 def _other_keys(content: Mapping[str, Any], schema: Schema, kind: Any) -> list[str]:
-    """Keys that the schema does not name, without those of a plainly right type: lines of metrics are all of these.
+    """Find keys outside the schema whose values need a check; most values of metrics are plainly right.
 
-    A whole number is looked at again: its type does not tell whether it is within bounds.
+    A whole number is checked: its type does not say whether it is within bounds.
     """
     leaf, none = (kind[0], {type(None)}) if isinstance(kind, tuple) else (kind, set())
     right = none | _SURE_TYPES[leaf] if isinstance(leaf, str) and leaf != WHOLE else none

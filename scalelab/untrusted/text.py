@@ -1,4 +1,4 @@
-"""Text of others for a terminal or a page: no escapes, no control characters, no marks that turn its direction."""
+"""Make others' text safe for a terminal or a page: no escapes, control characters, or marks that turn its direction."""
 
 from typing import Any, TextIO
 
@@ -8,7 +8,7 @@ MOST_CHARACTERS = 300
 def printable(text: str, most: int = MOST_CHARACTERS) -> str:
     """`text` with everything that is not printable written as an escape (`\\x1b`), cut after `most` characters.
 
-    Also for names of files that are not UTF-8: Python's surrogates are not printable.
+    This covers names of files that are not UTF-8: Python's surrogates are not printable.
     """
     return escape_text(text if len(text) <= most else f"{text[: most - 3]}...")
 
@@ -33,7 +33,7 @@ def as_utf8(text: str) -> str:
 class PlainStream:
     """A standard stream whose text is escaped as it is written, but for ends of lines, tabs and `leading` characters.
 
-    What draws on a terminal with escapes of its own, rich, writes to `rich_proxied_file`, the stream itself.
+    rich, which draws with its own escapes, writes to `rich_proxied_file`, the stream itself.
     """
 
     def __init__(self, stream: TextIO, leading: str = "") -> None:

@@ -32,8 +32,9 @@ import sys, time
 start = time.process_time()
 import scalelab
 seconds = time.process_time() - start
-api, lazy = scalelab.api, scalelab.api.LAZY  # the latter load numpy, on first use
-scalelab.__version__, dir(scalelab), [getattr(api, name) for name in api.__all__ if name not in lazy]
+scalelab.__version__, dir(scalelab), dir(scalelab.api)
+for name in ("runs", "metrics", "note", "list_checkpoints", "show_config", "studies", "doctor"):
+    getattr(scalelab.api, name)  # what a page or a table is read by
 heavy = {"jax", "numpy", "flax", "optax", "orbax", "scipy", "pyarrow", "ml_collections", "matplotlib", "rich"}
 print(sorted(heavy & set(sys.modules)), seconds)
 """

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.sweep.ablate import throughput
-from tests.sweep.here import train_packs_here
+from scalelab.sweep.ablate import conduct, throughput
+from tests.sweep.here import killed_once_written, runs_copied_from, train_packs_here
 
 HEADER = "side,C,seed,loss,tokens,tokens_per_s\n"
 
@@ -171,6 +171,24 @@ def test_again_it_trains_nothing_and_says_the_same(untuned, variant, capsys):
     assert {path: path.stat().st_mtime_ns for path in untuned.glob("runs/*/metrics.jsonl")} == before
     new = json.loads(capsys.readouterr().out)
     assert new["variants"] == old["variants"]
+
+
+def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(untuned, variant, tmp_path, monkeypatch):
+    folder, written = tmp_path / "study", {}
+    monkeypatch.setattr(conduct, "measure_throughput", lambda runs: {side: [100.0, 101.0] for side in runs})
+    with runs_copied_from(untuned):
+        for name in ("ablation.json", "prediction.json", "throughput.json", "summary.json"):
+            with killed_once_written(name):
+                main(study_arguments(variant, folder, "--untuned"))
+            written[name] = (folder / name).read_bytes()
+            largest = list(folder.glob("runs/*-4e+09-*"))
+            assert bool(largest) == (name in ("throughput.json", "summary.json"))
+        assert main(study_arguments(variant, folder, "--untuned")) == 0
+    assert {name: (folder / name).read_bytes() for name in written} == written
+    one, other = (json.loads((each / "summary.json").read_text()) for each in (untuned, folder))
+    assert one["prediction"]["variants"] == other["prediction"]["variants"]
+    flops = [[rung["m"]["flops"] for rung in each["variants"][0]["rungs"]] for each in (one, other)]
+    assert flops[0] == flops[1]
 
 
 @pytest.mark.full

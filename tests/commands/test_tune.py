@@ -7,7 +7,8 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from tests.sweep.here import train_packs_here
+from scalelab.record import lock
+from tests.sweep.here import killed_once_written, runs_copied_from, train_packs_here
 
 FILE = """from scalelab.configs import tiny
 
@@ -86,6 +87,20 @@ def test_again_it_trains_nothing_and_says_the_same(tuned, capsys):
     assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")} == before
 
 
+def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tuned, tmp_path):
+    config, whole = tuned
+    folder = tmp_path / "study"
+    with runs_copied_from(whole):
+        for name in ("tuning.json", "best.py", "summary.json"):
+            with killed_once_written(name):
+                main(arguments(config, folder))
+        assert main(arguments(config, folder)) == 0
+    one, other = (json.loads((each / "summary.json").read_text()) for each in (whole, folder))
+    changed = {key for key in one if one[key] != other[key]}
+    assert changed == {"winner"} and one["winner"]["values"] == other["winner"]["values"]  # its config is elsewhere
+    assert (whole / "tuning.json").read_bytes() == (folder / "tuning.json").read_bytes()
+
+
 @pytest.mark.full
 def test_another_tuning_in_the_folder_is_refused(tuned, capsys):
     config, folder = tuned
@@ -95,6 +110,17 @@ def test_another_tuning_in_the_folder_is_refused(tuned, capsys):
     assert main(arguments(config, folder, "--config.optim.eps=1e-6")) == 2
     assert "optim.eps" in capsys.readouterr().err
     assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()) == before
+
+
+@pytest.mark.full
+def test_a_second_owner_is_refused_and_writes_nothing(tuned, capsys):
+    config, folder = tuned
+    with lock.hold_folder(folder):
+        before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+        assert main(arguments(config, folder)) == 2
+        error = capsys.readouterr().err
+        assert f"{folder} is held by" in error and "or use another --workdir" in error
+        assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
 
 
 def test_the_plan_trains_nothing(tmp_path, capsys):

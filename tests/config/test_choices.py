@@ -26,7 +26,7 @@ from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.hf.options import rope_constraints
 from scalelab.laws.fits import study
-from scalelab.parallel import ticks
+from scalelab.parallel.stages import ticks
 from scalelab.precision.policy import FP32
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step import program, state, step

@@ -18,7 +18,7 @@ from scalelab.record import records
 from scalelab.sweep.executors import choice
 from tests.quick import one_in
 from tests.report import synthetic
-from tests.sweep.here import TrainHere
+from tests.sweep.here import TrainHere, killed_once_written
 from tests.train.runs import ROOT, run_here
 
 GRID = ["--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout-flops=8e10", "--checks=lr"]
@@ -159,6 +159,39 @@ def test_a_study_predicts_before_the_held_out_run_and_never_again(tmp_path, monk
     shutil.rmtree(tmp_path / "runs" / "holdout")
     again = conduct.run_study(study, tmp_path, "", phases.PhaseClock(tmp_path))["held_out"]
     assert (tmp_path / "prediction.json").read_bytes() == written and again["predicted_at"] == held["predicted_at"]
+
+
+def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tmp_path, monkeypatch, capsys):
+    """And another grid in its folder is refused by what differs."""
+    monkeypatch.setattr(choice, "WorkerPool", ByLaw)
+    monkeypatch.setattr(isoflop, "_report", lambda folder, summary: {"failures": []})
+    data = ["--config.data.source=synthetic", "--config.data.n_tokens=20000"]
+
+    def run(folder, *options):
+        return isoflop.main(["--config=configs/quickstart.py", *GRID, *data, f"--workdir={folder}", *options])
+
+    assert run(tmp_path / "whole") == 0
+    folder, written = tmp_path / "study", {}
+    for name in ("isoflop.json", "prediction.json"):
+        with killed_once_written(name):
+            run(folder)
+        written[name] = records.read_json(folder / name)
+        assert not (folder / "runs" / "holdout").exists()
+    assert run(folder) == 0
+    assert {name: records.read_json(folder / name) for name in written} == written
+    one, other = (records.read_json(tmp_path / name / "summary.json") for name in ("whole", "study"))
+    assert all(one[key] == other[key] for key in ("frontier", "isoflop", "ladder", "lr_checks"))
+    assert one["fit"]["params"] == other["fit"]["params"] and one["held_out"]["error"] == other["held_out"]["error"]
+    capsys.readouterr()
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    assert run(folder, "--sizes=16,24,40") == 2
+    assert "holds a study with grid.5e+09=[16, 24, 32], not [16, 24, 40]" in capsys.readouterr().err
+    assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
+    shutil.rmtree(tmp_path / "whole" / "runs" / "fit-2e+10-d32")
+    (tmp_path / "whole" / "isoflop.json").unlink()  # as an earlier release left it
+    (tmp_path / "whole" / "prediction.json").unlink()
+    assert run(tmp_path / "whole") == 2
+    assert "prediction.json is gone and" in capsys.readouterr().err
 
 
 def test_a_held_out_run_that_diverged_scores_nothing():

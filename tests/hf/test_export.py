@@ -194,6 +194,7 @@ REFUSED = {
     "no positions": ("llama_tied", {"nope_every": 2}, "model.nope_every=2"),
     "qkv": ("llama_tied", {"qkv_bias": True}, r"model.qkv_bias=True \(llama: False, gpt2: False"),
     "scaled logits": ("llama_tied", {"logit_scale": "rsqrt_width"}, "model.logit_scale='rsqrt_width'"),
+    "stacks": ("llama_tied", {"block": "sequential=1,sequential=2"}, "model.block='sequential=1,.*=2' .llama: 'seq"),
     "two": ("llama_tied", {"qk_norm": True, "logit_softcap": 1.0}, "model.qk_norm=True .*; model.logit_softcap=1.0"),
 }
 

@@ -65,10 +65,20 @@ REFUSED = {
         "16 or 32",
         "context: 6",
     ),
-    "stage=4 data=2 model.n_layers=6": (
-        "model.n_layers=6 is not divisible by parallel.stage x parallel.rounds=4",
-        "4 or 8",
+    "stage=4 data=2 model.n_layers=3": (
+        "model.n_layers=3 leaves empty some of parallel.stage x parallel.rounds=4",
+        "nearest model.n_layers: 4",
         "rounds: 3",
+    ),
+    "stage=2 data=4 rounds=4 model.n_layers=5 microbatches=2": (
+        "model.n_layers=5 leaves empty some of parallel.stage x parallel.rounds=8",
+        "nearest model.n_layers: 6",
+        "rounds: 5",
+    ),
+    "stage=4 fsdp=2 model.n_layers=6 model.d_model=20": (
+        "model.d_model=20 is not divisible by parallel.stage x parallel.fsdp=8",
+        "16 or 24",
+        "fsdp: 5",
     ),
     "stage=4 data=2 model.n_layers=4 microbatches=3": (
         "global_batch / train.accumulate=8 is not divisible by parallel.data x fsdp x microbatches=6",

@@ -4,7 +4,7 @@ looked for."""
 import numpy as np
 import pytest
 
-from scalelab.parallel.ticks import make_tick_table, predicted_bubble
+from scalelab.parallel.stages.ticks import make_tick_table, predicted_bubble
 
 CASES = [("gpipe", p, m, 1) for p, m in [(2, 1), (2, 5), (4, 8), (8, 3)]]
 CASES += [("1f1b", p, m, 1) for p, m in [(2, 1), (2, 5), (4, 3), (4, 8), (8, 32)]]

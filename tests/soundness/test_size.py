@@ -27,7 +27,7 @@ def load(**model):
     return config_lib.resolve(config_lib.override(base.get_config(), values))
 
 
-@pytest.mark.parametrize("model", MODELS, ids=str)
+@pytest.mark.parametrize("model", [*MODELS, {"block": "parallel=1,sequential=2", "norm": "layernorm"}], ids=str)
 def test_parameters_are_those_of_the_declarations(model):
     config = load(**model)
     assert size.count_parameters(config.to_dict()) == count.count_parameters(config_lib.static(config).model)
@@ -35,7 +35,8 @@ def test_parameters_are_those_of_the_declarations(model):
 
 def test_what_is_not_known_is_not_counted():
     """A user's own block, a key of a later version, and a value that is not a size."""
-    for changes in ({"block": "mine:block"}, {"experts": 8}, {"d_ff": None}, {"n_layers": "two"}):
+    wrong = "parallel=1,sequential=x", "parallel=1,sequential=1", "mine:block"
+    for changes in (*({"block": text} for text in wrong), {"experts": 8}, {"d_ff": None}, {"n_layers": "two"}):
         content = load().to_dict()
         content["model"] |= changes
         assert size.count_parameters(content) is None

@@ -138,7 +138,7 @@ def test_following_ends_with_the_trials(tmp_path, capsys):
         return seen
 
     looks = []
-    follow.follow(look, every_s=0.1)
+    follow.follow_view(look, every_s=0.1)
     blocks = capsys.readouterr().out.split("\n\n")
     assert len(blocks) > 1 and blocks[0].startswith("1 trials: 1 running") and "1 done  100%" in blocks[-1]
 

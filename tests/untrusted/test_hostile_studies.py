@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from scalelab.__main__ import main
+from scalelab.errors import Stopped
 from scalelab.record import records
 from tests.untrusted.test_hostile_files import changed, paths_in
 
@@ -28,7 +29,11 @@ def config(tmp_path, monkeypatch):
 
     @contextlib.contextmanager
     def train_nothing(folder, first, take_over, display, progress):
-        yield lambda trials: ended[0]
+        def train(trials):
+            if not ended[0]:
+                raise Stopped(folder)
+
+        yield train
 
     ended = [False]
     monkeypatch.setattr("scalelab.api.work.studies.train_in_pool", train_nothing)

@@ -27,7 +27,7 @@ from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.experiments.shared import markdown_table, write_result
-from scalelab.record import jsonfiles
+from scalelab.study import write_once
 
 FIRST_WANTED, PLANTS_WANTED, HEALTHY_WANTED = 36, 40, 20
 HEALTHY_SEEDS = 2
@@ -88,14 +88,15 @@ def _kept(options: Any, name: str, judge: Any, seed: int) -> dict[str, Any]:
     """The result of one run, read if it was kept; its folder is deleted once it is judged."""
     kept = _place(options, name, seed)
     place = kept.with_name(kept.name.removesuffix(".json"))
-    if kept.exists():
-        return jsonfiles.read_json(kept)
-    print(f"{name}, seed {seed}", file=sys.stderr, flush=True)
-    shutil.rmtree(place, ignore_errors=True)
-    begin = time.process_time()
-    result = {"name": name, "seed": seed} | judge(name, seed, place)
-    result["cpu_s"] = round(time.process_time() - begin, 1)
-    jsonfiles.write_json(kept, result)
+
+    def judge_run() -> dict[str, Any]:
+        print(f"{name}, seed {seed}", file=sys.stderr, flush=True)
+        shutil.rmtree(place, ignore_errors=True)
+        begin = time.process_time()
+        result = {"name": name, "seed": seed} | judge(name, seed, place)
+        return result | {"cpu_s": round(time.process_time() - begin, 1)}
+
+    result: dict[str, Any] = write_once(kept, judge_run)
     shutil.rmtree(place, ignore_errors=True)
     return result
 

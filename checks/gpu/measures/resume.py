@@ -21,11 +21,16 @@ def train_command(settings: Settings, workdir: pathlib.Path) -> list[str]:
     model = {key: value for key, value in settings.trial.items() if key not in ("preset", "vocab_size")}
     every = max(1, settings.run_steps // 10)
     values = {f"model.{key}": value for key, value in model.items()} | {
-        "train.steps": settings.run_steps, "checkpoint.every_steps": every, "eval.every_steps": settings.run_steps,
-        "train.steps_per_dispatch": every, "train.deterministic": "true", "precision.name": "bf16",
+        "train.steps": settings.run_steps,
+        "checkpoint.every_steps": every,
+        "eval.every_steps": settings.run_steps,
+        "train.steps_per_dispatch": every,
+        "train.deterministic": "true",
+        "precision.name": "bf16",
         "data.source": "synthetic",
-        "train.global_batch": settings.trial_rows, "optim.peak_lr": 1e-3,
-    }  # fmt: skip
+        "train.global_batch": settings.trial_rows,
+        "optim.peak_lr": 1e-3,
+    }
     overrides = [f"--config.{key}={value}" for key, value in values.items()]
     return [sys.executable, "-m", "scalelab", "train", "--config=configs/tiny.py", f"--workdir={workdir}", *overrides]
 

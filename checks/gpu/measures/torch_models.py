@@ -127,11 +127,17 @@ def make_llama(model: dict[str, Any], remat: str) -> Any:
 
     shape = build_config({**model, "n_layers": model["n_layers"]}).model
     config = LlamaConfig(
-        hidden_size=shape.d_model, intermediate_size=shape.d_ff, num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads, num_key_value_heads=shape.n_kv_heads, vocab_size=shape.vocab_size,
-        max_position_embeddings=shape.seq_len, tie_word_embeddings=shape.tied_head, attn_implementation="sdpa",
+        hidden_size=shape.d_model,
+        intermediate_size=shape.d_ff,
+        num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads,
+        num_key_value_heads=shape.n_kv_heads,
+        vocab_size=shape.vocab_size,
+        max_position_embeddings=shape.seq_len,
+        tie_word_embeddings=shape.tied_head,
+        attn_implementation="sdpa",
         use_cache=False,
-    )  # fmt: skip
+    )
     llama = LlamaForCausalLM(config)
     if remat != "none":
         llama.gradient_checkpointing_enable({"use_reentrant": False})

@@ -84,11 +84,17 @@ def make_plan(model: dict[str, Any], on: Machine, remat: str, rows: int, precisi
     static = config_lib.static(planned_config(model, plan))
     held, step = step_memory(static, on), step_time(static, on)
     return plan | {
-        "fits": held.fits, "memory_bytes": held.total, "capacity_bytes": held.capacity,
-        "step_s": step.total_s, "tokens_per_s": step.tokens_per_s, "mfu": step.mfu,
-        "mfu_range": [step.mfu_low, step.mfu_high], "by_part": {"compute_s": step.compute_s, "memory_s": step.hbm_s},
-        "flops_per_token": step.flops_per_token, "peak_flops": step.peak_flops,
-    }  # fmt: skip
+        "fits": held.fits,
+        "memory_bytes": held.total,
+        "capacity_bytes": held.capacity,
+        "step_s": step.total_s,
+        "tokens_per_s": step.tokens_per_s,
+        "mfu": step.mfu,
+        "mfu_range": [step.mfu_low, step.mfu_high],
+        "by_part": {"compute_s": step.compute_s, "memory_s": step.hbm_s},
+        "flops_per_token": step.flops_per_token,
+        "peak_flops": step.peak_flops,
+    }
 
 
 def _plan(context: Context, model: str, precision: str, policies: tuple[str, ...]) -> Plan:

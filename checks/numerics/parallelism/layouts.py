@@ -1,7 +1,7 @@
 """The layouts that are compared with one device, and the models: two variants for each layout, and models of options.
 
 Each layout comes with two variants of the model that differ in everything (heads, head, remat, accumulation,
-positions), so that the list covers all pairs of levels.
+positions), so that the list covers all pairs of levels; with stages also with one more layer than these divide.
 """
 
 from typing import Any
@@ -47,6 +47,7 @@ MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
 FOUR_LAYERS = {"model.n_layers": 4}
 MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "parallel block": {"model.block": "parallel"},
+    "stacks": {"model.block": "parallel=1,sequential=3", "model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
     "norms after": {"model.norm_place": "after", "model.qk_norm": True},
     "window": {"model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
     "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **FOUR_LAYERS},
@@ -72,3 +73,9 @@ def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
     first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
     return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
+
+
+def uneven_variants(index: int, layout: Layout) -> list[dict[str, Any]]:
+    """For a layout with stages the second variant with layers that these don't divide: one more than chunks."""
+    chunks = layout.stage * layout.rounds
+    return [model_variants(index)[1] | {"model.n_layers": chunks + 1}] if layout.stage > 1 else []

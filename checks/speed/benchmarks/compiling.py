@@ -15,6 +15,8 @@ import sys
 import time
 from typing import Any
 
+from scalelab import config as config_lib
+
 LAYOUTS: dict[str, dict[str, Any]] = {"one": {}, "mesh": {"fsdp": 4, "tensor": 2}}
 STEPS_A_DISPATCH = 4
 
@@ -37,7 +39,6 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from checks.speed.benchmarks.steps import bare, ours
-    from scalelab import config as config_lib
     from scalelab.parallel import mesh as mesh_lib
     from scalelab.sharding import BATCH_AXES
     from scalelab.train.step import state

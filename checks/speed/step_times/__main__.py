@@ -92,11 +92,17 @@ def table_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The cells of the table for people."""
     return [
         (
-            r["name"], f"{r['devices']:,} {r['chip']}", f"{r['published_s']:.2f}", f"{r['predicted_s']:.2f}",
-            f"{r['low_s']:.2f} to {r['high_s']:.2f}", f"{r['error']:+.0%}", f"{r['mfu']:.1%}", r["kind"],
+            r["name"],
+            f"{r['devices']:,} {r['chip']}",
+            f"{r['published_s']:.2f}",
+            f"{r['predicted_s']:.2f}",
+            f"{r['low_s']:.2f} to {r['high_s']:.2f}",
+            f"{r['error']:+.0%}",
+            f"{r['mfu']:.1%}",
+            r["kind"],
         )
         for r in rows
-    ]  # fmt: skip
+    ]
 
 
 def chip_cells(chips: list[dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -30,21 +30,17 @@ MCCANDLISH = "McCandlish et al. 2018"
 SEEDS, QUICK_SEEDS, NOISE_SEEDS = 3, 2, 2
 
 
-def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
-    """All three settings; None if a signal stopped it."""
+def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
+    """The result of the study: all three settings."""
     regression = outcome.measure_once(folder, "regression", {}, quadratic.measure_regression)
     toy = outcome.measure_once(folder, "quadratic", {"batches": quadratic.BATCHES}, measure_quadratic)
     seeds, races = QUICK_SEEDS if quick else SEEDS, []
     for batch in transformer.QUICK_BATCHES if quick else transformer.BATCHES:
-        one = transformer.race(folder, batch, seeds, quick)
-        if one is None:
-            return None
-        races.append(one)
+        races.append(transformer.race(folder, batch, seeds, quick))
     noise = {}
     for name, run in (("early", transformer.EARLY), ("long", transformer.LONG)):
         place, n = folder / f"noise_{name}", 1 if quick else NOISE_SEEDS
-        if not train_trials(place, transformer.noise_trials(run, n)):
-            return None
+        train_trials(place, transformer.noise_trials(run, n))
         compute = functools.partial(transformer.measure_along, place, run, n)
         settings = {**run, "seeds": n, "sequences": transformer.NOISE_SEQUENCES}
         noise[name] = outcome.measure_once(folder, f"noise {name}", settings, compute)
@@ -100,15 +96,27 @@ def list_checks(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     compare, regression, toy = outcome.compare_with, result["regression"], result["quadratic"]
     truth, bias, share = quadratic.true_noise_scale(), regression["expected_bias"], quadratic.TARGET_SHARE
     simulated = [
-        compare(share, "closed form", f"quadratic, batch {batch}: loss of {RUNS} runs / start", loss,
-                0.9 * share, 1.1 * share)
+        compare(
+            share,
+            "closed form",
+            f"quadratic, batch {batch}: loss of {RUNS} runs / start",
+            loss,
+            0.9 * share,
+            1.1 * share,
+        )
         for batch, (loss, _) in toy["simulated"].items()
-    ]  # fmt: skip
+    ]
     slopes = [
-        compare(law, f"1/(1 + B_crit/B) ({MCCANDLISH})", f"quadratic: slope of the best rate, batches {name}", slope,
-                law - 0.1, law + 0.1)
+        compare(
+            law,
+            f"1/(1 + B_crit/B) ({MCCANDLISH})",
+            f"quadratic: slope of the best rate, batches {name}",
+            slope,
+            law - 0.1,
+            law + 0.1,
+        )
         for (slope, law), name in zip(toy["slopes"].values(), ("1 to 8", "from 512"), strict=True)
-    ]  # fmt: skip
+    ]
     ratio = result["fit"]["critical"] / result["scales"]["simple"][0]
     long = [row["simple"]["scale"] for row in result["noise"]["long"]]
     saved = len(transformer.LONG["saved"])

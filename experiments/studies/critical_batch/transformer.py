@@ -50,14 +50,13 @@ def choose_rates(batch: int, quick: bool) -> np.ndarray:
     return RATES[first : first + (QUICK_RATES if quick else N_RATES)]
 
 
-def race(folder: pathlib.Path, batch: int, seeds: int, quick: bool) -> dict[str, Any] | None:
-    """Steps to the target at each rate and seed of a batch, and the best; None if a signal stopped it."""
+def race(folder: pathlib.Path, batch: int, seeds: int, quick: bool) -> dict[str, Any]:
+    """Steps to the target at each rate and seed of a batch, and the best."""
     steps, rates = BATCHES[batch][0], choose_rates(batch, quick)
     trials = {f"lr{rate:g}-seed{s}": make_config(batch, rate, s, steps) for rate in rates for s in range(seeds)}
     place = folder / f"batch{batch}"
     print_status(f"batch {batch}: {len(trials)} runs of {steps} steps")
-    if not train_trials(place, trials):
-        return None
+    train_trials(place, trials)
     taken = [find_crossing(*read_losses(place / "runs" / name), TARGET) for name in trials]
     return {"batch": batch, "rates": rates.tolist()} | describe_race(rates, np.reshape(taken, (len(rates), seeds)))
 

@@ -148,11 +148,16 @@ def plot_stages(result: Mapping[str, Any]) -> Figure:
 def describe(result: Mapping[str, Any]) -> list[str]:
     """The lines of the page below the checks."""
     cells = [
-        [row["layout"], f"{row['loss_rel_diff']:.1e}", f"{row['grad_rel_diff']:.1e}",
-         f"{result['apart'][row['layout']]:.1e}", f"{row['argument_bytes'] / 1024:.0f}",
-         f"{sum(row['collective_bytes'].values()) / 1024:.0f}"]
+        [
+            row["layout"],
+            f"{row['loss_rel_diff']:.1e}",
+            f"{row['grad_rel_diff']:.1e}",
+            f"{result['apart'][row['layout']]:.1e}",
+            f"{row['argument_bytes'] / 1024:.0f}",
+            f"{sum(row['collective_bytes'].values()) / 1024:.0f}",
+        ]
         for row in result["stages"]
-    ]  # fmt: skip
+    ]
     columns = ("stage", "loss, relative", "gradients, relative", f"losses of {result['steps']} steps, nats",
                "KiB held a device", "KiB moved a step")  # fmt: skip
     return [f"{result['stages'][0]['parameters']:,} parameters. Moved: results of the compiled step's collectives, as "

@@ -65,14 +65,12 @@ def _config(steps: int, seed: int, more: Mapping[str, Any]) -> ConfigDict:
     return config_lib.resolve(config_lib.override(tiny.get_config(), values | dict(more)))
 
 
-def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
+def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
     """The result of the study."""
     steps, seeds = (QUICK_STEPS, QUICK_SEEDS) if quick else (STEPS, SEEDS)
     runs = make_runs(steps, seeds)
-    if not train_trials(folder / "scratch", runs):
-        return None
-    if not train_trials(folder / "branches", make_branches(folder / "scratch", steps, seeds)):
-        return None
+    train_trials(folder / "scratch", runs)
+    train_trials(folder / "branches", make_branches(folder / "scratch", steps, seeds))
     config = runs["seed0"]
     tokens = paths.validation_tokens(load_run_dataset(config), config.model.seq_len)
     scratch = [folder / "scratch" / "runs" / name for name in runs]

@@ -37,21 +37,20 @@ LIMITS = (
 )
 
 
-def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
-    """Both arms and the drops; None if a signal stopped it."""
+def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
+    """The result of the study: both arms and the drops."""
     seeds, lrs = (QUICK_SEEDS, drop.LRS[1:]) if quick else (SEEDS, drop.LRS)
     budgets, tokens = grid.list_cells(WIDTHS, grid.DOUBLINGS[: 2 if quick else None])
     cells = sorted({*budgets, *tokens})
     arms = {"own": folder / "independent", "branch": folder / "branches"}
     trunks, drop_trunks = grid.make_trunks(cells, seeds), drop.make_trunks(lrs, seeds)
-    if not train_packs(folder / "trunks", trunks) or not train_packs(folder / "drop_trunks", drop_trunks):
-        return None
+    train_packs(folder / "trunks", trunks)
+    train_packs(folder / "drop_trunks", drop_trunks)
     branches = grid.make_branches(cells, trunks, find_runs(folder / "trunks"))
     drops = drop.make_branches(drop_trunks, find_runs(folder / "drop_trunks"), drop.FINAL_SHARES)
-    if not train_packs(arms["branch"], branches) or not train_packs(folder / "drops", drops):
-        return None
-    if not train_packs(arms["own"], grid.make_independent(cells, seeds)):
-        return None
+    train_packs(arms["branch"], branches)
+    train_packs(folder / "drops", drops)
+    train_packs(arms["own"], grid.make_independent(cells, seeds))
     losses = {arm: grid.read_losses(place, cells, seeds) for arm, place in arms.items()}
     spent = {arm: compare.trained_flops(place) for arm, place in (*arms.items(), ("trunk", folder / "trunks"))}
     rows = drop.read_drops(folder, lrs, drop.FINAL_SHARES, seeds)
@@ -123,8 +122,14 @@ def describe(result: Mapping[str, Any]) -> list[str]:
         (width, *(_with_error(result["slopes"][arm][width]) for arm in ("own", "branch")))
         for width in result["slopes"]["own"]
     ]
-    drops = [(f"{row['lr']:g}", f"{row['fall']:.5f}", f"{np.mean(row['drops']):.4f} ± "
-              f"{np.std(row['drops'], ddof=1) / len(row['drops']) ** 0.5:.4f}") for row in result["drops"]]  # fmt: skip
+    drops = [
+        (
+            f"{row['lr']:g}",
+            f"{row['fall']:.5f}",
+            f"{np.mean(row['drops']):.4f} ± {np.std(row['drops'], ddof=1) / len(row['drops']) ** 0.5:.4f}",
+        )
+        for row in result["drops"]
+    ]
     return [
         f"Final validation losses (nats), means of {result['seeds']} seeds; differences by seed, ± standard error:", "",
         *markdown_table(("width", "steps", "FLOPs", "one trunk", "independent", "difference"), cells), "",

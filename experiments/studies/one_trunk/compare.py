@@ -29,11 +29,16 @@ def mean_and_error(values: Sequence[float]) -> dict[str, float]:
 def list_differences(branches: Losses, own: Losses) -> list[dict[str, Any]]:
     """A row for each cell: mean losses of both arms, and the difference by seed."""
     return [
-        {"width": cell[0], "steps": cell[1], "flops": grid.count_flops(cell),
-         "branch": float(np.mean(branches[cell])), "own": float(np.mean(own[cell])),
-         **mean_and_error(np.subtract(branches[cell], own[cell]).tolist())}
+        {
+            "width": cell[0],
+            "steps": cell[1],
+            "flops": grid.count_flops(cell),
+            "branch": float(np.mean(branches[cell])),
+            "own": float(np.mean(own[cell])),
+            **mean_and_error(np.subtract(branches[cell], own[cell]).tolist()),
+        }
         for cell in branches
-    ]  # fmt: skip
+    ]
 
 
 def mean_over_cells(branches: Losses, own: Losses) -> dict[str, float]:

@@ -62,12 +62,16 @@ def read_drops(
     places = {name: place for part in ("drop_trunks", "drops") for name, place in find_runs(folder / part).items()}
     loss = {name: records.read_record(place)["val_loss"] for name, place in places.items()}
     return [
-        {"lr": lr, "fall": lr * (1 - share), "drops": [
-            loss[f"trunk-lr{lr:g}-seed{seed}"] - loss[f"to{share:.2f}-lr{lr:g}-seed{seed}"] for seed in seeds
-        ]}
+        {
+            "lr": lr,
+            "fall": lr * (1 - share),
+            "drops": [
+                loss[f"trunk-lr{lr:g}-seed{seed}"] - loss[f"to{share:.2f}-lr{lr:g}-seed{seed}"] for seed in seeds
+            ],
+        }
         for lr in lrs
         for share in shares
-    ]  # fmt: skip
+    ]
 
 
 def fit_exponents(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

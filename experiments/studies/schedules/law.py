@@ -20,12 +20,18 @@ def score_law(curves: Mapping[str, Curve]) -> dict[str, Any]:
         prediction = fitted.predict(curve)
         measured = prediction.measured
         assert measured is not None
-        rows.append({
-            "arm": arm, "fitted": arm in FITTED, "error": relative_error(prediction.loss, measured),
-            "baseline": relative_error(prediction.baseline, measured),
-            "end": float(prediction.loss[-1] / measured[-1] - 1),
-            "steps": prediction.steps.tolist(), "loss": prediction.loss.tolist(), "measured": measured.tolist(),
-        })  # fmt: skip
+        rows.append(
+            {
+                "arm": arm,
+                "fitted": arm in FITTED,
+                "error": relative_error(prediction.loss, measured),
+                "baseline": relative_error(prediction.baseline, measured),
+                "end": float(prediction.loss[-1] / measured[-1] - 1),
+                "steps": prediction.steps.tolist(),
+                "loss": prediction.loss.tolist(),
+                "measured": measured.tolist(),
+            }
+        )
     return {"params": fitted.best.params, "rows": rows}
 
 

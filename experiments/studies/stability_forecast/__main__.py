@@ -34,24 +34,19 @@ SHOWN_LR = 1.6e-2  # where growth with width is compared: the middle of the rate
 PAPER = "Wortsman et al. 2023"
 
 
-def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
-    """The ladder, its prediction, and the wider runs that score it; None if a signal stopped it."""
+def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
+    """The result of the study: the ladder, its prediction, and the wider runs that score it."""
     widths, seeds = (QUICK_WIDTHS, QUICK_SEEDS) if quick else (WIDTHS, SEEDS)
     rows: list[dict[str, Any]] = []
     for width in widths:
         for arms in ((ladder.PLAIN, ladder.Z_LOSS), (ladder.QK_NORM,)):  # each pair of arms is one program
-            one = _train(folder / f"d{width}-{arms[-1]}", width, seeds, arms)
-            if one is None:
-                return None
-            rows += one
+            rows += _train(folder / f"d{width}-{arms[-1]}", width, seeds, arms)
     wider, settings = 2 * widths[-1], {"widths": widths, "seeds": seeds, "steps": STEPS, "lrs": ladder.LRS}
-    prediction = outcome.measure_once(
-        folder, "prediction", settings, lambda: {"time": time.time(), "rates": ladder.predict(rows, wider)}
-    )
-    held_out = _train(folder / f"d{wider}-{ladder.PLAIN}", wider, seeds, (ladder.PLAIN,))
-    if held_out is None:
-        return None
-    begun = records.read_events(folder / f"d{wider}-{ladder.PLAIN}" / "runs" / _any_run(seeds))[0]["time"]
+    predict = lambda: {"time": time.time(), "rates": ladder.predict(rows, wider)}  # noqa: E731
+    check = folder / f"d{wider}-{ladder.PLAIN}"
+    prediction = outcome.measure_once(folder, "prediction", settings, predict, before=[check])
+    held_out = _train(check, wider, seeds, (ladder.PLAIN,))
+    begun = records.read_events(check / "runs" / _any_run(seeds))[0]["time"]
     scored = ladder.score(prediction["rates"], held_out)
     sensitivity = list_sensitivities(rows, widths, seeds)
     return {
@@ -67,10 +62,11 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _train(folder: pathlib.Path, width: int, seeds: Sequence[int], arms: Sequence[str]) -> list[dict[str, Any]] | None:
+def _train(folder: pathlib.Path, width: int, seeds: Sequence[int], arms: Sequence[str]) -> list[dict[str, Any]]:
     trials = ladder.make_trials(width, STEPS, seeds, arms)
     print_status(f"width {width}, {' and '.join(arms)}: {len(trials)} runs of {STEPS} steps in one program")
-    return ladder.read_rows(folder, width, seeds, arms) if train_trials(folder, trials) else None
+    train_trials(folder, trials)
+    return ladder.read_rows(folder, width, seeds, arms)
 
 
 def _any_run(seeds: Sequence[int]) -> str:
@@ -130,11 +126,16 @@ def describe_finding(
 def describe(result: Mapping[str, Any]) -> list[str]:
     """The forecast, and the table of all arms and widths."""
     forecast = [
-        [f"{one['lr']:g}", f"{one['value']:.4g}", f"{one['low']:.4g} to {one['high']:.4g}",
-         f"{one['line']['value']:.4g} ({one['line']['low']:.4g} to {one['line']['high']:.4g})",
-         ", ".join(f"{value:.4g}" for value in one["measured"]), f"{one['inside']} and {one['inside_line']}"]
+        [
+            f"{one['lr']:g}",
+            f"{one['value']:.4g}",
+            f"{one['low']:.4g} to {one['high']:.4g}",
+            f"{one['line']['value']:.4g} ({one['line']['low']:.4g} to {one['line']['high']:.4g})",
+            ", ".join(f"{value:.4g}" for value in one["measured"]),
+            f"{one['inside']} and {one['inside_line']}",
+        ]
         for one in result["scored"]
-    ]  # fmt: skip
+    ]
     columns = ("rate", "forecast", "90 % interval", "by a line", "measured, by seed", "inside, by quadratic and line")
     return [
         f"Largest attention logit at width {result['wider']}, forecast {result['lead_s']:.0f} s before its runs began:",

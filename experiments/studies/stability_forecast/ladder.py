@@ -64,12 +64,17 @@ def read_rows(folder: pathlib.Path, width: int, seeds: Sequence[int], arms: Sequ
                 run, lines = listing.read_run(place), records.read_layers(place)
                 lines = [line for line in lines if line["step"] % LAYERS_EVERY == 0]
                 log_z = [line["logits/log_z"] for line in lines]
-                rows.append({
-                    "arm": arm, "width": width, "lr": lr, "seed": seed,
-                    "loss": run["val_loss"] if run["status"] == "done" else None,
-                    "attention": max(max(line["attention_logit_max"]) for line in lines),
-                    "log_z": max(log_z, key=lambda value: abs(value - log_z[0])),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "arm": arm,
+                        "width": width,
+                        "lr": lr,
+                        "seed": seed,
+                        "loss": run["val_loss"] if run["status"] == "done" else None,
+                        "attention": max(max(line["attention_logit_max"]) for line in lines),
+                        "log_z": max(log_z, key=lambda value: abs(value - log_z[0])),
+                    }
+                )
     return rows
 
 

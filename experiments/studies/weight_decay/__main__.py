@@ -29,8 +29,8 @@ WIDEST = 1 / 3  # of a shift: decays two octaves apart place a minimum to half a
 WANG = "1/(rate x decay) decides (Wang & Aitchison 2024)"
 
 
-def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
-    """The maps of all arms, and the embedding with and without decay; None if a signal stopped it."""
+def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any]:
+    """The result of the study: the maps of all arms, and the embedding with and without decay."""
     steps, lrs, seeds = (
         (maps.QUICK_STEPS, maps.QUICK_LRS, maps.QUICK_SEEDS) if quick else (maps.STEPS, maps.LRS, maps.SEEDS)
     )
@@ -39,15 +39,13 @@ def measure(folder: pathlib.Path, quick: bool) -> dict[str, Any] | None:
         trials = maps.make_trials(arm, steps, lrs, seeds)
         place = folder / f"map{number}"
         print_status(f"{arm}: {len(trials)} runs of {steps} steps in one program")
-        if not train_trials(place, trials):
-            return None
+        train_trials(place, trials)
         losses = maps.read_losses(place, [*trials]).reshape(len(lrs), -1, len(seeds))
         described.append(maps.describe_map(arm, lrs, losses))
     trials, embeddings = maps.embedding_trials(steps, seeds), {}
     for side in ("on", "off"):  # one at a time: a single program runs in this process, whose seconds are counted
         one = {name: trial for name, trial in trials.items() if name.startswith(f"{side}-")}
-        if not train_trials(folder / f"embedding_{side}", one):
-            return None
+        train_trials(folder / f"embedding_{side}", one)
     embeddings = maps.read_embeddings(folder, seeds, trials)
     return {
         "steps": steps, "seeds": [*seeds], "maps": described, "embedding": embeddings,
@@ -64,11 +62,17 @@ def list_checks(described: Sequence[Mapping[str, Any]], embeddings: Mapping[str,
     """Shifts beside the theory of the time scale, coupled beside decoupled, and a row that only decays."""
     by_arm = {one["arm"]: one for one in described}
     rows = [
-        outcome.compare_with(-1, WANG, f"{arm}: shift of the best decay, octaves per octave of rate",
-                             by_arm[arm]["shift"], -1 - WIDEST, -1 + WIDEST)
+        outcome.compare_with(
+            -1,
+            WANG,
+            f"{arm}: shift of the best decay, octaves per octave of rate",
+            by_arm[arm]["shift"],
+            -1 - WIDEST,
+            -1 + WIDEST,
+        )
         for arm in (maps.INVARIANT, maps.ADAMW)
         if by_arm[arm]["shift"] is not None
-    ]  # fmt: skip
+    ]
     gap = min(by_arm[maps.ADAM]["lowest"]) - min(by_arm[maps.ADAMW]["lowest"])
     closed = embeddings["closed_form"]
     return [
@@ -139,10 +143,16 @@ def _best_cells(lr: float, best: float, inside: bool, steps: int, scales: int) -
 
 def _embedding_lines(embedding: Mapping[str, Any]) -> list[str]:
     rows = [
-        [side, f"{one['norms'][0]:.2f}", f"{max(one['norms']):.2f}", f"{one['norms'][-1]:.2f}",
-         ", ".join(f"{score:.3g}" for score in one["spike_scores"]), ", ".join(f"{x:.3f}" for x in one["losses"])]
+        [
+            side,
+            f"{one['norms'][0]:.2f}",
+            f"{max(one['norms']):.2f}",
+            f"{one['norms'][-1]:.2f}",
+            ", ".join(f"{score:.3g}" for score in one["spike_scores"]),
+            ", ".join(f"{x:.3f}" for x in one["losses"]),
+        ]
         for side, one in embedding["sides"].items()
-    ]  # fmt: skip
+    ]
     columns = ("embedding decays", "norm at step 20", "largest", "last", "SpikeScore by seed", "loss by seed")
     what = f"AdamW at a rate of {maps.EMBEDDING_LR:g} and a decay of {maps.EMBEDDING_DECAY:g}:"
     return [what, "", *markdown_table(columns, rows)]

@@ -1,5 +1,5 @@
-"""Laws from Python: `fits` (a law), `after` (what follows from it), and what is fitted otherwise.
+"""Laws from Python: `fits` (fit a law), `after` (use a fit), and four other kinds of fits.
 
-That is `approaches` (without a law of N and D), `settings` (best settings), `ladder` (accuracy), `curves` (within a
-run), and `sides` (a table of others' runs, judged).
+These are `approaches` (without a law of N and D), `settings` (best settings), `ladder` (accuracy) and `curves` (within
+a run). `sides` judges a table of others' runs.
 """

@@ -1,52 +1,38 @@
-"""What follows from a fit: predictions, a tournament of laws, the next runs, figures."""
+"""Use a fit: predictions, a tournament of laws, the next runs, figures."""
 
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from scalelab.api.arguments import (
-    ANYTHING,
-    FOLDER,
-    FUNCTION,
-    NAMES,
-    NUMBER,
-    PATH,
-    POSITIVE,
-    TEXT,
-    VALUES,
-    Path,
-    check_arguments,
-    check_value,
-    instance,
-    optional,
-    several,
-    whole,
-)
+from scalelab.api.arguments import FOLDER, NUMBER, POSITIVE, Path, check_arguments, check_value, instance
+from scalelab.api.defaults import GRID_OPTION, HOLDOUT_DIVISOR
+from scalelab.api.laws.approaches import ApproachFit
+from scalelab.api.laws.curves import CurveStudy
+from scalelab.api.laws.fit_rows import numeric_columns, read_sources
 from scalelab.api.laws.fits import Counted, list_budgets
+from scalelab.api.laws.settings import ReadSettings
 from scalelab.errors import BadInput
-
-if TYPE_CHECKING:
-    from scalelab.laws.fits.fitted import Fitted
-    from scalelab.laws.next_runs import NextRuns, ProposedRun
-    from scalelab.laws.trust.tournament import TournamentEntry
-    from scalelab.laws.trust.uncertainty import Prediction
-
-HOLDOUT_DIVISOR = 5  # a tournament holds out a fifth of the rows, where it is not told how many
-GRID_OPTION = "--grid-columns"
+from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.law.names import LAWS
+from scalelab.laws.next_runs import NextRuns, ProposedRun
+from scalelab.laws.next_runs import propose_runs as propose
+from scalelab.laws.read.columns import split_conversion
+from scalelab.laws.read.readers import column_names
+from scalelab.laws.trust.holdout import SCORE_RESAMPLES
+from scalelab.laws.trust.tournament import TournamentEntry, run_tournament
+from scalelab.laws.trust.uncertainty import Prediction, predict_run
+from scalelab.laws.use.isoflop import IsoFlop
+from scalelab.sweep.trials import load_trials
 
 
 def _check_fitted(fitted: object) -> None:
-    from scalelab.laws.fits.fitted import Fitted
-
     check_value("fitted", fitted, instance("a fit, as `scalelab.api.fit` returns it", Fitted))
 
 
-@check_arguments(fitted=ANYTHING, target_flops=several(NUMBER))
-def predict(fitted: "Fitted", target_flops: float | Sequence[float]) -> "dict[float, Prediction]":
-    """What a run of each budget reaches, by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
-    from scalelab.laws.trust.uncertainty import predict_run
-
+@check_arguments()
+def predict(fitted: Fitted, target_flops: float | Sequence[float]) -> dict[float, Prediction]:
+    """Predict the loss of a run at each budget by a law of C alone, with intervals (`scalelab fit --target-flops`)."""
     _check_fitted(fitted)
     if fitted.bootstrap is None or fitted.law.columns != ("C",):
         raise BadInput("predict is for a law of C alone, fitted with resamples; others have `fitted.decisions`")
@@ -56,20 +42,18 @@ def predict(fitted: "Fitted", target_flops: float | Sequence[float]) -> "dict[fl
     }
 
 
-@check_arguments(
-    fitted=ANYTHING, holdout=whole(0), objective=TEXT, delta=optional(NUMBER), bootstrap=whole(0),
-    n_convention=optional(TEXT), progress=optional(FUNCTION),
-)  # fmt: skip
+@check_arguments()
 def tournament(
-    fitted: "Fitted", holdout: int = 0, *, objective: str = "huber_log", delta: float | None = None,
-    bootstrap: int = 1000, n_convention: str | None = None, progress: Counted | None = None,
-) -> "tuple[TournamentEntry, ...]":  # fmt: skip
+    fitted: Fitted,
+    holdout: int = 0,
+    *,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = 1000,
+    n_convention: str | None = None,
+    progress: Counted | None = None,
+) -> tuple[TournamentEntry, ...]:
     """Let every law that has its columns predict the `holdout` largest rows of a fit (`scalelab fit --tournament`)."""
-    from scalelab.api.laws.fit_rows import numeric_columns
-    from scalelab.laws.law.names import LAWS
-    from scalelab.laws.trust.holdout import SCORE_RESAMPLES
-    from scalelab.laws.trust.tournament import run_tournament
-
     _check_fitted(fitted)
     table = numeric_columns(fitted.kept, n_convention or "total")
     columns = set(table) | ({"C", "M"} if {"N", "D"} <= set(table) else set())
@@ -82,20 +66,17 @@ def tournament(
 
 
 class Proposed(NamedTuple):
-    """The runs of a grid that narrow a fit most, their names, config files that were written, notes on the reading."""
+    """The runs of a grid that narrow a fit most: names, the config files written, notes on the reading."""
 
-    plan: "NextRuns"
+    plan: NextRuns
     names: list[str]
     files: list[pathlib.Path]
     notes: tuple[str, ...]
 
 
-@check_arguments(
-    fitted=ANYTHING, next_runs=NUMBER, grid=PATH, budget_flops=POSITIVE, determine=TEXT, target_values=VALUES,
-    n_convention=optional(TEXT), columns=NAMES, grid_columns=NAMES, configs_out=FOLDER,
-)  # fmt: skip
+@check_arguments(next_runs=NUMBER, budget_flops=POSITIVE, configs_out=FOLDER)
 def propose_runs(
-    fitted: "Fitted", next_runs: int, grid: Path, budget_flops: float, *, determine: str = "N",
+    fitted: Fitted, next_runs: int, grid: Path, budget_flops: float, *, determine: str = "N",
     target_values: Mapping[str, float] | None = None, n_convention: str | None = None,
     columns: Mapping[str, str] | None = None, grid_columns: Mapping[str, str] | None = None,
     configs_out: Path = "next",
@@ -105,9 +86,7 @@ def propose_runs(
     `grid`: a config with sweep(h), whose proposed runs are written to `configs_out`, or a table of candidates, with
     `grid_columns`; `determine`: N, loss or a parameter.
     """
-    from scalelab.laws.next_runs import propose_runs as propose
     from scalelab.sweep.forks import candidate_columns, write_forks
-    from scalelab.sweep.trials import load_trials
 
     _check_fitted(fitted)
     file, convention = os.fspath(grid), n_convention or "total"
@@ -128,21 +107,17 @@ def propose_runs(
     return Proposed(plan, chosen, files, notes)
 
 
-def _title(run: "ProposedRun") -> str:
+def _title(run: ProposedRun) -> str:
     return f"Proposed by a fit: N = {run.columns['N']:.4g}, D = {run.columns['D']:.4g} tokens, {run.flops:.3g} FLOPs."
 
 
 def _read_grid(
-    fitted: "Fitted", grid: str, columns: Mapping[str, str], grid_columns: Mapping[str, str], n_convention: str | None
+    fitted: Fitted, grid: str, columns: Mapping[str, str], grid_columns: Mapping[str, str], n_convention: str | None
 ) -> tuple[list[str], Any, tuple[str, ...]]:
     """Read a table of candidates: (names, columns [G] with N, D and the law's other fields, notes on the reading).
 
-    Its columns are those of `grid_columns`, then those of `columns` that it has, then those of usual names.
+    Columns are named by `grid_columns`, else by `columns` if the table has them, else by the usual names.
     """
-    from scalelab.api.laws.fit_rows import numeric_columns, read_sources
-    from scalelab.laws.read.columns import split_conversion
-    from scalelab.laws.read.readers import column_names
-
     header = column_names(grid)
     named = {field: name for field, name in columns.items() if split_conversion(name, header)[0] in header}
     named.pop(fitted.law.target, None)
@@ -151,15 +126,9 @@ def _read_grid(
     return [row["name"] for row in table.rows], numeric_columns(table.rows, n_convention or "total"), table.notes
 
 
-@check_arguments(result=ANYTHING, figures=FOLDER, target_values=VALUES)
+@check_arguments(figures=FOLDER)
 def draw_fit(result: object, figures: Path, target_values: Mapping[str, float] | None = None) -> list[str]:
     """Draw a `fit`, `read_best_settings`, `fit_approach` (2) or `predict_curves` into a folder (`fit --figures`)."""
-    from scalelab.api.laws.approaches import ApproachFit
-    from scalelab.api.laws.curves import CurveStudy
-    from scalelab.api.laws.settings import ReadSettings
-    from scalelab.laws.fits.fitted import Fitted
-    from scalelab.laws.use.isoflop import IsoFlop
-
     folder = pathlib.Path(figures)
     if isinstance(result, Fitted):
         from scalelab.report.figures.fitplots import write_fit_figures

@@ -7,18 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalelab.api.arguments import (
-    ANYTHING,
-    FLAG,
-    NUMBER,
-    TEXT,
-    check_arguments,
-    check_value,
-    instance,
-    optional,
-    several,
-    whole,
-)
+from scalelab.api.arguments import check_arguments, check_value, instance, whole
 from scalelab.api.laws.fit_rows import numeric_columns
 from scalelab.errors import BadInput
 from scalelab.laws.design import design
@@ -36,7 +25,7 @@ from scalelab.record.records import read_metrics
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ApproachFit:
-    """How the best N grows with C, from how many rows and checkpoints; what was left out, what is doubtful.
+    """The growth of the best N with C, the numbers of rows and checkpoints, what was left out, what is doubtful.
 
     `columns`: C, N and loss of the rows; `allocations`: C, N and D of each budget, where C = k N D.
     """
@@ -52,17 +41,13 @@ class ApproachFit:
     findings: list[design.Finding]
 
 
-@check_arguments(
-    table=ANYTHING, approach=whole(1), n_convention=optional(TEXT), drop_top_loss=whole(0),
-    target_flops=several(NUMBER), method=optional(TEXT), cluster=optional(TEXT), seed_noise=FLAG, bootstrap=whole(0),
-    seed=whole(0), level=optional(NUMBER),
-)  # fmt: skip
+@check_arguments(approach=whole(1))
 def fit_approach(
     table: Table, approach: Literal[1, 2], *, n_convention: str | None = None, drop_top_loss: int = 0,
     target_flops: float | Sequence[float] = (), method: str | None = None, cluster: str | None = None,
     seed_noise: bool = False, bootstrap: int = 1000, seed: int = 0, level: float | None = None,
 ) -> ApproachFit:  # fmt: skip
-    """The best run at each C (1), or IsoFLOP profiles (2), of what `read_table` read (`scalelab fit --approach`).
+    """Fit the best run at each C (1), or IsoFLOP profiles (2), to a table of `read_table` (`scalelab fit --approach`).
 
     `method`: hull or envelope (1), akima or parabola (2); `cluster`: the column that names runs, for 1; `seed_noise`:
     weigh the budgets of 2 by the noise of seeds. BadInput if no row can be used.
@@ -93,7 +78,7 @@ def fit_approach(
 
 
 class NoRows(BadInput):
-    """The refusal of a table none of whose rows can be used, with what was `excluded`."""
+    """The refusal of a table without a usable row; `excluded` says why rows were left out."""
 
     def __init__(self, n_rows: int, excluded: Sequence[Mapping[str, str]]) -> None:
         reasons = "; ".join(dict.fromkeys(entry["reason"] for entry in excluded))
@@ -102,7 +87,7 @@ class NoRows(BadInput):
 
 
 def _find(approach: int, rows: Sequence[Row], size: str) -> list[design.Finding]:
-    """Questions about units, and weaknesses of an IsoFLOP grid (approach 2 only)."""
+    """Warnings: doubts about units, and weaknesses of an IsoFLOP grid (approach 2 only)."""
     N, D, C, loss = (np.array([row[name] for row in rows], float) for name in (size, "D", "C", "val_loss"))
     questions = units.question_values({"N": N, "D": D}, loss, "loss", C)
     if approach == 1:
@@ -111,9 +96,14 @@ def _find(approach: int, rows: Sequence[Row], size: str) -> list[design.Finding]
 
 
 def _fit_envelope(
-    rows: Sequence[Row], size: str, n_convention: str | None, method: str | None, cluster: str | None, bootstrap: int,
+    rows: Sequence[Row],
+    size: str,
+    n_convention: str | None,
+    method: str | None,
+    cluster: str | None,
+    bootstrap: int,
     seed: int,
-) -> tuple[Envelope, int]:  # fmt: skip
+) -> tuple[Envelope, int]:
     """Fit the lower envelope of training curves, from run folders or a table whose column `cluster` names the run."""
     folders = [row for row in rows if "folder" in row and pathlib.Path(row["folder"]).is_dir()]
     if len(folders) == len(rows):
@@ -133,7 +123,7 @@ def _fit_envelope(
 def _measure_noise(
     rows: Sequence[Row], C: np.ndarray, N: np.ndarray, loss: np.ndarray, bootstrap: int
 ) -> MeasuredNoise:
-    """The noise of one run, measured in the table."""
+    """Measure one run's noise from the rows of the table."""
     if bootstrap < 1:
         raise BadInput("--seed-noise draws noisy copies, and --bootstrap=0 gives none: ask for copies; 1000 is usual")
     name = next((name for name in SEED_NAMES if all(name in row for row in rows)), None)

@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalelab.api.arguments import (
-    ANYTHING,
-    NAMES,
-    NUMBER,
-    STORED,
-    TEXT,
-    check_arguments,
-    list_paths,
-    optional,
-    several,
-    whole,
-)
+from scalelab import config as config_lib
+from scalelab.api.arguments import STORED, check_arguments, list_paths, several
 from scalelab.api.door import Config, load_config
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.index import grids
@@ -28,13 +18,14 @@ from scalelab.laws.curves.fit import LEAST_ROWS, MOST_RESAMPLES, FittedCurves, P
 from scalelab.laws.curves.fit import fit_curves as fit_read_curves
 from scalelab.laws.read.readers import read_raw_rows
 from scalelab.numbers.written import parse_number
+from scalelab.optim import schedules
 from scalelab.record import listing, records
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-FIELDS = ("run", "step", "lr", "loss")  # columns of a table; of runs only the loss can be chosen
-LOSSES = ("val_loss", "train_loss")  # of a run: the first with enough rows
+FIELDS = ("run", "step", "lr", "loss")  # columns of a table; for runs only the loss can be chosen
+LOSSES = ("val_loss", "train_loss")  # metrics of a run: the first with enough rows is fitted
 LR_DIGITS = 1e-4  # a logged LR may differ from its schedule's by this share of the peak
 Source = str | os.PathLike[str]
 
@@ -48,17 +39,18 @@ class CurveStudy:
     notes: list[str]
 
 
-CURVE_OPTIONS = {
-    "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0), "seed": whole(0), "level": NUMBER,
-}  # fmt: skip
-
-
-@check_arguments(sources=several(STORED), law=TEXT, columns=NAMES, **CURVE_OPTIONS)
+@check_arguments(sources=several(STORED))
 def fit_curves(
-    sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
-    objective: str = "huber_log", delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0,
+    sources: Source | Sequence[Source],
+    law: str = "annealing",
+    *,
+    columns: Mapping[str, str] | None = None,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = MOST_RESAMPLES,
+    seed: int = 0,
     level: float = 0.9,
-) -> FittedCurves:  # fmt: skip
+) -> FittedCurves:
     """Fit a law of the loss within a run (`scalelab fit --law=annealing`) to runs or a table.
 
     `sources`: runs' folders, folders of runs, or a table with columns run, step, lr and loss (`columns` renames them).
@@ -71,16 +63,13 @@ def fit_curves(
     )
 
 
-@check_arguments(
-    sources=several(STORED), law=TEXT, columns=NAMES, predict_run=several(TEXT), schedule_of=several(TEXT),
-    **CURVE_OPTIONS,
-)  # fmt: skip
+@check_arguments(sources=several(STORED))
 def predict_curves(
     sources: Source | Sequence[Source], law: str = "annealing", *, columns: Mapping[str, str] | None = None,
     predict_run: str | Sequence[str] = (), schedule_of: str | Sequence[str] = (), objective: str = "huber_log",
     delta: float | None = None, bootstrap: int = MOST_RESAMPLES, seed: int = 0, level: float = 0.9,
 ) -> CurveStudy:  # fmt: skip
-    """`fit_curves` without the runs of `predict_run`, whose curves are predicted, and those of configs' schedules."""
+    """Fit without the runs of `predict_run`, and predict their curves and those under configs' schedules."""
     columns = dict(columns or {})
     curves, notes = read_curves(list_paths(sources), columns)
     rest, held_out = _split_curves(curves, list(predict_run), columns)
@@ -93,7 +82,7 @@ def predict_curves(
 
 
 def _split_curves(curves: list[Curve], names: list[str], columns: Mapping[str, str]) -> tuple[list[Curve], list[Curve]]:
-    """(curves to fit, curves to predict): a run of the sources that is predicted is not fitted."""
+    """Split into (curves to fit, curves to predict): a predicted run is not fitted."""
     held_out = []
     for name in names:
         inside = [curve for curve in curves if curve.name == name or _is_same_folder(curve.name, name)]
@@ -121,9 +110,9 @@ def _schedule_named(config: str) -> Curve:
         raise BadInput(f"--schedule-of={config}: {mistake}") from None
 
 
-@check_arguments(source=STORED, columns=NAMES)
+@check_arguments(source=STORED)
 def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curve:
-    """The curve of one run's folder. BadInput for a folder of several."""
+    """Read the curve of one run's folder. BadInput for a folder of several runs."""
     curves, _ = read_curves([source], columns)
     if len(curves) > 1:
         raise BadInput(f"{str(source)!r} holds {len(curves)} runs: name one, e.g. {curves[0].name}")
@@ -131,7 +120,7 @@ def read_curve(source: Source, columns: Mapping[str, str] | None = None) -> Curv
 
 
 def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = None) -> tuple[list[Curve], list[str]]:
-    """(curves, notes) of every run in folders and tables. BadInput for what is not there, or for runs of two models."""
+    """Read (curves, notes) of every run in folders and tables. BadInput for an absent source, or runs of two models."""
     columns, curves, notes = dict(columns or {}), [], []
     folders: list[pathlib.Path] = []
     for source in (pathlib.Path(os.path.expanduser(source)) for source in sources):
@@ -152,21 +141,18 @@ def read_curves(sources: Sequence[Source], columns: Mapping[str, str] | None = N
     return curves, notes
 
 
-@check_arguments(config=ANYTHING)
+@check_arguments()
 def schedule_of(config: Config) -> Curve:
-    """The schedule of a config file, a shipped config's name or a config tree, without losses."""
+    """Make a curve without losses: the schedule of a config file, a shipped config's name or a config tree."""
     resolved = load_config(config)
     return make_curve(str(config) if isinstance(config, str | os.PathLike) else "the config", _every_lr(resolved))
 
 
 def _every_lr(config: "ConfigDict") -> np.ndarray:
-    from scalelab.optim import schedules
-
     return np.asarray(schedules.schedule_curves(config, np.arange(config.train.steps))["lr"], float)
 
 
 def _run_curve(folder: pathlib.Path, loss: str) -> Curve:
-    from scalelab import config as config_lib
     from scalelab.train.lineage.facts import config_from_facts
 
     lr = _every_lr(config_lib.resolve(config_from_facts({"config": records.read_config(folder)}), stored=True))
@@ -186,7 +172,7 @@ def _run_curve(folder: pathlib.Path, loss: str) -> Curve:
 
 
 def _choose_loss(folders: Sequence[pathlib.Path], columns: Mapping[str, str]) -> str:
-    """The metric that is fitted: as --columns=loss=… says, else val_loss if all runs have enough, else train_loss."""
+    """Choose the metric to fit: the one of --columns=loss=…, else val_loss if all runs have enough, else train_loss."""
     counts: dict[str, list[int]] = {}
     for place, folder in enumerate(folders):
         for line in records.read_metrics(folder):
@@ -215,7 +201,7 @@ def _refuse_two_models(folders: Sequence[pathlib.Path]) -> None:
 
 
 def _table_curves(path: pathlib.Path, columns: Mapping[str, str]) -> list[Curve]:
-    """The curves of a table: one a value of `run`, or a single one without that column."""
+    """Read the curves of a table: one for each value of column `run`, or a single one without that column."""
     lines = read_raw_rows(path)
     header = list(dict.fromkeys(key for line in lines for key in line))
     names = {field: columns.get(field, field) for field in FIELDS}

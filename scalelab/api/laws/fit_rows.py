@@ -18,9 +18,14 @@ from scalelab.laws.read.where import filter_rows
 
 
 def read_sources(
-    sources: Sequence[str], law: Law, columns: Mapping[str, str] | None = None, n_convention: str | None = None,
-    where: Sequence[str] = (), with_target: bool = True, option: str = "--columns",
-) -> Table:  # fmt: skip
+    sources: Sequence[str],
+    law: Law,
+    columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None,
+    where: Sequence[str] = (),
+    with_target: bool = True,
+    option: str = "--columns",
+) -> Table:
     """Read the rows of every folder and table in `sources` with the columns that `law` needs, for `study.fit_study`.
 
     `n_convention`: the N to read from run folders (`study.N_COLUMNS`; None: total). `columns`: {field: column} of a
@@ -52,7 +57,7 @@ def read_sources(
         raise BadInput(f"--where={' and '.join(where)} leaves none of {rows} rows")
     if len(tables) > 1:
         for source, table in zip(sources, tables, strict=True):
-            if not any(row.get("role") == "fit" for row in table.rows):  # no roles given: fit the whole source
+            if not any(row.get("role") == "fit" for row in table.rows):  # without roles the whole source is fitted
                 table.rows[:] = [{**row, "role": row.get("role") or "fit"} for row in table.rows]
             for row in table.rows:
                 row["name"] = f"{pathlib.Path(source).name}: {row['name']}"
@@ -74,7 +79,7 @@ def _read(
     if not pathlib.Path(source).is_dir():
         table = read_table(source, columns, needed, where, option)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
-    runs, left_out = read_grid(source)  # changed in place: of thousands, copies would cost more than all else
+    runs, left_out = read_grid(source)  # changed in place: copies of thousands of rows would cost more than the rest
     for run in runs:
         run.update(_rename_columns(run, column))
         run.update(_map_fields(run, columns))
@@ -86,13 +91,13 @@ def _read(
 
 
 def _map_fields(run: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that `columns` maps to other columns of the run, e.g. to scores of `scalelab eval`."""
+    """Map fields to the run's columns that `columns` names, e.g. to scores of `scalelab eval`."""
     fields = {field: run[name] for field, name in columns.items() if field != "N" and name in run}
     return fields | ({"val_loss": fields["loss"]} if "loss" in fields else {})
 
 
 def _rename_columns(run: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """The column names of expressions and laws for a run's row; N from `column`, the convention's."""
+    """Rename a run's columns as expressions and laws name them; N comes from the convention's `column`."""
     N, D = run[column], run["D"]
     aliases = {
         field: next((run[n] for n in names if n in run), None) for field, names in ALIASES.items() if field not in run
@@ -103,7 +108,7 @@ def _rename_columns(run: Mapping[str, Any], column: str) -> dict[str, Any]:
 
 
 def numeric_columns(rows: Sequence[Mapping[str, Any]], n_convention: str = "total") -> dict[str, np.ndarray]:
-    """Columns [P] whose values are positive numbers in all rows; N by the convention, `loss` from val_loss."""
+    """Collect the columns [P] that hold positive numbers in all rows; N by the convention, `loss` from val_loss."""
     rows = [{**row, "N": row.get(N_COLUMNS[n_convention]), "loss": row.get("val_loss")} for row in rows]
     names = [name for name in rows[0] if all(_positive(row.get(name)) for row in rows)]
     return {name: np.array([float(row[name]) for row in rows]) for name in names}

@@ -1,21 +1,16 @@
-"""A scaling law fitted from Python, as `scalelab fit` does, and what follows from it."""
+"""Fit a scaling law from Python, as `scalelab fit` does."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Union
 
 from scalelab.api.arguments import (
-    ANYTHING,
-    FLAG,
     FUNCTION,
     HELD,
-    NAMES,
-    NUMBER,
     POSITIVE,
     SHARE,
     STORED,
     TEXT,
-    VALUES,
     Kind,
     Path,
     check_arguments,
@@ -26,9 +21,16 @@ from scalelab.api.arguments import (
     mapping_of,
     optional,
     several,
-    whole,
 )
+from scalelab.api.laws.fit_rows import read_sources
+from scalelab.api.laws.settings import read_best_settings
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.fits.fitting import fit as fit_columns
+from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.names import load_law as load_named
+from scalelab.laws.read.table import Table
+from scalelab.laws.read.where import filter_rows
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -36,48 +38,43 @@ if TYPE_CHECKING:
     from scalelab.laws.fits.fitted import Fitted
     from scalelab.laws.fits.groups.group_fits import GroupFits
     from scalelab.laws.law.law import Law
-    from scalelab.laws.read.table import Table
     from scalelab.laws.use.settings.best import BestSettings
+
 
 Rows = Union[Path, Sequence[Path], "Mapping[str, ArrayLike]", Sequence[Mapping[str, object]], "Table"]
 AnyLaw = Union[str, "Law", Callable[..., object]]
 Counted = Callable[[str, int, int], None]
-OVER = optional(mapping_of(Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
-    "a dict of lists of columns such as {'lr': ['N']}"))  # fmt: skip
-READING = {
-    "columns": NAMES, "n_convention": optional(TEXT), "where": several(TEXT), "drop_top_loss": whole(0),
-    "cluster": TEXT,
-}  # fmt: skip
-FITTING = {
-    "law": ANYTHING, "hold": HELD, "objective": TEXT, "delta": optional(NUMBER), "bootstrap": whole(0),
-    "seed": whole(0), "target_flops": several(NUMBER), "target_values": VALUES, "level": NUMBER,
-    "k": optional(POSITIVE), "progress": optional(FUNCTION),
-}  # fmt: skip
+OVER = optional(
+    mapping_of(
+        Kind("", lambda value: isinstance(value, list | tuple) and all(map(TEXT.fits, value))),
+        "a dict of lists of columns such as {'lr': ['N']}",
+    )
+)
+FITTING = {"hold": HELD, "k": optional(POSITIVE)}
 
 
 def load_law(law: AnyLaw, hold: Mapping[str, float] | None = None) -> "Law":
-    """A law by its name, `pkg.mod:fn`, function or record, with the parameters of `hold` held at values."""
-    from scalelab.laws.law import law as law_lib
-    from scalelab.laws.law.names import load_law as load_named
-
+    """Load a law by name, `pkg.mod:fn`, function or record; `hold` = {parameter: value} holds parameters fixed."""
     check_value("law", law, either(instance("a law's name, a Law", str, law_lib.Law), FUNCTION))
     known = load_named(law) if isinstance(law, str) else law if isinstance(law, law_lib.Law) else law_lib.law_of(law)
     return law_lib.hold_params(known, **check_value("hold", hold, HELD)) if hold else known
 
 
-@check_arguments(sources=several(STORED), law=ANYTHING, columns=NAMES, n_convention=optional(TEXT), where=several(TEXT))
+@check_arguments(sources=several(STORED))
 def read_table(
-    sources: Path | Sequence[Path], law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
-    n_convention: str | None = None, where: str | Sequence[str] = (),
-) -> "Table":  # fmt: skip
-    """The rows of runs and tables as `fit` reads them for a law, and notes on the reading (`Table.notes`)."""
-    from scalelab.api.laws.fit_rows import read_sources
-
+    sources: Path | Sequence[Path],
+    law: AnyLaw = "chinchilla",
+    *,
+    columns: Mapping[str, str] | None = None,
+    n_convention: str | None = None,
+    where: str | Sequence[str] = (),
+) -> Table:
+    """Read rows of runs and tables as `fit` reads them for a law, with notes on the reading (`Table.notes`)."""
     names = [os.path.expanduser(source) for source in list_paths(sources)]
     return read_sources(names, load_law(law), columns, n_convention, list(where))
 
 
-@check_arguments(source=ANYTHING, **READING, **FITTING, holdout=whole(0), identify=FLAG)
+@check_arguments(**FITTING)
 def fit(
     source: Rows, law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
     n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, cluster: str = "auto",
@@ -93,9 +90,6 @@ def fit(
     `Law`. The others are the command's options; `k`: FLOPs of a parameter and token, `identify`: find out what the data
     determine, `progress(what, done, of)`. BadInput as the command; FitError where no optimum can be certified.
     """
-    from scalelab.laws.fits.fitting import fit as fit_columns
-    from scalelab.laws.fits.study import fit_study
-
     known, options = load_law(law, hold), _Options(
         objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=list_budgets(target_flops),
         level=level, k=k, held=target_values, progress=progress,
@@ -110,9 +104,7 @@ def fit(
     )
 
 
-@check_arguments(
-    source=ANYTHING, by=TEXT, **READING, **FITTING, exponents=TEXT, shared=several(TEXT), against=optional(TEXT)
-)
+@check_arguments(**FITTING)
 def fit_groups(
     source: Rows, by: str, law: AnyLaw = "chinchilla", *, columns: Mapping[str, str] | None = None,
     n_convention: str | None = None, where: str | Sequence[str] = (), drop_top_loss: int = 0, cluster: str = "auto",
@@ -126,8 +118,6 @@ def fit_groups(
     `exponents`: shared, separate or pooled; `shared`: further parameters of all groups; `against`: the group of
     reference. The others as for `fit`.
     """
-    from scalelab.laws.fits.study import fit_group_study
-
     budgets = [target_flops] if isinstance(target_flops, int | float) else list(target_flops)
     known, options = load_law(law, hold), _Options(
         objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, target_flops=budgets,
@@ -143,7 +133,7 @@ def fit_groups(
 
 
 class _Options(TypedDict):
-    """What both kinds of fits are told."""
+    """The options of both `fit` and `fit_groups`."""
 
     objective: str
     delta: float | None
@@ -157,7 +147,7 @@ class _Options(TypedDict):
 
 
 def list_budgets(values: float | Sequence[float]) -> Sequence[float]:
-    """The budgets of a parameter that may have one or several. BadInput for one that is not positive."""
+    """The list of budgets in a parameter that takes one or several. BadInput for a budget that is not positive."""
     budgets = [values] if isinstance(values, int | float) else list(values)
     for C in budgets:
         if not C > 0:
@@ -166,7 +156,7 @@ def list_budgets(values: float | Sequence[float]) -> Sequence[float]:
 
 
 def _check_columns(columns: Mapping[str, Any]) -> None:
-    """BadInput for columns that are not lists, or not of one length."""
+    """Raise BadInput unless all columns are lists of one length."""
     lengths = {}
     for name, values in columns.items():
         if isinstance(values, str | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
@@ -179,11 +169,6 @@ def _check_columns(columns: Mapping[str, Any]) -> None:
 def _read_rows(
     source: Rows, law: "Law", columns: Mapping[str, str] | None, n_convention: str | None, where: list[str]
 ) -> list[dict[str, Any]]:
-    from scalelab.api.laws.fit_rows import read_sources
-    from scalelab.laws.fits.study import N_COLUMNS
-    from scalelab.laws.read.table import Table
-    from scalelab.laws.read.where import filter_rows
-
     if isinstance(source, Table):
         return list(source.rows)
     check_value("source", source, instance("paths, rows (dicts), or columns by name", str, os.PathLike, Iterable))
@@ -204,10 +189,7 @@ def _read_rows(
     return filter_rows([{**row, "val_loss": row["loss"]} if "loss" in row else row for row in renamed], where)
 
 
-@check_arguments(
-    source=several(STORED), best_of=several(TEXT), per=several(TEXT), over=OVER, columns=NAMES,
-    n_convention=optional(TEXT), where=several(TEXT), drop_top_loss=whole(0), level=SHARE,
-)  # fmt: skip
+@check_arguments(source=several(STORED), over=OVER, level=SHARE)
 def best_settings(
     source: Path | Sequence[Path], best_of: str | Sequence[str] = "lr", per: str | Sequence[str] = ("N", "D"),
     over: Mapping[str, Sequence[str]] | None = None, *, columns: Mapping[str, str] | None = None,
@@ -218,8 +200,6 @@ def best_settings(
     `source`: a folder of runs, a table's path, or several of these. The other arguments are the command's options;
     `over`: {setting: columns of its law}. BadInput as the command.
     """
-    from scalelab.api.laws.settings import read_best_settings
-
     named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
     return read_best_settings(
         [os.path.expanduser(each) for each in list_paths(source)], list(best_of), list(per), over or {},

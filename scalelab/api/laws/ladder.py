@@ -8,20 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.api.arguments import (
-    HELD,
-    NAMES,
-    NUMBER,
-    STORED,
-    TEXT,
-    VALUES,
-    Path,
-    check_arguments,
-    list_paths,
-    optional,
-    several,
-    whole,
-)
+from scalelab.api.arguments import STORED, Path, check_arguments, list_paths, several
 from scalelab.api.laws.fit_rows import read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.fits.study import study_table
@@ -41,7 +28,7 @@ READ_LAW = dataclasses.replace(TASK_LOSS, columns=("N", "D", "accuracy"))  # nam
 
 
 class LadderTable(NamedTuple):
-    """A ladder's runs, how many rows they come from, and what was chosen or left out, as lines."""
+    """A ladder's runs, the number of their rows, and lines on what was chosen or left out."""
 
     runs: LadderRuns
     n_rows: int
@@ -50,9 +37,14 @@ class LadderTable(NamedTuple):
 
 
 def read_ladder(
-    sources: Sequence[str], columns: Mapping[str, str] | None = None, *, n_convention: str | None = None,
-    where: Sequence[str] = (), cluster: str = "auto", last: int = LAST_CHECKPOINTS,
-) -> LadderTable:  # fmt: skip
+    sources: Sequence[str],
+    columns: Mapping[str, str] | None = None,
+    *,
+    n_convention: str | None = None,
+    where: Sequence[str] = (),
+    cluster: str = "auto",
+    last: int = LAST_CHECKPOINTS,
+) -> LadderTable:
     """Read N, D, task loss and accuracy; rows of one run whose D differ are its checkpoints. BadInput as the command.
 
     `cluster`: the column that names runs, "auto" (found by name or structure) or "none" (every row is a run); `last`:
@@ -75,7 +67,7 @@ def read_ladder(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AccuracyStudy:
-    """A ladder to accuracy, its runs, the held-out runs as predicted, and a run that was asked for."""
+    """A fitted ladder to accuracy: its runs, predictions of the held-out runs, and of the run that was asked for."""
 
     ladder: Ladder
     table: LadderTable
@@ -83,11 +75,7 @@ class AccuracyStudy:
     prediction: LadderPrediction | None
 
 
-@check_arguments(
-    sources=several(STORED), columns=NAMES, n_convention=optional(TEXT), where=several(TEXT), cluster=TEXT,
-    last_checkpoints=whole(0), hold=HELD, objective=TEXT, delta=optional(NUMBER), bootstrap=whole(0),
-    seed=whole(0), level=NUMBER, target_values=VALUES, holdout=optional(whole(0)),
-)  # fmt: skip
+@check_arguments(sources=several(STORED))
 def fit_accuracy(
     sources: Path | Sequence[Path], columns: Mapping[str, str] | None = None, *, n_convention: str | None = None,
     where: str | Sequence[str] = (), cluster: str = "auto", last_checkpoints: int = LAST_CHECKPOINTS,
@@ -104,9 +92,13 @@ def fit_accuracy(
     if not all(0 < value < float("inf") for value in target.values()):
         raise BadInput("--target-values: N and D are positive numbers")
     table = read_ladder(
-        [os.fspath(each) for each in list_paths(sources)], columns, n_convention=n_convention, where=list(where),
-        cluster=cluster, last=last_checkpoints,
-    )  # fmt: skip
+        [os.fspath(each) for each in list_paths(sources)],
+        columns,
+        n_convention=n_convention,
+        where=list(where),
+        cluster=cluster,
+        last=last_checkpoints,
+    )
     ladder = functools.partial(
         fit_ladder, hold=hold, objective=objective, delta=delta, bootstrap=bootstrap, seed=seed, level=level
     )
@@ -116,5 +108,5 @@ def fit_accuracy(
 
 
 def _are_checkpoints(labels: Sequence[str], D: np.ndarray) -> bool:
-    """Whether in some group the tokens differ: else groups are seeds of a setting, each of which is a run."""
+    """Whether a group's rows are checkpoints: their tokens differ. Otherwise they are seeds, each a run."""
     return any(len({D[row] for row in range(len(D)) if labels[row] == name}) > 1 for name in set(labels))

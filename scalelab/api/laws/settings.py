@@ -20,7 +20,7 @@ from scalelab.sweep.answer.settings import SEED_KEY, group_rows, setting_keys, v
 SIZES = ("N", "D", "U", *SETTINGS)  # fields in which replications do not differ
 SEED_COLUMNS = (SEED_KEY, "seed")
 LOST_STATUSES = ("diverged", "failed")
-# What a ladder rule made from this fit must hold fixed, where runs tell.
+# Config values that a ladder rule made from this fit must hold fixed, if the runs record them.
 SHARED_KEYS = (
     "optim.name", "parametrization.name", "optim.beta2", "model.seq_len", "model.vocab_size", "schedule.name",
     "train.global_batch",
@@ -29,7 +29,7 @@ SHARED_KEYS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReadSettings:
-    """Best settings with what they were read from: the `table` {column: [P]}, how N is counted, what was left out."""
+    """Best settings, with the `table` {column: [P]} they were read from, the convention of N, and what was left out."""
 
     best: BestSettings
     table: dict[str, np.ndarray]
@@ -77,7 +77,7 @@ def read_best_settings(
 
 
 def _shared_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Config values that all runs share, of those that a ladder's rule holds fixed, and their share of warm-up."""
+    """The values, among those a ladder's rule holds fixed, that all runs share; also their share of warm-up."""
     shared = {
         key: rows[0][key] for key in SHARED_KEYS if len({repr(row.get(key)) for row in rows}) == 1 and key in rows[0]
     }
@@ -87,7 +87,7 @@ def _shared_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _check_fields(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str]) -> None:
-    """BadInput for a column that no run has, or that holds text."""
+    """Raise BadInput for a column that no run has, or that holds text."""
     for field, column in fields.items():
         values = [row[column] for row in rows if row.get(column) is not None]
         if not values:
@@ -103,7 +103,7 @@ def _check_fields(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str]) 
 def _without_lost_seeds(
     rows: Sequence[Mapping[str, Any]], every: Sequence[Mapping[str, Any]], columns: Sequence[str]
 ) -> tuple[list[Mapping[str, Any]], list[dict[str, str]]]:
-    """Rows of settings none of whose seeds was lost; with a lost one, the others' mean would be luck."""
+    """Drop settings with a lost seed: the mean of the seeds that are left would be luck."""
     lost = {_key(row, columns) for row in every if row.get("status") in LOST_STATUSES}
     out = [row for row in rows if _key(row, columns) in lost]
     reason = "another seed of this setting diverged or failed"
@@ -119,7 +119,7 @@ def _key(row: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
 def _refuse_mixed(
     rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str], best_of: Sequence[str], per: Sequence[str]
 ) -> None:
-    """BadInput if runs of one setting differ in more of their config than the seed: they are no replications."""
+    """Raise BadInput if runs of one setting differ in more than the seed: they are not replications."""
     also = [*_unlike_sizes(rows, list(fields.values()))]
     varying = [name for name in varying_columns(rows) if "." in name and is_identity_key(name)]
     columns = dict.fromkeys([*fields.values(), *varying])  # few of many: groups can't differ in others
@@ -137,7 +137,7 @@ def _refuse_mixed(
 
 
 def _unlike_sizes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
-    """Sizes and settings of a table, by their usual names, in which rows of equal `columns` differ."""
+    """The table's other sizes and settings (by usual names) in which rows of equal `columns` differ."""
     table = {name: [row.get(name) for row in rows] for name in rows[0] if "." not in name}
     numeric = [name for name, values in table.items() if all(isinstance(value, int | float) for value in values)]
     names = dict.fromkeys(name for field in SIZES for name in fitting_columns(field, numeric, numeric))

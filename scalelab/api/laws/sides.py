@@ -1,11 +1,11 @@
-"""Runs of others, a row each with the side that it belongs to: read and judged, as `scalelab ablate TABLE` does."""
+"""Judge a table of others' runs, one row a run with its side, as `scalelab ablate TABLE` does."""
 
 import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scalelab.api.arguments import FLAG, NAMES, PATH, POSITIVE, TEXT, VALUES, Facts, Path, check_arguments, optional
+from scalelab.api.arguments import POSITIVE, Facts, Path, check_arguments, optional
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws import multiplier
 from scalelab.laws.read.columns import parse_columns
@@ -22,18 +22,23 @@ LOST = ("", "nan", "inf", "diverged", "none", "-")
 
 
 class JudgedTable(NamedTuple):
-    """The variants of a table, judged, as the command's --json prints them; notes on the reading."""
+    """The verdicts on a table's variants, as the command's --json prints them, and notes on the reading."""
 
     variants: list[Facts]
     notes: list[str]
 
 
-@check_arguments(table=PATH, baseline=TEXT, target_flops=optional(POSITIVE), fix=VALUES, next=FLAG, columns=NAMES)
+@check_arguments(target_flops=optional(POSITIVE))
 def judge_table(
-    table: Path, baseline: str, *, target_flops: float | None = None, fix: Mapping[str, float] | None = None,
-    next: bool = False, columns: Mapping[str, str] | None = None,
-) -> JudgedTable:  # fmt: skip
-    """Does a change hold at scale, by a table of others' runs (`scalelab ablate TABLE`)?
+    table: Path,
+    baseline: str,
+    *,
+    target_flops: float | None = None,
+    fix: Mapping[str, float] | None = None,
+    next: bool = False,
+    columns: Mapping[str, str] | None = None,
+) -> JudgedTable:
+    """Judge by a table of others' runs whether a change holds at scale (`scalelab ablate TABLE`).
 
     `fix`: values of E or alpha that are not fitted; `next`: also which further runs would settle it; `columns`: which
     hold side, C, loss, seed, tokens, tokens_per_s. BadInput for a table that can't be judged.
@@ -50,7 +55,7 @@ def judge_table(
 
 
 def read_sides(path: pathlib.Path, columns: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """(rows with the fields of `multiplier`, lines on what was chosen). BadInput for what can't be read."""
+    """Read (rows with the fields of `multiplier`, lines on what was chosen). BadInput for a damaged table."""
     lines = read_raw_rows(path)
     header = list(dict.fromkeys(key for line in lines for key in line))
     names = _choose_columns(header, parse_columns(columns, FIELDS), path)
@@ -65,7 +70,7 @@ def read_sides(path: pathlib.Path, columns: str | None) -> tuple[list[dict[str, 
 
 
 def _choose_columns(header: list[str], named: Mapping[str, str], path: pathlib.Path) -> dict[str, str]:
-    """{field: column}: as named, else a column of the field's own name, else one of the usual ones."""
+    """Choose {field: column}: the named one, else a column of the field's own name, else one of the usual names."""
     for column in named.values():
         if column not in header:
             raise BadInput(f"--columns: {path.name} has no column {column!r}{nearest_hint(column, header)}")

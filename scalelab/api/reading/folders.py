@@ -1,4 +1,4 @@
-"""A run's folder: its checkpoints verified, a line for its logbook, its page; and two runs compared."""
+"""Work on a run's folder: verify checkpoints, add a line to the logbook, write its page, compare two runs."""
 
 import errno
 import pathlib
@@ -7,13 +7,8 @@ from typing import Literal, NamedTuple
 
 from scalelab.api.arguments import (
     ANY_PATH,
-    ANYTHING,
-    FLAG,
-    FUNCTION,
-    PATH,
     POSITIVE,
     STORED,
-    TEXT,
     Facts,
     Path,
     check_arguments,
@@ -21,11 +16,11 @@ from scalelab.api.arguments import (
     optional,
     several,
     stored,
-    whole,
 )
 from scalelab.api.door import Progress, cache_programs, silent
 from scalelab.errors import BadInput, WorkFailed, quote_path
 from scalelab.record import listing, records
+from scalelab.train.checkpoints import logs, manifest, whole_run
 from scalelab.untrusted.paths import refuse_link
 
 SAMPLED = ((0.0, 0), (0.8, 0), (0.8, 1))  # temperature and seed of each text on the page of a run
@@ -35,14 +30,14 @@ WHOLE_COPY = stored(checkpoints=True, fresh=True)
 
 
 class Noted(NamedTuple):
-    """A line in a run's logbook."""
+    """A line that was written into a run's logbook."""
 
     run: str
     step: int
     text: str
 
 
-@check_arguments(run=PATH, text=TEXT)
+@check_arguments()
 def note(run: Path, text: str) -> Noted:
     """Write a line into a run's logbook, at its last logged step (`scalelab note`). The run may be training."""
     folder = pathlib.Path(run)
@@ -60,15 +55,15 @@ def note(run: Path, text: str) -> Noted:
 
 @check_arguments(a=ANY_PATH, b=ANY_PATH)
 def compare(a: Path, b: Path) -> Facts:
-    """How two runs, or folders of runs that differ in train.seed only, differ (`scalelab compare --json`)."""
+    """Compare two runs, or two folders of runs that differ in train.seed only (`scalelab compare --json`)."""
     from scalelab.evaluate.compare import compare_runs
 
     return compare_runs(str(a), str(b))
 
 
-@check_arguments(comparison=ANYTHING, html=ANY_PATH, lines=several(TEXT))
+@check_arguments(html=ANY_PATH)
 def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -> Facts:
-    """Write the page of a `compare` with the curves of both, and `lines` that say it in words (`compare --html`)."""
+    """Write a page of a `compare` with both curves, and `lines` that describe it in words (`compare --html`)."""
     from scalelab.report import several as several_lib
 
     if not isinstance(comparison, dict) or "runs" not in comparison:
@@ -76,13 +71,15 @@ def write_comparison(comparison: Facts, html: Path, lines: Sequence[str] = ()) -
     return several_lib.write_comparison(pathlib.Path(html), comparison, list(lines))
 
 
-@check_arguments(
-    folders=several(STORED), output=optional(ANY_PATH), style=TEXT, width=optional(POSITIVE), only=optional(TEXT)
-)
+@check_arguments(folders=several(STORED), output=optional(ANY_PATH), width=optional(POSITIVE))
 def report(
-    folders: Path | Sequence[Path], *, output: Path | None = None, style: Literal["page", "paper"] = "page",
-    width: float | None = None, only: str | None = None,
-) -> Facts:  # fmt: skip
+    folders: Path | Sequence[Path],
+    *,
+    output: Path | None = None,
+    style: Literal["page", "paper"] = "page",
+    width: float | None = None,
+    only: str | None = None,
+) -> Facts:
     """Write the page of a run, a sweep or a study, or of several folders of runs (`scalelab report --json`).
 
     `style="paper"`: figures only, `width` inches wide, or the one named by `only`. BadInput as the command.
@@ -116,7 +113,7 @@ def report(
 
 
 def _draw_samples(folder: pathlib.Path) -> list[Facts] | str | None:
-    """Texts from the last checkpoint of a run (`how`, `text`), or why there are none; None for other folders."""
+    """Sample texts from a run's last checkpoint (`how`, `text`), or say why there are none; None for other folders."""
     if not (folder / "config.json").exists():
         return None
     size = listing.read_run(folder)["N"] or 0
@@ -141,20 +138,18 @@ def _draw_samples(folder: pathlib.Path) -> list[Facts] | str | None:
 
 
 class Verified(NamedTuple):
-    """Rows of checkpoints, or of files, with `ok` and `problems`; how many are damaged."""
+    """Rows of checkpoints or files with `ok` and `problems`, and the number of damaged ones."""
 
     rows: list[Facts]
     damaged: int
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), all=FLAG, progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def verify_checkpoints(
     folder: Path, step: int | None = None, *, all: bool = False, progress: Progress = silent
 ) -> Verified:
-    """Compare every byte of checkpoints with their manifests (`scalelab checkpoint verify`).
-
-    `step`: of this one only; `all`: every file of a run, or of all runs of a folder. `progress` gets each row as it is
-    known, and notes.
+    """Compare every byte of checkpoints with their manifests (`scalelab checkpoint verify`). `step`: this one only;
+    `all`: every file of a run, or of all runs of a folder. `progress` gets each row as it is known, and notes.
     """
     if all and step is not None:
         raise BadInput("--all goes with verify, and without --step: it verifies every file of a run")
@@ -166,8 +161,6 @@ def verify_checkpoints(
 
 
 def _verify(folder: pathlib.Path, step: int | None, progress: Progress) -> Iterator[Facts]:
-    from scalelab.train.checkpoints import logs, manifest
-
     for place, number in _find_checkpoints(folder, step, progress):
         lines = manifest.find_step_problems(place / str(number))
         if not lines:
@@ -177,18 +170,14 @@ def _verify(folder: pathlib.Path, step: int | None, progress: Progress) -> Itera
 
 
 def _verify_all(folder: Path) -> Iterator[Facts]:
-    from scalelab.train.checkpoints import whole_run
-
     for run in listing.run_folders(folder):
         for name, problems in whole_run.verify_run(run).items():
             yield {"folder": str(run), "file": name, "ok": not problems, "problems": problems}
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progress = silent) -> list[Facts]:
     """Steps, sizes and trials of checkpoints, by their files' sizes only (`scalelab checkpoint list`)."""
-    from scalelab.train.checkpoints import manifest
-
     rows = []
     for place, number in _find_checkpoints(pathlib.Path(folder), step, progress):
         lines = manifest.find_step_problems(place / str(number), contents=False)
@@ -203,11 +192,9 @@ def list_checkpoints(folder: Path, step: int | None = None, *, progress: Progres
     return rows
 
 
-@check_arguments(folder=WHOLE_COPY, step=optional(whole(0)), progress=FUNCTION)
+@check_arguments(folder=WHOLE_COPY)
 def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress = silent) -> Facts:
-    """The manifest of one checkpoint, the last or that of `step` (`scalelab checkpoint show`)."""
-    from scalelab.train.checkpoints import manifest
-
+    """Read the manifest of the last checkpoint, or of `step` (`scalelab checkpoint show`)."""
     places = _find_checkpoints(pathlib.Path(folder), step, progress)
     place, number = max(places, key=lambda each: each[1])
     progress({"folder": str(place), "step": number})
@@ -215,9 +202,7 @@ def show_checkpoint(folder: Path, step: int | None = None, *, progress: Progress
 
 
 def _find_checkpoints(folder: pathlib.Path, step: int | None, progress: Progress) -> list[tuple[pathlib.Path, int]]:
-    """Every (checkpoints folder, step) below; BadInput if there is none. What is not a checkpoint is noted."""
-    from scalelab.train.checkpoints import manifest
-
+    """Find every (checkpoints folder, step) below; BadInput if there is none. Other entries are reported as notes."""
     checkpoints = [
         (place, number)
         for place in manifest.find_checkpoint_folders(folder)

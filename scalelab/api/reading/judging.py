@@ -1,4 +1,4 @@
-"""What is wrong with a run, what it would have done, how noisy its gradients are, where it will end."""
+"""Judge a run: diagnose it, replay it under what-ifs, measure its gradient noise, forecast its end."""
 
 import dataclasses
 import math
@@ -11,100 +11,96 @@ from typing import TYPE_CHECKING, NamedTuple
 from scalelab.api.arguments import (
     ANY_PATH,
     ANYTHING,
-    FLAG,
     FUNCTION,
-    NUMBER,
     PATH,
     POSITIVE,
-    TEXT,
     Facts,
     Path,
     check_arguments,
     either,
     optional,
-    several,
     whole,
 )
+from scalelab.api.defaults import AFTER, NOISE_BATCHES
 from scalelab.api.door import Progress, Stop, cache_programs, never, silent
 from scalelab.api.reading.models import Counted, _uncounted
+from scalelab.diagnose.batch import Sequence as ReadSequence
+from scalelab.diagnose.batch import describe_batch
+from scalelab.diagnose.evidence import gather_evidence
+from scalelab.diagnose.noise.measure import Diverged, StepNoise, choose_steps, measure_noise
+from scalelab.diagnose.probes.probes import run_probes
+from scalelab.diagnose.rank import Diagnosis, rank_verdicts
+from scalelab.diagnose.rank import diagnose as judge
+from scalelab.diagnose.replay import what_ifs
+from scalelab.diagnose.replay.report import replay_window
+from scalelab.diagnose.watch.curve import Curve, read_curve
 from scalelab.errors import BadInput
 from scalelab.index import alive
 from scalelab.record import listing, records
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.untrusted.paths import list_folders
 
 if TYPE_CHECKING:
-    from scalelab.diagnose.batch import Sequence as ReadSequence
-    from scalelab.diagnose.noise.measure import StepNoise
-    from scalelab.diagnose.rank import Diagnosis
-    from scalelab.diagnose.watch.curve import Curve
     from scalelab.diagnose.watch.forecast import Forecast
 
 FamilyLaw = Callable[[float, float], float]
 WINDOW = re.compile(r"(.+)@(\d+)\.\.(\d+)")
-AFTER = 200
-NOISE_BATCHES = 16
 MOST_DAMAGE = 4  # notes on files that are damaged
 LIVE = ("starting", "running", "stopped")  # statuses of runs that may go on
 WATCHED = (*LIVE, alive.DEAD_STATUS)
 
 
 class Diagnosed(NamedTuple):
-    """Verdicts and gaps of a run, its spike score, and the comparison with another."""
+    """A diagnosis: verdicts, gaps in the evidence, the spike score, and the comparison with another run."""
 
-    diagnosis: "Diagnosis"
+    diagnosis: Diagnosis
     spike_score: float | None
     against: Facts | None
 
 
-@check_arguments(run=PATH, live=FLAG, against=optional(PATH))
+@check_arguments()
 def diagnose(run: Path, *, live: bool = False, against: Path | None = None) -> Diagnosed:
     """Name what is wrong with a run, the likeliest cause first (`scalelab diagnose`).
 
     `live`: also ask the model, from the last checkpoint; `against`: another run to compare with.
     """
-    from scalelab.diagnose.evidence import gather_evidence
-    from scalelab.diagnose.rank import diagnose as judge
-    from scalelab.diagnose.rank import rank
-
     evidence = gather_evidence(pathlib.Path(run))
     if live:
-        from scalelab.diagnose.probes.probes import run_probes
-
         evidence = run_probes(evidence)
     diagnosis, comparison = judge(evidence), None
     if against is not None:
         from scalelab.diagnose.against import judge_against
 
         verdicts, comparison = judge_against(evidence, gather_evidence(pathlib.Path(against)))
-        diagnosis = diagnosis._replace(verdicts=rank([*diagnosis.verdicts, *verdicts]))
+        diagnosis = diagnosis._replace(verdicts=rank_verdicts([*diagnosis.verdicts, *verdicts]))
     return Diagnosed(diagnosis, evidence.record.get("spike_score"), comparison)
 
 
 class ReadBatch(NamedTuple):
-    """The sequences that a step read, by gradient norm, on the weights of `weights_step`."""
+    """The sequences of a step's batch, ordered by gradient norm on the weights of `weights_step`."""
 
     step: int
     weights_step: int
-    sequences: "list[ReadSequence]"
+    sequences: list[ReadSequence]
 
 
-@check_arguments(run=PATH, batch=whole(0))
+@check_arguments()
 def show_batch(run: Path, batch: int) -> ReadBatch:
-    """What step `batch` of a run read, with losses and gradient norms (`scalelab diagnose --batch`)."""
-    from scalelab.diagnose.batch import describe_batch
-    from scalelab.diagnose.evidence import gather_evidence
-
+    """Show the sequences that step `batch` read, with losses and gradient norms (`scalelab diagnose --batch`)."""
     return ReadBatch(batch, *describe_batch(gather_evidence(pathlib.Path(run)), batch))
 
 
-@check_arguments(
-    window=TEXT, what_if=several(TEXT), after=ANYTHING, price=optional(NUMBER), find_batches=FLAG, progress=FUNCTION,
-    stop=FUNCTION,
-)  # fmt: skip
+@check_arguments(after=ANYTHING)
 def replay(
-    window: str, what_if: str | Sequence[str] = (), *, after: int = AFTER, price: float | None = None,
-    find_batches: bool = False, progress: Progress = silent, stop: Stop = never,
-) -> Facts:  # fmt: skip
+    window: str,
+    what_if: str | Sequence[str] = (),
+    *,
+    after: int = AFTER,
+    price: float | None = None,
+    find_batches: bool = False,
+    progress: Progress = silent,
+    stop: Stop = never,
+) -> Facts:
     """Train the steps A to B of a run again, as they were and under what-ifs (`scalelab replay`).
 
     `window`: "RUN@A..B"; `what_if`: products of changes, such as "clip=1,2; lr*=.7,1"; `after`: steps after B; `price`:
@@ -121,9 +117,6 @@ def replay(
     if after < 0:
         raise BadInput(f"--after={after} is less than 0")
 
-    from scalelab.diagnose.replay import what_ifs
-    from scalelab.diagnose.replay.report import replay_window
-
     asked = what_ifs.parse_what_ifs(list(what_if))
     cache_programs()
     return replay_window(
@@ -132,7 +125,7 @@ def replay(
     )  # fmt: skip
 
 
-@check_arguments(result=ANYTHING, plot=ANY_PATH)
+@check_arguments(plot=ANY_PATH)
 def draw_replay(result: Facts, plot: Path) -> list[str]:
     """Write the loss curves of a `replay` as a figure, and their CSV (`scalelab replay --plot`); returns the paths."""
     from scalelab.report.figures.raceplot import plot_replay
@@ -140,24 +133,27 @@ def draw_replay(result: Facts, plot: Path) -> list[str]:
 
     if not isinstance(result, dict) or "curves" not in result:
         raise BadInput(f"result={str(result)[:60]} is not what `scalelab.api.replay` returns")
-    rows = [{"what_if": name, "step": result["origin"]["step"] + i + 1, "loss": loss}
-            for name, losses in result["curves"].items() for i, loss in enumerate(losses)]  # fmt: skip
+    rows = [
+        {"what_if": name, "step": result["origin"]["step"] + i + 1, "loss": loss}
+        for name, losses in result["curves"].items()
+        for i, loss in enumerate(losses)
+    ]
     return [str(path) for path in write_figure(str(plot), plot_replay(result), rows)]
 
 
-@check_arguments(run=PATH, step=optional(whole(0)), batches=whole(1), progress=FUNCTION, note=FUNCTION)
+@check_arguments(batches=whole(1))
 def noise(
-    run: Path, step: int | None = None, batches: int = NOISE_BATCHES, *, progress: Counted = _uncounted,
+    run: Path,
+    step: int | None = None,
+    batches: int = NOISE_BATCHES,
+    *,
+    progress: Counted = _uncounted,
     note: Callable[[str], None] = lambda line: None,
-) -> "list[StepNoise]":  # fmt: skip
+) -> list[StepNoise]:
     """Measure a run's gradient noise scale at its saved steps, or at one (`scalelab noise`).
 
-    `batches`: of the run, on which each step is measured; `note` gets lines on what can't be measured.
+    `batches`: how many of the run's batches measure each step; `note` gets lines on what can't be measured.
     """
-    from scalelab.diagnose.evidence import gather_evidence
-    from scalelab.diagnose.noise.measure import Diverged, choose_steps, measure_noise
-    from scalelab.train.checkpoints.manifest import DamagedCheckpoint
-
     evidence = gather_evidence(pathlib.Path(run))
     steps = choose_steps(evidence, step)
     for problem in evidence.damage[:MOST_DAMAGE]:
@@ -178,19 +174,22 @@ def noise(
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """The curves of the runs asked for, a row a forecast, and {run: since when} of those whose process is gone."""
+    """The curves of the watched runs, one row for each forecast, and {run: since when} of dead runs."""
 
-    curves: "list[Curve]"
+    curves: list[Curve]
     rows: list[Facts]
     gone: Mapping[pathlib.Path, str | None]
     is_live: bool
 
 
-@check_arguments(folder=PATH, law=optional(either(PATH, FUNCTION)), price=optional(POSITIVE), note=FUNCTION)
+@check_arguments(law=optional(either(PATH, FUNCTION)), price=optional(POSITIVE))
 def watch(
-    folder: Path, *, law: Path | FamilyLaw | None = None, price: float | None = None,
+    folder: Path,
+    *,
+    law: Path | FamilyLaw | None = None,
+    price: float | None = None,
     note: Callable[[str], None] = lambda line: None,
-) -> Watched:  # fmt: skip
+) -> Watched:
     """Forecast the final loss of a run, or of every unfinished run of a folder, once (`scalelab watch --once`).
 
     Each forecast is kept in the run's forecasts.jsonl. `law`: the family's, a published one, a fit's file or a function
@@ -226,9 +225,9 @@ def watch(
     return Watched(chosen, rows, gone, len(watched) > len(gone))
 
 
-@check_arguments(law=PATH, note=FUNCTION)
+@check_arguments()
 def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) -> FamilyLaw:
-    """The loss by N and D of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
+    """Load loss(N, D) of a published law, or of a file that `scalelab fit --json=FILE` wrote, for `watch`."""
     from scalelab.plan.budget.lawbook import load_law_book
 
     name = os.fspath(law)
@@ -242,10 +241,8 @@ def load_family_law(law: Path, note: Callable[[str], None] = lambda line: None) 
     return lambda N, D: float(book.loss(N, D)[0])
 
 
-def _read_siblings(folders: Collection[pathlib.Path], note: Callable[[str], None]) -> "list[Curve]":
-    """The runs, and those beside them; only what is watched needs its schedule to the end."""
-    from scalelab.diagnose.watch.curve import read_curve
-
+def _read_siblings(folders: Collection[pathlib.Path], note: Callable[[str], None]) -> list[Curve]:
+    """Read the watched runs and the runs beside them; only a watched run needs its schedule to the end."""
     runs = [folder.resolve() for folder in folders] if len(folders) == 1 else list(folders)
     beside = runs if len(runs) > 1 else _list_beside(runs[0])
     curves = []
@@ -269,13 +266,13 @@ def _list_beside(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 class Scored(NamedTuple):
-    """The forecasts of runs that are done beside their ends; how many intervals held, and the mean error."""
+    """Forecasts of finished runs beside their final losses, the number of intervals that held, and the mean error."""
 
     runs: list[Facts]
     total: Facts
 
 
-@check_arguments(folder=PATH)
+@check_arguments()
 def score_forecasts(folder: Path) -> Scored:
     """Compare kept forecasts with how the runs ended (`scalelab watch --score`)."""
     from scalelab.diagnose.watch.score import FORECASTS_FILE, score_run, summarise_scores
@@ -283,9 +280,10 @@ def score_forecasts(folder: Path) -> Scored:
     folders = listing.run_folders(folder)
     if len(folders) > 1:
         folders = [
-            each for each in folders
+            each
+            for each in folders
             if (each / FORECASTS_FILE).exists() and records.read_record(each).get("status") == "done"
-        ]  # fmt: skip
+        ]
         if not folders:
             raise BadInput(
                 "--score: no run here is done and has forecasts; `scalelab watch` makes them during training"

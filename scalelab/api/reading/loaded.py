@@ -6,33 +6,26 @@ import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scalelab import user_code
-from scalelab.api.arguments import (
-    FLAG,
-    NUMBER,
-    PATH,
-    TEXT,
-    check_arguments,
-    optional,
-    several,
-    whole,
-)
+from scalelab.api.arguments import check_arguments, optional, whole
 from scalelab.api.reading.tables import Source
 from scalelab.errors import BadInput
+from scalelab.evaluate import sample
+from scalelab.evaluate.subject import EvaluatedModel, load_evaluated_model, load_model_tokenizer, next_token_logits
 
 if TYPE_CHECKING:
-    import numpy as np
     from ml_collections import ConfigDict
 
     from scalelab.data.tokenizers.tokenizer import Tokenizer
-    from scalelab.evaluate.subject import EvaluatedModel
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
-    """Weights of a run on one device. `model` is what `scalelab.evaluate` scores; `model.origin` says which weights."""
+    """A run's weights on one device. `scalelab.evaluate` scores `model`; `model.origin` says which weights they are."""
 
-    model: "EvaluatedModel"
+    model: EvaluatedModel
 
     @property
     def params(self) -> Any:
@@ -47,19 +40,13 @@ class LoadedRun:
     @functools.cached_property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer of the run's data: `encode(bytes)`, `decode(ids)`. BadInput if there is none."""
-        from scalelab.evaluate.subject import load_model_tokenizer
-
         return load_model_tokenizer(self.model)
 
-    def logits(self, tokens: Any) -> "np.ndarray":
+    def logits(self, tokens: Any) -> np.ndarray:
         """Next-token logits of ids [S] or [B, S], S up to model.seq_len: [S, V] or [B, S, V] in fp32.
 
-        BadInput for what is not ids of the model's vocabulary, or longer than its sequences.
+        BadInput for ids outside the vocabulary, or sequences that are too long.
         """
-        import numpy as np
-
-        from scalelab.evaluate.subject import next_token_logits
-
         try:
             ids = np.asarray(tokens)
         except ValueError as error:
@@ -74,38 +61,31 @@ class LoadedRun:
         logits = next_token_logits(self.model, np.atleast_2d(ids), separator)
         return logits if ids.ndim == 2 else logits[0]
 
-    @check_arguments(
-        prompt=TEXT, tokens=optional(whole(1)), n=whole(1), temperature=NUMBER, top_k=whole(0), top_p=NUMBER,
-        seed=whole(0),
-    )  # fmt: skip
+    @check_arguments(tokens=optional(whole(1)), n=whole(1))
     def sample(
         self, prompt: str = "", tokens: int | None = None, n: int = 1, *, temperature: float = 1.0, top_k: int = 0,
         top_p: float = 1.0, seed: int = 0,
     ) -> list[str]:  # fmt: skip
-        """`n` continuations of `prompt`, each up to the end of its document or `tokens` tokens (`scalelab sample`)."""
-        from scalelab.evaluate import sample
-
+        """Sample `n` continuations of `prompt`, each to its document's end or `tokens` tokens (`scalelab sample`)."""
         options = sample.SamplingOptions(temperature, top_k, top_p, seed)
         most = sample.default_tokens(self.model, self.tokenizer, prompt) if tokens is None else tokens
         drawn = sample.draw_samples(self.model, self.tokenizer, prompt, most, n, options)
         return [sample.decode_sample(self.tokenizer, one) for one in drawn]
 
 
-@check_arguments(run=PATH, ema=FLAG, average=whole(1), trust=several(TEXT))
+@check_arguments(average=whole(1))
 def load(run: Source, *, ema: bool = False, average: int = 1, trust: Collection[str] = ()) -> LoadedRun:
     """Load a run's weights: RUN (its last step) or "RUN@STEP"; the options are those of `scalelab eval`.
 
-    BadInput where there is no such run or step, or where the run names code of a user that neither this program nor
-    `trust` names; DamagedCheckpoint where the step is damaged.
+    BadInput for an absent run or step, or a run whose user code neither this program nor `trust` names;
+    DamagedCheckpoint for a damaged step.
     """
-    from scalelab.evaluate.subject import load_evaluated_model
-
     user_code.trust_names(*trust)
     return LoadedRun(load_evaluated_model(os.path.expanduser(run), ema, average))
 
 
 def trust(*names: str) -> None:
-    """Allow this program to run code of a user (`pkg.mod:fn`) that only a stored file names (`--trust`)."""
+    """Allow this program to run user code (`pkg.mod:fn`) that only a stored file names (`--trust`)."""
     for name in names:
         if not (isinstance(name, str) and all(name.partition(":"))):
             raise BadInput(f"{str(name)[:60]!r} is not of the form pkg.mod:fn")

@@ -1,4 +1,4 @@
-"""A trained run's weights scored, sampled and exchanged with Hugging Face's files."""
+"""Use a trained run's weights: score, sample, export to and import from Hugging Face's files."""
 
 import dataclasses
 import os
@@ -7,41 +7,32 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from scalelab.api.arguments import (
-    FLAG,
-    FOLDER,
-    FUNCTION,
-    NUMBER,
-    OVERRIDES,
-    PATH,
-    TEXT,
-    Facts,
-    Path,
-    check_arguments,
-    list_paths,
-    optional,
-    several,
-    whole,
-)
+from scalelab.api.arguments import FOLDER, Facts, Path, check_arguments, list_paths, optional, whole
 from scalelab.api.door import Overrides, add_overrides, cache_programs
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
+from scalelab.evaluate import evaluations, subject
+from scalelab.evaluate import sample as sample_lib
+from scalelab.evaluate import tasks as tasks_lib
+from scalelab.evaluate.subject import load_model_tokenizer
+from scalelab.hf.formats import IRRELEVANT_KEYS
+from scalelab.hf.write import DTYPES, WrittenModel, write_model
+from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, load_run_weights, write_weights
 from scalelab.untrusted.paths import describe_link
 
 if TYPE_CHECKING:
-    from scalelab.data.tokenizers.tokenizer import Tokenizer
     from scalelab.evaluate.sample import Sample, SamplingOptions
-    from scalelab.hf.write import WrittenModel
 
-Counted = Callable[[str, int, int], None]  # gets what is done: its name, how much, of how much
+Counted = Callable[[str, int, int], None]  # called with the work's name, how much is done, and of how much
 
 
 def _uncounted(name: str, done: int, of: int) -> None:
-    """Report nothing."""
+    """Ignore a report."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """Scores as rows of evaluations.jsonl, of which weights, which sets they `replaced`, and why they are unwritten."""
+    """Rows of evaluations.jsonl, the weights they score, sets they `replaced`, and why they were not written."""
 
     origin: Facts
     rows: list[Facts]
@@ -49,10 +40,7 @@ class Evaluated:
     not_written: str
 
 
-@check_arguments(
-    run=PATH, data=optional(PATH), tasks=several(PATH), overrides=OVERRIDES, sequences=whole(0), ema=FLAG,
-    average=whole(1), progress=FUNCTION,
-)  # fmt: skip
+@check_arguments(average=whole(1))
 def evaluate(
     run: Path, *, data: Path | None = None, tasks: Path | Sequence[Path] = (), overrides: Overrides | None = None,
     sequences: int = 1000, ema: bool = False, average: int = 1, progress: Counted = _uncounted,
@@ -60,11 +48,8 @@ def evaluate(
     """Score a run's weights on its data, other data, or tasks, and write the scores down (`scalelab eval`).
 
     `run`: a folder, or "RUN@STEP"; `data`: a prepared folder; `overrides`: other data, by the keys of `data`; `tasks`:
-    files of tasks; `sequences`: at most so many of each source, 0 for all. BadInput as the command.
+    files of tasks; `sequences`: the most to score of each source; 0: all. BadInput as the command.
     """
-    from scalelab.evaluate import evaluations, subject
-    from scalelab.evaluate import tasks as tasks_lib
-
     cache_programs()
     other = {"data.source": "prepared", "data.path": os.fspath(data)} if data else {}
     requested = [tasks_lib.read_task(os.fspath(path)) for path in list_paths(tasks)]
@@ -73,14 +58,14 @@ def evaluate(
     rows = evaluations.evaluate_tasks(model, requested, progress)
     rows = [*evaluations.evaluate_data(model, config, sequences, progress), *rows]
     folder = model.origin["run"]
-    is_link = pathlib.Path(folder).is_symlink()  # perhaps another's, to somewhere else
+    is_link = pathlib.Path(folder).is_symlink()  # a link may be another's and lead elsewhere
     replaced = [] if is_link else evaluations.write_evaluations(folder, rows)
     return Evaluated(model.origin, rows, replaced, describe_link(folder) if is_link else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """Continuations of a prompt, with their `texts`, and of which weights they are."""
+    """Continuations of a prompt with their `texts`, and the weights that made them."""
 
     origin: Facts
     prompt: str
@@ -89,19 +74,13 @@ class Sampled:
     texts: list[str]
 
 
-@check_arguments(
-    run=PATH, prompt=TEXT, tokens=optional(whole(1)), samples=whole(1), temperature=NUMBER, top_k=whole(0),
-    top_p=NUMBER, seed=whole(0), ema=FLAG, average=whole(1), progress=FUNCTION,
-)  # fmt: skip
+@check_arguments(tokens=optional(whole(1)), samples=whole(1), average=whole(1))
 def sample(
     run: Path, prompt: str = "", *, tokens: int | None = None, samples: int = 1, temperature: float = 1.0,
     top_k: int = 0, top_p: float = 1.0, seed: int = 0, ema: bool = False, average: int = 1,
     progress: Counted = _uncounted,
 ) -> Sampled:  # fmt: skip
     """Continue a prompt with a run's weights (`scalelab sample`): up to the end of the document, or `tokens` tokens."""
-    from scalelab.evaluate import sample as sample_lib
-    from scalelab.evaluate import subject
-
     cache_programs()
     model = subject.load_evaluated_model(os.fspath(run), ema, average)
     tokenizer = subject.load_model_tokenizer(model)
@@ -115,21 +94,18 @@ def sample(
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was written, of which weights, and why no tokenizer was ("": it was)."""
+    """An export: files written, their weights, and why no tokenizer was written ("": it was)."""
 
-    written: "WrittenModel"
+    written: WrittenModel
     origin: Facts
     no_tokenizer: str
 
 
-@check_arguments(run=PATH, out=FOLDER, dtype=TEXT, ema=FLAG, average=whole(1))
+@check_arguments(out=FOLDER, average=whole(1))
 def export_hf(
     run: Path, out: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", ema: bool = False, average: int = 1
 ) -> Exported:
     """Write a run's weights as a folder that `transformers` loads with equal logits (`scalelab export hf`)."""
-    from scalelab.hf.write import DTYPES, write_model
-    from scalelab.train.resume.weights import load_run_weights
-
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} is not a type of tensors; known: {', '.join(DTYPES)}")
     weights = load_run_weights(os.fspath(run), ema, average)
@@ -139,11 +115,8 @@ def export_hf(
     return Exported(written, weights.origin, why)
 
 
-def _find_tokenizer(weights: Any) -> "tuple[Tokenizer | None, str]":
-    """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
-    from scalelab.data.tokenizers.tokenizer import byte_tokenizer, id_tokenizer
-    from scalelab.evaluate.subject import load_model_tokenizer
-
+def _find_tokenizer(weights: Any) -> tuple[Tokenizer | None, str]:
+    """Find the data's tokenizer (None: unknown), and why its file can't be written ("": it can)."""
     name = weights.origin["data"]["tokenizer"] or ""
     if ids := re.fullmatch(r"ids-(\d+)(?:-(\d+))?", name):
         return id_tokenizer(int(ids[1]), int(ids[2] or 0)), "the data are token ids without one"
@@ -157,7 +130,7 @@ def _find_tokenizer(weights: Any) -> "tuple[Tokenizer | None, str]":
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """Weights of Hugging Face's files: values of `model` that fit them, where they come from, where they were written.
+    """Imported weights: values of `model` that fit them, their origin, and the folder they were written to.
 
     `no_tokenizer`: why there is none.
     """
@@ -165,16 +138,13 @@ class Imported:
     model: Mapping[str, object]
     origin: Facts
     folder: str | None
-    tokenizer: "Tokenizer | None"
+    tokenizer: Tokenizer | None
     no_tokenizer: str
 
 
-@check_arguments(folder=PATH, out=optional(FOLDER))
+@check_arguments(out=optional(FOLDER))
 def import_hf(folder: Path, out: Path | None = None) -> Imported:
     """Read a Llama, Mistral or GPT-2 of `transformers`, and with `out` write its weights (`scalelab import hf`)."""
-    from scalelab.hf.formats import IRRELEVANT_KEYS
-    from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, write_weights
-
     weights = load_hf_weights(pathlib.Path(folder))
     tokenizer, why = load_hf_tokenizer(pathlib.Path(folder), weights.shape.vocab_size)
     if out:

@@ -10,13 +10,14 @@ from typing import Any
 from scalelab.api.arguments import STORED, check_arguments, several
 from scalelab.errors import BadInput
 from scalelab.index.table import read_runs
+from scalelab.laws.read.readers import arrow_table
 from scalelab.record import listing, records
 
 Source = str | os.PathLike[str]
 
 
 class Rows(list[dict[str, Any]]):
-    """A list of rows, each a dict by column name. A column that a row lacks has no value there."""
+    """A list of rows, each a dict by column name; a row may lack columns."""
 
     def columns(self) -> list[str]:
         """The names of all columns, in order of first appearance."""
@@ -24,8 +25,6 @@ class Rows(list[dict[str, Any]]):
 
     def to_arrow(self) -> Any:
         """The rows as a `pyarrow.Table`. A column of mixed types becomes floats if all are numbers, else text."""
-        from scalelab.laws.read.readers import arrow_table
-
         return arrow_table(self)
 
     def to_pandas(self) -> Any:
@@ -37,10 +36,10 @@ class Rows(list[dict[str, Any]]):
 
 @check_arguments(sources=several(STORED))
 def runs(sources: Source | Sequence[Source]) -> Rows:
-    """One row per run, as in `scalelab runs`, of a run's folder, a folder of runs, a pattern (`*`, `**`), or several.
+    """Read a row per run, as `scalelab runs`: of a run's folder, a folder of runs, a pattern (`*`, `**`), or several.
 
     Columns: name, status, N, D, C, losses, every config value by its key (`optim.peak_lr`), the last value of every
-    metric, and scores. BadInput for a folder without runs; of a pattern's matches those without runs are left out.
+    metric, and scores. BadInput for a folder without runs; a pattern skips matches without runs.
     """
     given = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     return Rows(row for source in given for folder in _folders(os.fspath(source)) for row in read_runs(folder))
@@ -66,7 +65,7 @@ def _holds_runs(folder: pathlib.Path) -> bool:
 
 @check_arguments(run=STORED)
 def metrics(run: Source) -> Rows:
-    """The lines of a run's metrics.jsonl, in order: training lines, and lines with `val_loss` of evaluations."""
+    """Read the lines of a run's metrics.jsonl in order: training lines, and evaluations' lines with `val_loss`."""
     folder = pathlib.Path(os.path.expanduser(run))
     if listing.run_folders(folder) != [folder]:
         raise BadInput(f"{str(folder)!r} is a folder of runs: name one of them, e.g. {listing.run_folders(folder)[0]}")

@@ -1,4 +1,4 @@
-"""What trains: `door` (the order in which work starts), `training` (a run), `sweeping` (a grid), `studies`, `twins`.
+"""Train: `training` (a run), `sweeping` (a grid), `studies`, `twins`; `api/door.py` has the order in which work starts.
 
-`together` holds one process of several in line.
+`together` runs one process of several that share a run.
 """

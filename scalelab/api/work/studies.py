@@ -2,20 +2,14 @@
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from scalelab.api.arguments import (
     ANY_PATH,
     ANYTHING,
-    FLAG,
     FOLDER,
-    FUNCTION,
-    NUMBER,
-    OVERRIDES,
     POSITIVE,
-    TEXT,
-    VALUES,
     Facts,
     Path,
     check_arguments,
@@ -36,47 +30,45 @@ from scalelab.api.door import (
     silent,
     train_in_pool,
 )
-from scalelab.api.work.sweeping import EXECUTING, chosen_executor
-from scalelab.errors import BadInput
-
-if TYPE_CHECKING:
-    from scalelab.plan.sweep.sweep import SweepPlan
-    from scalelab.sweep.ablate.study import Ablation
-    from scalelab.sweep.tune.stages import Tuning
+from scalelab.api.work.sweeping import SLURM, chosen_executor
+from scalelab.errors import BadInput, Stopped
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, SweepPlan, plan_study
+from scalelab.record import records
+from scalelab.study import Kind, open_study
+from scalelab.sweep.ablate import conduct as ablation_lib
+from scalelab.sweep.ablate import power, sides
+from scalelab.sweep.ablate.study import Ablation, make_study
+from scalelab.sweep.tune import conduct, stages, study, wording
 
 LR_KEY = "optim.peak_lr"
-TRAINING = {"take_over": FLAG, "progress": FUNCTION, "stop": FUNCTION, "display": optional(FUNCTION), "command": TEXT}
 TUNING = {name: whole(1) for name in ("trials", "rounds", "confirm", "seeds")} | {"short": optional(whole(1))}
 
 
 class Studied(NamedTuple):
-    """The summary of a study, as its summary.json has it, and the path of its page. `baseline`: an ablation's."""
+    """A study's summary, as in its summary.json, and the path of its page. `baseline`: that of an ablation."""
 
     summary: Facts
     page: str
     baseline: str = ""
 
 
-@check_arguments(workdir=FOLDER)
-def study_status(workdir: Path) -> list[Facts]:
-    """The runs of a study as rows (name, status, step, losses), also while they train (`--status`)."""
-    from scalelab.sweep import status
-
-    return status.read_trial_rows(pathlib.Path(workdir))
-
-
-@check_arguments(config=ANYTHING, overrides=OVERRIDES, **TUNING)
+@check_arguments(config=ANYTHING, **TUNING)
 def plan_tuning(
-    config: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3, short: int | None = None,
-    confirm: int = 2, seeds: int = 3,
-) -> "Tuning":  # fmt: skip
-    """What a `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` says it in words."""
-    from scalelab.sweep.tune import stages
-
+    config: Path,
+    overrides: Overrides | None = None,
+    *,
+    trials: int = 48,
+    rounds: int = 3,
+    short: int | None = None,
+    confirm: int = 2,
+    seeds: int = 3,
+) -> stages.Tuning:
+    """Plan what `tune` would train (`scalelab tune --dry-run`); `sweep.tune.wording.describe_plan` describes it."""
     return stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
 
 
-@check_arguments(config=ANYTHING, workdir=FOLDER, overrides=OVERRIDES, **TUNING, **EXECUTING, **TRAINING)
+@check_arguments(config=ANYTHING, workdir=FOLDER, slurm=SLURM, **TUNING)
 def tune(
     config: Path, workdir: Path, overrides: Overrides | None = None, *, trials: int = 48, rounds: int = 3,
     short: int | None = None, confirm: int = 2, seeds: int = 3, executor: str = "local",
@@ -84,56 +76,66 @@ def tune(
     progress: Progress = silent, stop: Stop = never, display: Display | None = None,
     command: str = "scalelab.api.tune",
 ) -> Studied | None:  # fmt: skip
-    """Find good values for a config file with tune() (`scalelab tune`), or go on; None where it was stopped.
+    """Find good values for a config file with tune() (`scalelab tune`), or resume; None if it was stopped.
 
-    `trials`: runs in all; `rounds` of runs of `short` steps; `confirm`: best short runs that are trained in full;
-    `seeds`: fresh ones before it is adopted. Executor and training as for `sweep`; `command`: how the summary says
-    that it was made.
+    `trials`: runs in all, in `rounds` of runs of `short` steps; `confirm`: how many of the best are trained in full;
+    `seeds`: fresh seeds before a value is adopted. Executor and training as for `sweep`; `command`: the command line to
+    name in the summary.
     """
-    from scalelab.record import lock, records
-    from scalelab.report.pages import write_report
-    from scalelab.sweep.tune import conduct, stages, study, wording
-
     folder = pathlib.Path(workdir)
     note = lambda line: progress({"note": line})  # noqa: E731
     plan = stages.load_tuning(config_path(config), overrides or {}, trials, rounds, short, confirm, seeds)
     for line in wording.describe_counts(plan):
         note(line)
     show = display or plain_display(progress, stop)
-    with (
-        chosen_executor(executor, slurm, max_parallel, note, config_file(config), folder),
-        lock.undo_if_refused(folder, study.STUDY_FILE),
-    ):
-        study.open_study(plan, folder)
+
+    def work() -> Facts:
         with train_in_pool(folder, stages.change_base(plan, {}), take_over, show, progress) as train:
-            summary = conduct.conduct_tuning(plan, folder, train, note)
-    if summary is None:
+            return conduct.conduct_tuning(plan, folder, train, note)
+
+    with chosen_executor(executor, slurm, max_parallel, note, config_file(config), folder):
+        return _conduct(folder, study.KIND, study.describe_tuning(plan), work, command, take_over, progress)
+
+
+def _conduct(
+    folder: pathlib.Path,
+    kind: Kind,
+    plan: Facts,
+    work: Callable[[], Facts],
+    command: str,
+    take_over: bool,
+    progress: Progress,
+    baseline: str = "",
+) -> Studied | None:
+    """Open the study, do its work, and write its summary and page; None where a signal stopped it."""
+    from scalelab.report.pages import write_report
+
+    try:
+        with open_study(folder, kind, plan, take_over, lambda text: progress({"warning": text})):
+            summary = {"command": command} | work()
+            records.write_json(folder / "summary.json", summary)
+            return Studied(summary, str(write_report(folder)["path"]), baseline)
+    except Stopped:
         return None
-    summary = {"command": command} | summary
-    records.write_json(folder / "summary.json", summary)
-    return Studied(summary, str(write_report(folder)["path"]))
 
 
 ABLATION = {
-    "baseline": ANY_PATH, "variant": several(ANY_PATH), "budgets": several(POSITIVE), "overrides": OVERRIDES,
-    "sizes": several(whole(1)), "seeds": whole(1), "rule": TEXT, "tune": several(TEXT), "untuned": FLAG,
-    "tokens_per_param": POSITIVE, "target_flops": optional(POSITIVE),
+    "baseline": ANY_PATH, "variant": several(ANY_PATH), "budgets": several(POSITIVE), "sizes": several(whole(1)),
+    "seeds": whole(1), "tokens_per_param": POSITIVE, "target_flops": optional(POSITIVE),
 }  # fmt: skip
 
 
 class AblationPlan(NamedTuple):
-    """The runs of an ablation with the planner's hours, and the smallest effect that they would show."""
+    """An ablation's runs with the planner's hours, and the smallest effect that they would show."""
 
-    study: "Ablation"
-    planned: "SweepPlan"
+    study: Ablation
+    planned: SweepPlan
     noise: float
     correlation: float
     smallest_effect: float | None
 
 
-@check_arguments(
-    **ABLATION, workdir=optional(FOLDER), noise=optional(POSITIVE), correlation=optional(NUMBER), progress=FUNCTION
-)
+@check_arguments(**ABLATION, workdir=optional(FOLDER), noise=optional(POSITIVE))
 def plan_ablation(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None = None, *,
     sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own", tune: str | Sequence[str] = LR_KEY,
@@ -141,29 +143,16 @@ def plan_ablation(
     workdir: Path | None = None, noise: float | None = None, correlation: float | None = None,
     progress: Progress = silent,
 ) -> AblationPlan:  # fmt: skip
-    """What an `ablate` would train, and the smallest effect that it would show (`scalelab ablate --plan`).
+    """Plan what `ablate` would train, and the smallest effect that it would show (`scalelab ablate --plan`).
 
-    `noise`: relative scatter of a run's loss over seeds; `correlation`: of both sides' losses of one seed; by default
-    those measured in `workdir`.
+    `noise`: relative scatter of a run's loss over seeds; `correlation`: between both sides' losses at one seed. The
+    defaults are measured in `workdir`.
     """
-    from scalelab.plan.machine.machine import load_machine
-    from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, plan_study
-    from scalelab.sweep.ablate import power
-
-    study, target = _make_ablation(
-        baseline,
-        variant,
-        budgets,
-        overrides,
-        sizes,
-        seeds,
-        rule,
-        tune,
-        untuned,
-        tokens_per_param,
-        target_flops,
-        progress,
+    study, target, lines = _make_ablation(
+        baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
+    for line in lines:
+        progress({"note": line})
     folder = None if workdir is None else pathlib.Path(workdir)
     noise, correlation, source = power.known_noise(study, folder, noise, correlation, NOISE)
     smallest, shows = power.describe_power(study, noise, correlation, source, target)
@@ -171,7 +160,7 @@ def plan_ablation(
     return AblationPlan(study, plan_study(runs, "this ablation", load_machine("cpu")), noise, correlation, smallest)
 
 
-@check_arguments(**ABLATION, workdir=FOLDER, fix=VALUES, next=FLAG, **EXECUTING, **TRAINING)
+@check_arguments(**ABLATION, workdir=FOLDER, slurm=SLURM)
 def ablate(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], workdir: Path,
     overrides: Overrides | None = None, *, sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own",
@@ -186,67 +175,45 @@ def ablate(
     `baseline`, `variant`: config files, or names pkg.mod:fn; `sizes`: d_model of each rung; `fix`: values of E or alpha
     that are not fitted; `next`: also which further runs would settle it. Executor and training as for `sweep`.
     """
-    from scalelab.record import lock, records
-    from scalelab.report.pages import write_report
-    from scalelab.sweep.ablate import conduct
-
     folder, fixed = pathlib.Path(workdir), dict(fix or {})
     note = lambda line: progress({"note": line})  # noqa: E731
-    study, target = _make_ablation(
-        baseline,
-        variant,
-        budgets,
-        overrides,
-        sizes,
-        seeds,
-        rule,
-        tune,
-        untuned,
-        tokens_per_param,
-        target_flops,
-        progress,
+    study, target, lines = _make_ablation(
+        baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
+    for line in lines:
+        progress({"note": line})
     show = display or plain_display(progress, stop)
-    with (
-        chosen_executor(executor, slurm, max_parallel, note, None, folder),
-        lock.undo_if_refused(folder, conduct.STUDY_FILE),
-    ):
-        conduct.open_study(study, folder)
-        first, *_ = conduct.final_runs(study, study.rungs[:1], {}).values()
+
+    def work() -> Facts:
+        first, *_ = ablation_lib.final_runs(study, study.rungs[:1], {}).values()
         with train_in_pool(folder, first, take_over, show, progress) as train:
-            if not conduct.conduct_study(study, folder, train, note, fixed):
-                return None
-    summary: Facts = {"command": command}
-    summary |= conduct.score_study(study, folder, target, fixed, with_next=next)
-    records.write_json(folder / "summary.json", summary)
-    return Studied(summary, str(write_report(folder)["path"]), study.baseline.name)
+            ablation_lib.conduct_study(study, folder, train, note, fixed)
+        return ablation_lib.score_study(study, folder, target, fixed, with_next=next)
+
+    plan = ablation_lib.describe_study(study)
+    with chosen_executor(executor, slurm, max_parallel, note, None, folder):
+        return _conduct(folder, ablation_lib.KIND, plan, work, command, take_over, progress, study.baseline.name)
 
 
 def _make_ablation(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None,
     sizes: Sequence[int], seeds: int, rule: str, tune: str | Sequence[str], untuned: bool, tokens_per_param: float,
-    target_flops: float | None, progress: Progress,
-) -> "tuple[Ablation, float]":  # fmt: skip
-    """(the study, where its verdict is given); says what was chosen for the user."""
-    from scalelab.sweep.ablate import sides, study
-
+    target_flops: float | None,
+) -> tuple[Ablation, float, list[str]]:  # fmt: skip
+    """Make (the study, the budget of its verdict, what was chosen for the user)."""
     keys = [tune] if isinstance(tune, str) else list(tune)
     if untuned and keys != [LR_KEY]:
         raise BadInput("--untuned tunes nothing, and --tune says what to tune: leave one of them out")
     names = [os.fspath(each) for each in list_paths(variant)]
     values = {key: str(value) for key, value in (overrides or {}).items()}
     loaded, notes = sides.load_sides(os.fspath(baseline), names, values)
-    plan = study.make_study(
-        loaded, list(budgets), list(sizes), seeds, rule, () if untuned else tuple(keys), tokens_per_param
-    )
+    plan = make_study(loaded, list(budgets), list(sizes), seeds, rule, () if untuned else tuple(keys), tokens_per_param)
     target = target_flops or plan.rungs[-1].flops
-    for line in (*notes, *_describe_rungs(plan, bool(sizes), tokens_per_param, target)):
-        progress({"note": line})
-    return plan, target
+    return plan, target, [*notes, *_describe_rungs(plan, bool(sizes), tokens_per_param, target)]
 
 
-def _describe_rungs(plan: "Ablation", has_sizes: bool, tokens_per_param: float, target: float) -> list[str]:
-    """What was chosen for the user."""
+def _describe_rungs(plan: Ablation, has_sizes: bool, tokens_per_param: float, target: float) -> list[str]:
+    """Describe the sizes, tokens and target that were chosen for the user."""
     rungs = ", ".join(f"{rung.flops:.3g} FLOPs at d_model {rung.d_model}" for rung in plan.rungs)
     how = "" if has_sizes else f" (nearest to {tokens_per_param:g} tokens a parameter)"
     tuned = (

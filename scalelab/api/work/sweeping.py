@@ -1,30 +1,23 @@
-"""Train the trials of a grid from Python, as `scalelab sweep` does; how they stand, and which setting is best."""
+"""Train the trials of a grid from Python, as `scalelab sweep` does."""
 
 import contextlib
 import dataclasses
 import functools
-import os
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from scalelab import git
 from scalelab.api.arguments import (
     ANYTHING,
-    FLAG,
-    FUNCTION,
-    OVERRIDES,
-    STORED,
     TEXT,
     WORKDIR,
-    Kind,
     check_arguments,
     either,
     instance,
-    list_paths,
     mapping_of,
     optional,
     several,
-    whole,
 )
 from scalelab.api.door import (
     Config,
@@ -45,47 +38,50 @@ from scalelab.api.door import (
     silent,
 )
 from scalelab.api.reading.tables import Rows, runs
+from scalelab.api.work.standing import SweepStatus, read_status
 from scalelab.errors import BadInput
-from scalelab.stores.urls import work_folder
+from scalelab.index.waiting import wait_until_free
+from scalelab.stores import mirror
+from scalelab.sweep import trials
+from scalelab.sweep.executors import choice, jobs
+from scalelab.sweep.run import keep_begun_packs, run_sweep
+from scalelab.sweep.trials import group_into_packs
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from scalelab.report.serve import LiveServer
-    from scalelab.sweep.answer.ranking import SweepAnswer
-    from scalelab.sweep.live import LiveView
     from scalelab.train.run.early_stop import Judge
 
+
 GRID = optional(several(mapping_of(ANYTHING, "a list of dicts such as [{'optim.peak_lr': 1e-3}]")))
-SLURM = optional(either(instance("a file of options of sbatch", str, pathlib.Path),
-    mapping_of(TEXT, "a dict such as {'partition': 'gpu'}")))  # fmt: skip
-STORE_POLLS = 10  # a store is asked every 5 s whether another sweep has left it: each time costs four requests
-EXECUTING: dict[str, Kind] = {"executor": TEXT, "slurm": SLURM, "max_parallel": whole(0)}
+SLURM = optional(
+    either(
+        instance("a file of options of sbatch", str, pathlib.Path),
+        mapping_of(TEXT, "a dict such as {'partition': 'gpu'}"),
+    )
+)
+STORE_POLLS = 10  # a waiting sweep asks its store only so often (every 5 s): each time costs four requests
 
 
 @dataclasses.dataclass(frozen=True)
 class Swept:
-    """How a sweep ended: {trial: verdict}, in the grid's order."""
+    """The end of a sweep: {trial: verdict}, in the grid's order."""
 
     folder: pathlib.Path
     verdicts: Mapping[str, str]
 
     @functools.cached_property
     def rows(self) -> Rows:
-        """The rows of its runs (`runs`), in the grid's order."""
+        """Read one row for each of its runs (`runs`), in the grid's order."""
         rows = {row["name"]: row for row in runs(self.folder)}
         return Rows(rows[name] for name in self.verdicts if name in rows)
 
-    def status(self, all_grids: bool = False) -> "SweepStatus":
-        """How it stands (`sweep_status`)."""
-        return _read_status(self.folder, all_grids)
+    def status(self, all_grids: bool = False) -> SweepStatus:
+        """Read its trials' status (`sweep_status`)."""
+        return read_status(self.folder, all_grids)
 
 
-@check_arguments(
-    config=ANYTHING, workdir=WORKDIR, overrides=OVERRIDES, grid=GRID, stop_if=optional(TEXT), **EXECUTING,
-    allow_change=several(TEXT), force=FLAG, take_over=FLAG, progress=FUNCTION, stop=FUNCTION,
-    display=optional(FUNCTION),
-)  # fmt: skip
+@check_arguments(workdir=WORKDIR, grid=GRID, slurm=SLURM)
 def sweep(
     config: Config, workdir: Path, overrides: Overrides | None = None, *,
     grid: Sequence[Mapping[str, object]] | None = None, stop_if: str | None = None, executor: str = "local",
@@ -98,7 +94,7 @@ def sweep(
     The grid is the config file's `sweep(h)`, or `grid`: `[{"optim.peak_lr": 1e-3, "train.seed": 0}, …]`. Trials that
     differ only in traced values share one program; a grid that has grown trains only what is new. `stop_if`: a rule
     that ends hopeless trials. `slurm`: options of sbatch, or a file of them. The other arguments are those of `train`.
-    A store that another sweep holds is waited for; if `stop` comes first, there are no verdicts.
+    If another sweep holds the store, it waits; a `stop` before that returns no verdicts.
     """
     if grid is None and hasattr(config, "items"):
         raise BadInput("a config tree has no sweep(h): pass grid=[{'optim.peak_lr': 1e-3}, …], or a file's path")
@@ -122,10 +118,7 @@ def sweep(
 def _attach_when_free(
     folder: pathlib.Path, take_over: bool, note: Callable[[str], None], display: Display
 ) -> Iterator[bool]:
-    """`mirror.attached`, once another sweep has left the store; yields whether it is: not if a stop came first."""
-    from scalelab.index.waiting import wait_until_free
-    from scalelab.stores import mirror
-
+    """Wait until another sweep has left the store, then enter `mirror.attached`; yields False if a stop came first."""
     attach = functools.partial(mirror.attached, folder, take_over, note)
     with contextlib.ExitStack() as held:
         with display("waiting", {}) as shown:
@@ -136,8 +129,6 @@ def _attach_when_free(
 def _load_trials(
     config: Config, overrides: Overrides | None, grid: Sequence[Mapping[str, object]] | None, folder: pathlib.Path
 ) -> "dict[str, ConfigDict]":
-    from scalelab.sweep import trials
-
     file = config_file(config)
     if grid is None and file:
         return trials.load_trials(file, overrides or {}, folder)
@@ -148,11 +139,6 @@ def _train_trials(
     folder: pathlib.Path, trials: "Mapping[str, ConfigDict]", file: str | None, judge: "Judge | None",
     allow: frozenset[str], force: bool, take_over: bool, progress: Progress, display: Display,
 ) -> dict[str, str]:  # fmt: skip
-    from scalelab import git
-    from scalelab.sweep.executors import choice
-    from scalelab.sweep.run import keep_begun_packs, run_sweep
-    from scalelab.sweep.trials import group_into_packs
-
     code = git.code_state(file)
     packs = keep_begun_packs(folder, group_into_packs(trials))
     one = len(packs) == 1 and choice.is_local()
@@ -172,13 +158,14 @@ def _train_trials(
 
 @contextlib.contextmanager
 def chosen_executor(
-    executor: str, slurm: Path | Mapping[str, str] | None, max_parallel: int, note: Callable[[str], None],
-    file: str | None, folder: pathlib.Path,
-) -> Iterator[None]:  # fmt: skip
-    """Train packs as chosen (`sweep.executors.choice`) inside. BadInput for options that don't go together."""
-    from scalelab.stores import mirror
-    from scalelab.sweep.executors import choice
-
+    executor: str,
+    slurm: Path | Mapping[str, str] | None,
+    max_parallel: int,
+    note: Callable[[str], None],
+    file: str | None,
+    folder: pathlib.Path,
+) -> Iterator[None]:
+    """Within it packs train by the chosen executor (`sweep.executors.choice`). BadInput for options that conflict."""
     chosen = choice.make_choice(executor, slurm, max_parallel, note, file)
     if executor != "local":
         mirror.refuse_several_processes(folder)
@@ -190,7 +177,7 @@ def chosen_executor(
 
 
 def make_judge(rule: str | None) -> "Judge | None":
-    """What ends hopeless trials; None without a rule. BadInput for a rule that is not one."""
+    """Make the judge that ends hopeless trials; None without a rule. BadInput for a rule that can't be parsed."""
     if rule is None:
         return None
     from scalelab.diagnose.watch import stop
@@ -198,115 +185,23 @@ def make_judge(rule: str | None) -> "Judge | None":
     return stop.StopJudge(stop.check_rule(rule))
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepStatus:
-    """The trials of a sweep as rows (name, status, step, losses), their answer, and its jobs in a queue in words."""
-
-    folder: pathlib.Path
-    rows: list[dict[str, Any]]
-    answer: "SweepAnswer"
-    queue: str
-
-
-@check_arguments(workdir=WORKDIR, all_grids=FLAG, progress=FUNCTION)
-def sweep_status(workdir: Path, all_grids: bool = False, progress: Progress = silent) -> SweepStatus:
-    """How a sweep stands, also while it runs (`scalelab sweep --status`); `all_grids`: with trials of earlier grids."""
-    from scalelab.stores.copies import copy_here
-    from scalelab.stores.urls import url_of
-
-    folder = pathlib.Path(workdir)
-    if url := url_of(folder):
-        folder = copy_here(url, report=lambda line: progress({"note": line}))
-    return _read_status(folder, all_grids)
-
-
-def _read_status(folder: pathlib.Path, all_grids: bool) -> SweepStatus:
-    from scalelab.sweep import status
-    from scalelab.sweep.answer.rows import answer_folder
-    from scalelab.sweep.executors import sweep_jobs
-
-    started = status.read_started_runs(folder)
-    rows = status.read_trial_rows(folder, started)
-    return SweepStatus(folder, rows, answer_folder(folder, started, all_grids), sweep_jobs.describe_queue(folder))
-
-
-@check_arguments(workdir=WORKDIR, pack=TEXT, config=optional(ANYTHING), overrides=OVERRIDES, progress=FUNCTION,
-    stop=FUNCTION)  # fmt: skip
+@check_arguments(workdir=WORKDIR)
 def train_pack(
-    workdir: Path, pack: str, config: Config | None = None, overrides: Overrides | None = None, *,
-    progress: Progress = silent, stop: Stop = never,
-) -> bool:  # fmt: skip
+    workdir: Path,
+    pack: str,
+    config: Config | None = None,
+    overrides: Overrides | None = None,
+    *,
+    progress: Progress = silent,
+    stop: Stop = never,
+) -> bool:
     """Train one pack that a sweep's executor wrote (`scalelab sweep --pack`); False if it was stopped after saving.
 
-    `config`: the file beside which the user's code lies, which is run only if it, or `trust`, names it.
+    `config`: the file beside which the user's code lies; that code runs only if the file, or `trust`, names it.
     """
-    from scalelab.stores import mirror
-    from scalelab.sweep.executors import jobs
-
     folder = pathlib.Path(workdir)
     mirror.refuse_several_processes(folder)
     if config is not None:
         load_config(config, add_overrides(overrides, {}))
     judge = make_judge(jobs.read_job(folder, pack, lambda line: progress({"note": line}))["stop_if"])
     return jobs.train_job(folder, pack, stop, judge) == 0
-
-
-@check_arguments(workdir=WORKDIR)
-def cancel_sweep(workdir: Path) -> int:
-    """End a sweep's jobs in Slurm, which save first (`scalelab sweep --cancel`); how many there were."""
-    from scalelab.stores import mirror
-    from scalelab.sweep.executors import sweep_jobs
-
-    mirror.refuse_several_processes(pathlib.Path(workdir))
-    return sweep_jobs.cancel(pathlib.Path(workdir))
-
-
-@contextlib.contextmanager
-def follow(workdir: Path) -> "Iterator[Callable[[], LiveView]]":
-    """A function that reads how a sweep or a run stands right now, wherever it trains (`--status --follow`)."""
-    from scalelab.sweep.live import read_live
-
-    with _followed(workdir) as folder:
-        yield lambda: read_live(folder)
-
-
-@contextlib.contextmanager
-def serve(workdir: Path, port: int = 0) -> "Iterator[LiveServer]":
-    """A server of a sweep's or a run's pages for a browser here (`--status --serve`); its `url`, `serve_forever()`."""
-    from scalelab.report.serve import LiveServer
-    from scalelab.sweep.live import read_live
-
-    with _followed(workdir) as folder:
-        read_live(folder)  # refuses a folder without runs before a port is taken
-        with LiveServer(folder, port) as server:
-            yield server
-
-
-@contextlib.contextmanager
-def _followed(workdir: Path) -> Iterator[pathlib.Path]:
-    """A folder to look at while others write it; of one in an object store a copy that follows it."""
-    from scalelab.stores.copies import kept_up_to_date
-    from scalelab.stores.urls import url_of
-
-    folder = work_folder(os.fspath(workdir))
-    url = url_of(folder)
-    with kept_up_to_date(url) if url and not folder.exists() else contextlib.nullcontext(folder) as place:
-        yield place
-
-
-@check_arguments(sources=several(STORED), by=several(TEXT))
-def answer(sources: Path | Sequence[Path], by: str | Sequence[str] = ()) -> "SweepAnswer":
-    """Which setting is best over seeds (`scalelab runs --by`): means with errors, verdicts, the best learning rate.
-
-    `sources`: a sweep's folder, or several; `by`: the config keys that make a setting, by default all that differ in
-    the one folder. `scalelab.sweep.answer.wording.describe_answer` says it in words. BadInput as the command.
-    """
-    from scalelab.sweep.answer import rows
-
-    folders = [pathlib.Path(source).expanduser() for source in list_paths(sources)]
-    keys = list(by)
-    if not folders:
-        raise BadInput("sources=[] names no folder: give a sweep's folder, or several")
-    if not keys and len(folders) > 1:
-        raise BadInput("several folders: name the keys that make a setting, e.g. by='optim.peak_lr'")
-    return rows.answer_by(folders, keys) if keys else rows.answer_folder(folders[0])

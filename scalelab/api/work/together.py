@@ -1,4 +1,4 @@
-"""One process of several that train a run together: where it stands, and how it ends if another fails."""
+"""Run one process of several that train a run together, and end it if another fails."""
 
 import os
 import pathlib
@@ -7,28 +7,31 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from scalelab import config as config_lib
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.parallel.processes import run_together
+from scalelab.parallel.pulse import Pulse, run_with_timeout
 from scalelab.record import lock
+from scalelab.train.checkpoints import manifest
 from scalelab.untrusted.text import PlainStream
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from scalelab.parallel.peers import ProcessPlace
-    from scalelab.parallel.pulse import Pulse
+
 
 R = TypeVar("R")
 
 
 def work_together(
-    place: "ProcessPlace", config: "ConfigDict", folder: pathlib.Path, allow: frozenset[str],
-    work: "Callable[[Pulse], R]",
-) -> R:  # fmt: skip
-    """Do a process's part. A failure ends this one at once: jax would wait for the others to leave."""
-    from scalelab import config as config_lib
-    from scalelab.parallel.processes import run_together
-    from scalelab.parallel.pulse import Pulse, run_with_timeout
-
+    place: "ProcessPlace",
+    config: "ConfigDict",
+    folder: pathlib.Path,
+    allow: frozenset[str],
+    work: Callable[[Pulse], R],
+) -> R:
+    """Do this process's part of the work. A failure ends it at once: jax would wait for the others to leave."""
     pulse = Pulse()
 
     def end(code: int, why: str) -> NoReturn:
@@ -52,8 +55,6 @@ def work_together(
 
 
 def _resume_hint(folder: pathlib.Path) -> str:
-    from scalelab.train.checkpoints import manifest
-
     steps = manifest.list_steps(folder / "checkpoints")
     return f"the same commands resume from step {steps[-1]}" if steps else "nothing was saved yet"
 
@@ -69,7 +70,7 @@ def _write_last_line(text: str) -> None:
 
 
 def _silence(descriptor: int) -> int:
-    """Drop all later writes to `descriptor`; returns a copy of it that still writes."""
+    """Drop all later writes to `descriptor`; returns a copy that still writes."""
     copy = os.dup(descriptor)
     with open(os.devnull, "w") as null_device:
         os.dup2(null_device.fileno(), descriptor)

@@ -6,20 +6,8 @@ import pathlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
-from scalelab.api.arguments import (
-    ANYTHING,
-    FLAG,
-    FUNCTION,
-    NUMBER,
-    OVERRIDES,
-    TEXT,
-    WORKDIR,
-    Kind,
-    check_arguments,
-    optional,
-    several,
-    whole,
-)
+from scalelab import git
+from scalelab.api.arguments import WORKDIR, Kind, check_arguments, optional, whole
 from scalelab.api.door import (
     Config,
     Display,
@@ -40,13 +28,19 @@ from scalelab.api.door import (
 from scalelab.api.work.together import work_together
 from scalelab.config.files import list_not_reproduced
 from scalelab.errors import BadInput
+from scalelab.parallel import processes as processes_lib
+from scalelab.stores import mirror
+from scalelab.stores.urls import url_of
+from scalelab.train.lineage.compatibility import refuse_foreign_files
+from scalelab.train.resume.branch import plan_branch
+from scalelab.train.single import ByHand, train_single
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from scalelab.parallel.peers import ProcessPlace
     from scalelab.parallel.pulse import Pulse
-    from scalelab.train.single import ByHand
+
 
 TWO_BATCHES = Kind(
     "two numbers of batches, such as (900, 1100)",
@@ -56,7 +50,7 @@ TWO_BATCHES = Kind(
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """How the training of a run ended. Losses are nats a token; `process` is the index of this one of several."""
+    """The end of a run's training. Losses are nats a token; `process` is the index of this process."""
 
     name: str
     status: str
@@ -71,16 +65,11 @@ class Trained:
     process: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """What the command's --json prints."""
+        """The content of the command's --json."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "process"}
 
 
-@check_arguments(
-    config=ANYTHING, workdir=WORKDIR, overrides=OVERRIDES, init_from=optional(TEXT), branch_from=optional(TEXT),
-    fallback=FLAG, allow_change=several(TEXT), force=FLAG, take_over=FLAG, lr_factor=optional(NUMBER),
-    skip_batches=optional(TWO_BATCHES), reset=optional(TEXT), coordinator=optional(TEXT), processes=optional(whole(1)),
-    process_id=optional(whole(0)), progress=FUNCTION, stop=FUNCTION, display=optional(FUNCTION),
-)  # fmt: skip
+@check_arguments(workdir=WORKDIR, skip_batches=optional(TWO_BATCHES), processes=optional(whole(1)))
 def train(
     config: Config | None, workdir: Path, overrides: Overrides | None = None, *, init_from: str | None = None,
     branch_from: str | None = None, fallback: bool = False, allow_change: Collection[str] = (), force: bool = False,
@@ -92,20 +81,24 @@ def train(
 
     `config`: a file's path, a name (`tiny`) or a tree; None for a branch that has its trunk's. `workdir`: a folder, or
     s3://bucket/path. `overrides`: `{"train.steps": 20}`. `progress` gets a dict at each dispatch and for each note;
-    `stop` is asked after each dispatch, and True ends the run after saving. With a `display` these two are what it
-    gives, and `progress` gets what comes before the training. The others are the command's options. BadInput,
-    WorkFailed as the command; as one of several `processes` a failure ends this process.
+    `stop` is asked after each dispatch, and True ends the run after saving. A `display` replaces these two; `progress`
+    then gets only notes from before the training. The others are the command's options. BadInput, WorkFailed as the
+    command; as one of several `processes` a failure ends this process.
     """
-    from scalelab.stores import mirror
-
     change = _change_by_hand(lr_factor, skip_batches, reset)
     folder = pathlib.Path(workdir)
     if folder.name in ("", ".."):  # `.` has no name, and a run has its folder's
         folder = folder.resolve()
     training = _Training(
-        folder, config_file(config), frozenset(allow_change), force, take_over, change, progress,
+        folder,
+        config_file(config),
+        frozenset(allow_change),
+        force,
+        take_over,
+        change,
+        progress,
         display or plain_display(progress, stop),
-    )  # fmt: skip
+    )
     with mirror.attached(folder, take_over, training.note):
         reserve_memory()
         values = add_overrides(
@@ -114,8 +107,6 @@ def train(
         if branch_from and init_from:
             raise BadInput("--branch-from loads a run's whole state, --init-from only its weights: give one of them")
         resolved = _plan_branch(branch_from, config, values, folder) if branch_from else _load(config, values)
-        from scalelab.parallel import processes as processes_lib
-
         place = processes_lib.find_process_place(coordinator, processes, process_id)
         if place is None:
             return training.run(resolved)
@@ -126,14 +117,14 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-    """A run that is to be trained, and how."""
+    """A run to train, with its options."""
 
     folder: pathlib.Path
     file: str | None
     allow: frozenset[str]
     force: bool
     take_over: bool
-    change: "ByHand | None"
+    change: ByHand | None
     progress: Progress
     display: Display
 
@@ -143,11 +134,6 @@ class _Training:
 
     def run(self, config: "ConfigDict", place: "ProcessPlace | None" = None, pulse: "Pulse | None" = None) -> Trained:
         """Train to the end, alone or as one of several processes, of which the first speaks."""
-        from scalelab import git
-        from scalelab.stores.urls import url_of
-        from scalelab.train.lineage.compatibility import refuse_foreign_files
-        from scalelab.train.single import train_single
-
         first = place is None or place.index == 0
         if first:
             refuse_foreign_files(self.folder)
@@ -172,18 +158,14 @@ def _load(config: Config | None, overrides: Overrides) -> "ConfigDict":
 
 
 def _plan_branch(source: str, config: Config | None, overrides: Overrides, folder: pathlib.Path) -> "ConfigDict":
-    from scalelab.train.resume.branch import plan_branch
-
     file = config_file(config)
     if config is not None and file is None:
         raise BadInput("a branch takes a config's file or its trunk's config, not a tree: give a path, or None")
     return plan_branch(source, file, overrides, folder)
 
 
-def _change_by_hand(
-    lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None
-) -> "ByHand | None":
-    """What is changed where the run goes on; None: nothing."""
+def _change_by_hand(lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None) -> ByHand | None:
+    """Collect the changes by hand for the step at which the run goes on; None without any."""
     if lr_factor is None and skip_batches is None and reset is None:
         return None
     factor = 1.0 if lr_factor is None else lr_factor
@@ -191,6 +173,4 @@ def _change_by_hand(
         raise BadInput(f"--lr-factor={factor:g} must be finite and above zero; nearest: 0.7")
     if reset not in (None, "moments"):
         raise BadInput(f"reset={reset!r} is not something to begin anew; known: moments")
-    from scalelab.train.single import ByHand
-
     return ByHand(factor, skip_batches and (skip_batches[0], skip_batches[1]), reset is not None)

@@ -4,12 +4,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from scalelab import git
 from scalelab.api.arguments import (
     ANY_PATH,
     ANYTHING,
     FOLDER,
-    FUNCTION,
-    OVERRIDES,
     POSITIVE,
     Facts,
     Path,
@@ -31,13 +30,18 @@ from scalelab.api.door import (
     silent,
 )
 from scalelab.errors import BadInput
+from scalelab.record import lock
+from scalelab.sweep import status
+from scalelab.sweep.forks import write_forks
+from scalelab.sweep.run import run_sweep
+from scalelab.sweep.scaling import proxy as proxy_lib
 
 if TYPE_CHECKING:
     from scalelab.sweep.scaling.proxy import Proxy
 
 
 class ProxyFound(NamedTuple):
-    """A recipe's learning rate by its twin: what the command's --json prints, and the twin's sweep as planned."""
+    """A recipe's learning rate by its twin: the content of the command's --json, and the twin's planned sweep."""
 
     facts: Facts
     plan: "Proxy"
@@ -45,26 +49,18 @@ class ProxyFound(NamedTuple):
 
 
 @check_arguments(
-    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, overrides=OVERRIDES, out=optional(ANY_PATH), seeds=whole(1),
-    lrs=several(POSITIVE), progress=FUNCTION, stop=FUNCTION, display=optional(FUNCTION),
-)  # fmt: skip
+    config=ANYTHING, flops=POSITIVE, workdir=FOLDER, out=optional(ANY_PATH), seeds=whole(1), lrs=several(POSITIVE)
+)
 def proxy(
     config: Path, flops: float, workdir: Path, overrides: Overrides | None = None, *, out: Path | None = None,
     seeds: int = 3, lrs: Sequence[float] = (), progress: Progress = silent, stop: Stop = never,
     display: Display | None = None,
 ) -> ProxyFound | None:  # fmt: skip
-    """Find a large recipe's learning rate on a small twin (`scalelab proxy`); None where the sweep was stopped.
+    """Find a large recipe's learning rate on a small twin (`scalelab proxy`); None if the sweep was stopped.
 
-    `flops`: what the sweep may cost; `out`: the file of the target (default: target.py in `workdir`); `lrs`: three
-    learning rates of the twin or more.
+    `flops`: the sweep's budget; `out`: the target's config file (default: target.py in `workdir`); `lrs`: at least
+    three learning rates of the twin.
     """
-    from scalelab import git
-    from scalelab.record import lock
-    from scalelab.sweep import status
-    from scalelab.sweep.forks import write_forks
-    from scalelab.sweep.run import run_sweep
-    from scalelab.sweep.scaling import proxy as proxy_lib
-
     file, folder = config_path(config), pathlib.Path(workdir)
     target_file = pathlib.Path(out or folder / "target.py")
     if target_file.suffix != ".py" or target_file.resolve() == pathlib.Path(file).resolve():

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 
 def _refuse_idle(options: Any, defaults: dict[str, Any], overrides: dict[str, str]) -> None:
-    """BadInput for an option that the other way to call this command would silently ignore, or for one that lacks."""
+    """Raise BadInput for an option that this form of the command would ignore, or for one that it needs."""
     changed = {name for name, value in defaults.items() if getattr(options, name) != value}
     idle = STUDY_OPTIONS if options.table else TABLE_OPTIONS
     for name in (name for name in idle if name in changed):

@@ -20,7 +20,7 @@ LR_KEY = "optim.peak_lr"
 
 
 def make_parser(doc: str | None) -> Parser:
-    """The parser of the command whose docstring is `doc`."""
+    """Make the command's parser, with `doc` as its help."""
     parser = Parser("ablate", doc)
     add = parser.add_argument
     add("table", nargs="?", type=file_of_table, metavar="TABLE", help="runs of others, a row each")
@@ -103,7 +103,7 @@ def file_of_table(text: str) -> str:
 
 
 def parse_fixed(texts: list[str]) -> dict[str, float]:
-    """{name: value} of all --fix options. BadInput for what is not NAME=NUMBER."""
+    """Parse all --fix options as {name: value}. BadInput for text that is not NAME=NUMBER."""
     fixed = {}
     for part in (part for text in texts for part in text.split(",")):
         name, equals, value = part.partition("=")

@@ -1,11 +1,13 @@
 """`scalelab ablate --baseline=… --variant=…`: plan, train, score and show a study."""
 
+import dataclasses
 import shlex
 import sys
 from typing import Any
 
 from scalelab import api
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.study_runs import describe_trials
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.commands.ablate import text
 from scalelab.commands.ablate.options import LR_KEY, parse_fixed
 from scalelab.config import CommandLine
@@ -13,7 +15,7 @@ from scalelab.errors import BadInput
 
 
 def run(options: Any, overrides: CommandLine) -> tuple[int, list[str], dict[str, Any]]:
-    """(exit code, lines to print, JSON) of a study, its plan, or its state."""
+    """Run, plan or look at a study: (exit code, lines to print, JSON)."""
     if options.status:
         return _status(options)
     if options.untuned and options.tune != LR_KEY:
@@ -25,21 +27,25 @@ def run(options: Any, overrides: CommandLine) -> tuple[int, list[str], dict[str,
     sides = {
         "sizes": [int(size) for size in options.sizes], "seeds": options.seeds, "rule": options.rule,
         "tune": options.tune.split(","), "untuned": options.untuned, "tokens_per_param": options.tokens_per_param,
-        "target_flops": options.target_flops, "progress": report,
+        "target_flops": options.target_flops, "progress": print_report,
     }  # fmt: skip
     return (_plan if options.plan else _conduct)(options, overrides, sides)
 
 
 def _plan(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tuple[int, list[str], dict[str, Any]]:
-    """The runs of the study with the planner's hours, and the smallest effect that they would show."""
-    import dataclasses
-
+    """Plan the study's runs with the planner's hours, and the smallest effect that they would show."""
     from scalelab.commands.plan import budget_text
 
     plan = api.plan_ablation(
-        options.baseline, options.variant, options.budgets, overrides, **sides, workdir=options.workdir,
-        noise=options.noise, correlation=options.correlation,
-    )  # fmt: skip
+        options.baseline,
+        options.variant,
+        options.budgets,
+        overrides,
+        **sides,
+        workdir=options.workdir,
+        noise=options.noise,
+        correlation=options.correlation,
+    )
     content = dataclasses.asdict(plan.planned) | {"noise": plan.noise, "correlation": plan.correlation}
     return 0, budget_text.describe_sweep(plan.planned), content | {"smallest_effect": plan.smallest_effect}
 
@@ -58,7 +64,5 @@ def _conduct(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tup
 
 
 def _status(options: Any) -> tuple[int, list[str], dict[str, Any]]:
-    from scalelab.cli.study_runs import describe_trials
-
     rows = api.study_status(options.workdir)
     return 0, describe_trials(rows), {"trials": rows}

@@ -10,11 +10,15 @@ from scalelab.laws.read.columns import parse_columns
 
 
 def judge_table(options: Any) -> tuple[list[str], dict[str, Any]]:
-    """(lines to print, JSON) of a table's variants. BadInput for a table that can't be judged."""
+    """Judge a table's variants: (lines to print, JSON). BadInput for an unusable table."""
     judged = api.judge_table(
-        options.table, options.baseline, target_flops=options.target_flops, fix=parse_fixed(options.fix),
-        next=options.next, columns=parse_columns(options.columns, FIELDS),
-    )  # fmt: skip
+        options.table,
+        options.baseline,
+        target_flops=options.target_flops,
+        fix=parse_fixed(options.fix),
+        next=options.next,
+        columns=parse_columns(options.columns, FIELDS),
+    )
     lines = [line for each in judged.variants for line in ["", *text.describe_variant(each, options.baseline)]]
     content = {"baseline": options.baseline, "variants": judged.variants, "notes": judged.notes}
     return [*judged.notes, *lines][not judged.notes :], content

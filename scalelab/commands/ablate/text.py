@@ -1,4 +1,4 @@
-"""What `scalelab ablate` prints."""
+"""Format what `scalelab ablate` prints."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from scalelab.laws.use.multiplier.result import CURRENCIES
 
 
 def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
-    """The table by rung and currency, the trend, the target, and the verdict last."""
+    """Format the table by rung and currency, the trend, the target, and last the verdict."""
     known = [key for key in CURRENCIES if any(rung["m"][key] is not None for rung in result["rungs"])]
     head = ["FLOPs", baseline, result["variant"], "seeds", *(f"m in {key}" for key in known)]
     rows = [[_loss_row(rung), [times(rung, key) for key in known]] for rung in result["rungs"]]
@@ -37,7 +37,7 @@ def _loss_row(rung: Mapping[str, Any]) -> list[str]:
 
 
 def times(rung: Mapping[str, Any], key: str) -> str:
-    """A multiplier with its interval, in few characters."""
+    """Format a multiplier with its interval in few characters."""
     m, ends = rung["m"][key], rung["interval90"][key]
     if m is None:
         return "-"
@@ -63,7 +63,7 @@ def _target(target: Mapping[str, Any]) -> list[str]:
 
 
 def describe_score(scored: Mapping[str, Any]) -> str:
-    """What was written before the largest rung ran, beside what was measured there."""
+    """Format the prediction written before the largest rung ran beside the measurement."""
     if scored["predicted"] is None:
         return "nothing was predicted for the largest rung"
     ends = scored["predicted90"]
@@ -77,7 +77,7 @@ def describe_score(scored: Mapping[str, Any]) -> str:
 
 
 def describe_next(pair: Mapping[str, Any] | None) -> str:
-    """The runs that would settle it, in one line."""
+    """Describe in one line the runs that would settle an undecided verdict."""
     if pair is None:
         return "next: no noise is known; a second seed of both sides at every rung comes first"
     low, high = pair["interval90"]
@@ -89,5 +89,5 @@ def describe_next(pair: Mapping[str, Any] | None) -> str:
 
 
 def join_lines(groups: Sequence[Sequence[str]]) -> list[str]:
-    """Groups of lines with an empty line between them."""
+    """Join groups of lines with an empty line between them."""
     return [line for i, group in enumerate(groups) for line in ([""] * (i > 0) + list(group))]

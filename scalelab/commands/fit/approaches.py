@@ -19,9 +19,12 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit by approach 1 or 2: (lines for a person, the JSON object). BadInput if no row can be used."""
     law = LAWS["chinchilla"]
     table = api.read_table(
-        options.sources, law, columns=parse_columns(options.columns, known_fields(law)),
-        n_convention=options.n_convention, where=options.where,
-    )  # fmt: skip
+        options.sources,
+        law,
+        columns=parse_columns(options.columns, known_fields(law)),
+        n_convention=options.n_convention,
+        where=options.where,
+    )
     try:
         with text.tell_reading(table.notes):
             found = api.fit_approach(
@@ -42,7 +45,7 @@ def run_approach(options: Any) -> tuple[list[str], dict[str, Any]]:
     return lines, _block(options, found, table)
 
 
-def _describe(found: api.ApproachFit, options: Any) -> list[str]:
+def _describe(found: "api.ApproachFit", options: Any) -> list[str]:
     if isinstance(found.fit, Envelope):
         return _describe_envelope(found.fit, found.n_checkpoints)
     lines = _describe_isoflop(found.fit, found.noise)
@@ -66,7 +69,7 @@ def _describe_envelope(envelope: Envelope, n_checkpoints: int) -> list[str]:
 
 
 def _describe_isoflop(isoflop: IsoFlop, noise: MeasuredNoise | None) -> list[str]:
-    """IsoFLOP profiles: the best N at each budget, and a power law through these minima."""
+    """Format IsoFLOP profiles: the best N at each budget, and a power law through these minima."""
     cells = [["budget", "sizes", "best N", "loss", ""]]
     for profile in isoflop.profiles:
         edge = "" if profile.interior else "not used: the minimum is at the edge of the sizes tried"
@@ -79,7 +82,7 @@ def _describe_isoflop(isoflop: IsoFlop, noise: MeasuredNoise | None) -> list[str
 
 
 def _describe_noise(noise: MeasuredNoise | None) -> list[str]:
-    """Where the seed noise comes from, in one line."""
+    """Describe the source of the seed noise in one line."""
     if noise is None:
         return []
     source = {
@@ -94,11 +97,13 @@ def _rows(allocations: Sequence[dict[str, float]]) -> list[list[str]]:
     return [["C", "N", "D"], *([f"{allocation[name]:.4g}" for name in "CND"] for allocation in allocations)]
 
 
-def _block(options: Any, found: api.ApproachFit, table: Table) -> dict[str, Any]:
+def _block(options: Any, found: "api.ApproachFit", table: Table) -> dict[str, Any]:
     facts = {"sources": options.sources, "approach": options.approach, "derived": table.derived}
     facts |= {"columns": dict(table.columns), "read_as": list(table.notes)}
     by_budget = {f"{allocation['C']:g}": allocation for allocation in found.allocations}
     facts |= found.fit.to_json() | {"n_convention": table.n_convention, "allocation": by_budget}
     return facts | {
-        "n_rows": found.n_rows, "excluded": found.excluded, "design": [each.to_json() for each in found.findings],
-    }  # fmt: skip
+        "n_rows": found.n_rows,
+        "excluded": found.excluded,
+        "design": [each.to_json() for each in found.findings],
+    }

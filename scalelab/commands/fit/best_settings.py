@@ -60,7 +60,7 @@ def _parse_over(given: str | None) -> dict[str, list[str]]:
 
 
 def _check_target(best: BestSettings, at: Mapping[str, float]) -> None:
-    """BadInput for values of a new group that no law has, that are not positive, or that do not suffice."""
+    """Raise BadInput for values of a new group that no law uses, that are not positive, or if one is missing."""
     for name, value in at.items():
         if name not in best.per:
             raise BadInput(f"--target-values: no {name} in --per={','.join(best.per)}{nearest_hint(name, best.per)}")

@@ -21,9 +21,12 @@ def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
     """Fit a law to groups of rows: (lines for a person, the JSON object). BadInput if options contradict."""
     law = api.load_law(options.law or "chinchilla", options.hold)
     table = api.read_table(
-        options.sources, law, columns=parse_columns(options.columns, known_fields(law)),
-        n_convention=options.n_convention, where=options.where,
-    )  # fmt: skip
+        options.sources,
+        law,
+        columns=parse_columns(options.columns, known_fields(law)),
+        n_convention=options.n_convention,
+        where=options.where,
+    )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fits = api.fit_groups(
             table, options.by, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
@@ -42,7 +45,7 @@ def run_group_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
 
 
 def describe_groups(fits: GroupFits, table: Table, options: Any) -> list[str]:
-    """Format everything that a fit of groups reports."""
+    """Format the whole report of a fit of groups."""
     lines = [*table.notes, *_heading(fits, table), "", *align_columns(_param_rows(fits)), "", *_compute(fits)]
     lines += [trust_text.describe_certificate(each.to_json(), name) for name, each in fits.certificates.items()]
     lines.append(trust_text.describe_form_test(fits.form, [*fits.law.columns, fits.by], fits.joint.problem.points))
@@ -73,7 +76,7 @@ def _heading(fits: GroupFits, table: Table) -> list[str]:
 
 
 def _param_rows(fits: GroupFits) -> list[list[str]]:
-    """A row for each parameter of each group; one of all groups for those that are shared."""
+    """Make a row for each parameter of each group; shared parameters get one row for all groups."""
     level, reference = f"{fits.level:.0%}", fits.reference
     rows = [["", fits.by, "fitted", level, f"beside {reference}", level]]
     for name in fits.law.params:
@@ -87,7 +90,7 @@ def _param_rows(fits: GroupFits) -> list[list[str]]:
 
 
 def _beside(fits: GroupFits, group: str, name: str) -> list[str]:
-    """The difference of exponents and of what is added to the law, the ratio of anything else; with its interval."""
+    """Compare a parameter with the reference group: the difference for exponents and additive terms, else the ratio."""
     both = fits.difference(group, name)
     if fits.law.params[name].how == "direct" or is_offset(fits.law, name):
         return [f"{both.difference.value:+.4g}", format_ends(both.difference[1:], "+")]
@@ -105,7 +108,7 @@ def format_ends(ends: Sequence[float], sign: str = "") -> str:
 
 
 def _compute(fits: GroupFits) -> list[str]:
-    """What the difference is worth: the compute that each group needs for the reference's best loss."""
+    """Describe the compute that each group needs for the reference group's best loss."""
     if not fits.compute:
         return []
     level, lines = f"{fits.level:.0%}", list[str]()
@@ -115,21 +118,27 @@ def _compute(fits: GroupFits) -> list[str]:
         cells = [["", fits.law.target, level, "compute", level]]
         for name, factor in row.items():
             same = [format_factor(factor.factor), format_ends(factor.factor[1:])]
-            cells.append([name, f"{factor.loss.value:.4g}", format_ends(factor.loss[1:]),
-                          *(["1 times", ""] if name == fits.reference else same)])  # fmt: skip
+            cells.append(
+                [
+                    name,
+                    f"{factor.loss.value:.4g}",
+                    format_ends(factor.loss[1:]),
+                    *(["1 times", ""] if name == fits.reference else same),
+                ]
+            )
         lines += [*align_columns(cells if fits.draws else [[*line[:2], line[3]] for line in cells]), ""]
     return lines
 
 
 def format_factor(factor: Interval) -> str:
-    """`0.61 times`, or that no compute is enough."""
+    """Format a factor of compute as `0.61 times`; an infinite one says that no compute is enough."""
     if math.isnan(factor.value):
         return "no best size"
     return "never" if math.isinf(factor.value) else f"{factor.value:.3g} times"
 
 
 def _pooled(fits: GroupFits) -> list[str]:
-    """What pooling found: the mean of each exponent, the spread between groups, and how far each group moved."""
+    """Describe pooling: each exponent's mean, its spread between groups, and how far each group moved."""
     lines = []
     for name, pooled in fits.pooled.items():
         moved = ", ".join(f"{group} {share:.0%}" for group, share in zip(fits.names, pooled.moved, strict=True))
@@ -141,7 +150,7 @@ def _pooled(fits: GroupFits) -> list[str]:
 
 
 def _support(fits: GroupFits) -> list[str]:
-    """Whether the data ask for separate exponents."""
+    """Describe whether the data support separate exponents."""
     if fits.test is None:
         return [f"separate exponents: not tested: {fits.untested}"] if fits.untested else []
     test = fits.test

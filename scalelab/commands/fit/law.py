@@ -1,12 +1,12 @@
-"""Approach 3 of `scalelab fit`: fit a law to all rows, and compute what the options ask for from it."""
+"""Approach 3 of `scalelab fit`: fit a law to all rows, and compute the other parts that options ask for."""
 
 import dataclasses
 from typing import Any
 
 from scalelab import api
-from scalelab.api.laws.after import HOLDOUT_DIVISOR
+from scalelab.api.defaults import HOLDOUT_DIVISOR
 from scalelab.cli.progress import WorkProgress
-from scalelab.commands.fit import text, trust_text
+from scalelab.commands.fit import next_runs, text, trust_text
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
 from scalelab.laws.read import units
@@ -22,9 +22,12 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         raise BadInput("--next-runs needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
     law = api.load_law(options.law or "chinchilla", options.hold)
     table = api.read_table(
-        options.sources, law, columns=parse_columns(options.columns, known_fields(law)),
-        n_convention=options.n_convention, where=options.where,
-    )  # fmt: skip
+        options.sources,
+        law,
+        columns=parse_columns(options.columns, known_fields(law)),
+        n_convention=options.n_convention,
+        where=options.where,
+    )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fitted = api.fit(
             table, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
@@ -55,8 +58,6 @@ def _more(options: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[st
     if options.tournament:
         parts["tournament"] = _tournament(options, fitted)
     if options.next_runs is not None:
-        from scalelab.commands.fit import next_runs  # here: it brings the model, a fifth of a second
-
         parts["next"] = next_runs.propose_next_runs(options, fitted)
     if options.figures:
         paths = api.draw_fit(fitted, options.figures, options.target_values)
@@ -65,7 +66,7 @@ def _more(options: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[st
 
 
 def _predictions(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
-    """Predict what a run of each budget reaches, by a law of C alone (which can't split a budget into N and D)."""
+    """Predict the loss of a run at each budget by a law of C alone, which can't split a budget into N and D."""
     if not all(0 < C < float("inf") for C in options.target_flops):
         raise BadInput(f"--target-flops={options.target_flops}: a budget is a positive number of FLOPs")
     predictions = {f"{C:g}": each for C, each in api.predict(fitted, options.target_flops).items()}
@@ -77,7 +78,12 @@ def _tournament(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     count = options.holdout or max(1, len(fitted.kept) // HOLDOUT_DIVISOR)
     with WorkProgress() as bars:
         entries = api.tournament(
-            fitted, count, objective=options.objective or "huber_log", delta=options.delta,
-            bootstrap=options.bootstrap, n_convention=options.n_convention, progress=bars.update,
-        )  # fmt: skip
+            fitted,
+            count,
+            objective=options.objective or "huber_log",
+            delta=options.delta,
+            bootstrap=options.bootstrap,
+            n_convention=options.n_convention,
+            progress=bars.update,
+        )
     return trust_text.describe_tournament(entries, count), [entry.to_json() for entry in entries]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from scalelab import api
-from scalelab.api.laws.after import GRID_OPTION
+from scalelab.api.defaults import GRID_OPTION
 from scalelab.cli.parser import align_columns
 from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.next_runs import NextRuns
@@ -14,11 +14,17 @@ def propose_next_runs(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     """Propose runs: (lines, JSON block). Runs of a config's sweep are written to --configs-out as config files."""
     fields = known_fields(fitted.law)
     proposed = api.propose_runs(
-        fitted, options.next_runs, options.grid, options.budget_flops, determine=options.determine,
-        target_values=options.target_values, n_convention=options.n_convention,
-        columns=parse_columns(options.columns, fields), configs_out=options.configs_out,
+        fitted,
+        options.next_runs,
+        options.grid,
+        options.budget_flops,
+        determine=options.determine,
+        target_values=options.target_values,
+        n_convention=options.n_convention,
+        columns=parse_columns(options.columns, fields),
+        configs_out=options.configs_out,
         grid_columns=parse_columns(options.grid_columns, fields, GRID_OPTION),
-    )  # fmt: skip
+    )
     plan, chosen, files, notes = proposed
     block = plan.to_json() | {"names": chosen, "forks": list(map(str, files)), "read_as": list(notes)}
     lines = _lines(plan, chosen)

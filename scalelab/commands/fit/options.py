@@ -1,4 +1,4 @@
-"""Which laws `scalelab fit` knows, and which of its options go together."""
+"""The laws that `scalelab fit` knows, and the checks of options that conflict."""
 
 import ast
 import pathlib
@@ -29,7 +29,7 @@ IDLE_OPTIONS = {
     3: ("method", "seed_noise"),
 }
 IDLE_WITH_BY = ("holdout", "tournament", "next_runs", "figures")
-CURVES = "curve_forms"  # the file of the laws of curves
+CURVES = "curve_forms"  # file that holds the laws of curves
 CURVE_OPTIONS = ("predict_run", "schedule_of")
 USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",
     "figures", "json")  # fmt: skip

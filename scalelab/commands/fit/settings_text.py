@@ -1,4 +1,4 @@
-"""Best settings and their laws as lines for a person."""
+"""Format best settings and their laws for a person."""
 
 from collections.abc import Mapping
 
@@ -45,7 +45,7 @@ def _surface(best: BestSettings) -> str:
 
 
 def _window(best: BestSettings) -> str:
-    """Which settings the surfaces go through."""
+    """Describe which settings the surfaces are fitted to."""
     windows = zip(best.best_of, best.noise.window, strict=True)
     near = [f"{octaves:g} octaves of {name}" for name, octaves in windows if np.isfinite(octaves)]
     if not near:
@@ -81,7 +81,7 @@ def _groups(best: BestSettings) -> list[str]:
 
 
 def _setting_cells(best: BestSettings, group: SettingGroup, k: int, name: str) -> list[str]:
-    """The best value of a group's setting, with its interval or what is known instead."""
+    """Format the best value of a group's setting with its interval, or the reason why it has none."""
     optimum = group.optimum
     if optimum.at is None or optimum.status not in ("used", "edge"):
         return ["-", "-"]
@@ -91,7 +91,7 @@ def _setting_cells(best: BestSettings, group: SettingGroup, k: int, name: str) -
 
 
 def _exceptions(best: BestSettings) -> list[str]:
-    """Groups at an edge, and those without an optimum, each by name with the reason."""
+    """Name the groups at an edge and those without an optimum, with reasons."""
     lines = []
     for group in best.with_status("edge", "flat", "few"):
         name = ", ".join(f"{column} {value:.4g}" for column, value in group.values.items())
@@ -135,7 +135,7 @@ def _heading(best: BestSettings, law: SettingLaw) -> str:
 
 
 def _middle(law: SettingLaw) -> list[str]:
-    """The law in the middle of its groups, where it is known best, and the scatter about it."""
+    """Describe the law's value in the middle of its groups, where it is known best, and the scatter about it."""
     centre = dict(zip(law.columns, np.exp(law.centre).tolist(), strict=True))
     value, *ends = law.predict(centre, new=False)
     place = ", ".join(f"{column} {each:.3g}" for column, each in centre.items())
@@ -146,7 +146,7 @@ def _middle(law: SettingLaw) -> list[str]:
 
 
 def _cost(best: BestSettings, name: str) -> list[str]:
-    """What a deviation from the best setting costs."""
+    """Describe the loss that a deviation from the best setting costs."""
     costs = [cost for g in best.with_status("used") if (cost := best.cost_of_factor(g, name)) is not None]
     if not costs:
         return []
@@ -155,7 +155,7 @@ def _cost(best: BestSettings, name: str) -> list[str]:
 
 
 def _bounds(law: SettingLaw) -> list[str]:
-    """Whether the law agrees with groups whose optimum lies beyond what was tried."""
+    """Describe whether the law agrees with groups whose optimum lies outside the settings tried."""
     beyond = law.side != 0
     if not beyond.any():
         return []

@@ -1,4 +1,4 @@
-"""A fitted law as lines for a person. Only digits that the data determine are printed."""
+"""Format a fitted law for a person. Only digits that the data determine are printed."""
 
 import contextlib
 import math
@@ -16,7 +16,7 @@ from scalelab.laws.trust.profile import ParamProfile
 from scalelab.laws.trust.uncertainty import Prediction
 from scalelab.laws.use.decision import Decision
 
-MOST_NAMES_SHOWN = 12  # names of rows in one line
+MOST_NAMES_SHOWN = 12  # most names of rows in one line
 TARGET_UNITS = {"loss": "nats/token"}
 OBJECTIVE_LABELS = {
     "huber_log": "sum of Huber({delta:g}) of log {target} residuals",
@@ -28,7 +28,7 @@ OBJECTIVE_LABELS = {
 
 
 def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> list[str]:
-    """Format everything that a fit reports, verdicts before the numbers that depend on them."""
+    """Format the whole report of a fit, with verdicts before the numbers that depend on them."""
     block = fitted.to_json()
     lines = [*table.notes, *_heading(fitted, block, table), "", *_parameters(fitted, block), ""]
     lines += trust_text.describe_trust(fitted, block)
@@ -63,7 +63,7 @@ def format_span(ends: Iterable[float | None] | None, digits: int = 4) -> str:
 
 @contextlib.contextmanager
 def tell_reading(notes: Sequence[str]) -> Iterator[None]:
-    """Add what was read, and how, to a refusal of the rows: it may be its cause."""
+    """Add notes on the reading to a refusal of the rows: the reading may be the cause."""
     try:
         yield
     except BadInput as refusal:
@@ -85,7 +85,7 @@ def describe_exclusions(excluded: Sequence[Mapping[str, str]]) -> str:
 
 
 def _row_names(finding: Finding, fitted: Fitted) -> str:
-    """The names of the rows that a finding is about."""
+    """Names of the rows that a finding concerns."""
     if finding.kind not in ("outliers", "duplicates") or not fitted.kept:
         return ""
     names = [str(fitted.kept[row].get("name", row)) for row in finding.rows]
@@ -150,7 +150,7 @@ def _is_identified(fitted: Fitted, name: str) -> bool:
 
 
 def _digits(value: float, profile: ParamProfile | None) -> int:
-    """Number of digits to print, two to five: as many as the width of the parameter's interval supports."""
+    """Number of digits to print (two to five) that the width of the parameter's interval supports."""
     low, high = profile.interval if profile else (value, value)
     if low is None or high is None or not value:
         return 2
@@ -170,8 +170,7 @@ def _tighten(profile: ParamProfile | None) -> str:
 
 
 def _quotable(block: Mapping[str, Any], level: float) -> str:
-    """Which interval to quote, in one line: BCa of what is identified, percentiles of exponents; as many digits as
-    their widths support."""
+    """Describe in one line which interval to quote: BCa of identified parameters, percentiles of exponents."""
     unsure = [name for name, each in block["identifiability"].items() if each["verdict"] != "identified"]
     unsure += list(block["exponents"]) if {"alpha", "beta"} & set(unsure) else []
     parts = []
@@ -212,7 +211,7 @@ def _decision(decision: Decision, fitted: Fitted) -> list[str]:
 
 
 def describe_predictions(predictions: Mapping[str, Prediction], fitted: Fitted) -> list[str]:
-    """Format what one run of each budget is predicted to reach."""
+    """Format the predicted loss of one run at each budget."""
     rows = [["C", fitted.law.target, f"{fitted.level:.0%}, one run"]]
     rows += [[C, f"{p.loss:.4g}", format_span((p.low, p.high))] for C, p in predictions.items()]
     return ["", *align_columns(rows)]

@@ -1,4 +1,4 @@
-"""How far to trust a fit, as lines for a person: certificate, groups, form, resamples, held-out rows, tournament."""
+"""Format how far to trust a fit: certificate, groups, form, resamples, held-out rows, tournament."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def describe_trust(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
 
 
 def describe_certificate(certificate: Mapping[str, Any], group: str = "") -> str:
-    """The certificate in one line; of one group of rows, with its name."""
+    """Format the certificate in one line, with the group's name if it is of one group of rows."""
     gap = certificate["next_basin_gap"]
     basin = "no other optimum seen" if gap is None else f"next optimum {gap:.2%} higher"
     bounds = f", at bounds: {', '.join(certificate['at_bounds'])}" if certificate["at_bounds"] else ""
@@ -37,7 +37,7 @@ def describe_certificate(certificate: Mapping[str, Any], group: str = "") -> str
 
 
 def _form(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
-    """The test of the form, and where it fails what predictions add and which law fits better."""
+    """Format the test of the form; if it fails, also what predictions add and which law fits better."""
     if fitted.form is None and fitted.best.value == 0:
         return []
     lines = [describe_form_test(fitted.form, fitted.law.columns, block["n_rows"])]
@@ -58,7 +58,7 @@ def _form(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
 
 
 def describe_form_test(tested: FormTest | None, columns: Sequence[str], rows: int) -> str:
-    """The test of the form in one line."""
+    """Format the test of the form in one line."""
     if tested is None:
         return f"form: {rows} rows are too few to test it"
     low, high = tested.by_chance
@@ -72,7 +72,7 @@ def describe_form_test(tested: FormTest | None, columns: Sequence[str], rows: in
 
 
 def describe_dependence(dependence: Mapping[str, Any]) -> str:
-    """What rows of one run share, and what that does to the parameter that it concerns most, in one line."""
+    """Describe in one line the error that rows of a run share, and its effect on the parameter it changes most."""
     name, effect = max(dependence["design_effect"].items(), key=lambda item: item[1])
     return (
         f"groups: {dependence['groups']} values of {dependence['column']!r}, whose rows share an error of "

@@ -14,7 +14,7 @@ FIGURE_LABELS = {
 
 
 def describe_budget(allocation: Any) -> list[str]:
-    """Format an `Allocation`: one figure with its interval per line, then the law and source behind them."""
+    """Format an `Allocation`: one figure with its interval per line, then their law and its source."""
     rows = [
         _row(text, getattr(allocation, name), allocation.intervals.get(name)) for name, text in FIGURE_LABELS.items()
     ]
@@ -99,4 +99,4 @@ def _interval(interval: Any) -> str:
     if interval is None:
         return ""
     low, high = ("…" if end is None else f"{end:.4g}" for end in interval)
-    return f"({low} to {high})" if low != high else ""  # equal ends: the value was given, not fitted
+    return f"({low} to {high})" if low != high else ""  # equal ends mean that the value was given, not fitted

@@ -31,7 +31,7 @@ from typing import Any
 
 from scalelab import api
 from scalelab import config as config_lib
-from scalelab.api.planning import BUDGET_INPUTS
+from scalelab.api.defaults import BUDGET_INPUTS
 from scalelab.cli.parser import (
     Parser,
     add_trust_option,
@@ -42,6 +42,7 @@ from scalelab.cli.parser import (
 )
 from scalelab.config import CommandLine, split_overrides
 from scalelab.errors import BadInput
+from scalelab.plan.machine.machine import KNOWN_MACHINES
 
 RUN_OPTIONS = (
     "mesh",
@@ -56,7 +57,7 @@ RUN_OPTIONS = (
     "serve_context",
 )
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
-LARGEST_COUNT = 10**15  # for every count: far above any plan, and exact as a float
+LARGEST_COUNT = 10**15  # limit of every count: far above any plan, and exact as a float
 UNUSED_OPTIONS = {  # options without effect in each of the three modes
     "--config": (*BUDGET_OPTIONS, "law", "noise"),
     "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS),
@@ -94,8 +95,6 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    from scalelab.plan.machine.machine import KNOWN_MACHINES
-
     parser = Parser("plan", __doc__, renamed=RENAMED)
     add = parser.add_argument
     add("--config", type=config_path, metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
@@ -202,7 +201,7 @@ def _plan_run(options: Any, overrides: CommandLine) -> dict[str, Any]:
 
 
 def _calibrate(options: Any) -> tuple[Any, dict[str, Any]]:
-    """(efficiencies, the JSON facts they come from) of measured runs; (None, {}) without --calibrate."""
+    """Read (efficiencies, the JSON facts behind them) from measured runs; (None, {}) without --calibrate."""
     if not options.calibrate:
         return None, {}
     from scalelab.commands.plan import text as plantext
@@ -219,9 +218,11 @@ def _measure(config: Any, run_plan: Any, efficiency: Any, options: Any) -> dict[
     stream = sys.stdout if options.json != "-" else sys.stderr
     print(f"{'rows':>6} {'tokens/s':>12} {'predicted':>12} {'step':>10} {'compiling':>10}", file=stream)
     measured = api.measure(
-        config, run_plan, efficiency=efficiency,
+        config,
+        run_plan,
+        efficiency=efficiency,
         progress=lambda point: print(plantext.format_measurement(point), file=stream, flush=True),
-    )  # fmt: skip
+    )
     print(plantext.describe_knee(measured), file=stream)
     return dataclasses.asdict(measured)
 
@@ -248,9 +249,15 @@ def _plan_sweep(options: Any, _: CommandLine) -> dict[str, Any]:
 
     efficiency, facts = _calibrate(options)
     plan = api.plan_sweep(
-        options.sweep, options.hardware or "cpu", options.study, devices=options.devices or 1, efficiency=efficiency,
-        price_per_hour=options.price, law=options.law, noise=options.noise,
-    )  # fmt: skip
+        options.sweep,
+        options.hardware or "cpu",
+        options.study,
+        devices=options.devices or 1,
+        efficiency=efficiency,
+        price_per_hour=options.price,
+        law=options.law,
+        noise=options.noise,
+    )
     if options.json != "-":
         default_note = "" if options.hardware else "without --hardware: on this machine's CPU"
         print("\n".join([*filter(None, [default_note]), *budget_text.describe_sweep(plan)]))

@@ -50,7 +50,7 @@ def _memory(plan: Any) -> list[str]:
 
 
 def _host_memory(plan: Any) -> list[str]:
-    """Format what the moments take of the host's memory, which a node's devices share."""
+    """Format the part of the host's memory that the moments take; a node's devices share that memory."""
     host = plan.host
     if host is None:
         return []
@@ -186,7 +186,7 @@ def format_measurement(point: Any) -> str:
 
 
 def describe_knee(measured: Any) -> str:
-    """Describe where more rows stop paying, and why no larger size was measured."""
+    """Describe from which size more rows add no speed, and why no larger size was measured."""
     knee = f"{measured.knee_rows} sequences a device reach 95 % of the best rate"
     result = "nothing was measured" if measured.knee_rows is None else knee
     return f"{result}; {measured.stopped} ({measured.devices} x {measured.device})"

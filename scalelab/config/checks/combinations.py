@@ -155,7 +155,8 @@ def _check_layers(model: "ConfigDict") -> None:
             f"model.norm_place={model.norm_place!r} has no effect with model.block={model.block!r}, which places its "
             "norms itself; nearest: 'before'"
         )
-    if model.block == "parallel" and model.norm_place == "after":
+    blocks = [stack.block for stack in mixture_text.parse_stacks(model.block, model.n_layers)]
+    if "parallel" in blocks and model.norm_place == "after":
         raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")
 
 

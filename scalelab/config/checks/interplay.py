@@ -1,8 +1,8 @@
-"""Keys that mean something only together: plans that contradict each other, and values that have no effect.
+"""Check keys together: schedules that contradict each other, and values without effect.
 
 Each key alone is in its range (`validate`), and nothing here is impossible to compute; but the run would not be the one
-that its config describes. What contradicts itself is refused. What has no effect is told when the run starts, as a
-config may be made for several values of another key. Configs of runs that exist are read without these checks.
+that its config describes. Contradictions are refused. Values without effect are reported when the run starts, since a
+config may be made for several values of another key. Configs of existing runs are read without these checks.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-FIRST_MILESTONE = 0.8  # of train.steps: where multi_step's LR falls first (scalelab/optim/schedules.py)
+FIRST_MILESTONE = 0.8  # share of train.steps at which multi_step's LR falls first (scalelab/optim/schedules.py)
 
 
 def check_plans(config: "ConfigDict") -> None:
@@ -69,13 +69,13 @@ def _most_cycles(config: "ConfigDict") -> int:
 
 
 def effect_warnings(config: "ConfigDict") -> list[str]:
-    """Lines about values that were set and have no effect, or another one than their number says."""
+    """Describe values that were set and have no effect, or not the one that their number suggests."""
     warnings = [f"{key}={_value(config, key)!r} has no effect {why}" for key, why in _without_effect(config)]
     return [*warnings, *_other_effects(config)]
 
 
 def _without_effect(config: "ConfigDict") -> list[tuple[str, str]]:
-    """(key, why) of keys that aren't at their default although another key leaves them without effect."""
+    """Yield (key, why) for keys with a value of their own that another key leaves without effect."""
     schedule, model, name = config.schedule, config.model, config.schedule.name
     under = f"with schedule.name={name!r}"
     unless: list[tuple[str, bool, str]] = [  # keys, whether they act, why they don't
@@ -98,7 +98,7 @@ def _without_effect(config: "ConfigDict") -> list[tuple[str, str]]:
             f"within schedule.warmup_steps={schedule.warmup_steps}"),
     ]  # fmt: skip
     keys = [(key, why) for names, acts, why in unless if not acts for key in names.split()]
-    if ":" in name:  # a schedule of the user's own may read any of these
+    if ":" in name:  # a user's own schedule may read any of these
         keys = [(key, why) for key, why in keys if why != under]
     return [(key, why) for key, why in keys if _value(config, key) != default_values()[key]]
 
@@ -113,7 +113,7 @@ def _value(config: "ConfigDict", key: str) -> Any:
 
 
 def _other_effects(config: "ConfigDict") -> list[str]:
-    """Lines about values that act otherwise than their number says, as another key is too small or too large."""
+    """Describe values that act otherwise than their number suggests, as another key is too small or too large."""
     train, every, keep = config.train, config.checkpoint.every_steps, config.checkpoint.keep_every
     lines = []
     if train.ema and 1 / (1 - train.ema) > train.steps:

@@ -39,9 +39,9 @@ def check_choice(name: str, value: Any) -> None:
     if not isinstance(value, str):
         known = f"; known: {', '.join(map(str, record.choices))}" if record.choices else ""
         raise BadInput(f"{name}={value!r} is not text{known}")
-    if record.several and "," in value:
-        for part in value.split(","):
-            check_choice(name, part.strip())
+    if (names := record.names_in(value)) != [value]:
+        for part in names:
+            check_choice(name, part)
         return
     if record.user_code and ":" in value:
         if is_trusted(value):  # otherwise the code that would run it refuses
@@ -59,6 +59,15 @@ def check_range(name: str, value: Any) -> None:
     record = key_records()[name]
     if record.range and value is not None and (refusal := record.range.refusal(value, record.default)):
         raise BadInput(name + refusal)
+
+
+def check_divides(name: str, value: int, axis: str, size: int) -> None:
+    """Raise BadInput where `value` of one key can't be split into `size`, that of `axis`: with the nearest of both."""
+    if value % size:
+        low = value // size * size
+        divisor = max(k for k in range(1, size + 1) if value % k == 0)
+        nearest = f"nearest {name}: {f'{low} or {low + size}' if low else size}, nearest {axis}: {divisor}"
+        raise BadInput(f"{name}={value} is not divisible by {axis}={size}; {nearest}")
 
 
 def parse_group_multipliers(text: str) -> dict[str, float]:

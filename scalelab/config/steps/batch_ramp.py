@@ -1,4 +1,4 @@
-"""Batch-size warm-up in whole micro-batches: how many a step takes, and what was read before it. Exact integers only.
+"""Batch-size warm-up in whole micro-batches: their number in a step and before it. Exact integers only.
 
 The batch grows linearly in the tokens seen (Brown et al. 2020, section 2.3 and Table D.1: from 32k to the full batch
 over 4 to 12 billion tokens; in whole steps of samples as Megatron-LM's --rampup-batch-size). With n micro-batches to
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def batch_ramp_steps(config: "ConfigDict") -> tuple[int, ...]:
-    """The ramp of a config that `check_batch_ramp` accepts; of one that goes on, its last stretch's."""
+    """The ramp of a config that `check_batch_ramp` accepts; for a continued run, that of its last stretch."""
     noted = stretches.noted_stretches(config)
     return noted[-1].ramp if noted else ramp_from(config)
 
@@ -37,9 +37,13 @@ def ramp_from(config: "ConfigDict", step: int = 0, seen: int = 0) -> tuple[int, 
     if schedule.batch_start is None:
         return ()
     return _starts(
-        schedule.batch_start // micro, train.accumulate, micro * config.model.seq_len, schedule.batch_warmup_tokens,
-        step, seen,
-    )  # fmt: skip
+        schedule.batch_start // micro,
+        train.accumulate,
+        micro * config.model.seq_len,
+        schedule.batch_warmup_tokens,
+        step,
+        seen,
+    )
 
 
 def parse_batch_stages(text: str) -> list[tuple[int, int]]:
@@ -101,7 +105,7 @@ def _starts(first: int, last: int, micro_tokens: int, tokens: int, step: int = 0
 
 def micro_batches_per_step(ramp: tuple[int, ...], accumulate: int, steps: "np.ndarray") -> "np.ndarray":
     """Number of micro-batches in each of `steps`, int64 like them."""
-    import numpy as np  # here and in the functions below: a config that is only read needs no arrays
+    import numpy as np  # imported in functions: a config that is only read needs no arrays
 
     return accumulate - len(ramp) + np.searchsorted(np.asarray(ramp, np.int64), steps, side="right")
 

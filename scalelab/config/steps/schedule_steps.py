@@ -1,4 +1,4 @@
-"""Lengths of warm-up and decay: given in steps, in tokens or as a share of the run, resolved into steps.
+"""Resolve lengths of warm-up and decay, given in steps, tokens or shares of the run, into steps.
 
 Under a batch-size warm-up, warmup_tokens counts the tokens really seen, a share counts steps, and decay_tokens counts
 full batches. So a decay that reaches into the batch's warm-up must be given in steps.
@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-# Steps where a config gives none: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
+# Steps by default: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
 SCHEDULE_DEFAULTS = {
     "warmup": lambda steps: min(2000, max(1, round(0.05 * steps))),
     "decay": lambda steps: round(0.2 * steps),
@@ -23,7 +23,7 @@ SCHEDULE_DEFAULTS = {
 
 
 def resolve_schedule_steps(config: "ConfigDict") -> None:
-    """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways to give a length disagree."""
+    """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput if two ways to give a length disagree."""
     for what in SCHEDULE_DEFAULTS:
         schedule, requested = config.schedule, requested_steps(config, what)
         if (steps := schedule[f"{what}_steps"]) is not None:
@@ -60,7 +60,7 @@ def check_seq_warmup(config: "ConfigDict") -> None:
 
 
 def forget_derived_steps(config: "ConfigDict") -> None:
-    """Unset steps that were derived from tokens, a share or the default, before a config gets another length or batch.
+    """Unset derived steps (from tokens, a share or the default) before a config gets another length or batch.
 
     Steps that a user set stay, even if they equal the derived number.
     """
@@ -119,7 +119,7 @@ def _phrase(config: "ConfigDict", what: str, name: str) -> str:
 
 
 def schedule_warnings(config: "ConfigDict") -> list[str]:
-    """Warn of schedules that an optimizer's authors advise against."""
+    """Warn of schedules against an advice of the optimizer's authors."""
     name = config.schedule.name
     if config.optim.name == "schedule_free_adamw" and name != "constant":
         return [
@@ -145,7 +145,7 @@ def landmark_steps(config: "ConfigDict") -> list[int]:
 
 
 def _earlier_decays(config: "ConfigDict") -> list[int]:
-    """First step of each decay of a wsd_s but the last, and the step after it."""
+    """First step of each decay of a wsd_s except the last, and the step after that decay."""
     schedule, steps = config.schedule, config.train.steps
     shares = [schedule.cycle_growth**-i for i in range(1, schedule.cycles)] if schedule.name == "wsd_s" else []
     ends = [(round(steps * share), round(schedule.decay_steps * share)) for share in shares]
@@ -158,18 +158,18 @@ def tokens_per_step(config: "ConfigDict") -> int:
 
 
 def tokens_before(config: "ConfigDict", step: int) -> int:
-    """Tokens predicted in the steps before `step`: exact, whatever the batch was in each."""
+    """Tokens predicted in the steps before `step`, exact also if the batch changed."""
     return stretches.tokens_before(run_stretches(config), int(step))
 
 
 def run_stretches(config: "ConfigDict") -> tuple[stretches.Stretch, ...]:
-    """The stretches of a run under `config`: those noted, or the one that begins at zero."""
+    """The stretches of a run under `config`: the noted ones, or a single one from step 0."""
     noted = stretches.noted_stretches(config)
     return noted or (stretches.first_stretch(config, batch_ramp.ramp_from(config)),)
 
 
 def full_batch_step(config: "ConfigDict") -> int:
-    """The first step from which on all batches are the full one: 0 without a batch-size warm-up or a changed batch."""
+    """The first step after which all batches are full: 0 without a batch-size warm-up or a changed batch."""
     return max(*batch_ramp.batch_ramp_steps(config), run_stretches(config)[-1].step, 0)
 
 

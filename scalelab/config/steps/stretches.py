@@ -1,12 +1,12 @@
-"""The ledger of a run: what was counted before each stretch of steps, so that a present config never rewrites the past.
+"""The ledger of a run: counts before each stretch of steps, so that a later config never rewrites the past.
 
 A stretch is the steps taken under one batch, length, mixture and model. A run that never changes these has one, which
-begins at zero, and `log.stretches` is "". Where a run goes on under other values (`train/ledger.py`), the counts
-of its checkpoint begin a new stretch, and all stretches go into `log.stretches` of its config. So whoever asks a config
-for tokens, batches or positions gets what was counted.
+begins at zero, and `log.stretches` is "". If a run goes on under other values (`train/ledger.py`), the counts of its
+checkpoint begin a new stretch, and `log.stretches` of its config notes all stretches. Tokens, batches and positions of
+a config are then the counted ones.
 
-Counts are Python integers: 7B runs see 10^13 tokens, and jax has 32 bits here. Nothing is read back from a device: what
-a step takes is known when it is sent, skipped ones included. No arrays here, so that a config is read without numpy.
+Counts are Python integers: 7B runs see 10^13 tokens, and jax has 32 bits here. Nothing is read back from a device: the
+data of a step are known when it is sent, also if it is skipped. No arrays here, so that a config is read without numpy.
 """
 
 import functools
@@ -28,7 +28,7 @@ LEDGER_KEYS = (
     "schedule.batch_stages", "data.mixture", "data.unique_tokens", "train.seed",
 )  # fmt: skip
 
-MOST_COUNTED = 2**53  # of steps, tokens, sequences: their sums fit into int64 arrays
+MOST_COUNTED = 2**53  # limit of steps, tokens, sequences: their sums fit into int64 arrays
 
 
 class Stretch(NamedTuple):
@@ -68,7 +68,7 @@ class Stretch(NamedTuple):
 
 
 def first_stretch(config: "ConfigDict", ramp: tuple[int, ...]) -> Stretch:
-    """The stretch of a run that begins under `config`."""
+    """The first stretch of a run that begins under `config`."""
     return Stretch(0, 0, 0, {}, 0, 0, {}, *step_size(config), ramp, **data_order(config))
 
 
@@ -78,7 +78,7 @@ def step_size(config: "ConfigDict") -> tuple[int, int]:
 
 
 def data_order(config: "ConfigDict") -> dict[str, Any]:
-    """What decides the order of the data, as fields of a stretch."""
+    """The values that decide the order of the data, as fields of a stretch."""
     data = config.data
     return {
         "seq_len": config.model.seq_len, "mixture": data.mixture, "unique_tokens": data.unique_tokens,
@@ -87,10 +87,8 @@ def data_order(config: "ConfigDict") -> dict[str, Any]:
 
 
 def noted_stretches(config: "ConfigDict") -> tuple[Stretch, ...]:
-    """The stretches noted in `log.stretches`; () for a run that had one only.
-
-    They are of the config that goes on: one that has another batch or length than the last stretch was changed since,
-    is another run's, and begins at zero.
+    """The stretches noted in `log.stretches`; () for a run with a single one. A config with another batch or length
+    than its last noted stretch was changed since: it is another run's, and begins at zero.
     """
     stretches = parse_stretches(config.log.stretches) if config.log.stretches else ()
     fits = stretches and (stretches[-1].rows, stretches[-1].accumulate) == step_size(config)
@@ -99,7 +97,7 @@ def noted_stretches(config: "ConfigDict") -> tuple[Stretch, ...]:
 
 @functools.lru_cache(maxsize=256)
 def parse_stretches(text: str) -> tuple[Stretch, ...]:
-    """The stretches that `format_stretches` wrote. BadInput for another text."""
+    """Parse the text that `format_stretches` wrote. BadInput for another text."""
     try:
         entries = [Stretch(**{**entry, "ramp": tuple(entry["ramp"])}) for entry in parse_json(text)]
         rising = [(e.step, e.tokens) for e in entries]
@@ -114,7 +112,7 @@ def parse_stretches(text: str) -> tuple[Stretch, ...]:
 
 
 def _is_sound(stretch: Stretch) -> bool:
-    """Whether every value has its type and a size that can be computed with."""
+    """Whether every value has its type and a size within the limits."""
     counts = [stretch.step, stretch.batch, stretch.position, stretch.tokens, stretch.sequences, stretch.seed]
     counts += [*stretch.ramp, *stretch.by_source.values()]
     sizes = [stretch.rows, stretch.accumulate, stretch.seq_len]
@@ -128,7 +126,7 @@ def _is_sound(stretch: Stretch) -> bool:
 
 
 def format_stretches(stretches: Sequence[Stretch]) -> str:
-    """The text of `log.stretches`; "" for the single stretch of a run that never changed."""
+    """Format `log.stretches`; "" for the single stretch of a run that never changed."""
     return json.dumps([stretch._asdict() for stretch in stretches]) if len(stretches) > 1 else ""
 
 
@@ -155,5 +153,5 @@ def flops_before(stretch: Stretch, tokens: int, per_token: Mapping[str, float]) 
 
 
 def total_flops(per_token: Mapping[str, float]) -> dict[str, float]:
-    """FLOPs a token under the names that totals have: `6ND` for `6N`."""
+    """Rename FLOPs a token as totals: `6N` becomes `6ND`."""
     return {("6ND" if name == "6N" else name): each for name, each in per_token.items()}

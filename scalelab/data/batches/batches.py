@@ -1,7 +1,7 @@
 """Batch = f(seed, step): random access into shuffled windows, the same for any number of hosts.
 
 A step reads the windows after those of earlier steps, also where their batches were smaller (`config.batch_ramp`), or
-where a run goes on under another batch (`Begin`): then the counted position stands for the steps before.
+the run goes on under another batch (`Begin`): then the counted position replaces the steps before.
 
 A window is seq_len + 1 consecutive tokens of the stream of documents. Windows start every seq_len tokens, so each token
 except a shard's first is predicted once an epoch (neighbours share one token, a target of one and an input of the
@@ -23,7 +23,7 @@ from scalelab.errors import BadInput
 
 RowIndex = slice | np.ndarray  # rows of a batch: a range or indices
 ALL_ROWS = slice(None)
-NO_WINDOW = -1  # stands for a window's number and for its tokens: nothing is read, nothing predicted
+NO_WINDOW = -1  # number and tokens of an absent window: nothing is read or predicted
 ORDER_BLOCK = 4096  # windows whose order is computed at once; a small batch by itself would be mostly overhead
 
 
@@ -75,7 +75,7 @@ class Windows:
 
 
 class Begin(NamedTuple):
-    """Where a run goes on under another batch, length or mixture: its next step, the number and first row of its batch.
+    """A run's continuation under another batch, length or mixture: next step, its batch's number and first row.
 
     `by_source`: rows of each source before, {} where nobody counted them; `earlier`: the batches before.
     """
@@ -115,7 +115,7 @@ class BatchOrder:
         self._block = functools.lru_cache(maxsize=2)(self._compute_block)
 
     def __len__(self) -> int:
-        return 2**62 // self.global_batch  # the stream of epochs has no end; positions must fit int64
+        return 2**62 // self.global_batch  # the stream of epochs is endless; positions must fit int64
 
     def __getitem__(self, step: Any) -> np.ndarray:
         block, inside = divmod(int(step), self.block_steps)
@@ -143,7 +143,7 @@ def _rows_before(steps: np.ndarray, global_batch: int, accumulate: int, ramp: tu
 
 
 class TrainBatches:
-    """Training batches by step; see `train_batches`. Those before `begin` are others', which stand there."""
+    """Training batches by step; see `train_batches`. Batches before `begin` belong to the stretches noted in it."""
 
     def __init__(self, windows: Windows, order: BatchOrder, begin: Begin = BEGINNING) -> None:
         self.windows, self.global_batch = windows, order.global_batch
@@ -201,7 +201,7 @@ class TrainBatches:
         """
         read = self._reader(self._key(rows))
         numbers = np.stack([read(i) for i in batches])
-        # All at once: small batches over many shards, one by one, cost half as much again.
+        # Read at once: small batches over many shards, read one by one, cost half as much again.
         return self.windows.read(numbers.ravel()).reshape(*numbers.shape, -1)
 
     def _key(self, rows: RowIndex) -> tuple[int, ...]:
@@ -230,10 +230,9 @@ def train_batches(
 
     `mixture` and `unique_tokens` (as in configs/base.py) mix and cap the sources. `ramp` limits how many of the
     `accumulate` micro-batches a step uses; rows of the others are all NO_WINDOW. A host calls `batch(step, rows)` for
-    the rows of its devices; the global batch doesn't depend on the number of hosts. `begin`: where the run goes on
-    after other batches.
-    Raises BadInput for a split shorter than one window, an empty batch or a negative seed, and where `mixture` or
-    `unique_tokens` don't fit the sources.
+    the rows of its devices; the global batch doesn't depend on the number of hosts. `begin`: the place where the run
+    goes on after other batches. Raises BadInput for a split shorter than one window, an empty batch or a negative seed,
+    and where `mixture` or `unique_tokens` don't fit the sources.
     """
     if global_batch < 1:
         raise BadInput(f"global_batch={global_batch} is not a batch; at least 1")

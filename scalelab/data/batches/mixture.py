@@ -1,10 +1,10 @@
 """The source and window at each row of the training stream: closed forms in the row, nothing stored.
 
 Rows are cut into blocks. Up to the end of a block each source has its share of the rows, to within as many rows as
-there are sources (nested floors of exact fractions); inside a block the seed shuffles them. So the count of a source
-before any row is known at once, and with it the position in the source's epochs. Published mixtures draw each sequence
-(GPT-3, section 2.2) or balance greedily (Megatron-LM's blended data sets); this has the same shares with less noise
-than a draw.
+there are sources (nested floors of exact fractions); inside a block the seed shuffles them. A source's count before any
+row, and with it the position in its epochs, is then a closed form. Published mixtures draw each sequence (GPT-3,
+section 2.2) or balance greedily (Megatron-LM's blended data sets); this has the same shares with less noise than a
+draw.
 """
 
 import functools
@@ -20,8 +20,8 @@ from scalelab.config import mixture_text
 from scalelab.data.batches.order import permute_positions, window_numbers
 from scalelab.errors import BadInput, nearest_hint
 
-PATTERN_BLOCK = 1024  # rows; an even power of two, for which `permute_positions` needs no second turn
-# Up to so many windows in use, a capped source's numbers are cached (32 MB); beyond, they are computed each time.
+PATTERN_BLOCK = 1024  # rows of a block; an even power of two, for which `permute_positions` needs no second turn
+# Most windows in use for which a capped source's numbers are cached (32 MB); else they are computed each time.
 MAX_CACHED_WINDOWS = 2**22
 # Streams of pseudo-random numbers; a source without companions uses (seed, epoch) alone.
 NAMED, PATTERN, UNIQUE = 1, 2, 3
@@ -60,11 +60,11 @@ def make_window_sources(sizes: Mapping[str, int], unique_tokens: str, seq_len: i
             )
         sources.append(WindowSource(name, first, n, cap))
         first += n
-    return sorted(sources)  # by name, so that the order of a listing does not matter
+    return sorted(sources)  # sorted by name: the order of a listing does not matter
 
 
 def mixture_stages(text: str, sources: Sequence[WindowSource]) -> list[tuple[int, list[Fraction]]]:
-    """Stages (step, share of each source) of `data.mixture`; "": shares by windows in use. BadInput: unknown name."""
+    """Read stages (step, share of each source) of `data.mixture`; "": by windows in use. BadInput: unknown name."""
     total = sum(source.unique for source in sources)
     if not (stages := mixture_text.parse_mixture(text)):
         return [(0, [Fraction(source.unique, total) for source in sources])]
@@ -159,7 +159,7 @@ class WindowStream:
 
 
 def _shuffled(numbers: np.ndarray, source: WindowSource) -> np.ndarray:
-    """The source's fixed shuffle of its windows, independent of the seed, so that runs at one cap use the same ones."""
+    """Shuffle the source's windows in a fixed order, independent of the seed: runs at one cap use the same windows."""
     return permute_positions(numbers, source.n, (0, 0, UNIQUE, zlib.crc32(source.name.encode())))
 
 
@@ -170,7 +170,7 @@ def _in_use(source: WindowSource) -> np.ndarray:
 
 
 def _rests(weights: Sequence[Fraction]) -> list[tuple[int, int]]:
-    """For each source (p, q): the sources after it have p / q of the rows that it and they have together."""
+    """Fractions (p, q), one a source: the later sources' part p / q of the rows of this and all later sources."""
     lefts = [sum(weights[i:], Fraction()) for i in range(len(weights) + 1)]
     ratios = [after / left if left else Fraction() for left, after in itertools.pairwise(lefts)]
     return [(ratio.numerator, ratio.denominator) for ratio in ratios]

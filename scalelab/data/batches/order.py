@@ -1,7 +1,7 @@
 """The order of training windows: one permutation per epoch, computed on demand, never stored.
 
 A Feistel network over the next even power of two, applied until the value is inside the range (Black & Rogaway 2002,
-section 4). So the n-th window of a 10^12-token corpus costs as little as that of a small one. Integer arithmetic only:
+section 4). The n-th window of a 10^12-token corpus costs as little as that of a small one. Integer arithmetic only:
 the order is the same with every numpy and on every machine.
 """
 

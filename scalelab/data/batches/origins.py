@@ -1,4 +1,4 @@
-"""Where a window of the training data comes from: source, shard, documents; and its text, escaped."""
+"""Find the origin of a window of the training data: source, shard, documents; and its text, escaped."""
 
 import pathlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from scalelab.data.dataset import Dataset
 from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.errors import BadInput
 
-IDS_SHOWN = 15  # of data that are not text
+IDS_SHOWN = 15  # most ids shown of data that are not text
 
 
 class WindowOrigin(NamedTuple):

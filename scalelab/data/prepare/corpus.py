@@ -1,4 +1,4 @@
-"""A prepared folder from start to end, for `scalelab prepare`: units in parallel, then shards, then the index.
+"""Fill a prepared folder for `scalelab prepare`: units in parallel, then shards, then the index.
 
     DIR/plan.json                               the options, and every source file with its size and time
     DIR/tokenizer.json or tokenizer.tiktoken    unless tokens are bytes or ids
@@ -33,7 +33,7 @@ from scalelab.errors import BadInput
 from scalelab.record import lock
 from scalelab.untrusted.paths import path_below
 
-ALONE_BYTES = 2**27  # one process joins less than this in the time it takes to start others
+ALONE_BYTES = 2**27  # bytes that one process joins faster than others would start
 
 
 def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _fill_folder(
 def _units(
     request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None
 ) -> dict[str, list[specs.WorkUnit]]:
-    """{part: its units of work}."""
+    """Split each part into its units of work."""
     reading = job_for_tokenizer(request, given or byte_tokenizer()).reading()
     total = sum(specs.part_bytes(part) for part in parts)
     return {part.name: list(specs.split_into_units(part, total, reading)) for part in parts}
@@ -107,10 +107,10 @@ def _refuse_empty_parts(parts: Sequence[specs.SourcePart], work: dict[str, list[
 
 
 def _clear(out: pathlib.Path, is_new: bool) -> None:
-    """Empty a new folder, whose plan will be another once a source is mended; remove one without any document."""
+    """Empty a new folder, since its plan changes once a source is corrected; remove one without any document."""
     if is_new:
         for path in out.iterdir():
-            if path.name != ".lock":  # which goes when it is released
+            if path.name != ".lock":  # the lock's file disappears when it is released
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         return
     unit_records = [units.read_record(path.parent) for path in (out / ".units").glob("*/record.json")]
@@ -200,7 +200,7 @@ def _write_shards(
         "n_tokens": 0,
     }
     progress(facts)
-    n_bytes = sum(n for shard in todo for _, n, _ in shard.units)  # lower bound: a token is one byte or more
+    n_bytes = sum(n for shard in todo for _, n, _ in shard.units)  # a lower bound: a token takes at least one byte
     workers = min(workers, max(len(todo), 1)) if n_bytes > ALONE_BYTES else 1
     shared = job, stop if workers == 1 else None
     for shard, entry in pool.run_tasks(_write_shard, todo, _start_worker, shared, workers, stop):

@@ -1,4 +1,4 @@
-"""The index of a prepared folder: made from the records of its units, completed with its shards, and summarised."""
+"""Make the index of a prepared folder from its units' records, complete it with its shards, and summarise it."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def plan_index(
     work: Mapping[str, Sequence[specs.WorkUnit]],
     request: Request,
 ) -> tuple[dict[str, Any], list[merge.PlannedShard]]:
-    """The index with its shards still by name, and the shards to write. All units are there."""
+    """Make the index with its shards still by name, and list the shards to write. All units exist."""
     entries: dict[str, Any] = {}
     planned: list[merge.PlannedShard] = []
     for part in parts:
@@ -56,7 +56,7 @@ def write_sealed(folder: pathlib.Path, index: dict[str, Any]) -> None:
 def _part_entry(
     part: specs.SourcePart, unit_records: list[dict[str, Any]], shards: list[merge.PlannedShard], request: Request
 ) -> dict[str, Any]:
-    """A part's entry in the index, with its shards still by name. Raises BadInput for an empty part or split."""
+    """Make a part's entry in the index, with its shards still by name. Raises BadInput for an empty part or split."""
     n_bad = sum(record["n_bad"] for record in unit_records)
     bad = [place for record in unit_records for place in record["bad"]]
     if n_bad and not request.skip_bad:
@@ -75,7 +75,7 @@ def _part_entry(
 
 
 def _refuse_empty_splits(part: specs.SourcePart, n: Mapping[str, int], n_bad: int, request: Request) -> None:
-    """Raise BadInput where a part has no document for a split; `n`: its documents by split."""
+    """Raise BadInput if a part has no document for a split; `n`: its documents by split."""
     total, bad = sum(n.values()), f", {n_bad} bad" if n_bad else ""
     if not total:
         raise BadInput(f"--source={part.spec} is empty: no document in {len(part.paths)} files{bad}")
@@ -89,7 +89,7 @@ def _refuse_empty_splits(part: specs.SourcePart, n: Mapping[str, int], n_bad: in
 
 
 def summarise_index(out: pathlib.Path, index: dict[str, Any], progress: Progress = lambda _: None) -> dict[str, Any]:
-    """The command's result as plain JSON."""
+    """Summarise the index as the command's JSON."""
     _, splits = prepared.read_prepared(out, hashes=False)
     parts = []
     for name, part in index["parts"].items():

@@ -14,7 +14,7 @@ from scalelab.data.tokenizers import hf_json, load, ranks
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.untrusted.files import read_bytes
 
-SAMPLE_BYTES = 2**25  # of training documents, from units all over the corpus, to train a BPE
+SAMPLE_BYTES = 2**25  # bytes of training documents, sampled from the whole corpus, that train a BPE
 SAMPLED_UNITS = 256  # at most
 
 Progress = Callable[[dict[str, Any]], None]
@@ -24,7 +24,7 @@ Stop = Callable[[], bool]
 def make_job(
     request: Request, given: Tokenizer | None, work: dict[str, list[specs.WorkUnit]], progress: Progress, stop: Stop
 ) -> PrepareJob:
-    """The job, with the tokenizer in its folder; trains a BPE unless its file exists."""
+    """Make the job, with the tokenizer in its folder; trains a BPE unless its file exists."""
     out = request.out
     if given is None:
         given = _trained_tokenizer(request, [unit for part in work.values() for unit in part], progress, stop)
@@ -36,7 +36,7 @@ def make_job(
 
 
 def job_for_tokenizer(request: Request, tokenizer: Tokenizer) -> PrepareJob:
-    """The job of a request, with no file written."""
+    """Make the job of a request without writing a file."""
     options = request.text_key, request.skip_bad, request.val_fraction, request.split_seed
     return PrepareJob(request.out, tokenizer.entry, *options)
 
@@ -44,7 +44,7 @@ def job_for_tokenizer(request: Request, tokenizer: Tokenizer) -> PrepareJob:
 def _trained_tokenizer(
     request: Request, all_units: Sequence[specs.WorkUnit], progress: Progress, stop: Stop
 ) -> Tokenizer:
-    """The BPE in the folder; trained first if its file is missing."""
+    """Load the BPE in the folder; train it first if its file is missing."""
     path, wanted = request.out / load.TOKENIZER_FILES["json"], parse_vocab_size(request.tokenizer)
     if not path.exists():
         job = job_for_tokenizer(request, byte_tokenizer())
@@ -65,7 +65,7 @@ def _write_file(path: pathlib.Path, content: bytes) -> None:
 def _sample(
     all_units: Sequence[specs.WorkUnit], job: PrepareJob, reading: Reading, progress: Progress, stop: Stop
 ) -> Iterator[str]:
-    """Training documents, at most SAMPLE_BYTES: the beginnings of evenly spaced units."""
+    """Sample training documents, at most SAMPLE_BYTES: the beginnings of evenly spaced units."""
     n = min(len(all_units), SAMPLED_UNITS)
     chosen = [all_units[i * len(all_units) // n] for i in range(n)]
     left = SAMPLE_BYTES

@@ -1,8 +1,7 @@
-"""Units -> shards: consecutive units of a part are joined, in order of their numbers, until a shard has SHARD_TOKENS.
+"""Join units into shards: consecutive units of a part, in order of their numbers, up to SHARD_TOKENS a shard.
 
 A shard's files are written under temporary names, synced and renamed; then its entry is written to
-`.units/NAME-train-00000.json`; then the units' files are removed. So at any moment all tokens are on disk, once or
-twice.
+`.units/NAME-train-00000.json`; then the units' files are removed. At any moment all tokens are on disk, once or twice.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ class PlannedShard(NamedTuple):
 
 
 def plan_shards(part: str, units: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PlannedShard]:
-    """The shards of a part, from (name, record) of its units in order."""
+    """Plan the shards of a part from (name, record) of its units in order."""
     planned: list[PlannedShard] = []
     units = list(units)
     for split in SPLITS:
@@ -53,13 +52,13 @@ def plan_shards(part: str, units: Iterable[tuple[str, Mapping[str, Any]]]) -> li
 
 
 def find_shard_entry(job: PrepareJob, shard: str) -> dict[str, Any] | None:
-    """The entry of a shard if it is written, else None."""
+    """Find the entry of a written shard; None if it is not written yet."""
     path = job.units / f"{shard}.json"
     return records.read_json(path, ENTRY_SCHEMA) if path.is_file() else None
 
 
 def write_shard(shard: PlannedShard, job: PrepareJob, dtype: np.dtype) -> dict[str, Any]:
-    """Join a shard's units and return its index entry. Raises WorkFailed where a unit's files have changed."""
+    """Join a shard's units and return its index entry. Raises WorkFailed if a unit's files have changed."""
     tokens = _copy(job.folder / f"{shard.name}.tokens", _tokens(shard, job))
     offsets = _copy(job.folder / f"{shard.name}.offsets", _offsets(shard, job))
     width = dtype.itemsize

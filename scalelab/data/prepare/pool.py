@@ -11,7 +11,7 @@ from typing import Any
 from scalelab.data.prepare.units import Stopped
 from scalelab.errors import WorkFailed
 
-WAIT_S = 0.2  # between two checks of `stop`
+WAIT_S = 0.2  # seconds between two checks of `stop`
 
 _worker_state: list[Any] = []  # in a worker: the value `begin` returned
 

@@ -1,4 +1,4 @@
-"""Reader of a folder that `scalelab prepare` made: its index, and the splits of every part, verified."""
+"""Read and verify a folder that `scalelab prepare` made: its index, and the splits of every part."""
 
 import hashlib
 import json
@@ -19,14 +19,14 @@ PREPARED_FORMAT = 1
 
 
 def prepared_folder(path: str) -> pathlib.Path:
-    """The folder of `data.path`; of one in an object store a copy here, whose files are compared by hash."""
+    """The folder of `data.path`; for one in an object store a local copy, whose files are compared by hash."""
     return copies.copy_here(path) if is_url(path) else pathlib.Path(os.path.expanduser(path))
 
 
 def read_prepared_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, Any]:
     """The index of a finished folder; every type and file name in it is checked before a file is opened.
 
-    Raises BadInput where there is no index, or it has another format, no seal (if `sealed`) or a wrong seal.
+    Raises BadInput for an absent index, another format, no seal (if `sealed`) or a wrong seal.
     """
     path = folder / "index.json"
     if not path.is_file():
@@ -47,7 +47,7 @@ def read_prepared_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, 
 
 
 def _read_known_format(path: pathlib.Path) -> dict[str, Any]:
-    """The content of an index. BadInput where it is not one, or has another format."""
+    """Read the content of an index. BadInput if it is not an index, or has another format."""
     hint = _prepare_again_hint(path.parent)
     try:
         index = read_document(path)
@@ -62,7 +62,7 @@ def _read_known_format(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_index(path: pathlib.Path, index: dict[str, Any]) -> None:
-    """Raise BadInput where an index, sealed or not, has parts, types or file names that our writer never produces."""
+    """Raise BadInput if an index, sealed or not, has parts, types or file names that our writer never produces."""
     load.check_tokenizer_entry(index.get("tokenizer"), str(path))
     parts: Any = index["parts"] if isinstance(index["parts"], dict) else {"": None}
     for name, part in parts.items():
@@ -91,7 +91,7 @@ def _prepare_again_hint(folder: pathlib.Path) -> str:
 def read_prepared(
     folder: pathlib.Path, hashes: bool | None = None, sealed: bool = True
 ) -> tuple[dict[str, Any], dict[str, dict[str, Split]]]:
-    """The index, and {part: {split: Split}}. Sizes are always checked, SHA-256 if `hashes` (None: in small folders).
+    """Read the index, and {part: {split: Split}}. Sizes are always checked, SHA-256 if `hashes` (None: small folders).
 
     Raises BadInput that names a missing, shortened or changed file. The files are mapped: if they are deleted later, a
     running process can still read them, and the next one is refused here.

@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.record.jsonfiles import LIST, SCALAR, TEXT
 
-MOST_PLAN_BYTES = 2**28  # of two million source files
+MOST_PLAN_BYTES = 2**28  # size of a plan of two million source files
 PLAN_SCHEMA: dict[str, Any] = {"sources?": {"*": {"spec": TEXT, "files": [LIST]}}, "*": SCALAR}
 GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in this range (llm.c pads) end with <|endoftext|>
 
@@ -37,7 +37,7 @@ class Request:
 
 
 def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]) -> Tokenizer | None:
-    """The requested tokenizer; None for one that has to be trained. Raises BadInput where it can't encode a part."""
+    """Load the requested tokenizer; None if it has to be trained. Raises BadInput if it can't encode a part."""
     name, tokens = request.tokenizer, [part for part in parts if set(part.kinds) & set(specs.TOKEN_KINDS)]
     texts = [part for part in parts if set(part.kinds) - set(specs.TOKEN_KINDS)]
     if tokens and (name == "bytes" or name.startswith("bpe:")):
@@ -64,7 +64,7 @@ def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]
 
 
 def _ids_only(name: str, separator: str) -> Tokenizer:
-    """The tokenizer `ids:V`, of ready-made tokens; GPT-2's vocabulary has a known separator."""
+    """Make the tokenizer `ids:V` of ready-made tokens; GPT-2's vocabulary has a known separator."""
     n, end = parse_vocab_size(name), separator
     if not end and GPT2_VOCAB <= n <= GPT2_PADDED:
         end = str(GPT2_END)
@@ -76,7 +76,7 @@ def _ids_only(name: str, separator: str) -> Tokenizer:
 
 
 def parse_vocab_size(name: str) -> int:
-    """The V of bpe:V or ids:V. Raises BadInput."""
+    """Parse the V of bpe:V or ids:V. Raises BadInput."""
     text = name.partition(":")[2].replace("_", "")
     if not text.isdecimal() or not 2 <= int(text) <= 2**31:
         raise BadInput(f"--tokenizer={name}: {text!r} is not a vocabulary size; e.g. {name.partition(':')[0]}:32768")
@@ -84,7 +84,7 @@ def parse_vocab_size(name: str) -> int:
 
 
 def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None) -> dict[str, Any]:
-    """All that decides the result's bytes, as JSON. `skip_bad` is left out: units done without it had nothing bad."""
+    """Collect as JSON all that decides the result's bytes, without `skip_bad`: units made without it had no fault."""
 
     def facts(kind: str, path: str) -> list[Any]:
         names = [path, index_path(path)] if kind == "megatron" else [path]
@@ -104,7 +104,7 @@ def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given:
 
 
 def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
-    """Raise BadInput where the folder was begun with other options, or its source files have changed since."""
+    """Raise BadInput if the folder was begun with other options, or its source files have changed since."""
     before = records.read_json(out / "plan.json", PLAN_SCHEMA, most_bytes=MOST_PLAN_BYTES)
     for key, value in plan.items():
         if before.get(key) == value:
@@ -116,7 +116,7 @@ def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
             }
             changed = [p for was, now in files.values() for p in sorted(was | now) if was.get(p) != now.get(p)]
             if not changed:
-                continue  # the same files by another glob
+                continue  # another glob may name the same files
             raise BadInput(
                 f"{out} was begun before {changed[0]} was changed, added or gone: delete {out}, or use another --out"
             )
@@ -128,7 +128,7 @@ def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
 
 
 def check_free_folder(out: pathlib.Path) -> None:
-    """Raise BadInput where the folder holds files that are not ours."""
+    """Raise BadInput if the folder holds files that are not ours."""
     if not out.exists() or (out / "plan.json").exists():
         return
     if not out.is_dir() or any(not _is_draft(path) and path.name != ".lock" for path in out.iterdir()):

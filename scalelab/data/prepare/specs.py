@@ -1,4 +1,4 @@
-"""`--source=[NAME=]SPEC` -> named parts, their files, and the units of work that workers read.
+"""Parse `--source=[NAME=]SPEC` into named parts, their files, and the units of work that workers read.
 
 The result depends neither on the number of workers nor on the order of sources, globs or folder listings: parts are
 sorted by name, files by resolved path, and a file that is matched twice (by two globs, through a link) counts once.
@@ -21,7 +21,7 @@ from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest_hint
 
 NAMED_SPEC = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
-UNITS_PER_CORPUS = 256  # at least, within the limits of UNIT_BYTES
+UNITS_PER_CORPUS = 256  # least number of units, within the limits of UNIT_BYTES
 UNIT_BYTES = (2**20, 2**26)  # smallest and largest unit: a killed unit is read again from its start
 TOKEN_KINDS = ("tokens", "megatron")  # kinds that need no tokenizer
 
@@ -50,7 +50,7 @@ class WorkUnit(NamedTuple):
 
 
 def parse_sources(sources: Sequence[str]) -> list[SourcePart]:
-    """The parts of these `--source` flags, sorted by name. Raises BadInput: no file, no name, a name twice."""
+    """Parse `--source` flags as parts, sorted by name. Raises BadInput: no file, no name, a name twice."""
     parts = sorted((_parse_part(source) for source in sources), key=lambda part: part.name)
     for before, after in itertools.pairwise(parts):
         if before.name == after.name:
@@ -75,7 +75,7 @@ def _parse_part(source: str) -> SourcePart:
 
 
 def _name(spec: str) -> str:
-    """A name from a path: its stem, or the nearest folder that is not a glob."""
+    """Derive a name from a path: its stem, or the nearest folder that is not a glob."""
     for part in reversed(pathlib.PurePath(spec.split(",")[0].strip()).parts):
         word = re.sub(r"[^\w-]+", "-", part.split(".")[0]).strip("-")
         if word and not glob.has_magic(part):
@@ -156,7 +156,7 @@ def part_notes(part: SourcePart) -> Iterator[str]:
 
 
 def split_into_units(part: SourcePart, total_bytes: int, reading: Reading) -> Iterator[WorkUnit]:
-    """A part's units of work: consecutive pieces of files, each unit about 1/UNITS_PER_CORPUS of the corpus."""
+    """Split a part into units of work: consecutive pieces of files, each about 1/UNITS_PER_CORPUS of the corpus."""
     low, high = UNIT_BYTES
     wanted = min(max(total_bytes // UNITS_PER_CORPUS, low), high)
     pieces: list[Piece] = []
@@ -173,7 +173,7 @@ def split_into_units(part: SourcePart, total_bytes: int, reading: Reading) -> It
 
 
 def unit_documents(unit: WorkUnit, reading: Reading) -> Iterator[bytes | np.ndarray]:
-    """The non-empty documents of a unit: UTF-8 text, or ids below `reading.vocab_size` without separators."""
+    """Yield the non-empty documents of a unit: UTF-8 text, or ids below `reading.vocab_size` without separators."""
     for piece in unit.pieces:
         try:
             yield from DOCUMENT_READERS[piece.kind][1](piece, reading)

@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class PrepareJob:
-    """Facts that all units share. `folder`: the unfinished prepared folder, which holds the tokenizer."""
+    """Facts shared by all units. `folder`: the unfinished prepared folder, which holds the tokenizer."""
 
     folder: pathlib.Path
     tokenizer: dict[str, Any]
@@ -108,8 +108,7 @@ class DocumentStream:
 
 def is_held_out(content: bytes, val_fraction: float, split_seed: int) -> bool:
     """Whether a document belongs to the validation split: a hash of (seed, content) falls into that share of hashes.
-
-    So copies fall on the same side, and names, order and other documents don't matter.
+    Copies fall on the same side; names, order and other documents don't matter.
     """
     digest = hashlib.sha256(f"{split_seed}:".encode() + hashlib.sha256(content).digest()).digest()
     return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
@@ -139,7 +138,7 @@ def write_unit(
 
 
 def read_record(folder: pathlib.Path) -> dict[str, Any]:
-    """The record of a unit that is written. BadInput if it is damaged."""
+    """Read the record of a written unit. BadInput if it is damaged."""
     record: dict[str, Any] = read_json(folder / "record.json", RECORD_SCHEMA)
     return record
 
@@ -169,7 +168,7 @@ def _fill(
 
 
 def _encoded(document: bytes, unit: specs.WorkUnit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of a text; empty, and counted as bad, if the tokenizer's library fails on it."""
+    """Encode a text; if the tokenizer's library fails, the ids are empty and the text counts as bad."""
     try:
         return tokenizer.encode(document)
     except ValueError as error:
@@ -184,5 +183,5 @@ def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:
 
 
 def load_job_tokenizer(job: PrepareJob) -> Tokenizer:
-    """The job's tokenizer, from its folder."""
+    """Load the job's tokenizer from its folder."""
     return load.load_indexed_tokenizer(job.tokenizer, job.folder)

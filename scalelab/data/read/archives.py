@@ -1,7 +1,7 @@
 """Members of tar (also .gz, .zst) and zip files, read in the archive's order and never unpacked to disk.
 
-A member's kind follows from its name, as for files: JSON lines, CSV, else text. An archive is refused if a name or link
-in it would lead out of the folder where it is unpacked.
+A member's kind follows from its name, as for files: JSON lines, CSV, else text. An archive with a name or link out of
+its folder is refused.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def split_tar(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, i
 
 
 def split_zip(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
-    """Runs of members of about `unit_bytes`, by their number in the archive's directory."""
+    """Split a zip into runs of members of about `unit_bytes`, by their number in the archive's directory."""
     with _open_zip(path) as archive:
         members = archive.infolist()
     first, size = 0, 0
@@ -49,12 +49,12 @@ def split_zip(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, i
 
 
 def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The documents of every regular file in a tar."""
+    """Yield the documents of every regular file in a tar."""
     source: Any = ChunkStream(read_chunks(piece.path))
     try:
         archive: Any = tarfile.open(fileobj=source, mode="r|", tarinfo=_Header)  # noqa: SIM115 - its source closes itself
         while member := archive.next():
-            archive.members = []  # tarfile would keep all of them
+            archive.members = []  # tarfile would keep all members in memory
             _check(piece.path, member.name, member.offset)
             if member.issym() or member.islnk():
                 base = posixpath.dirname(member.name) if member.issym() else ""
@@ -71,11 +71,11 @@ def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header that raises if damaged; tarfile takes such a header for the end, unless it is the first."""
+    """A member's header that raises if damaged; tarfile's own header would pass for the archive's end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """The header in one block of 512 bytes. ReadError: damaged, or of a negative size."""
+        """Parse the header in one block of 512 bytes. ReadError: damaged, or of a negative size."""
         try:
             header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
@@ -88,7 +88,7 @@ class _Header(tarfile.TarInfo):
 
 
 def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The documents of members `piece.start` to `piece.stop` of a zip."""
+    """Yield the documents of members `piece.start` to `piece.stop` of a zip."""
     with _open_zip(piece.path) as archive:
         for member in archive.infolist()[piece.start : piece.stop]:
             _check(piece.path, member.filename, member.header_offset)
@@ -105,7 +105,7 @@ def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
 
 
 def _is_link(path: str, member: zipfile.ZipInfo, archive: zipfile.ZipFile) -> bool:
-    """Whether a member is a symbolic link of Unix's zip, whose content is its target. BadInput: out of the folder."""
+    """Whether a member is a symbolic link of Unix's zip, whose content is its target. BadInput: it leads out."""
     if not stat.S_ISLNK(member.external_attr >> 16):
         return False
     with archive.open(member) as content:
@@ -124,7 +124,7 @@ def _open_zip(path: str) -> zipfile.ZipFile:
 
 
 def _unpacked_bytes(member: zipfile.ZipInfo) -> int:
-    """What a member unpacks to at most: what it declares, or less where its packing can't yield so much."""
+    """The most bytes that a member unpacks to: the declared size, or less if its packing can't yield so much."""
     if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return min(member.file_size, MOST_DEFLATE_TIMES * member.compress_size)
     return member.file_size

@@ -1,4 +1,4 @@
-"""CSV and TSV (RFC 4180, with a header line): the texts of one column.
+"""Read the texts of one column of CSV or TSV (RFC 4180, with a header line).
 
 One worker reads a file, since a quoted cell may hold line ends.
 """
@@ -22,19 +22,19 @@ def is_delimited(path: str) -> bool:
 
 
 def split_csv(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
-    """One piece: in the middle of a file the start of a row is unknown."""
+    """Make one piece of the file: in its middle the start of a row is unknown."""
     yield Piece("csv", path), os.path.getsize(path)
 
 
 def csv_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The non-empty cells of column `reading.text_key`."""
+    """Yield the non-empty cells of column `reading.text_key`."""
     return csv_cells(read_chunks(piece.path), piece.path, reading)
 
 
 def csv_cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator[bytes]:
     """The non-empty cells of column `reading.text_key` of a stream; a row of another length than the header is bad.
 
-    BadInput where there is no such column, and where quotes are not closed or stand within a cell.
+    BadInput for an absent column, and for quotes that are not closed or stand within a cell.
     """
     # Bytes that are not UTF-8 become half surrogates and, cell by cell, bytes again.
     texts = (line.decode(errors="surrogateescape") + "\n" for _, line in stream_lines(pieces, where, 0))
@@ -60,7 +60,7 @@ def csv_cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator
 
 
 def _long_rows(reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Rows with cells up to MAX_DOCUMENT_BYTES; csv's limit is global, so it is restored between rows."""
+    """Yield rows with cells up to MAX_DOCUMENT_BYTES; csv's limit is global, so it is restored between rows."""
     while True:
         limit = csv.field_size_limit(MAX_DOCUMENT_BYTES)
         try:

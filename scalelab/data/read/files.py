@@ -1,4 +1,4 @@
-"""The bytes of a file, unpacked, in chunks of bounded size. Errors name the damaged byte."""
+"""Read the unpacked bytes of a file in chunks of bounded size. Errors name the damaged byte."""
 
 import pathlib
 import zlib
@@ -11,21 +11,20 @@ from scalelab.untrusted.files import open_file
 READ_CHUNK_BYTES = 2**20  # unpacked bytes yielded at once, at most
 READ_BYTES = 2**16  # packed bytes read at once: error lines name a byte to within this
 ZSTD_READ_BYTES = 2**12
-MAX_DOCUMENT_BYTES = 2**28  # of a line, member or record: a longer one would not fit in memory twice
-MOST_TIMES, LEAST_BYTES = 200, 2**28  # a file that unpacks to more than both (times its size) is not text
+MAX_DOCUMENT_BYTES = 2**28  # most bytes of a line, member or record: a longer one would not fit in memory twice
+MOST_TIMES, LEAST_BYTES = 200, 2**28  # a file that unpacks to more than both (MOST_TIMES its size) is not text
 SUSPECT_BYTES = 2**24  # above it, and MOST_TIMES what was read so far, a file is checked to its end before it is used
 PACKED_ENDINGS = (".gz", ".zst")
 
 
 def inner_name(path: str) -> str:
-    """The name without its packing: a.jsonl.gz -> a.jsonl."""
+    """Remove the packing from a name: a.jsonl.gz -> a.jsonl."""
     return path.removesuffix(pathlib.PurePath(path).suffix) if path.endswith(PACKED_ENDINGS) else path
 
 
 def read_chunks(path: str, start: int = 0) -> Iterator[bytes]:
-    """All bytes from `start` on (packed files: from 0, unpacked).
-
-    Raises BadInput for a file that is damaged, missing, or made to unpack to far more than its size.
+    """Yield all bytes from `start` on (packed files: from 0, unpacked). Raises BadInput for a file that is damaged,
+    missing, or unpacks to far more than its size.
     """
     unpacked, checked = 0, not path.endswith((*PACKED_ENDINGS, ".tgz"))
     try:
@@ -42,7 +41,7 @@ def read_chunks(path: str, start: int = 0) -> Iterator[bytes]:
 
 
 def _check_unpacked_size(path: str) -> None:
-    """Raise BadInput for a bomb. Unpacking takes a second per GB; to tokenize what it yields could take minutes."""
+    """Raise BadInput for a bomb before any of it is tokenized. Unpacking takes a second per GB, tokenizing minutes."""
     unpacked = 0
     with open_file(path, follow=True) as file:
         for chunk in _unpack(file, path):
@@ -51,7 +50,7 @@ def _check_unpacked_size(path: str) -> None:
 
 
 def check_times(path: str, unpacked: int, packed: int) -> None:
-    """Raise BadInput where so many bytes come from so few that the file was made to fill disks, or time."""
+    """Raise BadInput for a bomb: a file made to fill disks, or time, by many bytes from few."""
     if unpacked > max(LEAST_BYTES, MOST_TIMES * packed):
         raise BadInput(f"{path} unpacks to more than {MOST_TIMES} times its size, which no text does")
 

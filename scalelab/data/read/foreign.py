@@ -1,4 +1,4 @@
-"""File kinds that can't be read as text, by name and first bytes, with advice on what to do with each."""
+"""Kinds of files that can't be read as text, by name and first bytes, with advice on each."""
 
 import re
 from typing import NamedTuple
@@ -45,7 +45,7 @@ FOREIGN_KINDS = (
 
 
 def check_not_foreign(where: str, begins: bytes = b"") -> None:
-    """Raise BadInput where a file's name (packed or not) or first bytes are those of a kind without text."""
+    """Raise BadInput if a file's name (packed or not) or first bytes are those of a kind without text."""
     name = where.lower().removesuffix(".gz").removesuffix(".zst")
     for kind in FOREIGN_KINDS:
         if name.endswith(kind.endings) or re.match(kind.begins, begins):
@@ -53,7 +53,7 @@ def check_not_foreign(where: str, begins: bytes = b"") -> None:
 
 
 def check_text_file(path: str) -> None:
-    """`check_not_foreign` for a file on disk that would be read as text."""
+    """Apply `check_not_foreign` to a file on disk that would be read as text."""
     try:
         with open_file(path, follow=True) as file:
             begins = file.read(HEAD_BYTES)

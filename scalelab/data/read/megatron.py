@@ -33,7 +33,7 @@ class MegatronIndex(NamedTuple):
 
 
 def split_megatron(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
-    """Runs of documents of about `unit_bytes`, with their sizes. `path` is the .bin."""
+    """Split into runs of documents of about `unit_bytes`, with their sizes. `path` is the .bin."""
     index = open_megatron_index(path)
     _check(path, index)
     width = np.dtype(index.dtype).itemsize
@@ -50,7 +50,7 @@ def index_path(path: str) -> str:
 
 
 def open_megatron_index(path: str) -> MegatronIndex:
-    """The index beside a .bin, memory-mapped. Raises BadInput where its header and its size don't agree."""
+    """Map the index beside a .bin into memory. Raises BadInput if its header contradicts its size."""
     name = index_path(path)
     size = os.path.getsize(name)
     with open_file(name, follow=True) as file:
@@ -79,7 +79,7 @@ def open_megatron_index(path: str) -> MegatronIndex:
 
 
 def _check(path: str, index: MegatronIndex) -> None:
-    """Raise BadInput where the index points outside of its tokens; checks one block at a time."""
+    """Raise BadInput if the index points outside of its tokens; checks one block at a time."""
     width, size, name = np.dtype(index.dtype).itemsize, os.path.getsize(path), index_path(path)
     end = 0
     for start in range(0, len(index.lengths), ENTRIES_PER_CHECK):

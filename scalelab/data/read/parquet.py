@@ -1,4 +1,4 @@
-"""Parquet: the strings of one column, in row groups."""
+"""Read the strings of one column of parquet files, in row groups."""
 
 import functools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ ROWS_PER_READ = 256
 
 
 def split_parquet(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
-    """Runs of row groups of about `unit_bytes` (packed), with their sizes."""
+    """Split into runs of row groups of about `unit_bytes` (packed), with their sizes."""
     file = _open(path)
     _check_column(file, path, reading.text_key)
     facts = file.metadata
@@ -24,7 +24,7 @@ def split_parquet(path: str, unit_bytes: int, reading: Reading) -> Iterator[tupl
 
 
 def parquet_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The non-empty strings of column `reading.text_key`; null and invalid UTF-8 are bad."""
+    """Yield the non-empty strings of column `reading.text_key`; null and invalid UTF-8 are bad."""
     import pyarrow as pa
 
     file = _open(piece.path)
@@ -43,7 +43,7 @@ def parquet_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
 
 
 def _values(column: Any) -> list[bytes | None]:
-    """Values as bytes: a string column may hold invalid UTF-8."""
+    """Read values as bytes: a string column may hold invalid UTF-8."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):

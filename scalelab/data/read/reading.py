@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from scalelab.errors import BadInput
 
-MAX_NAMED_DOCUMENTS = 5  # bad documents of a unit that are named; the others are only counted
+MAX_NAMED_DOCUMENTS = 5  # most bad documents of a unit that are named; the others are only counted
 
 
 class Piece(NamedTuple):
@@ -20,13 +20,13 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass
 class Reading:
-    """How documents are read; every reader reports a bad document through `bad`."""
+    """Options of reading; every reader reports a bad document through `bad`."""
 
     text_key: str = "text"  # key of JSON lines, parquet column or tfds feature
     skip_bad: bool = False
     vocab_size: int = 256  # ready-made ids must be smaller
-    separator: int = 0  # ends a document among ready-made ids
-    zero_ends: bool = True  # bytes as tokens: a zero byte in a text would end its document
+    separator: int = 0  # id that ends a document among ready-made ids
+    zero_ends: bool = True  # true for bytes as tokens, where a zero byte would end its document
     n_bad: int = 0
     named: list[str] = dataclasses.field(default_factory=list)
 

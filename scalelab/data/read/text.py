@@ -1,4 +1,4 @@
-"""Text files and JSON lines, plain or packed, a whole file or a range of its bytes.
+"""Read text files and JSON lines, plain or packed, whole or a range of bytes.
 
 A text file is one document. Above CUT_BYTES it is cut at the first line end after each multiple of CUT_BYTES. The cuts
 depend only on the file, so different workers can read pieces of it.
@@ -68,7 +68,7 @@ def _cut(pieces: Iterator[bytes], start: int, stop: int) -> Iterator[tuple[int, 
 
 
 def _line_end(window: bytes) -> int:
-    """Where to cut: after the first line that ends in the window or with the file, else before a whole letter."""
+    """Place of the cut: after the first line that ends in the window or with the file, else before a whole letter."""
     if (newline := window.find(b"\n")) >= 0:
         return newline + 1
     if len(window) < CUT_BYTES:

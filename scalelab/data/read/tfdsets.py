@@ -1,4 +1,4 @@
-"""TensorFlow Datasets without TensorFlow: prepared array_record files, by `tfds:NAME[/CONFIG][:SPLIT][@DIR]`.
+"""Read TensorFlow Datasets without TensorFlow: prepared array_record files, by `tfds:NAME[/CONFIG][:SPLIT][@DIR]`.
 
 A data set that is prepared under DIR (else $TFDS_DATA_DIR, else ~/tensorflow_datasets) is read without the code that
 made it. Another one is first downloaded and prepared by tensorflow_datasets. Many data sets need TensorFlow or Beam for
@@ -18,14 +18,14 @@ from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest_hint, needs_package
 from scalelab.untrusted.documents import read_document
 
-SPLIT_MARK = "#"  # between a folder and the split, which don't contain it
+SPLIT_MARK = "#"  # separator of a folder and a split, in neither of which it occurs
 RECORDS_PER_READ = 256
 TFDS_SPEC = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[^@]+))?(?:@(?P<folder>.+))?")
 INSTALL_PACKAGES = {"tensorflow": "tensorflow-cpu", "apache_beam": "apache-beam"}  # module -> package to install
 
 
 def find_tfds(spec: str) -> str:
-    """`NAME[/CONFIG][:SPLIT][@DIR]` -> "FOLDER#SPLIT" of a prepared data set; prepares it if needed."""
+    """Find "FOLDER#SPLIT" of the data set `NAME[/CONFIG][:SPLIT][@DIR]`; prepares it if needed."""
     parts = TFDS_SPEC.fullmatch(spec)
     if not parts:
         raise BadInput(f"tfds:{spec} is not tfds:NAME[/CONFIG][:SPLIT][@DIR]; e.g. tfds:lambada:train@/data/tfds")
@@ -68,7 +68,7 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
             f"set without TensorFlow (with it: pip install tensorflow-cpu; "
             f"tfds build {name} --file_format=array_record)"
         ) from error
-    except Exception as error:  # a builder is any code: downloads, checksums, its own mistakes
+    except Exception as error:  # a builder may raise anything: downloads, checksums, its own mistakes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"tfds:{name}: preparing it under {root} failed: {reason[:300]}") from error
     return pathlib.Path(builder.data_path)
@@ -77,7 +77,7 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
 def _tensorflow_datasets() -> Any:
     try:
         import tensorflow_datasets
-    except ModuleNotFoundError as error:  # importlib_resources is needed by it and not among its requirements
+    except ModuleNotFoundError as error:  # it needs importlib_resources, which its requirements lack
         package = {"importlib_resources": "importlib-resources"}.get(error.name or "", "tensorflow-datasets")
         raise needs_package("a data set tfds:NAME", package) from None
     return tensorflow_datasets
@@ -101,7 +101,7 @@ def tfds_split_bytes(path: str) -> int:
 
 
 def split_tfds(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
-    """Runs of records of about `unit_bytes`, with their sizes."""
+    """Split into runs of records of about `unit_bytes`, with their sizes."""
     folder, _sign, name = path.rpartition(SPLIT_MARK)
     n_records, size = len(_source(folder, name)), tfds_split_bytes(path)
     step = max(1, n_records * unit_bytes // size)
@@ -144,7 +144,7 @@ def _open(folder: str) -> Any:
 
 
 def _refuse_foreign_code(path: pathlib.Path) -> None:
-    """Raise BadInput where a data set names feature classes outside tensorflow_datasets, which would import them."""
+    """Raise BadInput if a data set names feature classes outside tensorflow_datasets, which would import them."""
     try:
         features = read_document(path, follow=True) if path.is_file() else {}
     except (OSError, ValueError) as error:
@@ -172,5 +172,5 @@ def _source(folder: str, name: str) -> Any:
             f"{folder} holds {kind.value if kind else 'unknown'} files, which need TensorFlow to be read; "
             "prepare it again with --file_format=array_record"
         ) from None
-    except (ValueError, OSError) as error:  # not a slice of a split; a missing file
+    except (ValueError, OSError) as error:  # an invalid slice of a split, or a missing file
         raise BadInput(f"{folder}, split {name!r}: {str(error).splitlines()[0]}") from error

@@ -19,8 +19,8 @@ from scalelab.untrusted.files import open_file
 CUT_TOKENS = 2**20
 HEADER_NUMBERS = 256  # int32
 TOKEN_FILE_MAGIC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # llm.c: GPT-2 and Llama 3 ids; magic -> version, type
-LOOKED_AT, WINDOWS = 2**14, 8  # numbers at each of 8 places, to detect wider types: one place may be all zeros
-NUMPY_MAGIC = b"\x93NUMPY"  # what numpy.save begins a file with
+LOOKED_AT, WINDOWS = 2**14, 8  # numbers read at each of 8 places to detect wider types: one place may be all zeros
+NUMPY_MAGIC = b"\x93NUMPY"  # first bytes of a file by numpy.save
 
 
 class TokenLayout(NamedTuple):
@@ -32,7 +32,7 @@ class TokenLayout(NamedTuple):
 
 
 def split_tokens(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
-    """Pieces of about `unit_bytes` with their sizes."""
+    """Split into pieces of about `unit_bytes` with their sizes."""
     layout = read_token_layout(path, reading.vocab_size)
     width = np.dtype(layout.dtype).itemsize
     step = max(1, unit_bytes // width // CUT_TOKENS) * CUT_TOKENS
@@ -84,7 +84,7 @@ def _declared(path: str, head: np.ndarray, size: int) -> TokenLayout:
 
 
 def _refuse_wider(path: str, layout: TokenLayout) -> None:
-    """Raise BadInput where all high halves are zero: int64 or int32 ids read as a narrower type."""
+    """Raise BadInput if all high halves are zero: int64 or int32 ids read as a narrower type."""
     width = np.dtype(layout.dtype).itemsize
     if not layout.n_tokens:
         return

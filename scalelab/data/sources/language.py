@@ -112,7 +112,7 @@ def _cumulative(rows: np.ndarray) -> np.ndarray:
 
 
 def _search(table: np.ndarray, row: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """Draw one column for each entry of `row`, with the row's probabilities."""
+    """Draw one column for each entry of `row`, by that row's probabilities."""
     width = len(table) // round(table[-1])  # the table ends at the number of rows
     places = np.searchsorted(table, row + random.random_sample(len(row)), side="right")
     return np.minimum(places - row * width, width - 1)

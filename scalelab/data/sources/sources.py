@@ -46,7 +46,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Documents and what is known about them before any is tokenized.
+    """Documents, and the facts known before any is tokenized.
 
     `documents()` starts a fresh pass over non-empty documents in a fixed order: bytes, or arrays of token ids where
     `vocab_size` is set. `fingerprint` changes whenever the documents do. `entropy_rate` is in nats per token.
@@ -60,7 +60,7 @@ class Source:
 
 
 def open_source(config: DataConfig) -> Source:
-    """The source that `config.source` names. Raises BadInput for an unknown name, missing files or no documents."""
+    """Open the source named by `config.source`. Raises BadInput for an unknown name, missing files or no documents."""
     if ":" in config.source:
         return user_source(config)
     if config.source not in SOURCES:
@@ -69,7 +69,7 @@ def open_source(config: DataConfig) -> Source:
 
 
 def stdlib_source(config: DataConfig) -> Source:
-    """The running Python's `.py` files without tests and encodings, sorted by path: about 10 MB."""
+    """Open the running Python's `.py` files without tests and encodings, sorted by path: about 10 MB."""
     files = _stdlib_files()
     if not files:
         root = sysconfig.get_paths()["stdlib"]
@@ -85,13 +85,13 @@ def source_files(config: Any) -> list[pathlib.Path]:
 
 
 def _stdlib_files() -> list[pathlib.Path]:
-    """The library's files, sorted by path."""
+    """List the library's files, sorted by path."""
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     return sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
 
 
 def _text_files(text: str) -> list[pathlib.Path]:
-    """The files of globs that are separated by commas, sorted by path."""
+    """List the files of globs separated by commas, sorted by path."""
     patterns = [p.strip() for p in text.split(",") if p.strip()]
     return sorted({path for pattern in patterns for path in _expand(pattern)})
 
@@ -181,8 +181,8 @@ def _language_and_rate(vocab_size: int, seed: int) -> tuple[language.Language, f
 def user_source(config: DataConfig) -> Source:
     """The documents (str or bytes) that the user's function `pkg.mod:fn` gives; it gets `data.path`.
 
-    The function is called at every start, to know whether its documents are still the same. BadInput where it fails,
-    or gives anything else.
+    The function is called at every start, to know whether its documents are still the same. BadInput if it fails, or
+    gives anything else.
     """
     function = user_function(config.source, "data.source", "a function (path) -> documents")
 

@@ -1,6 +1,6 @@
 """Tokenizers of Hugging Face's `tokenizers`: any tokenizer.json, and byte-level BPE trained here.
 
-Documents are only text: a special token spelled in one is encoded letter by letter. A file's truncation, padding and
+Documents are plain text: a special token spelled in one is encoded letter by letter. A file's truncation, padding and
 post-processing (a <s> in front) are for prompts of its own model and are left out.
 """
 
@@ -61,7 +61,7 @@ def check_bpe_vocab(vocab_size: int) -> None:
 
 
 def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
-    """The tokenizer of a tokenizer.json's `content`. BadInput where it is invalid or has no end of a document."""
+    """Load the tokenizer of a tokenizer.json's `content`. BadInput if it is invalid or has no end of a document."""
     inner = _parse_tokenizer(content, path)
     vocabulary = inner.get_vocab(with_added_tokens=True)
     vocab_size = max(vocabulary.values()) + 1
@@ -69,7 +69,7 @@ def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tok
 
     def encode(document: bytes | np.ndarray) -> np.ndarray:
         try:
-            # Without offsets, which is faster.
+            # Encoding without offsets is faster.
             (encoding,) = inner.encode_batch_fast([bytes(document).decode()], add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(str(error)) from error
@@ -85,7 +85,7 @@ def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tok
 
 
 def _parse_tokenizer(content: bytes, path: pathlib.Path) -> Any:
-    """The library's tokenizer, which neither cuts nor pads, and reads special tokens in a text as text."""
+    """Make the library's tokenizer, which neither cuts nor pads, and reads special tokens in a text as text."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers share the cores by documents, not by threads
     import tokenizers
 
@@ -119,7 +119,7 @@ def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, 
 
 
 def _read_eos_tokens(path: pathlib.Path) -> list[str]:
-    """The eos_token of a tokenizer_config.json; empty if there is no file or no such entry."""
+    """Read the eos_token of a tokenizer_config.json; empty without the file or the entry."""
     if not path.is_file():
         return []
     try:

@@ -1,4 +1,4 @@
-"""Tokenizers from a file or from a prepared folder's index."""
+"""Load tokenizers from a file or from a prepared folder's index."""
 
 import pathlib
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.untrusted.files import read_bytes
 from scalelab.untrusted.paths import path_below
 
-MOST_TOKENIZER_BYTES = 2**27  # that of Gemma 3, of 262,144 tokens, has 33 MB
+MOST_TOKENIZER_BYTES = 2**27  # Gemma 3's file, of 262,144 tokens, has 33 MB
 TOKENIZER_KINDS = ("bytes", "ids", "json", "ranks")
 
 
 def load_tokenizer_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
     """Load a Hugging Face tokenizer.json or a tiktoken ranks file.
 
-    `separator`: the token or id that ends a document; "": the file's. Raises BadInput where the file is neither, or has
-    no end of a document.
+    `separator`: the token or id that ends a document; "": the file's. Raises BadInput if the file is neither, or has no
+    end of a document.
     """
     if not path.is_file():
         beside = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -32,7 +32,7 @@ def load_tokenizer_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
 
 
 def check_tokenizer_entry(entry: Any, where: str) -> None:
-    """Raise BadInput where a tokenizer's entry in a file is not as `Tokenizer.entry` writes it."""
+    """Raise BadInput if a tokenizer's entry in a file is not as `Tokenizer.entry` writes it."""
     facts = entry if isinstance(entry, Mapping) else {}
     kind, size, separator = (facts.get(key) for key in ("kind", "vocab_size", "separator"))
     if (
@@ -50,7 +50,7 @@ def check_tokenizer_entry(entry: Any, where: str) -> None:
 
 
 def load_indexed_tokenizer(entry: Mapping[str, Any], folder: pathlib.Path) -> Tokenizer:
-    """The tokenizer that a folder's index describes. Raises BadInput where its file is missing or has changed."""
+    """Load the tokenizer that a folder's index describes. Raises BadInput if its file is missing or has changed."""
     check_tokenizer_entry(entry, str(folder))
     if entry["kind"] == "bytes":
         return byte_tokenizer()

@@ -1,6 +1,6 @@
 """tiktoken's ranks files: one line per token, base64 and rank, without the split into words and the special tokens.
 
-For vocabularies published in this form, the number of ranks tells both; another file gets GPT-4's split and an
+The number of ranks identifies a published vocabulary and so gives both; another file gets GPT-4's split and an
 <|endoftext|> after its last rank.
 """
 
@@ -71,7 +71,7 @@ PUBLISHED_VOCABULARIES = {  # by the number of ranks
 
 
 def find_published(ranks: dict[bytes, int]) -> PublishedVocabulary:
-    """The published vocabulary with so many ranks, else one with GPT-4's split."""
+    """Find the published vocabulary with so many ranks, else one with GPT-4's split."""
     end = max(ranks.values()) + 1
     return PUBLISHED_VOCABULARIES.get(len(ranks)) or PublishedVocabulary(
         "none that is known, so with GPT-4's split into words", CL100K_PATTERN, end, end + 1
@@ -79,13 +79,13 @@ def find_published(ranks: dict[bytes, int]) -> PublishedVocabulary:
 
 
 def describe_ranks(content: bytes, path: pathlib.Path) -> str:
-    """A note to the user on the vocabulary that a ranks file was taken for."""
+    """Describe, for the user, the vocabulary that a ranks file was taken for."""
     ranks = parse_ranks(content, path)
     return f"{path.name}: {len(ranks):,} ranks, taken for {find_published(ranks).name}"
 
 
 def load_ranks(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
-    """The tokenizer of a ranks file. `separator`: the id that ends a document; "": the published one's."""
+    """Load the tokenizer of a ranks file. `separator`: the id that ends a document; "": the published one."""
     import tiktoken
 
     ranks = parse_ranks(content, path)
@@ -105,7 +105,7 @@ def load_ranks(content: bytes, path: pathlib.Path, separator: str = "") -> Token
 
 
 def parse_ranks(content: bytes, path: pathlib.Path) -> dict[bytes, int]:
-    """`{token: rank}`. Raises BadInput that names the line."""
+    """Parse `{token: rank}`. Raises BadInput that names the line."""
     ranks: dict[bytes, int] = {}
     seen: set[int] = set()
     for number, line in enumerate(content.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""Bytes -> tokens and back: a tokenizer is a name, a vocabulary size, two functions, and the id that ends a document.
+"""Tokenizers: a name, a vocabulary size, two functions (bytes to ids and back), and the id that ends a document.
 
 Bits per byte of a loss in nats per token: loss / ln 2 / bytes_per_token. bytes_per_token is the bytes of the documents
 over the tokens of the stream, separators included: ending a document is part of encoding it.
@@ -15,7 +15,7 @@ import numpy as np
 from scalelab.errors import BadInput
 
 TOKENIZER_FILES = {"json": "tokenizer.json", "ranks": "tokenizer.tiktoken"}  # file in a prepared folder, by kind
-DEFAULT_SEPARATOR = 0  # for bytes, synthetic text, and tokenizers trained here
+DEFAULT_SEPARATOR = 0  # separator of bytes, synthetic text, and tokenizers trained here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def id_tokenizer(vocab_size: int, separator: int = DEFAULT_SEPARATOR) -> Tokenizer:
-    """A tokenizer for sources of ids: checks them against `vocab_size`, otherwise unchanged. It can't decode."""
+    """Make a tokenizer for sources of ids: it checks them against `vocab_size`, and can't decode."""
 
     def encode(document: bytes | np.ndarray) -> np.ndarray:
         ids = np.asarray(document)
@@ -90,13 +90,13 @@ def check_ids(ids: np.ndarray, vocab_size: int, place: Callable[[int], str] = la
 
 
 def decoder_from_table(table: Sequence[bytes], separator: int) -> Callable[[Sequence[int] | np.ndarray], bytes]:
-    """A `decode` function from the bytes of every id."""
+    """Make a `decode` function from the bytes of every id."""
     texts = list(table)
     texts[separator] = b""
     return lambda ids: b"".join([texts[i] for i in np.asarray(ids).tolist()])
 
 
 def hashed_tokenizer_name(kind: str, content: bytes, vocab_size: int, separator: int) -> str:
-    """The kind and 16 hexadecimal digits of a hash over all that decides the ids."""
+    """Name a tokenizer by its kind and 16 hexadecimal digits of a hash over all that decides the ids."""
     facts = json.dumps([kind, hashlib.sha256(content).hexdigest(), vocab_size, separator])
     return f"{kind}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"

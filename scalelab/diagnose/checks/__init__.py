@@ -1,1 +1,1 @@
-"""The checks, one family of causes a file: each is a pure function of the evidence that returns verdicts and gaps."""
+"""Checks, one family of causes a file: pure functions from the evidence to verdicts and gaps."""

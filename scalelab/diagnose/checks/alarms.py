@@ -1,4 +1,4 @@
-"""The guard's alarms in the logbook: what it saw at every step, also between two logged lines.
+"""Judge the guard's alarms in the logbook: it sees every step, also those between two logged lines.
 
 `incidents` are the stretches of flagged losses; `checks/spikes.py` names their cause. The other alarms are judged here.
 """
@@ -11,9 +11,9 @@ from scalelab.diagnose.statistics import SIGMAS
 from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
 from scalelab.precision.policy import POLICIES
 
-LASTING = ("persistent", "growing")  # shapes of an incident that did not pass (train/step/incident.py)
+LASTING = ("persistent", "growing")  # shapes of a lasting incident (train/step/incident.py)
 PASSED = ("benign", "slow")
-BAD_STEPS = 3  # steps skipped because something was not finite; fewer are judged by what they did
+BAD_STEPS = 3  # least number of steps skipped for numbers that are not finite; fewer are judged by their effects
 
 
 class Incident(NamedTuple):
@@ -30,7 +30,7 @@ class Incident(NamedTuple):
 
 
 def incidents(evidence: Evidence) -> list[Incident]:
-    """Stretches of steps whose loss was flagged, until the guard saw them pass; large gradients alone make none."""
+    """Find stretches of steps with a flagged loss, until the guard saw them pass; large gradients alone make none."""
     closed: list[Incident] = []
     current: Incident | None = None
     for event in evidence.kinds("guard"):
@@ -53,7 +53,7 @@ def incidents(evidence: Evidence) -> list[Incident]:
 
 
 def check_start(evidence: Evidence) -> Findings:
-    """Updates or losses too large in the first steps: a missing warm-up, or an LR that is too high."""
+    """Judge updates or losses too large in the first steps: a missing warm-up, or an LR that is too high."""
     findings: list[Verdict] = []
     for event in _first_of_each(evidence, "large_updates", "early"):
         step, short = int(event["step"]), float(evidence.values["schedule.warmup_steps"] or 0)
@@ -70,7 +70,7 @@ def check_start(evidence: Evidence) -> Findings:
 
 
 def check_lasting(evidence: Evidence) -> Findings:
-    """A loss that rose for good, a gradient norm that climbs, and a run that the guard gave up."""
+    """Judge a loss that rose for good, a gradient norm that climbs, and a run that the guard gave up."""
     findings: list[Verdict] = []
     causes = {
         "risen": ("spike_growing", "symptom", "a lower LR or optim.clip_norm, model.qk_norm"),
@@ -87,7 +87,7 @@ def check_lasting(evidence: Evidence) -> Findings:
 
 
 def check_bad(evidence: Evidence) -> Findings:
-    """Steps that were skipped because a number was not finite, in a format that does not overflow by itself."""
+    """Judge steps skipped for a number that was not finite, in a format that does not overflow by itself."""
     policy = POLICIES[evidence.values["precision.name"]]
     skipped = [event for event in evidence.kinds("skip", "guard") if event.get("signal") == "bad"]
     if policy.scaled_loss or "float16" in (policy.compute, policy.backward) or len(skipped) < BAD_STEPS:
@@ -101,7 +101,7 @@ def check_bad(evidence: Evidence) -> Findings:
 
 
 def _first_of_each(evidence: Evidence, *signals: str) -> list[dict]:
-    """The first event of each signal, with its words; a rewind has the signal that called for it and is left out."""
+    """Find the first event of each signal, with its text; rewinds are left out: another event has their signal."""
     first: dict[str, dict] = {}
     for event in evidence.kinds("guard"):
         if event.get("signal") in signals and event.get("action") != "rewind":

@@ -1,4 +1,4 @@
-"""Windows that look like nothing else in a corpus, by a bigram model of the others: constant, noise, out of order."""
+"""Find windows unlike the rest of a corpus (constant, noise, out of order) by a bigram model of the others."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from scalelab.diagnose.statistics import MAD_TO_SIGMA
 
 BUCKETS = 4096  # ids are counted modulo this
 SMOOTHING = 4.0  # pseudo-counts of the unigram distribution in the bigram model
-OUTLIER = 8.0  # robust sigmas of a window's bigram score
-CONSTANT = 0.9  # share of a window that is one token
-REPETITIVE = 0.25  # distinct pairs of a window / the median window's: below, it says the same again and again
+OUTLIER = 8.0  # threshold of a window's bigram score, in robust sigmas
+CONSTANT = 0.9  # share of one token from which a window is constant
+REPETITIVE = 0.25  # distinct pairs of a window / the median window's, below which a window repeats itself
 
 
 def window_scores(windows: np.ndarray) -> np.ndarray:
-    """Nats a token [n] of windows [n, S+1] under a smoothed bigram model of the other half of them."""
+    """Score windows [n, S+1] in nats a token [n] by a smoothed bigram model of the other half of them."""
     scores = np.zeros(len(windows))
     for half in (0, 1):
         scores[1 - half :: 2] = bigram_scores(windows[half::2], windows[1 - half :: 2])
@@ -20,7 +20,7 @@ def window_scores(windows: np.ndarray) -> np.ndarray:
 
 
 def bigram_scores(train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Nats a token [m] of windows `test` [m, S+1] under a smoothed bigram model of `train` [n, S+1]."""
+    """Score windows `test` [m, S+1] in nats a token [m] by a smoothed bigram model of `train` [n, S+1]."""
     train, test = train % BUCKETS, test % BUCKETS
     unigram = np.bincount(train.ravel(), minlength=BUCKETS) + 0.5
     unigram = unigram / unigram.sum()
@@ -35,18 +35,18 @@ def bigram_scores(train: np.ndarray, test: np.ndarray) -> np.ndarray:
 
 
 def count_pairs(windows: np.ndarray) -> np.ndarray:
-    """Distinct pairs of neighbours [n] in windows [n, S+1]."""
+    """Count distinct pairs of neighbours [n] in windows [n, S+1]."""
     return np.array([len(np.unique(row[:-1] * BUCKETS + row[1:])) for row in windows % BUCKETS])
 
 
 def far_from_median(scores: np.ndarray, least: float) -> np.ndarray:
-    """Scores more than OUTLIER robust sigmas, and `least`, from the median."""
+    """Find scores farther from the median than OUTLIER robust sigmas and `least`."""
     away = np.abs(scores - np.median(scores))
     return away > max(OUTLIER * MAD_TO_SIGMA * float(np.median(away)), least)
 
 
 def describe_windows(odd: np.ndarray, others: np.ndarray, unlikely: bool) -> str:
-    """What odd windows are, in a word."""
+    """Name in a word what odd windows are."""
     largest = np.mean([np.bincount(row % BUCKETS).max() / len(row) for row in odd])
     if largest > CONSTANT:
         return f"one token over and over ({largest:.0%} of a window)"

@@ -1,4 +1,4 @@
-"""The data themselves, from a sample of windows: repeated, corrupted, unshuffled, of another vocabulary, changed."""
+"""Judge the data by a sample of windows: repeated, corrupted, unshuffled, of another vocabulary, changed."""
 
 import numpy as np
 
@@ -11,16 +11,16 @@ from scalelab.diagnose.checks.bigrams import (
 )
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.sample import DataSample
-from scalelab.diagnose.statistics import smooth
+from scalelab.diagnose.statistics import smooth_values
 from scalelab.diagnose.verdict import Findings, Gap, make_verdict
 
 LEAST_SCORE = 0.5  # nats a token; smaller differences of a window are not corruption
-BLOCK = 8  # neighbouring windows of the sample that are also judged together, where each alone says too little
-LEAST_BLOCK_SCORE = 0.25  # nats a token, of a block's mean
+BLOCK = 8  # number of neighbouring windows that are also judged together, as single ones carry little evidence
+LEAST_BLOCK_SCORE = 0.25  # threshold of a block's mean, in nats a token
 OUTLIERS = 0.01  # share of windows
 DUPLICATES = 0.05  # share of documents equal to an earlier one
 REPEATED_RUN = 10  # documents that repeat others in the same order
-EPOCHS = 4.0  # beyond, repetition is worth less (Muennighoff et al. 2023, fig. 1)
+EPOCHS = 4.0  # epochs beyond which repetition is worth less (Muennighoff et al. 2023, fig. 1)
 OVERFIT = 0.1  # nats that the validation loss is above the training loss
 CORRELATION = 5.0  # standard errors of the rank correlation of window number and position
 NEIGHBOURS = 0.2  # share of windows that follow their predecessor in the corpus
@@ -30,7 +30,7 @@ LEAST_BPB = 0.3  # bits a byte; text models and compressors reach about 0.6 (Hof
 
 
 def check_data(evidence: Evidence) -> Findings:
-    """All checks of the sample; a gap where the data can't be read."""
+    """Run all checks of the sample; a gap if the data can't be read."""
     data = evidence.data
     if data is None:
         why = f"the data can't be read here ({evidence.no_data})" if evidence.no_data else "the data were not read"
@@ -59,7 +59,7 @@ def _vocabulary(evidence: Evidence, data: DataSample) -> Findings:
 
 
 def _duplicates(data: DataSample) -> Findings:
-    """Documents that occur again: in the same order (a shard twice), or here and there."""
+    """Judge repeated documents: in the same order (a shard twice), or scattered."""
     prints = data.documents
     unique, first = np.unique(prints, return_index=True)
     share = 1 - len(unique) / max(len(prints), 1)
@@ -80,7 +80,7 @@ def _duplicates(data: DataSample) -> Findings:
 
 
 def _corrupted(data: DataSample) -> Findings:
-    """Windows that look like nothing else in the corpus: constant, noise, or tokens in random order."""
+    """Judge windows unlike the rest of the corpus: constant, noise, or tokens in random order."""
     scores = window_scores(data.windows)
     distinct = count_pairs(data.windows)
     odd = far_from_median(scores, LEAST_SCORE) | (distinct < REPETITIVE * np.median(distinct))
@@ -103,7 +103,7 @@ def _corrupted(data: DataSample) -> Findings:
 
 
 def _order(data: DataSample) -> Findings:
-    """Windows that are read in the order of the corpus."""
+    """Judge whether windows are read in the order of the corpus."""
     order = data.order[: data.n_windows]  # of the first epoch
     if len(order) < 64:
         return []
@@ -121,14 +121,14 @@ def _order(data: DataSample) -> Findings:
 
 
 def check_repetition(evidence: Evidence) -> Findings:
-    """More epochs than data are worth, with a validation loss above the training loss."""
+    """Judge too many epochs, with a validation loss above the training loss."""
     loss, scored = evidence.series("train_loss").finite(), evidence.evaluations
     if evidence.data is None or not scored or len(loss.steps) < 10:
         return []
     seen = evidence.data.batches.seen(int(loss.steps[-1]))
     name, (_, epochs) = max(seen.items(), key=lambda item: item[1][1])
     near = np.abs(loss.steps - scored[-1]["step"]) <= max(10, 0.05 * evidence.steps)
-    gap = float(scored[-1]["val_loss"]) - float(smooth(loss.values[near])[-1]) if near.any() else 0.0
+    gap = float(scored[-1]["val_loss"]) - float(smooth_values(loss.values[near])[-1]) if near.any() else 0.0
     if epochs <= EPOCHS or gap <= OVERFIT:
         return []
     text = f"{name} was read {epochs:.3g} times, and the validation loss is {gap:.3g} nats above the training loss"
@@ -142,7 +142,7 @@ def check_repetition(evidence: Evidence) -> Findings:
 
 
 def check_too_good(evidence: Evidence) -> Findings:
-    """A loss that no model can have: the targets are visible."""
+    """Judge a loss below what any model can reach: the targets are visible."""
     scored = [row for row in evidence.evaluations if np.isfinite(row["val_loss"])]
     rate, bpb = evidence.record.get("data", {}).get("entropy_rate"), evidence.record.get("bpb")
     if not scored:

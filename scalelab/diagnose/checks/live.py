@@ -1,4 +1,4 @@
-"""Verdicts of the direct tests (`--live`): each names the cause itself, not its symptoms."""
+"""Judge the direct tests (`--live`): each measures a cause itself, not its symptoms."""
 
 import numpy as np
 
@@ -11,13 +11,13 @@ SCALING = 3.0  # growth of a block's branches for 8 times the input; with norms:
 OVERSHOOT = 1.5  # update RMS of an early step on constant gradients / of a settled optimizer
 GRADIENT_OVER_V = 30.0  # gradient RMS / sqrt(v); healthy: 0.5 to 2
 EDGE = 2.0  # sharpness x LR / where the optimizer becomes unstable; healthy runs: up to 1.4 (SGD), 0.3 (AdamW)
-SETTLED = 50  # steps: before, sqrt(v) of rare tokens' weights is near 0, and what it divides is huge
+SETTLED = 50  # first steps to leave out: sqrt(v) of rare tokens' weights is near 0 there, and quotients by it are huge
 EPS_SHARE = 0.5  # share of sqrt(v) below eps (stability.md 4)
 SAME = 1e-4  # relative difference of a replayed loss; the same program gives the same bits
 
 
 def check_model(evidence: Evidence) -> Findings:
-    """Masks, targets, norms and accumulation of the code as it is here."""
+    """Judge masks, targets, norms and accumulation of the code on this machine."""
     p, step = evidence.probes, evidence.probes.get("step")
     if step is None:
         return []
@@ -47,7 +47,7 @@ def _test(cause: str, over: float, text: str, knob: str, where: tuple[int, int])
 
 
 def check_optimizer(evidence: Evidence) -> Findings:
-    """Updates on constant gradients, and moments against the gradients of the last state."""
+    """Judge updates on constant gradients, and moments against the gradients of the last state."""
     p, findings = evidence.probes, []
     sizes = {int(name.partition("/")[2]): value for name, value in p.items() if name.startswith("update_rms/")}
     if sizes and (settled := sizes[max(sizes)]) > 0:
@@ -67,7 +67,7 @@ def check_optimizer(evidence: Evidence) -> Findings:
 
 
 def check_sharpness(evidence: Evidence) -> Findings:
-    """A loss too curved for the LR: training goes on at the edge of stability, or beyond it.
+    """Judge a loss too curved for the LR: training at the edge of stability, or beyond it.
 
     Sharpness settles at the edge in many runs that are healthy (Cohen et al. 2021), so the verdict begins above it.
     """
@@ -101,10 +101,9 @@ def check_sharpness(evidence: Evidence) -> Findings:
 
 
 def check_replay(evidence: Evidence) -> Findings:
-    """Steps run again from saved states: a line that differs is the run's, unless the replay differs by itself.
-
-    From a restart on, all differ if its weights are right and its batches or LR are not; after a flipped bit the next
-    saved state has it, so that later replays agree again.
+    """Judge steps run again from saved states: a differing line is the run's fault, unless two replays differ too.
+    After a restart with right weights but wrong batches or LR, all lines differ. After a flipped bit, the next saved
+    state holds it, so later replays agree again.
     """
     p = evidence.probes
     replays = {int(name.partition("/")[2]): value for name, value in p.items() if name.startswith("replay/")}

@@ -1,4 +1,4 @@
-"""The optimizer's arithmetic: bias correction, poisoned moments, eps, clipping, weight decay."""
+"""Judge the optimizer's arithmetic: bias correction, poisoned moments, eps, clipping, weight decay."""
 
 import functools
 
@@ -11,8 +11,8 @@ from scalelab.diagnose.verdict import Findings, Gap, make_verdict
 from scalelab.optim.registry import find_optimizer
 
 ADAMS = ("adamw", "adam", "adam8bit")  # optimizers whose update is m / (sqrt(v) + eps)
-BOUND_MARGIN = 1.1  # times the largest update RMS that Adam can take from any gradients; norms are rounded
-BOUND_STEPS = 2000  # the bound's sums are cut there: it has converged for beta2 up to 0.999
+BOUND_MARGIN = 1.1  # margin over Adam's largest possible update RMS; norms are rounded
+BOUND_STEPS = 2000  # steps after which the bound's sums are cut: they have converged for beta2 up to 0.999
 EPS_SHARE = 0.5  # share of measures in which a group's eps is above its gradients' RMS (stability.md 4)
 CLIPPED = 0.95  # share of lines above clip_norm (stability.md 4)
 CLIP_FACTOR = 5.0  # median gradient norm / clip_norm; healthy runs here: at most 1.5 (adafactor), GPT-3: below 1
@@ -24,7 +24,7 @@ VECTOR_FALL = 0.6  # last norm of the final norm's gains / its first
 
 @functools.cache
 def largest_update(beta1: float, beta2: float, step: int) -> float:
-    """The largest |m_hat / sqrt(v_hat)| of Adam at `step` (from 1) over all gradient sequences.
+    """Bound Adam's |m_hat / sqrt(v_hat)| at `step` (from 1) over all gradient sequences.
 
     By Cauchy-Schwarz sum(a g) <= sqrt(sum(a^2 / b)) sqrt(sum(b g^2)), with a and b the corrected weights of the two
     averages; equality for g proportional to a / b. Reaches 7.27 at beta 0.9 and 0.999, 1.17 at 0.9 and 0.95.
@@ -36,7 +36,7 @@ def largest_update(beta1: float, beta2: float, step: int) -> float:
 
 
 def update_rms(evidence: Evidence) -> Series:
-    """A lower bound of the RMS of Adam's direction: the update without its decay, over the LR."""
+    """Series of a lower bound of the RMS of Adam's direction: the update without its decay, over the LR."""
     update, params, lr = (evidence.series(name).finite() for name in ("update_norm", "param_norm", "lr"))
     shared = functools.reduce(np.intersect1d, (update.steps, params.steps, lr.steps))
     update_norm, param_norm, rate = (s.values[np.isin(s.steps, shared)] for s in (update, params, lr))
@@ -54,7 +54,7 @@ def _is_plain_adam(evidence: Evidence) -> bool:
 
 
 def check_adam_bound(evidence: Evidence) -> Findings:
-    """Updates larger than Adam can make from any gradients: no bias correction, or moments that are not its own."""
+    """Judge updates larger than Adam's bound: no bias correction, or foreign moments."""
     if not _is_plain_adam(evidence) or not evidence.n_parameters:
         return []
     rms, v = update_rms(evidence), evidence.values
@@ -82,14 +82,14 @@ def check_adam_bound(evidence: Evidence) -> Findings:
 
 
 def group_sizes(evidence: Evidence) -> dict[str, float]:
-    """Parameters of each group of layers.jsonl: "" for one block, embed, head."""
+    """Count the parameters of each group of layers.jsonl: "" for one block, embed, head."""
     by_group, layers = evidence.record.get("params_by_group", {}), float(evidence.values["model.n_layers"])
     blocks = sum(by_group.get(name, 0) for name in ("attention", "mlp")) / layers
     return {"": blocks} | {f"{name}/": float(by_group[name]) for name in ("embed", "head") if name in by_group}
 
 
 def check_eps(evidence: Evidence) -> Findings:
-    """An eps above the gradients' RMS: Adam is then momentum SGD with an LR of peak_lr / eps."""
+    """Judge an eps above the gradients' RMS: Adam is then momentum SGD with an LR of peak_lr / eps."""
     v = evidence.values
     eps = float(v["optim.eps"] or 0.0)
     if v["optim.name"] not in ADAMS or eps < 1e-12:
@@ -128,7 +128,7 @@ def check_eps(evidence: Evidence) -> Findings:
 
 
 def _eps_measured(eps: float, share: Series) -> Findings:
-    """By the share of second moments below eps, block by block, where it is logged."""
+    """Judge eps by the logged share of second moments below it, block by block."""
     by_layer = np.median(share.values.reshape(len(share.steps), -1), axis=0)
     layer = int(np.argmax(by_layer))
     if by_layer[layer] <= EPS_SHARE:
@@ -149,7 +149,7 @@ def _eps_measured(eps: float, share: Series) -> Findings:
 
 
 def check_clipping(evidence: Evidence) -> Findings:
-    """A clip that scales down nearly every step by a large factor: the gradient's size is lost."""
+    """Judge a clip that scales down nearly every step by a large factor: the gradient's size is lost."""
     clip, norms = float(evidence.values["optim.clip_norm"]), evidence.series("grad_norm").finite()
     norms = norms.after(0.05 * evidence.steps)
     if len(norms.steps) < 10:
@@ -167,7 +167,7 @@ def check_clipping(evidence: Evidence) -> Findings:
 
 
 def check_decay(evidence: Evidence) -> Findings:
-    """Weight decay: too strong, coupled to the gradient of an adaptive optimizer, none, or on gains."""
+    """Judge weight decay: too strong, coupled to the gradient of an adaptive optimizer, none, or on gains."""
     v = evidence.values
     decay, lr = float(v["optim.weight_decay"] or 0.0), evidence.series("lr").finite()
     params = evidence.series("param_norm").finite()
@@ -180,7 +180,7 @@ def check_decay(evidence: Evidence) -> Findings:
 def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
     if evidence.values["optim.name"] == "adam" or evidence.values["schedule.wd_shape"] == "independent":
         return []
-    turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # of the weights by decay alone, over the run
+    turnovers = float(np.mean(lr.values)) * decay * evidence.steps  # of the weights by decay alone over the run
     if turnovers * DECAY_TIME <= 1:
         return []
     text = f"weight decay {decay:g} replaces the weights {turnovers:.3g} times in the run (mean LR x decay x steps)"
@@ -197,7 +197,7 @@ def _strong(evidence: Evidence, decay: float, lr: Series) -> Findings:
 
 
 def _coupled(evidence: Evidence, decay: float, params: Series) -> Findings:
-    """L2 in the gradient of an adaptive optimizer: it is divided by sqrt(v) like the rest (Loshchilov & Hutter)."""
+    """Judge L2 in an adaptive optimizer's gradient, where it is divided by sqrt(v) too (Loshchilov & Hutter)."""
     optimizer = evidence.values["optim.name"]
     if (
         ":" in optimizer
@@ -232,7 +232,7 @@ def _none(evidence: Evidence, decay: float, params: Series) -> Findings:
 
 
 def _vectors(evidence: Evidence) -> Findings:
-    """Gains of norms that shrink because they decay: every layer's scale goes with them."""
+    """Judge gains of norms that shrink by decay: every layer's scale shrinks with them."""
     gains = evidence.layer_series("final_norm/weight_norm").finite()
     if len(gains.steps) < 5 or not evidence.values["optim.decay_vectors"]:
         return []

@@ -1,4 +1,4 @@
-"""The batches of given steps, read again: are they of the corpus's language?"""
+"""Read the batches of given steps again, and describe how they differ from the corpus."""
 
 import numpy as np
 
@@ -6,17 +6,17 @@ from scalelab.diagnose.checks.bigrams import OUTLIER, REPETITIVE, bigram_scores,
 from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.statistics import MAD_TO_SIGMA
 
-MOST_BATCHES = 64  # batches of a stretch that are read
+MOST_BATCHES = 64  # most batches read of a stretch
 LEAST_SCORE = 0.25  # nats a token that a batch's mean is from the corpus's, as for blocks of windows (checks/data.py)
 ODD_ROWS = 0.25  # share of a batch's sequences
 
 
 def describe_odd_batches(evidence: Evidence, first: int, last: int) -> str:
-    """What the batches of the steps `first` to `last` are that the corpus is not, in words; "" if nothing.
+    """Describe how the batches of the steps `first` to `last` differ from the corpus; "" if they don't.
 
     A batch is odd if it is far less likely, by bigrams, than as many windows of the sample, or if a quarter of its
-    sequences says the same over and over. (Likelier says nothing: the model may have read these very windows.) Not
-    judged where the guard or a hand has skipped batches, or the data are not here.
+    sequences repeat themselves. (A likelier batch proves nothing: the model may have read these very windows.) Not
+    judged if the guard or the user has skipped batches, or the data are absent.
     """
     data, skipped = evidence.data, any(event.get("action") == "rewind" for event in evidence.kinds("guard"))
     if data is None or skipped or evidence.record.get("changes_by_hand") or len(data.windows) < 2:

@@ -1,4 +1,4 @@
-"""Number formats: state in too few bits, overflow, a loss scale that collapses, gradients that become zero."""
+"""Judge number formats: state in too few bits, overflow, a collapsing loss scale, gradients that become zero."""
 
 import numpy as np
 
@@ -6,15 +6,15 @@ from scalelab.diagnose.evidence import Evidence, update_ratio
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
 from scalelab.precision.policy import POLICIES
 
-HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative: a smaller change of a number is rounded away
+HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}  # relative change of a number below which it is rounded away
 SCALE_FALL = 2.0**10  # first loss scale / lowest
-SKIPPED = 0.05  # share of steps skipped: loss scaling by itself skips 1 of 2,000 (Micikevicius et al. 2018)
+SKIPPED = 0.05  # share of skipped steps; loss scaling by itself skips 1 of 2,000 (Micikevicius et al. 2018)
 ZEROS = 0.2  # share of gradients that are zero after the cast (stability.md 4)
 LOST = 0.05  # share of a gradient lost to the cast; fp16 with a loss scale: see checks/diagnosis/diagnose, 0.003
 
 
 def check_state_formats(evidence: Evidence) -> Findings:
-    """Weights or moments stored in formats that lose their own updates."""
+    """Judge weights or moments stored in formats that lose their updates."""
     dtypes, findings = evidence.record.get("dtypes", {}), []
     weights, moments = (next(iter(dtypes.get(name, [])), "") for name in ("parameters", "moments"))
     if weights in HALF_ULP:
@@ -39,7 +39,7 @@ def _low_precision(evidence: Evidence, over: float, text: str) -> Verdict:
 
 
 def check_overflow(evidence: Evidence) -> Findings:
-    """Steps skipped under a format of few exponents, and a loss scale that only falls."""
+    """Judge steps skipped under a format of few exponents, and a loss scale that only falls."""
     policy = POLICIES[evidence.values["precision.name"]]
     small_range = "float16" in (policy.compute, policy.forward) or policy.forward.startswith("float8")
     rows = evidence.rows
@@ -76,12 +76,12 @@ def check_overflow(evidence: Evidence) -> Findings:
 
 
 def _by_parameter(evidence: Evidence, name: str) -> dict[str, float]:
-    """{parameter: value} of `probes.probe_precision`; {} if it was not run."""
+    """Select {parameter: value} of `probes.probe_precision`; {} if it was not run."""
     return {key.partition("/")[2]: value for key, value in evidence.probes.items() if key.startswith(f"{name}/")}
 
 
 def check_underflow(evidence: Evidence) -> Findings:
-    """Gradients that are zero after the cast to the policy's format."""
+    """Judge gradients that are zero after the cast to the policy's format."""
     zeros, lost = _by_parameter(evidence, "zeros"), _by_parameter(evidence, "lost")
     if len((measured := evidence.layer_series("gradient_zeros").finite()).steps):
         by_layer = np.median(measured.values.reshape(len(measured.steps), -1), axis=0)

@@ -1,4 +1,4 @@
-"""Learning rate, warm-up and schedule: too high, too short, not as the config says, never decayed, not finite."""
+"""Judge learning rate, warm-up and schedule: too high, too short, unlike the config, never decayed, not finite."""
 
 import numpy as np
 
@@ -8,20 +8,20 @@ from scalelab.errors import BadInput, quote_path
 
 # Update norm over parameter norm. 0.1: stability.md 2.7. Healthy runs of checks/diagnosis/diagnose stay below 0.03.
 HIGH_RATIO = 0.1
-HIGH_LINES = 8  # lines above it (stability.md 2.7); fewer at the start of a run are a missing warm-up
+HIGH_LINES = 8  # lines above the threshold (stability.md 2.7); fewer, at the start of a run, are a missing warm-up
 CALM_RATIO = 0.05
 SHORT_WARMUP = 0.01  # share of the run; Wen et al. 2025: 2,000 steps of some 20,000 and up; ours: 5 %
 LOSS_ABOVE_CEILING = 0.5  # nats above ln V: diverged (stability.md 2.4)
 SAME_LR = 0.02  # relative difference between the LR logged and scheduled; fp32 rounds to 1e-7
-DECAYED = 0.5  # last LR / largest: less has decayed (cosine and linear to 0.1 and WSD end far below)
-SHORT_RUN = 50  # steps; in fewer the last step's LR is not yet near the schedule's end
+DECAYED = 0.5  # last LR / largest, below which the LR has decayed (cosine and linear to 0.1 and WSD end far below)
+SHORT_RUN = 50  # least steps of a run; in fewer the last step's LR is not near the schedule's end
 FLOOR_SHARE = 0.3  # share of a run after warm-up at the schedule's lowest LR, from which on a horizon is too short
 CONSTANT = ("constant", "inverse_sqrt", "power", "cosine_restarts", "wsd_s")  # need not end low
 RESTARTING = ("cosine_restarts", "wsd_s")
 
 
 def check_lr(evidence: Evidence) -> Findings:
-    """Updates too large for their weights: in the first steps without a warm-up, or anywhere."""
+    """Judge updates too large for their weights: in the first steps without a warm-up, or anywhere."""
     ratio, warmup = update_ratio(evidence), float(evidence.values["schedule.warmup_steps"] or 0)
     if not len(ratio.steps):
         return [Gap("lr_too_high", "no line with update_norm and param_norm", "log.every_steps=10")]
@@ -69,7 +69,7 @@ def _lr_too_high(evidence: Evidence, ratio: Series, diverged: Verdict | None) ->
 
 
 def _divergence(evidence: Evidence) -> Verdict | None:
-    """A loss far above that of a uniform guess after it had been near or below it."""
+    """Judge a loss far above that of a uniform guess, after it had been near or below it."""
     loss = evidence.series("train_loss")
     bad = ~(loss.values < evidence.ceiling + LOSS_ABOVE_CEILING)
     good_before = np.minimum.accumulate(np.where(np.isfinite(loss.values), loss.values, np.inf)) < evidence.ceiling + 1
@@ -91,7 +91,7 @@ def _divergence(evidence: Evidence) -> Verdict | None:
 
 
 def check_schedule(evidence: Evidence) -> Findings:
-    """The LR as logged against the schedule of the config, and the schedule's own end."""
+    """Judge the logged LR against the config's schedule, and the schedule's end."""
     lr = evidence.series("lr")
     if not len(lr.steps):
         return []
@@ -132,7 +132,7 @@ def _unlike_config(evidence: Evidence, lr: Series) -> Findings:
 
 
 def _restart(evidence: Evidence, lr: Series) -> Findings:
-    """An LR that rises again after it fell, under a schedule that has no restarts."""
+    """Judge an LR that rises again after a fall, under a schedule without restarts."""
     if evidence.values["schedule.name"] in RESTARTING:
         return []
     top = int(np.argmax(lr.values[: max(1, len(lr.values) // 4)]))
@@ -149,7 +149,7 @@ def _restart(evidence: Evidence, lr: Series) -> Findings:
 
 
 def _end(evidence: Evidence, lr: Series) -> Findings:
-    """A decaying schedule that has not decayed at the end of a run, or reached its end long before."""
+    """Judge a decaying schedule that has not decayed at the run's end, or reached its end long before."""
     name, largest = evidence.values["schedule.name"], float(lr.values.max())
     ended = (
         evidence.record.get("status") == "done"

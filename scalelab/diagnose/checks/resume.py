@@ -1,4 +1,4 @@
-"""Changes at a restart: loss jumps, optimizer state, LR, data cursor; weights that moved without an update."""
+"""Judge changes at a restart: loss jumps, optimizer state, LR, data cursor; weights that moved without an update."""
 
 import numpy as np
 
@@ -12,11 +12,11 @@ RESTARTS = ("resume", "branch", "fallback", "moved")
 BEFORE, AFTER = 32, 10  # lines compared before and after a restart
 LEAST_JUMP = 0.02  # in ln loss (stability.md 2.2)
 UPDATE_JUMP = 1.8  # update RMS over the LR, after / before; healthy resumes: 0.9 to 1.1
-MOVE_MARGIN = 3.0  # times what updates of the logged sizes can move the weight norm
+MOVE_MARGIN = 3.0  # margin over the change of the weight norm that logged updates can cause
 
 
 def check_restarts(evidence: Evidence) -> Findings:
-    """A jump at a restart of the run: in the loss, in the update's size, in the tokens read."""
+    """Judge a jump at a restart: in the loss, in the update's size, in the tokens read."""
     steps = sorted({int(event["step"]) for event in evidence.kinds(*RESTARTS) if event.get("step")})
     verdicts = [verdict for step in steps if (verdict := _judge_restart(evidence, step))]
     return sorted(verdicts, key=lambda verdict: -verdict.score)[:1] if verdicts else []
@@ -50,7 +50,7 @@ def _around(series: Series, step: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _loss_jump(evidence: Evidence, step: int) -> tuple[float, str]:
-    """(jump of the mean ln loss in thresholds of SIGMAS standard errors, words)."""
+    """Measure (jump of the mean ln loss in thresholds of SIGMAS standard errors, a description)."""
     before, after = _around(evidence.series("train_loss").finite(), step)
     if len(before) < 8 or len(after) < 3:
         return 0.0, ""
@@ -63,7 +63,7 @@ def _loss_jump(evidence: Evidence, step: int) -> tuple[float, str]:
 
 
 def _update_jump(evidence: Evidence, step: int) -> tuple[float, str]:
-    """A fresh optimizer takes larger first steps than one that has seen gradients."""
+    """Judge the update's size: a fresh optimizer takes larger first steps than one that has seen gradients."""
     update, lr = (evidence.series(name).finite() for name in ("update_norm", "lr"))
     shared = np.intersect1d(update.steps, lr.steps[lr.values > 0])
     ratio = update.values[np.isin(update.steps, shared)] / lr.values[np.isin(lr.steps, shared)]
@@ -86,7 +86,7 @@ def _norm_jump(evidence: Evidence, step: int) -> tuple[float, str]:
 
 
 def _cursor_jump(evidence: Evidence, step: int) -> tuple[float, str]:
-    """Tokens seen, as logged, against the closed form of the config."""
+    """Judge the logged number of tokens against the config's closed form."""
     tokens = evidence.series("tokens")
     after = tokens.after(step)
     if not len(after.steps) or not (evidence.folder / "config.json").exists():
@@ -96,7 +96,7 @@ def _cursor_jump(evidence: Evidence, step: int) -> tuple[float, str]:
 
 
 def norm_jumps(evidence: Evidence) -> Series:
-    """Change of the weight norm between logged lines, over MOVE_MARGIN times the most its updates can cause.
+    """Find changes of the weight norm between logged lines above MOVE_MARGIN times the most that updates can cause.
 
     | |p'| - |p| | <= the sum of the updates' norms (triangle inequality), of which only the logged ones are known: the
     larger of both ends counts for all steps between them.
@@ -111,7 +111,7 @@ def norm_jumps(evidence: Evidence) -> Series:
 
 
 def check_bit_flip(evidence: Evidence) -> Findings:
-    """Weights that moved farther than their updates, away from any restart."""
+    """Judge weights that moved farther than their updates, away from any restart."""
     moved = norm_jumps(evidence)
     if not len(moved.steps) or moved.values.max() <= 1:
         return []
@@ -131,7 +131,7 @@ def check_bit_flip(evidence: Evidence) -> Findings:
 
 
 def check_files(evidence: Evidence) -> Findings:
-    """Checkpoints whose files are missing or cut, or that were saved under suspicion."""
+    """Judge checkpoints with missing or cut files, and those saved under suspicion."""
     if evidence.damage:
         text = f"{len(evidence.damage)} files differ from their manifest: {evidence.damage[0]}"
         knob = "checkpoint.fallback=true, or another copy"
@@ -141,7 +141,7 @@ def check_files(evidence: Evidence) -> Findings:
 
 
 def check_logs(evidence: Evidence) -> Findings:
-    """Lines that a save knew of and that are gone, before all else; logs that were edited, after all else."""
+    """Judge lost lines of logs, which rank first, and edited logs, which rank last."""
     confirm = f"scalelab checkpoint verify --all {evidence.quoted}"
     knob = "put the file back from a copy; what it said is not judged"
     findings = []
@@ -152,12 +152,12 @@ def check_logs(evidence: Evidence) -> Findings:
     if evidence.edited:
         knob = "put the file back from a copy; all that is judged by it is in doubt"
         verdict = make_verdict("edited_log", "symptom", 1.0, "; ".join(evidence.edited), knob, confirm)
-        findings.append(verdict._replace(score=verdict.score - 1))  # last: it explains nothing that was logged
+        findings.append(verdict._replace(score=verdict.score - 1))  # ranked last: it explains nothing that was logged
     return findings
 
 
 def check_copies(evidence: Evidence) -> Findings:
-    """Copies of one array that differ between devices, as a save has seen: a bit flipped on the one named."""
+    """Judge copies of one array that differed between devices at a save: a bit flipped on the device named."""
     seen = {
         step: verdict.partition(": ")[2]
         for step, content in sorted(evidence.manifests.items())
@@ -165,7 +165,7 @@ def check_copies(evidence: Evidence) -> Findings:
         if copies.DIFFERS in verdict
     }
     warned = [event for event in evidence.kinds("warning") if copies.DIFFERS in event.get("text", "")]
-    for event in warned if not seen else ():  # the manifests may be gone: suspect steps are not kept for long
+    for event in warned if not seen else ():  # the manifests may be gone: suspect steps are deleted early
         seen.setdefault(int(event.get("step") or 0), str(event["text"]).partition(": a bit")[0])
     if not seen:
         return []
@@ -185,7 +185,7 @@ def check_copies(evidence: Evidence) -> Findings:
 
 
 def check_end(evidence: Evidence) -> Findings:
-    """A run that ended by a disk, a peer or a hang, said as such: it did not diverge."""
+    """Judge a run that a disk, a peer or a hang ended: it did not diverge."""
     findings = []
     for kind in ("stalled", "failed"):
         for event in evidence.kinds(kind)[-1:]:

@@ -1,4 +1,4 @@
-"""Sizes inside the model: initialisation, missing norms, attention logits, output logits."""
+"""Judge sizes inside the model: initialisation, missing norms, attention logits, output logits."""
 
 import numpy as np
 
@@ -9,14 +9,14 @@ LAYERS_KEY = "log.layers_every=10"
 FIRST_LOSS_ABOVE = 1.0  # nats above ln V at the first step (stability.md 4); healthy: at most 0.02
 BLOCK_GROWTH = 3.0  # factor of the residual's RMS over one block after the first; healthy inits: at most 1.6
 LARGE_RESIDUAL = 12.0  # RMS of the first block's output at the first measure, in a model with norms; healthy: 2.1
-MOVED = 0.3  # sum of update/weight norms before the first measure: beyond, it is not the initialisation that it shows
+MOVED = 0.3  # sum of update/weight norms before the first measure, above which that no longer shows the initialisation
 HIGH_LOGIT = 50.0  # attention logits (stability.md 4; Wortsman et al. 2023 see divergence from 1e4, healthy here: 30)
 HIGH_LOG_Z = 10.0  # |mean log Z| (stability.md 4); healthy here: at most 7.5
 RISES = 1.2  # last measure / first one
 
 
 def check_first_loss(evidence: Evidence) -> Findings:
-    """A first loss far from ln V: initial logits are too large."""
+    """Judge a first loss far from ln V: initial logits are too large."""
     loss = evidence.series("train_loss").until(max(10, 0.02 * evidence.steps))
     if not len(loss.steps) or evidence.values["train.init_from"] or loss.steps[0] > 10:
         return []
@@ -35,7 +35,7 @@ def check_first_loss(evidence: Evidence) -> Findings:
 
 
 def check_residual(evidence: Evidence) -> Findings:
-    """The residual stream at the start: it grows from block to block, or is large from the first one on."""
+    """Judge the residual stream at the start: it grows from block to block, or is large from the first block on."""
     rms = evidence.layer_series("residual_rms")
     if not len(rms.steps):
         anyway = "a first loss near ln V says that the logits at least start small"
@@ -63,7 +63,7 @@ def check_residual(evidence: Evidence) -> Findings:
 
 
 def _moved_before(evidence: Evidence, step: int) -> float:
-    """The sum of update/weight norms up to `step`, from the lines logged before it."""
+    """Sum of update/weight norms up to `step`, from the lines logged before it."""
     ratio = update_ratio(evidence).until(step)
     return float(np.mean(ratio.values)) * step if len(ratio.steps) else 0.0
 
@@ -77,7 +77,7 @@ def _usual_init(evidence: Evidence) -> bool:
 
 
 def check_attention(evidence: Evidence) -> Findings:
-    """Attention logits so large that the softmax is nearly one-hot."""
+    """Judge attention logits so large that the softmax is nearly one-hot."""
     logits = evidence.layer_series("attention_logit_max").finite()
     if not len(logits.steps):
         anyway = "a benign loss curve does not exclude it: logits grow for long before the loss does"
@@ -102,7 +102,7 @@ def check_attention(evidence: Evidence) -> Findings:
 
 
 def check_log_z(evidence: Evidence) -> Findings:
-    """Output logits that drift away from zero."""
+    """Judge output logits that drift away from zero."""
     log_z = evidence.layer_series("logits/log_z").finite()
     if not len(log_z.steps):
         return [Gap("logit_drift", "no layers.jsonl, which has mean log Z", LAYERS_KEY, "the loss alone can't show it")]

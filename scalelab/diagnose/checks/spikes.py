@@ -1,32 +1,39 @@
-"""Spikes of the loss, by their shape: a batch, an instability that passes or grows, a climb of the gradient norm."""
+"""Judge spikes of the loss by shape: a batch, an instability that passes or grows, a climb of the gradient norm."""
 
 import numpy as np
 
 from scalelab.diagnose.checks import alarms, outliers
 from scalelab.diagnose.checks.rates import RESTARTING
 from scalelab.diagnose.evidence import Evidence, Series
-from scalelab.diagnose.statistics import MAD_TO_SIGMA, SIGMAS, flag_above, safe_log, slope, smooth, spans
+from scalelab.diagnose.statistics import (
+    MAD_TO_SIGMA,
+    SIGMAS,
+    fit_slope,
+    flag_above,
+    join_spans,
+    safe_log,
+    smooth_values,
+)
 from scalelab.diagnose.verdict import Findings, Verdict, make_verdict
 
-RECOVERY = 32  # lines in which a benign spike is over (stability.md 2.9)
-ORDINARY_UPDATE = 2.0  # last update norm before a jump / its median: below, the weights did not cause the jump
-SHARP = 0.5  # share of a rise that comes in one step if a batch makes it, and of its fall
+RECOVERY = 32  # lines after which a benign spike is over (stability.md 2.9)
+ORDINARY_UPDATE = 2.0  # last update norm before a jump / its median, below which the weights did not cause the jump
+SHARP = 0.5  # share of a rise, or of its fall, that comes in one step if a batch makes it
 CLIMB_STEPS, CLIMB_FACTOR = 2000, 2.0  # stability.md 2.5
 CLIMB_LINES = 100  # fewer give no slope
-BLOCK = 32  # lines whose median is compared (stability.md 2.3)
+BLOCK = 32  # number of lines whose medians are compared (stability.md 2.3)
 MEDIAN_ERROR = 1.2533  # standard error of a median / of a mean, of normal values
 LEAST_FOR_GOOD = 0.05  # in ln loss
 SETTLED = 0.1  # share of a run whose loss falls too fast to be compared with its past
 
 
 def check_spikes(evidence: Evidence) -> Findings:
-    """Losses far above their past, by the lines and by the guard's alarms between them: at one batch, over a stretch of
-    batches, or rising by themselves."""
+    """Judge losses far above their past, in logged lines and in the guard's alarms between them."""
     loss = evidence.series("train_loss").after(max(SETTLED * evidence.steps, evidence.values["schedule.warmup_steps"]))
     verdicts: list[Verdict] = []
     if len(loss.steps) >= RECOVERY:
         flags = flag_above(safe_log(loss.values))
-        stretches = _without_aftermath(spans(flags.flagged), flags.over)
+        stretches = _without_aftermath(join_spans(flags.flagged), flags.over)
         verdicts = [_judge(evidence, loss, first, last, flags.over) for first, last in stretches]
     if int(evidence.values["log.every_steps"]) > 1:
         seen = [verdict.steps for verdict in verdicts if verdict.steps]
@@ -39,7 +46,7 @@ def check_spikes(evidence: Evidence) -> Findings:
 
 
 def _without_aftermath(stretches: list[tuple[int, int]], over: np.ndarray) -> list[tuple[int, int]]:
-    """Stretches of flagged lines but for those that follow a higher one within RECOVERY lines: it left them behind."""
+    """Drop stretches of flagged lines that follow a higher one within RECOVERY lines: they are its aftermath."""
     left: list[tuple[int, int]] = []
     end, height = -RECOVERY - 1, 0.0
     for first, last in stretches:
@@ -52,7 +59,7 @@ def _without_aftermath(stretches: list[tuple[int, int]], over: np.ndarray) -> li
 
 
 def _judge(evidence: Evidence, loss: Series, first: int, last: int, over: np.ndarray) -> Verdict:
-    """The verdict on one stretch of flagged lines `first` to `last` of `loss`."""
+    """Judge one stretch of flagged lines `first` to `last` of `loss`."""
     before = float(np.median(loss.values[max(0, first - RECOVERY) : first]))
     peak, height = float(np.nanmax(loss.values[first : last + 1])), float(over[first : last + 1].max())
     where = int(loss.steps[first]), int(loss.steps[last])
@@ -70,7 +77,7 @@ def _judge(evidence: Evidence, loss: Series, first: int, last: int, over: np.nda
 
 
 def _judge_incident(evidence: Evidence, incident: alarms.Incident) -> Verdict:
-    """The verdict on an incident that the guard alone has seen."""
+    """Judge an incident that only the guard has seen."""
     where = incident.first, incident.last
     text = f"the guard flagged steps {where[0]} to {where[1]}, between logged lines: {incident.text}"
     if odd := outliers.describe_odd_batches(evidence, *where):
@@ -98,11 +105,11 @@ def _by_weights(evidence: Evidence, growing: bool, height: float, text: str, whe
 
 
 def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, before: float) -> str:
-    """Why the batches and not the weights made a jump; "" if they did not.
+    """Explain why batches, not weights, made a jump; "" if they did not.
 
-    The loss of a step is that of the weights before its update. So most of a rise in the one step after an update of
-    ordinary size comes from the batch; if it also falls in one step, the loss follows what is read. What is learnt from
-    many such batches has to be unlearnt, so a slow return says nothing.
+    The loss of a step is that of the weights before its update. If most of a rise comes in the one step after an update
+    of ordinary size, the batch made it. If it also falls in one step, the loss follows the data. The effect of many
+    such batches has to be unlearnt, so a slow return proves nothing.
     """
     updates = evidence.series("update_norm").finite()
     earlier = updates.until(loss.steps[first] - 1)
@@ -122,7 +129,7 @@ def _caused_by_batch(evidence: Evidence, loss: Series, first: int, last: int, be
 
 
 def check_risen(evidence: Evidence) -> Findings:
-    """A loss that rose for good, too slowly for a spike: medians of blocks of lines (stability.md 2.3)."""
+    """Judge a loss that rose for good, too slowly for a spike, by medians of blocks of lines (stability.md 2.3)."""
     v = evidence.values
     known = v["schedule.name"] in RESTARTING or ";" in v["data.mixture"] or v["schedule.seq_warmup_tokens"]
     loss = evidence.series("train_loss").finite().after(max(SETTLED * evidence.steps, v["schedule.warmup_steps"]))
@@ -145,18 +152,19 @@ def check_risen(evidence: Evidence) -> Findings:
 
 
 def check_climb(evidence: Evidence) -> Findings:
-    """A gradient norm that grows slowly for thousands of steps while the loss does not rise."""
+    """Judge a gradient norm that grows slowly for thousands of steps while the loss does not rise."""
     norms, loss = (evidence.series(name).finite() for name in ("grad_norm", "train_loss"))
     if not len(norms.steps) or norms.steps[-1] < CLIMB_STEPS * 1.2:
         return []
     recent, recent_loss = (each.after(norms.steps[-1] - CLIMB_STEPS) for each in (norms, loss))
     if len(recent.steps) < CLIMB_LINES:
         return []
-    rate = slope(recent.steps.astype(float), safe_log(recent.values))
-    factor, rises = float(np.exp(rate * CLIMB_STEPS)), slope(recent_loss.steps.astype(float), recent_loss.values) > 0
+    rate = fit_slope(recent.steps.astype(float), safe_log(recent.values))
+    factor = float(np.exp(rate * CLIMB_STEPS))
+    rises = fit_slope(recent_loss.steps.astype(float), recent_loss.values) > 0
     if factor < CLIMB_FACTOR or rises:
         return []
-    ends = smooth(recent.values)[[0, -1]]
+    ends = smooth_values(recent.values)[[0, -1]]
     where = int(recent.steps[0]), int(recent.steps[-1])
     text = f"the gradient norm climbs {factor:.3g}-fold in {CLIMB_STEPS} steps, from {ends[0]:.3g} to {ends[1]:.3g}"
     knob = "a lower LR, more weight decay, model.qk_norm"

@@ -1,25 +1,25 @@
-"""Throughput: what the main thread waited for, by the timers that always run, and how the rate changed."""
+"""Judge throughput: the main thread's waits, by timers that always run, and changes of the rate."""
 
 import numpy as np
 
 from scalelab.diagnose.evidence import Evidence
-from scalelab.diagnose.statistics import smooth
+from scalelab.diagnose.statistics import smooth_values
 from scalelab.diagnose.verdict import Findings, Gap, Verdict, make_verdict
-from scalelab.parallel.ticks import predicted_bubble
+from scalelab.parallel.stages.ticks import predicted_bubble
 
-LEAST_STEPS = 50  # of a process: in fewer the first steps decide
-LEAST_S = 5.0  # seconds of training: shares of less are those of starting up
+LEAST_STEPS = 50  # least steps of a process; in fewer the first steps decide
+LEAST_S = 5.0  # least seconds of training; shares of less are those of starting up
 # Shares of the time after compilation. Healthy runs of checks/diagnosis/diagnose: data 0.15, save 0.25, eval 0.1,
 # dispatch 0.1 at most, though their steps take 5 ms each.
 SHARES = {"data": 0.5, "save": 0.5, "eval": 0.5, "dispatch": 0.4}
 PARTS = (*SHARES, "device")
-LONG_DISPATCH_S = 0.2  # a dispatch that takes as long traces or compiles; sending one takes 1 to 10 ms
-OWN_WORK = ("data", "dispatch")  # what a process does without waiting for others
+LONG_DISPATCH_S = 0.2  # duration from which a dispatch traces or compiles; sending one takes 1 to 10 ms
+OWN_WORK = ("data", "dispatch")  # timers of a process's own work, without waiting for others
 STRAGGLER = 0.2  # share of the time that the others wait for one process
-COMMUNICATION = 0.3  # share of a step; our choice: it was not measured on healthy runs on accelerators
-BUBBLE = 0.25  # share of a step that a pipeline waits; 1F1B with m >= 4 p: 0.19
-SLOWER = 0.8  # last rate / best one that lasted
-RATE_LINES = 40  # different rates: lines of one dispatch share one
+COMMUNICATION = 0.3  # share of a step; our choice, not measured on healthy runs on accelerators
+BUBBLE = 0.25  # waiting share of a pipeline's step; 1F1B with m >= 4 p: 0.19
+SLOWER = 0.8  # last rate / best lasting rate
+RATE_LINES = 40  # least number of different rates; lines of one dispatch share a rate
 KNOBS = {
     "data": ("data_bound", "faster storage for data.path, or fewer processes on this machine",
              "scalelab train with data.source=synthetic for 50 steps"),
@@ -29,9 +29,9 @@ KNOBS = {
 
 
 def check_shares(evidence: Evidence) -> Findings:
-    """The largest share of the time that is not the device's."""
+    """Judge the largest share of time that is not spent on the device."""
     seconds = dict(evidence.record.get("seconds", {}))
-    if evidence.record.get("device") == "cpu":  # which computes while it is sent to: the two can't be told apart
+    if evidence.record.get("device") == "cpu":  # a CPU computes during the dispatch: the two can't be separated
         seconds["device"] = seconds.get("device", 0.0) + seconds.pop("dispatch", 0.0)
     total, steps = sum(seconds.get(part, 0.0) for part in PARTS), int(seconds.get("steps", 0))
     if steps < LEAST_STEPS or total < LEAST_S:
@@ -72,10 +72,9 @@ def _judge(evidence: Evidence, part: str, share: float, text: str, seconds: dict
 
 
 def check_processes(evidence: Evidence) -> Findings:
-    """One process whose own work takes longer than the others', which wait for it at every step.
-
-    What a process does by itself is reading data and, to an accelerator, sending dispatches. The wait for devices is
-    the same for all, since they wait for each other: a slow device shows in a profile.
+    """Judge one process whose own work takes longer than the others', which wait for it at every step. A process's own
+    work is reading data and, with an accelerator, sending dispatches. The wait for devices is equal for all, since they
+    wait for each other: a slow device shows only in a profile.
     """
     by_process = evidence.record.get("seconds_by_process", {})
     if len(by_process) < 2 or int(evidence.record.get("seconds", {}).get("steps", 0)) < LEAST_STEPS:
@@ -105,7 +104,7 @@ def check_processes(evidence: Evidence) -> Findings:
 
 
 def check_communication(evidence: Evidence) -> Findings:
-    """The share of a step in which devices only exchange data, from a profile (`--live`): the host can't see it."""
+    """Judge the share of a step in which devices only exchange data, from a profile (`--live`), unseen by the host."""
     devices = int(evidence.record.get("mesh", {}).get("devices", 1))
     if devices < 2:
         return []
@@ -127,7 +126,7 @@ def check_communication(evidence: Evidence) -> Findings:
 
 
 def check_pipeline(evidence: Evidence) -> Findings:
-    """The time a pipeline's stages wait for each other, by the closed form."""
+    """Judge the time for which a pipeline's stages wait for each other, by the closed form."""
     stages, micro, rounds = (int(evidence.values[f"parallel.{key}"]) for key in ("stage", "microbatches", "rounds"))
     mesh = evidence.record.get("mesh", {})
     stages = int(mesh.get("stage", stages))
@@ -143,12 +142,12 @@ def check_pipeline(evidence: Evidence) -> Findings:
 
 
 def check_clock(evidence: Evidence) -> Findings:
-    """A rate that fell for good during the run, with nothing else changed."""
+    """Judge a rate that fell for good during the run, with nothing else changed."""
     rate = evidence.series("tokens_per_s").finite()
     if len(np.unique(rate.values)) < RATE_LINES or evidence.values["schedule.batch_warmup_tokens"]:
         return []
     every = max(1, len(rate.steps) // 200)
-    smoothed = smooth(rate.values[::every], 21)
+    smoothed = smooth_values(rate.values[::every], 21)
     quarter = max(len(smoothed) // 4, 5)
     late, early = float(np.median(smoothed[-quarter:])), float(np.median(smoothed[quarter : 2 * quarter]))
     spread = float(np.quantile(smoothed, 0.25) / max(np.quantile(smoothed, 0.75), 1e-30))
@@ -162,7 +161,7 @@ def check_clock(evidence: Evidence) -> Findings:
 
 
 def _steady(rates: np.ndarray) -> bool:
-    """Whether rates scatter little: on a shared machine a fall says nothing."""
+    """Whether rates scatter little; on a shared machine a fall proves nothing."""
     return float(np.quantile(rates, 0.1)) > SLOWER * float(np.quantile(rates, 0.9))
 
 

@@ -1,1 +1,1 @@
-"""The gradient noise scale of a run: its formulas, and what they need of a checkpoint."""
+"""The gradient noise scale of a run: `estimate` (formulas) and `measure` (gradients from a checkpoint)."""

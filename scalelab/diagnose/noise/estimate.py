@@ -2,8 +2,8 @@
 
 For sequences of gradient g with mean G and covariance Sigma, the simple noise scale is tr Sigma / |G|^2 (equation 2.9):
 the batch at which noise and gradient are equally large. The squared norm of a mean of n holds one n-th of the noise, so
-|G|^2 and tr Sigma are taken from two batch sizes, here 1 and n (equation A.2). Both are unbiased; their ratio is taken
-last, because the mean of ratios of small samples is too large.
+|G|^2 and tr Sigma are taken from two batch sizes, here 1 and n (equation A.2). Both estimates are unbiased; their ratio
+is taken last, because the mean of small samples' ratios is too large.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95
-LEAST_SEQUENCES = 8  # below, the jackknife's own error is as large as what it measures
+LEAST_SEQUENCES = 8  # fewest sequences; with fewer the jackknife's own error is as large as the quantity
 
 
 class NoiseScale(NamedTuple):
@@ -51,7 +51,7 @@ def estimate_noise_scale(norms: np.ndarray, products: np.ndarray, level: float =
 
 
 def ratio_interval(over: float, under: float, covariance: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
-    """Fieller's interval of over / under, both positive in truth: (0, inf) where nothing is known.
+    """Fieller's interval of over / under, both positive in truth; (0, inf) if nothing is known.
 
     It holds each r for which over - r under is within its own error of zero.
     """

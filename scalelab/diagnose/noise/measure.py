@@ -1,7 +1,7 @@
-"""The gradient noise scale of a saved step, on batches of the run's own data that come after it.
+"""Measure the gradient noise scale of a saved step on the run's own batches after it.
 
-Gradients of single sequences are taken one at a time, twice: for their sum, then for their products with it. So memory
-is that of three gradients, whatever the batch.
+Gradients of single sequences are computed one at a time, twice: for their sum, then for their products with it. This
+takes the memory of three gradients for any batch.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from scalelab.model.declare import Declaration
 from scalelab.model.transformer import parameter_declarations
 from scalelab.train.step.gradients import document_ends, scaled_gradients
 
-Progress = Callable[[str, int, int], None]  # what, how many are done, of how many
+Progress = Callable[[str, int, int], None]  # called with the name of the work, how many are done, and of how many
 
 
 class Diverged(BadInput):
@@ -47,7 +47,7 @@ class StepNoise(NamedTuple):
 
 
 def choose_steps(evidence: Evidence, step: int | None) -> list[int]:
-    """The saved steps to measure, all or this one. BadInput if it, any or the data are missing."""
+    """Choose the saved steps to measure: all, or `step`. BadInput without such a step, or without the data."""
     if evidence.data is None:
         raise BadInput(f"the noise scale needs the run's data: {evidence.no_data}")
     saved = sorted(evidence.manifests)
@@ -82,14 +82,14 @@ def measure_noise(evidence: Evidence, step: int, batches: int, progress: Progres
 
 
 def _live_rows(tokens: jax.Array) -> jax.Array:
-    """The rows that hold a sequence: while the batch warms up, not all do."""
+    """Select the rows that hold a sequence: during the batch's warm-up some are empty."""
     return tokens[np.asarray(tokens >= 0).any(axis=1)]
 
 
 def _measure_rows(
     subject: Subject, batches: Sequence[jax.Array], progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """([n, 2] nats and predicted tokens, [n, K] squared norms, [n, K] products with the sum of all) of each row.
+    """Measure each row: ([n, 2] nats and predicted tokens, [n, K] squared norms, [n, K] products with the sum of all).
 
     K is 2 with Adam's coordinates as the second, else 1. Gradients are those of a row's summed loss.
     """
@@ -130,7 +130,7 @@ def _add_gradients(static: Static, h: Any, state: Any, scales: Any, total: Any, 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _multiply_gradients(static: Static, h: Any, state: Any, scales: Any, total: Any, tokens: jax.Array) -> jax.Array:
-    """The product of each row's gradient with `total`, [B, K]."""
+    """Multiply each row's gradient with `total`, [B, K]."""
     return jax.lax.map(lambda row: _products(scales, _row_gradient(static, h, state, row)[1], total), tokens)
 
 
@@ -143,7 +143,7 @@ def _row_gradient(static: Static, h: Any, state: Any, row: jax.Array) -> tuple[j
 
 
 def _products(scales: Sequence[Any], a: Any, b: Any) -> jax.Array:
-    """The inner product of two trees in each of the coordinates that `scales` stretches, [K]."""
+    """Inner products of two trees, [K], one for each of the coordinates given by `scales`."""
     return jnp.stack(
         [
             optax.tree.vdot(jax.tree.map(jnp.multiply, scale, a), jax.tree.map(jnp.multiply, scale, b))

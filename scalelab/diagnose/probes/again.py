@@ -1,4 +1,4 @@
-"""Steps run again from saved states, on this machine: the same bits as logged, or not."""
+"""Run steps again from saved states, on this machine, and compare with the logged bits."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.subject import Subject, load_subject
 from scalelab.train.step.step import train_step
 
-REPLAYED = 20  # most steps run again from a saved one
+REPLAYED = 20  # most steps run again after a saved one
 
 
 def probe_replay(evidence: Evidence) -> dict[str, float]:
@@ -41,7 +41,7 @@ def _compiled_step(static: Static) -> Any:
 
 
 def _replayed_loss(subject: Subject, target: int) -> float:
-    """The training loss of step `target`, from the subject's state and the closed form of the batches."""
+    """Compute the training loss of step `target` from the subject's state and the closed form of the batches."""
     current, metrics = subject.state, {}
     step = _compiled_step(dataclasses.replace(subject.static, layers=False))
     for number in range(subject.step, target):

@@ -1,4 +1,4 @@
-"""The share of a step in which devices only exchange data: a few steps on the run's own mesh, under XLA's profiler."""
+"""Measure the share of a step in which devices only exchange data, by XLA's profiler on the run's own mesh."""
 
 import dataclasses
 import pathlib
@@ -15,10 +15,10 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.probes.subject import Subject
 from scalelab.train.step import program
 
-STEPS = 3  # in the profile, after as many that compile and warm up
+STEPS = 3  # profiled steps, after as many that compile and warm up
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast",
                "ragged-all-to-all", "send", "recv")  # fmt: skip
-CONTAINERS = ("while", "conditional", "call")  # their event covers those of the operations inside
+CONTAINERS = ("while", "conditional", "call")  # operations whose event covers the operations inside
 Intervals = np.ndarray  # [n, 2] nanoseconds: starts and ends
 
 
@@ -32,9 +32,9 @@ class Operation(NamedTuple):
 
 
 def probe_communication(evidence: Evidence, subject: Subject) -> dict[str, Any]:
-    """`communication`: time in which a device only exchanges data / time in which it works, mean over devices.
+    """Measure `communication`: time in which a device only exchanges data / time in which it works, mean over devices.
 
-    `communication_here`: devices that this process reaches, where the run had another number of them; {} for one.
+    `communication_here`: devices of this process, if the run had another number; {} for one device.
     """
     mesh = dict(evidence.record.get("mesh", {}))
     devices = mesh.pop("devices", 1)
@@ -50,7 +50,7 @@ def probe_communication(evidence: Evidence, subject: Subject) -> dict[str, Any]:
 
 
 def _profile_steps(static: Static, subject: Subject, folder: str) -> None:
-    """Train from drawn parameters, since the time hardly depends on values; only the last steps are profiled."""
+    """Train from random parameters, since the time hardly depends on values, and profile the last steps."""
     run = program.sequential_program(static, [subject.h])
     states = run.init()
     batches = [np.stack([np.asarray(subject.batch(step))[run.rows] for step in range(STEPS)])]
@@ -61,7 +61,7 @@ def _profile_steps(static: Static, subject: Subject, folder: str) -> None:
 
 
 def read_operations(path: pathlib.Path) -> list[Operation]:
-    """Read the HLO operations of all devices from a profile (.xplane.pb); what contains others is left out."""
+    """Read the HLO operations of all devices from a profile (.xplane.pb), without those that contain others."""
     operations = []
     for plane in ProfileData.from_file(str(path)).planes:
         for line in plane.lines:
@@ -75,7 +75,7 @@ def read_operations(path: pathlib.Path) -> list[Operation]:
 
 
 def share_of_communication(operations: Iterable[Operation]) -> float:
-    """Time in collectives alone / time in any operation, mean over devices; what hides behind computing is free."""
+    """Time in collectives alone / time in any operation, mean over devices; collectives behind computation are free."""
     by_device: dict[str, list[Operation]] = {}
     for operation in operations:
         by_device.setdefault(operation.device, []).append(operation)
@@ -88,7 +88,7 @@ def share_of_communication(operations: Iterable[Operation]) -> float:
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:
-    """The length of the union of intervals."""
+    """Length of the union of intervals."""
     total, reached = 0.0, -np.inf
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))

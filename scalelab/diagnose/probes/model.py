@@ -8,7 +8,7 @@ import optax
 from scalelab.diagnose.probes.subject import Subject
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.layer_flags import all_layer_flags, select_layers
+from scalelab.model.stacks import Stack, all_layer_flags, of_one_kind, select_layers, stacks
 from scalelab.precision.policy import FP32
 from scalelab.train.step.gradients import document_ends
 
@@ -56,17 +56,21 @@ def probe_targets(subject: Subject) -> dict[str, float]:
 def probe_norms(subject: Subject) -> dict[str, float]:
     """`branch_scaling`: by how much a block's own addition grows when its input is 8 times as large; 1 behind a norm.
 
-    Linear without a norm: 8; quadratic (a gated MLP): 64.
+    Of several stacks the first block of that which grows most. Linear without a norm: 8; quadratic (a gated MLP): 64.
     """
     shape, params = subject.static.model, subject.params
     tokens_BS = jnp.maximum(subject.tokens[:2, :-1], 0).astype(jnp.int32)
     x_BSD = transformer.embed_tokens(shape, params, tokens_BS, FP32)
-    block = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
-    flags = select_layers(all_layer_flags(shape), 0)
-
-    @jax.jit
-    def branch(x_BSD: jax.Array) -> jax.Array:
-        return optax.tree.norm(transformer.apply_block(shape, block, x_BSD, FP32, flags) - x_BSD)
-
     unit_BSD = x_BSD / jnp.sqrt(jnp.mean(jnp.square(x_BSD)))
-    return {"branch_scaling": float(branch(8.0 * unit_BSD) / branch(unit_BSD))}
+
+    def growth(stack: Stack) -> float:
+        block, kind = jax.tree.map(lambda leaf: leaf[0], params[stack.name]), of_one_kind(shape, stack)
+        flags = select_layers(all_layer_flags(shape), stack.first)
+
+        @jax.jit
+        def branch(x_BSD: jax.Array) -> jax.Array:
+            return optax.tree.norm(transformer.apply_block(kind, block, x_BSD, FP32, flags) - x_BSD)
+
+        return float(branch(8.0 * unit_BSD) / branch(unit_BSD))
+
+    return {"branch_scaling": max(map(growth, stacks(shape)))}

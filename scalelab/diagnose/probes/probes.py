@@ -1,4 +1,4 @@
-"""All probes over one run: from its last checkpoint, and for what needs it from others."""
+"""Run all probes over one run, from its last checkpoint and, where needed, from others."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ PROBES = (
 
 
 def run_probes(evidence: Evidence) -> Evidence:
-    """The evidence with the measurements of all probes. BadInput if the run has no checkpoint or no data here."""
+    """Add the measurements of all probes to the evidence. BadInput if the run has no checkpoint or no data here."""
     subject = load_subject(evidence)
     measured: dict[str, Any] = {"step": subject.step}
     for probe in PROBES:
@@ -31,7 +31,7 @@ def run_probes(evidence: Evidence) -> Evidence:
 
 
 def _at_the_largest_lr(evidence: Evidence, last: Subject) -> Subject:
-    """The run at the saved step with the largest LR: after a decay nothing is unstable any more."""
+    """Load the run at the saved step with the largest LR: after a decay nothing is unstable."""
     lr, saved = evidence.series("lr").finite(), sorted(evidence.manifests)
     if not saved or not len(lr.steps):
         return last

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of the Hessian, preconditioned as the optimizer does it, times the LR (`--live`).
+"""Measure the largest eigenvalue of the Hessian, preconditioned as by the optimizer, times the LR (`--live`).
 
 Gradient descent on a quadratic is stable while sharpness x LR < 2, Adam while the sharpness of P^-1/2 H P^-1/2, with
 P = sqrt(v_hat) + eps, times the LR is below (2 + 2 beta1) / (1 - beta1): 38 at beta1 .9 (Cohen et al. 2021, 2022).
@@ -13,10 +13,10 @@ from jax.flatten_util import ravel_pytree
 
 from scalelab.diagnose.probes.subject import ADAMS, Subject, adam_roots
 from scalelab.optim import schedules
-from scalelab.train.step.curvature import hessian_product
 from scalelab.train.step.gradients import document_ends
+from scalelab.train.step.update.curvature import hessian_product
 
-LANCZOS_STEPS = 12  # products; the largest eigenvalue of a network's Hessian stands apart and is met within some ten
+LANCZOS_STEPS = 12  # Hessian products; the largest eigenvalue of a network stands apart and is reached within some ten
 BATCHES = 4  # batches whose mean loss is differentiated: one batch is sharper than the data
 PLAIN = ("sgd",)
 
@@ -47,15 +47,14 @@ def probe_sharpness(subject: Subject) -> dict[str, float]:
         return flat * sum(ravel_pytree(product(u, tokens))[0] for tokens in batches) / BATCHES
 
     largest = largest_eigenvalue(multiply, flat.size)
-    if not np.isfinite(largest):  # of a model whose activations overflow: other checks name that
+    if not np.isfinite(largest):  # infinite activations, which other checks report
         return {}
     lr = float(schedules.scheduled_values(static, jnp.int32(subject.step), h)["lr"])
     return {"sharpness": largest, "sharpness_lr": largest * lr, "sharpness_limit": limit}
 
 
 def largest_eigenvalue(multiply: Any, size: int, steps: int = LANCZOS_STEPS) -> float:
-    """The largest eigenvalue of a symmetric `multiply` on vectors [size], from below, by Lanczos with full
-    reorthogonalisation from a random vector."""
+    """Bound the largest eigenvalue of a symmetric `multiply` on vectors [size] from below, by Lanczos."""
     basis = [jax.random.normal(jax.random.key(0), (size,))]
     basis[0] /= jnp.linalg.norm(basis[0])
     diagonal: list[float] = []
@@ -63,7 +62,7 @@ def largest_eigenvalue(multiply: Any, size: int, steps: int = LANCZOS_STEPS) -> 
     for _ in range(min(steps, size)):
         w = multiply(basis[-1])
         diagonal.append(float(jnp.vdot(basis[-1], w)))
-        for q in (*basis, *basis):  # twice: once leaves roundings of the large ones
+        for q in (*basis, *basis):  # twice, as one pass leaves rounding errors of the large components
             w = w - jnp.vdot(q, w) * q
         beside.append(float(jnp.linalg.norm(w)))
         if not np.isfinite(diagonal[-1] + beside[-1]):

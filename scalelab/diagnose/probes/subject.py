@@ -1,4 +1,4 @@
-"""A run at a saved step, on one device: what the probes ask."""
+"""The subject of the probes: a run at a saved step, on one device."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -13,12 +13,13 @@ from scalelab.data.batches.batches import TrainBatches
 from scalelab.diagnose.evidence import Evidence
 from scalelab.errors import BadInput
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import upcast
 from scalelab.record import records
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.resume import handover
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.run.feed import DataShift
-from scalelab.train.step import program, state
+from scalelab.train.step import program
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from scalelab.train.step.state import TrainState
 
@@ -34,20 +35,20 @@ class Subject(NamedTuple):
     state: TrainState
     tokens: jax.Array
     batches: TrainBatches
-    shift: DataShift = DataShift()  # which batches the guard has skipped
+    shift: DataShift = DataShift()  # batches that the guard has skipped
 
     @property
     def params(self) -> Any:
         """The parameters in fp32."""
-        return state.upcast(self.state.params, POLICIES[self.static.precision].parameters)
+        return upcast(self.state.params, POLICIES[self.static.precision].parameters)
 
     def batch(self, step: int) -> jax.Array:
-        """The batch [B, S+1] that `step` (from 0) takes."""
+        """Read the batch [B, S+1] that `step` (from 0) takes."""
         return jnp.asarray(self.batches.batch(self.shift.number(step)))
 
 
 def load_subject(evidence: Evidence, step: int | None = None) -> Subject:
-    """The run at a saved step (None: its last). BadInput if nothing was saved, or the data can't be read."""
+    """Load the run at a saved step (None: its last). BadInput if nothing was saved, or the data can't be read."""
     if evidence.data is None:
         raise BadInput(f"--live needs the run's data: {evidence.no_data}")
     source = str(evidence.folder) if step is None else f"{evidence.folder}@{step}"
@@ -70,7 +71,7 @@ def load_subject(evidence: Evidence, step: int | None = None) -> Subject:
 
 
 def batch_gradients(static: Static, subject: Subject, scale: Any = 1.0) -> Any:
-    """The gradient of the batch's mean loss."""
+    """Compute the gradient of the batch's mean loss."""
     ends = document_ends(static, subject.h)
     z_loss = subject.h.train.z_loss
     of = jax.jit(lambda params: compute_gradients(static, params, subject.tokens, z_loss, scale, ends)[1])
@@ -78,13 +79,13 @@ def batch_gradients(static: Static, subject: Subject, scale: Any = 1.0) -> Any:
 
 
 def find_second_moments(opt_state: Any) -> Any:
-    """The state of optax's Adam inside a chain's; None for another optimizer."""
+    """Find the state of optax's Adam inside a chain's state; None for another optimizer."""
     is_adam = lambda x: isinstance(x, optax.ScaleByAdamState)  # noqa: E731
     return next(filter(is_adam, jax.tree.leaves(opt_state, is_leaf=is_adam)), None)
 
 
 def adam_roots(subject: Subject) -> Any:
-    """1 / sqrt(sqrt(v_hat) + eps) for each parameter, the root of Adam's preconditioner; None for other optimizers."""
+    """Compute 1 / sqrt(sqrt(v_hat) + eps) of each parameter, the root of Adam's preconditioner; None without Adam."""
     second = find_second_moments(subject.state.opt_state)
     if subject.static.optim.name not in ADAMS or second is None:
         return None

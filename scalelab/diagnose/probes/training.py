@@ -13,7 +13,7 @@ from scalelab.model.declare import named_leaves
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.precision.policy import POLICIES
 
-OPTIMIZER_STEPS = (1, 2, 5, 10, 20, 5000)  # steps on constant gradients; the last stands for a settled optimizer
+OPTIMIZER_STEPS = (1, 2, 5, 10, 20, 5000)  # steps on constant gradients; the last one represents a settled optimizer
 
 
 def probe_accumulation(subject: Subject) -> dict[str, float]:
@@ -76,7 +76,7 @@ def probe_moments(subject: Subject) -> dict[str, float]:
     rms_g = clip * optax.tree.norm(grads) / total**0.5
     rms_v = jnp.sqrt(sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in v) / total)
     correction = 1 - subject.h.optim.beta2 ** jnp.maximum(second.count, 1)
-    used = sum(jnp.sum(leaf > 0) for leaf in v)  # rows of tokens that never occur have no gradient, whatever eps is
+    used = sum(jnp.sum(leaf > 0) for leaf in v)  # rows of tokens that never occur have no gradient at any eps
     eps = subject.h.optim.eps
     small = lambda leaf: (leaf > 0) & (jnp.sqrt(leaf.astype(jnp.float32) / correction) < eps)  # noqa: E731
     below = sum(jnp.sum(small(leaf)) for leaf in v)

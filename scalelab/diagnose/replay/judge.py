@@ -1,4 +1,4 @@
-"""Which what-ifs cure a spike, and what each costs, beside the run as it went on.
+"""Judge which what-ifs cure a spike, and the cost of each, beside the original run.
 
 A what-if works if, from the window's first step on, no loss is an outlier for longer than a benign spike lasts, and the
 last losses are back where the losses before the window were:
@@ -20,11 +20,11 @@ from scalelab.train.step.guard import LEAST_MARGIN, TINY
 from scalelab.train.step.incident import BACK, BENIGN_STEPS
 
 SIGMAS = 6.0
-BEFORE, LEAST_BEFORE = 128, 16  # losses before the window that it is compared with
+BEFORE, LEAST_BEFORE = 128, 16  # number of losses before the window that form the baseline
 
 
 class Verdict(NamedTuple):
-    """One what-if. `works` as the module says; `peak`, `final`: the largest loss, and the median of the last ones.
+    """The verdict on a what-if. `works`: as defined above; `peak`, `final`: largest loss, and median of the last ones.
 
     `outliers`: steps above the threshold; `steps`: to be trained again; `batches`: left out; `cost`: of these steps,
     None without a price.
@@ -49,7 +49,7 @@ class Baseline(NamedTuple):
 
 
 def measure_baseline(losses: Sequence[float]) -> Baseline | None:
-    """The baseline of the last losses before the window; None of fewer than LEAST_BEFORE finite ones."""
+    """Compute the baseline from the last losses before the window; None if fewer than LEAST_BEFORE are finite."""
     finite = [loss for loss in losses[-BEFORE:] if math.isfinite(loss)]
     if len(finite) < LEAST_BEFORE:
         return None
@@ -65,10 +65,10 @@ def judge(
     lost_steps: int,
     step_cost: float | None = None,
 ) -> list[Verdict]:
-    """A verdict for each what-if, the best first: working ones, then by steps and batches lost, then by final loss.
+    """Judge each what-if, the best first: working ones, then by steps and batches lost, then by final loss.
 
-    losses: {name: [n]} from the window's first step on; `lost_steps`: from the checkpoint to the window's end, which a
-    cure trains again and the run as it went on does not; `step_cost`: price of a step.
+    losses: {name: [n]} from the window's first step on; `lost_steps`: steps from the checkpoint to the window's end,
+    which a cure trains again and the original does not; `step_cost`: price of a step.
     """
     verdicts = [_judge_one(one, losses[one.name], baseline, lost_steps, step_cost) for one in what_ifs]
     return sorted(

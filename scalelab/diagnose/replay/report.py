@@ -1,4 +1,4 @@
-"""The door of a replay: original and what-ifs over the window, judged, with the cheapest cure and what brings it."""
+"""Replay a window: train original and what-ifs, judge them, and name the cheapest cure and the cause."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,16 @@ from scalelab.record import records
 
 
 def replay_window(
-    folder: pathlib.Path, first: int, last: int, what_ifs: Sequence[WhatIf] = (), after: int = 200,
-    price: float | None = None, find_batches: bool = False, progress: Progress = lambda _: None,
+    folder: pathlib.Path,
+    first: int,
+    last: int,
+    what_ifs: Sequence[WhatIf] = (),
+    after: int = 200,
+    price: float | None = None,
+    find_batches: bool = False,
+    progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Replay the steps logged as `first` to `last`, and `after` more; what `scalelab replay --json` prints, and curves.
 
     `price`: of a device-hour. BadInput if no checkpoint precedes the window, or a what-if is refused.
@@ -64,7 +70,7 @@ def replay_window(
 
 
 def _baseline(origin: Origin, losses: np.ndarray, first: int) -> judge_lib.Baseline:
-    """The losses before the window: those of metrics.jsonl up to the checkpoint, then those of the replay."""
+    """Collect the losses before the window: from metrics.jsonl up to the checkpoint, then from the replay."""
     lines = [line for line in records.read_metrics(origin.folder) if line.get("train_loss") is not None]
     before = [line["train_loss"] for line in lines if line["step"] <= origin.step]
     baseline = judge_lib.measure_baseline([*before, *losses[: first - 1 - origin.step].tolist()])
@@ -77,7 +83,7 @@ def _baseline(origin: Origin, losses: np.ndarray, first: int) -> judge_lib.Basel
 
 
 def _step_cost(origin: Origin, price: float | None) -> float | None:
-    """The price of a step, from the run's own median throughput."""
+    """Price of a step by the run's own median throughput."""
     if price is None:
         return None
     lines = [line for line in records.read_metrics(origin.folder) if line.get("tokens_per_s")]
@@ -98,7 +104,7 @@ def _add_culprits(
     progress: Progress,
     stop: Callable[[], bool],
 ) -> tuple[list[WhatIf], dict[str, np.ndarray], Culprits]:
-    """Bisect the window's batches; the what-if that leaves out what was found joins the others."""
+    """Bisect the window's batches, and add the what-if that leaves out the culprits."""
     first, last, end = window
     tried: dict[str, np.ndarray] = {}
 
@@ -119,7 +125,7 @@ def _add_culprits(
 
 
 def skip_what_if(steps: frozenset[int]) -> WhatIf:
-    """The what-if that leaves out the batches of a contiguous set of steps."""
+    """Make the what-if that leaves out the batches of a contiguous set of steps."""
     first, last = min(steps), max(steps)
     return WhatIf(f"skip={first}" if first == last else f"skip={first}..{last}", {}, skip=steps)
 

@@ -1,22 +1,21 @@
-"""Which batches of a window bring a spike: halves of the window are left out, again and again (bisection)."""
+"""Find the batches of a window that bring a spike, by bisection: halves of the window are left out in turn."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-Works = Callable[[Sequence[frozenset[int]]], list[bool]]  # batches left out, several at once -> whether each cures
+Works = Callable[[Sequence[frozenset[int]]], list[bool]]  # sets of left-out batches -> whether each cures
 
 
 class Culprits(NamedTuple):
-    """The smallest set of batches found whose absence cures; () if not even all of the window's do. `rounds`: taken."""
+    """The smallest set of batches whose absence cures; () if leaving out all does not. `rounds`: of bisection."""
 
     steps: tuple[int, ...]
     rounds: int
 
 
 def find_culprits(steps: Sequence[int], works: Works) -> Culprits:
-    """Bisect the batches of `steps` (as logged, in order): ask `works` for both halves of what is left at a time.
-
-    If neither half by itself cures, both hold a culprit, and the search ends with the set at hand.
+    """Bisect the batches of `steps` (as logged, in order): call `works` on both halves of the remaining set. If neither
+    half alone cures, both hold a culprit, and the search ends with the present set.
     """
     rounds, left = 1, list(steps)
     if not works([frozenset(left)])[0]:

@@ -1,9 +1,9 @@
-"""What-ifs of a replay: parsed from text, and applied to a run's config, state and batches.
+"""What-ifs of a replay: parse them from text, and apply them to a run's config, state and batches.
 
     clip=1,2; lr*=.7,1; skip=120..123; moments=keep,reset; guard=sigma; optim.beta2=.95
 
-Parts are separated by `;`, values by `,`; every combination is one what-if. A key of the config may stand as it is if
-its value is traced: what changes a shape would be another program, and another state.
+Parts are separated by `;`, values by `,`; every combination is one what-if. A key of the config may be given if its
+value is traced: a changed shape would need another program and state.
 """
 
 import itertools
@@ -25,7 +25,7 @@ MOST = 64  # what-ifs at once
 class WhatIf(NamedTuple):
     """One what-if. `overrides`: config keys; `lr_factor`: times the scheduled LR; `skip`: batches never taken.
 
-    `reset_moments`: whether the optimizer begins anew, with the weights kept; `detector`: of a guard that skips
+    `reset_moments`: whether the optimizer starts fresh, with the weights kept; `detector`: of a guard that skips
     outliers, or "" for the run's own guard.
     """
 
@@ -41,7 +41,7 @@ ORIGINAL = WhatIf("original", {})
 
 
 def parse_what_ifs(texts: Sequence[str]) -> list[WhatIf]:
-    """The what-ifs of all `texts`, each a product of its parts, without those that change nothing. Raises BadInput."""
+    """Parse the what-ifs of all `texts`, each a product of its parts, without empty ones. Raises BadInput."""
     parsed = {one.name: one for text in texts for one in _product(text) if one.name}
     if len(parsed) > MOST:
         raise BadInput(f"--what-if asks for {len(parsed)} what-ifs, at most {MOST} at once: leave values out")
@@ -60,7 +60,7 @@ def _product(text: str) -> list[WhatIf]:
 
 
 def _key(key: str) -> str:
-    """The key as it is meant. BadInput for one that is unknown or decides a shape."""
+    """Complete a key's name. BadInput for a key that is unknown or decides a shape."""
     if key in (CLIP, LR, SKIP, MOMENTS, GUARD):
         return key
     record = key_records().get(key)

@@ -1,7 +1,7 @@
-"""The steps of a replay: the states of a checkpoint, one for each what-if, taken on in one compiled program.
+"""Train the steps of a replay: one state of the checkpoint for each what-if, in one compiled program.
 
-Hyperparameters are traced and a batch is a function of (seed, step), so what-ifs differ in numbers only; those with a
-guard of another kind are a second program. On a CPU trials run in turn, with the bits of a run of its own.
+Hyperparameters are traced and a batch is a function of (seed, step), so what-ifs differ in numbers only; those with
+another kind of guard need a second program. On a CPU trials run in turn, with the bits of a single run.
 """
 
 import itertools
@@ -20,6 +20,7 @@ from scalelab.diagnose.replay.what_ifs import ORIGINAL, WhatIf
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import cast_for_storage, upcast
 from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
@@ -31,15 +32,15 @@ from scalelab.train.run.sources import make_train_batches
 from scalelab.train.single import load_run_dataset
 from scalelab.train.step import program
 from scalelab.train.step.guard import GuardState
-from scalelab.train.step.state import TrainState, cast_for_storage, state_from_params, upcast
+from scalelab.train.step.state import TrainState, state_from_params
 
-OUTPUTS = ("train_loss", "grad_norm", "update_norm", "lr", "skipped")  # per-step values that a replay keeps
+OUTPUTS = ("train_loss", "grad_norm", "update_norm", "lr", "skipped")  # per-step outputs that a replay returns
 Curves = dict[str, np.ndarray]  # output -> [n], of the steps after the checkpoint
 Progress = Callable[[dict[str, Any]], None]
 
 
 class Origin(NamedTuple):
-    """Where a replay begins: the checkpoint of `step` in `checkpoints`, the run's name there, its config and data."""
+    """The origin of a replay: the checkpoint of `step` in `checkpoints`, the run's name there, its config and data."""
 
     folder: pathlib.Path
     step: int
@@ -50,7 +51,7 @@ class Origin(NamedTuple):
 
 
 def find_origin(folder: pathlib.Path, first: int, progress: Progress = lambda _: None) -> Origin:
-    """The newest intact checkpoint of the run before the step logged as `first`. BadInput if none precedes it.
+    """Find the newest intact checkpoint before the step logged as `first`. BadInput if none precedes it.
 
     `progress` gets a note of each that is passed over. DamagedCheckpoint if all of these are damaged.
     """
@@ -71,7 +72,7 @@ def find_origin(folder: pathlib.Path, first: int, progress: Progress = lambda _:
 
 
 def _find_intact(saved: Mapping[int, tuple[pathlib.Path, str]], steps: Sequence[int], progress: Progress) -> int:
-    """The first of these saved steps whose files are all as they were saved."""
+    """Find the first of these saved steps whose files are all intact."""
     damage = []
     for step in steps:
         problems = manifest.find_step_problems(saved[step][0] / str(step))
@@ -89,7 +90,7 @@ def replay(
     progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Curves]:
-    """{name of a what-if: its curves} of the steps after `origin.step` up to `last`, `ORIGINAL` first if it is asked.
+    """Train the steps after `origin.step` up to `last`: {name of a what-if: its curves}, `ORIGINAL` first if asked for.
 
     Ends early, with shorter curves, if `stop` becomes true. BadInput if a value is refused.
     """
@@ -100,7 +101,7 @@ def replay(
 
 
 def check_what_ifs(origin: Origin, what_ifs: Sequence[WhatIf]) -> None:
-    """BadInput if the run cannot be trained under one of them."""
+    """Raise BadInput if the run can't be trained under one of the what-ifs."""
     for one in what_ifs:
         _changed(origin.config, one)
         if one.reset_moments and find_optimizer(origin.config.optim.name).evaluated is not None:
@@ -110,7 +111,7 @@ def check_what_ifs(origin: Origin, what_ifs: Sequence[WhatIf]) -> None:
 
 
 def _groups(what_ifs: Sequence[WhatIf]) -> Iterator[list[WhatIf]]:
-    """What-ifs that share a program."""
+    """Group the what-ifs that share a program."""
     for detector in dict.fromkeys(one.detector for one in what_ifs):
         yield [one for one in what_ifs if one.detector == detector]
 
@@ -144,19 +145,19 @@ def _replay_group(
 
 
 def _changed(config: ConfigDict, one: WhatIf) -> ConfigDict:
-    """The run's config with the what-if's keys; a guard that is off watches, since it holds the LR's factor."""
+    """Apply the what-if's keys to the run's config; a guard that is off watches, since it holds the LR's factor."""
     changes: dict[str, Any] = dict(one.overrides)
     if config.guard.policy == "off":
         changes["guard.policy"] = "watch"
     if one.detector:
         changes |= {"guard.policy": "skip", "guard.detector": one.detector}
     if one.name == ORIGINAL.name and config.guard.policy == "rewind":
-        changes["guard.policy"] = "skip"  # a rewind is the host's; in the step it skips
+        changes["guard.policy"] = "skip"  # the host does rewinds; in the step the guard skips
     return config_lib.resolve(config_lib.override(config, changes), stored=True)
 
 
 def _restore(origin: Origin, static: Any, h: config_lib.Hparams) -> TrainState:
-    """The whole state of the checkpoint, every byte checked, on the devices of `static`."""
+    """Restore the whole state of the checkpoint, every byte checked, on the devices of `static`."""
     (like,) = program.restore_targets(static, 1, "turn")
 
     def wanted(content: dict[str, Any]) -> dict[str, Any]:
@@ -171,11 +172,11 @@ def _restore(origin: Origin, static: Any, h: config_lib.Hparams) -> TrainState:
 
 
 def _begun(restored: TrainState, one: WhatIf, spec: Any, detector: str) -> TrainState:
-    """A copy of the state, changed as the what-if says: trials must not share what a donating step gives away."""
+    """Copy the state with the what-if's changes: trials must not share buffers that a step donates."""
     state = jax.tree.map(jnp.copy, restored)
     assert isinstance(state.guard, GuardState)
     memory = state.guard._replace(lr_factor=state.guard.lr_factor * one.lr_factor)
-    if one.detector and one.detector != detector:  # its window holds values, the other's their logarithms
+    if one.detector and one.detector != detector:  # one detector's window holds values, the other's their logarithms
         memory = memory._replace(window=(jnp.exp if one.detector == "sigma" else jnp.log)(memory.window))
     state = state._replace(guard=memory)
     if one.reset_moments:
@@ -184,7 +185,7 @@ def _begun(restored: TrainState, one: WhatIf, spec: Any, detector: str) -> Train
 
 
 def _fresh_moments(state: TrainState, spec: Any) -> Any:
-    """The optimizer's state of a first step on these weights."""
+    """Make the optimizer's initial state on these weights."""
     policy = POLICIES[spec.static.precision]
     fresh = state_from_params(spec.static, spec.hparams, upcast(state.params, policy.parameters)).opt_state
     fresh = cast_for_storage(fresh, policy.moments)
@@ -192,25 +193,24 @@ def _fresh_moments(state: TrainState, spec: Any) -> Any:
 
 
 def _batch_numbers(restored: TrainState, one: WhatIf, start: int, last: int) -> list[int]:
-    """The number of the batch of each step after `start`, and of some more: those in `skip` are passed over.
-
-    The batch of the step that is logged as s is number s - 1, and what the guard has passed over before.
+    """Number the batches of the steps after `start`, and a few more, without those in `skip`. The step logged as s
+    takes batch s - 1, plus the number of batches that the guard has skipped before.
     """
     shift = DataShift.of(restored.guard)
     passed = {shift.number(step - 1) for step in one.skip}
-    enough = 2 * (last - start) + len(passed)  # the last dispatch is filled up
+    enough = 2 * (last - start) + len(passed)  # more numbers, which fill the last dispatch
     return [n for n in map(shift.number, range(start, start + enough + 10_000)) if n not in passed]
 
 
 def _chunk(batches: Any, numbers: Sequence[int], k: int, rows: Any) -> np.ndarray:
-    """The batches of these numbers, int32 [k, rows, S+1]."""
+    """Read the batches of these numbers, int32 [k, rows, S+1]."""
     if all(b - a == 1 for a, b in itertools.pairwise(numbers)):
         return np.asarray(batches.chunk(numbers[0], k, rows))
     return np.concatenate([batches.chunk(number, 1, rows) for number in numbers])
 
 
 def count_equal_lines(origin: Origin, curves: Curves) -> tuple[int, int, int | None]:
-    """(lines of metrics.jsonl in the window, how many have the replay's bits, the first step that differs)."""
+    """Count (lines of metrics.jsonl in the window, those with the replay's bits); also the first step that differs."""
     lines = [line for line in records.read_metrics(origin.folder) if "train_loss" in line]
     window = {line["step"]: line for line in lines if 0 < line["step"] - origin.step <= len(curves["train_loss"])}
     differs = [step for step, line in window.items() if not _same_bits(line, curves, step - origin.step - 1)]

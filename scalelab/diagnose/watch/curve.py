@@ -1,4 +1,4 @@
-"""What is known of a run at a step: its logged curve, its schedule to the end, and its place in the family."""
+"""A run as known at a step: its logged curve, its schedule to the end, and its place in the family."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from scalelab.optim import schedules
 from scalelab.record import records
 from scalelab.train.lineage.facts import config_from_facts
 
-MOST_POINTS = 4096  # of the schedule: a longer run's is read at so many steps, evenly
+MOST_POINTS = 4096  # most steps at which a schedule is read, evenly
 PLACES = np.linspace(0.02, 1.0, 50)  # shares of a run at which two schedules are compared
 SIGNALS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped", "tokens_per_s", "time")
 
@@ -24,7 +24,7 @@ class Curve:
     """A run up to its last logged step. `signals`: {name: [n]} at `steps` [n]; `evaluations`: (step, val_loss).
 
     `n_steps`, `n_tokens`, `flops` are those of the whole run. `lr` [G] is the schedule at G <= 4,096 even places of the
-    run; () if only its past is needed. `val_loss` is the final one, of a run that is done, else None.
+    run; () if only its past is needed. `val_loss`: the final one of a finished run, else None.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Curve:
 
     @property
     def progress(self) -> float:
-        """Share of the steps that are taken."""
+        """Share of the steps taken so far."""
         return self.step / self.n_steps
 
     @property
@@ -62,7 +62,7 @@ class Curve:
         return self.signals["train_loss"]
 
     def until(self, step: int) -> "Curve":
-        """The run as it was known at `step`: without its later lines, events and result."""
+        """Return the run as known at `step`, without later lines, events and result."""
         seen = self.steps <= step
         return dataclasses.replace(
             self,
@@ -75,13 +75,13 @@ class Curve:
         )
 
     def mean_log_loss(self, low: float, high: float) -> float:
-        """Mean of ln loss over the lines in (low, high], shares of the whole run; nan without any."""
+        """Mean of ln loss over the lines in (low, high], shares of the whole run; nan without a line."""
         shares = self.steps / self.n_steps
         inside = (shares > low) & (shares <= high) & np.isfinite(self.losses) & (self.losses > 0)
         return float(np.log(self.losses[inside]).mean()) if inside.any() else math.nan
 
     def schedule_shape(self) -> np.ndarray:
-        """LR over its peak at `PLACES`: the schedule to the end where it is known, else as it was logged."""
+        """LR over its peak at `PLACES`: from the schedule to the end if it is known, else from the log."""
         if len(self.lr):
             values, shares = self.lr, (np.arange(len(self.lr)) + 1) / len(self.lr)
         else:
@@ -91,7 +91,7 @@ class Curve:
 
 
 def read_curve(folder: pathlib.Path, ahead: bool = True) -> Curve:
-    """Read a run's folder; with `ahead` its schedule to the end too. BadInput if it is not a run, or damaged."""
+    """Read a run's folder; with `ahead` also its schedule to the end. BadInput if it is not a run, or damaged."""
     if not (folder / "config.json").exists():
         raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
     values, record = records.read_config(folder), records.read_sound_record(folder)
@@ -115,7 +115,7 @@ def read_curve(folder: pathlib.Path, ahead: bool = True) -> Curve:
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
-    """A logged value [n], nan where it is missing or null."""
+    """Column of a logged value [n], nan where it is missing or null."""
     return np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
 
 

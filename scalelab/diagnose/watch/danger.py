@@ -1,4 +1,4 @@
-"""The chance that a run diverges before its end, from the signals that announce it.
+"""Estimate the chance that a run diverges before its end, from early signs.
 
 Its log odds are a sum: an intercept, and a weight for each sign that is seen. The weights are those of a logistic
 regression on the 88 choosing runs of `checks.diagnosis.danger`; `checks/results/danger.md` scores them on 88 others.
@@ -14,19 +14,19 @@ import numpy as np
 from scalelab.diagnose.watch.curve import Curve
 
 RECENT_LINES = 32  # beside the 64 before
-RECENT_SHARE = 0.1  # of the steps so far, in which events count
+RECENT_SHARE = 0.1  # share of the steps so far, the latest ones, in which events count
 MAD_TO_SIGMA = 1.4826
-INTERCEPT = -3.34  # log odds without a sign: 3.4 % where a quarter of all runs diverge
-WEIGHTS = {  # 0: too rare there to weigh, but still shown
+INTERCEPT = -3.34  # log odds without a sign: a chance of 3.4 % if a quarter of all runs diverge
+WEIGHTS = {  # weight 0: too rare in those runs, but still shown
     "blown_up": 7.35, "no_better": 1.01, "rising": 0.00, "climbing": 0.00,
     "large_updates": 0.29, "skips": 0.43, "alarms": 0.56,
 }  # fmt: skip
-BLOWN_UP = 100  # times ln V: no choosing run above it came back; one at 52 did
-UPDATE_SHARE = 0.1  # of the weights' norm in one step: far beyond the 1e-3 to 1e-2 of healthy runs
+BLOWN_UP = 100  # multiple of ln V from which no choosing run came back; one at 52 did
+UPDATE_SHARE = 0.1  # update norm / weights' norm of a step: far beyond the 1e-3 to 1e-2 of healthy runs
 
 
 class Danger(NamedTuple):
-    """The chance of divergence before the end, and the signs that it comes from."""
+    """The chance of divergence before the end, and the signs behind it."""
 
     chance: float
     signs: tuple[str, ...]
@@ -44,7 +44,7 @@ def judge_danger(run: Curve) -> Danger:
 
 
 def find_signs(run: Curve) -> list[tuple[str, str]]:
-    """The signs of divergence that the run shows, each (a key of WEIGHTS, what is seen)."""
+    """Find the run's signs of divergence, each as (a key of WEIGHTS, a description)."""
     return [sign for sign in (_peak_sign(run), _loss_sign(run), *_norm_signs(run), *_event_signs(run)) if sign]
 
 
@@ -70,7 +70,7 @@ def _loss_sign(run: Curve) -> tuple[str, str] | None:
 
 
 def _rise(recent: np.ndarray, before: np.ndarray) -> tuple[float, float]:
-    """(rise of the median, its standard error): the guard's test of a lasting rise, on logged lines."""
+    """Estimate (rise of the median, its standard error): the guard's test of a lasting rise, on logged lines."""
     middle = float(np.nanmedian(before))
     spread = MAD_TO_SIGMA * float(np.nanmedian(np.abs(before - middle)))
     error = 1.2533 * spread * math.sqrt(1 / len(recent) + 1 / len(before))

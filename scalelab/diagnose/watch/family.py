@@ -1,4 +1,4 @@
-"""The final loss from finished siblings: a regression on the loss of the moment and on the family's law."""
+"""Estimate the final loss from finished siblings: a regression on the present loss and the family's law."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,14 +12,12 @@ from scalelab.errors import BadInput
 from scalelab.laws import FitError, fit
 
 Law = Callable[[float, float], float]  # (parameters, tokens) -> loss
-LEAST_SPARE = 4  # siblings beyond the regression's coefficients
-LEAST_FOR_LAW = 10  # siblings that a law of the family is fitted to, at least of three sizes and three lengths
-SAME_SCHEDULE = 0.05  # mean distance of LR / peak between two runs that count as under the same schedule
-WINDOW = (
-    0.5  # of the steps so far: the part of the curve whose mean counts (least error of three, over six quickstarts)
-)
-LAST_SHARE = 0.1  # of a run: the part whose mean is its final training loss
-# Siblings lie on a law fitted to them, a new run off it: what widens the interval to 90 % of left-out runs of the
+LEAST_SPARE = 4  # least number of siblings beyond the regression's coefficients
+LEAST_FOR_LAW = 10  # least number of siblings, of three sizes and three lengths, for a law of the family
+SAME_SCHEDULE = 0.05  # largest mean distance of LR / peak at which two runs count as under the same schedule
+WINDOW = 0.5  # share of the steps so far, the latest, over which the mean is taken (least error of three choices)
+LAST_SHARE = 0.1  # last share of a run, over which the mean is its final training loss
+# Siblings lie on their fitted law, a new run off it: this widens the interval to hold 90 % of left-out runs of the
 # quickstart on seed 0 (checks/diagnosis/watch.py).
 INFLATION = 1.15
 # Standard deviation of ln loss for each factor of e in size or length beyond all siblings. In a grid that is run from
@@ -45,7 +43,7 @@ class Estimate(NamedTuple):
 
 
 def choose_siblings(run: Curve, others: Sequence[Curve]) -> list[Curve]:
-    """The finished runs on the same data whose schedule has the same shape; never the run itself."""
+    """Choose the other finished runs on the same data whose schedule has the same shape."""
     shape = run.schedule_shape()
     return [
         other
@@ -59,7 +57,7 @@ def choose_siblings(run: Curve, others: Sequence[Curve]) -> list[Curve]:
 
 
 def fit_family_law(siblings: Sequence[Curve]) -> Law | None:
-    """Hoffmann's law fitted to the siblings' final losses; None if they are too few or too alike for one."""
+    """Fit Hoffmann's law to the siblings' final losses; None if they are too few or too alike."""
     sizes, lengths = ([getattr(run, name) for run in siblings] for name in ("n_params", "n_tokens"))
     if len(siblings) < LEAST_FOR_LAW or min(len(set(sizes)), len(set(lengths))) < 3:
         return None
@@ -72,7 +70,7 @@ def fit_family_law(siblings: Sequence[Curve]) -> Law | None:
 
 
 def estimate_from_family(run: Curve, siblings: Sequence[Curve], law: Law | None, target: str) -> Estimate | None:
-    """Final `target` (val_loss or train_loss) by least squares over siblings; None if they are too few.
+    """Estimate the final `target` (val_loss or train_loss) by least squares over siblings; None if they are too few.
 
     ln L = a + b m + c ln L_law, with m the mean ln training loss over the later half of the steps so far, at the same
     share of each run; a column that does not vary is left out.
@@ -100,7 +98,7 @@ def estimate_from_family(run: Curve, siblings: Sequence[Curve], law: Law | None,
 
 
 def _overshoot(run: Curve, siblings: Sequence[Curve]) -> float:
-    """ln of how far the run's parameters and tokens, together, lie outside the range of its siblings."""
+    """ln of the factor by which the run's parameters and tokens, together, exceed the siblings' range."""
     beyond = 0.0
     for name in ("n_params", "n_tokens"):
         values = [getattr(other, name) for other in siblings]
@@ -110,7 +108,7 @@ def _overshoot(run: Curve, siblings: Sequence[Curve]) -> float:
 
 
 def sigmas_off_law(run: Curve, siblings: Sequence[Curve], law: Law | None) -> float | None:
-    """Distance of the present loss from that of siblings of equal size and length at this share, in their scatter.
+    """Distance of the present loss from siblings of equal size and length at this share, in units of their scatter.
 
     Positive: worse than its law. None without a law or enough siblings.
     """

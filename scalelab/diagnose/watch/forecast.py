@@ -1,4 +1,4 @@
-"""The forecast of a run's final loss: from its family where one is known, else from its own curve and a law."""
+"""Forecast a run's final loss from its family if there is one, else from its own curve and a law."""
 
 import dataclasses
 import math
@@ -23,15 +23,15 @@ from scalelab.diagnose.watch.family import (
 from scalelab.errors import BadInput
 
 LEVEL = 0.9
-LEAST_LINES = 5  # of training, for a forecast from the curve
-# ln validation - ln training loss where nothing tells it: the quickstart's splits lie between -0.02 and 0.05.
+LEAST_LINES = 5  # least lines of training for a forecast from the curve
+# prior of ln validation - ln training loss: the quickstart's splits lie between -0.02 and 0.05.
 UNKNOWN_GAP = Estimate(0.0, 0.04)
-LAW_SD = 0.03  # of ln loss about a law that another family was fitted to; the quickstart's own scatter is 0.012
+LAW_SD = 0.03  # scatter of ln loss about a law fitted to another family; the quickstart's own scatter is 0.012
 
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """The final losses of a run as of `step`. `val`, `train`: estimates of ln loss; `method`: where `val` comes from.
+    """The final losses of a run as of `step`. `val`, `train`: estimates of ln loss; `method`: the source of `val`.
 
     `train` is None without a curve. `choices`: rows of `worth.weigh_choices`.
     """
@@ -50,7 +50,7 @@ class Forecast:
     n_siblings: int
 
     def as_json(self) -> dict[str, Any]:
-        """The line of forecasts.jsonl and of --json."""
+        """Convert to the line of forecasts.jsonl and of --json."""
         low, high = self.val.interval(LEVEL)
         train = self.train and {"loss": math.exp(self.train.mean), "interval90": self.train.interval(LEVEL)}
         return {
@@ -77,13 +77,19 @@ def forecast_run(
     each = worth.seconds_a_step(run)
     rate = None if each is None else run.n_tokens / run.n_steps / each
     return Forecast(
-        run.name, run.step, run.n_steps, method, val,
+        run.name,
+        run.step,
+        run.n_steps,
+        method,
+        val,
         estimate_from_family(run, siblings, family_law, "train_loss") or train,
         sigmas_off_law(run, siblings, family_law) or _curve_off_law(run, law, train, gap),
-        danger.judge_danger(run), rate,
+        danger.judge_danger(run),
+        rate,
         None if each is None else (run.n_steps - run.step) * each,
-        worth.weigh_choices(run, fit, gap, val, price), len(siblings),
-    )  # fmt: skip
+        worth.weigh_choices(run, fit, gap, val, price),
+        len(siblings),
+    )
 
 
 def _choose(
@@ -94,7 +100,7 @@ def _choose(
     train: Estimate | None,
     gap: Estimate,
 ) -> tuple[Estimate, str]:
-    """(ln final validation loss, where it comes from), by the best source there is."""
+    """Choose (ln final validation loss, its source) from the best source available."""
     if family := estimate_from_family(run, siblings, family_law, "val_loss"):
         return family, f"{len(siblings)} finished siblings{' and their law' if family_law else ''}"
     own = train and Estimate(train.mean + gap.mean, math.hypot(train.sd, gap.sd))
@@ -110,14 +116,14 @@ def _choose(
 
 
 def _curve_off_law(run: Curve, law: Law | None, train: Estimate | None, gap: Estimate) -> float | None:
-    """Distance of the extrapolated end of the run's own curve from a given law, in the sigmas of both."""
+    """Distance of the run's extrapolated end from a given law, in the sigmas of both."""
     if law is None or train is None:
         return None
     return (train.mean + gap.mean - math.log(law(run.n_params, run.n_tokens))) / math.hypot(train.sd, gap.sd, LAW_SD)
 
 
 def _combine(a: Estimate, b: Estimate) -> Estimate:
-    """Two independent estimates, weighted by their precision; the sd covers their disagreement too."""
+    """Combine two independent estimates by their precision; the sd covers their disagreement too."""
     weights = np.array([a.sd**-2, b.sd**-2])
     mean = float(weights @ [a.mean, b.mean] / weights.sum())
     apart = abs(a.mean - b.mean) / math.hypot(a.sd, b.sd)
@@ -136,7 +142,7 @@ def _own_train(fit: AnnealedFit | None) -> Estimate | None:
 
 
 def find_gap(run: Curve, siblings: Sequence[Curve], fit: AnnealedFit | None) -> Estimate:
-    """ln validation - ln training loss: by the run's own evaluations, else its finished siblings, else unknown."""
+    """Estimate ln validation - ln training loss from the run's own evaluations, else siblings, else the prior."""
     pairs = [
         math.log(loss) - run.mean_log_loss(0.8 * step / run.n_steps, step / run.n_steps)
         for step, loss in run.evaluations
@@ -146,7 +152,7 @@ def find_gap(run: Curve, siblings: Sequence[Curve], fit: AnnealedFit | None) -> 
     theirs = [math.log(other.val_loss or 1) - final_train_loss(other) for other in siblings]
     theirs = [pair for pair in theirs if math.isfinite(pair)]
     if own:
-        # Of each mean of training lines: some percent of noise, and the fall of the loss over its window.
+        # Error of each mean of training lines: some percent of noise, and the fall of the loss over its window.
         return Estimate(float(np.mean(own)), max(0.01, 0.02 / len(own) ** 0.5))
     if len(theirs) >= 2:
         return Estimate(float(np.mean(theirs)), max(0.01, float(np.std(theirs, ddof=1))))

@@ -1,4 +1,4 @@
-"""How likely a run ends worse than the best of its rivals: runs of its folder that cost as much compute."""
+"""Estimate how likely a run ends worse than the best of its rivals: runs of its folder of equal compute."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from scalelab.diagnose.watch.curve import Curve
 from scalelab.diagnose.watch.family import Estimate
 from scalelab.diagnose.watch.forecast import Forecast
 
-SAME_FLOPS = 0.1  # relative: with more compute a run must be better, so it is not a rival
+SAME_FLOPS = 0.1  # relative difference of compute up to which a run is a rival: with more it must be better
 
 
 def find_rivals(run: Curve, others: Sequence[Curve]) -> list[Curve]:
@@ -25,7 +25,7 @@ def find_rivals(run: Curve, others: Sequence[Curve]) -> list[Curve]:
 def p_worse_than_best(forecast: Forecast, rivals: Sequence[Curve], forecasts: Mapping[str, Forecast]) -> float | None:
     """Probability that a rival ends lower; None without a rival whose end is known or forecast (`forecasts`, by name).
 
-    That of the rival most likely to be lower: the best of all is lower at least as often. Two running rivals are
+    It is the chance of the single likeliest rival, a lower bound for the best of all. Two running rivals are
     compared by their training losses, without the gap to validation, which they share.
     """
     chances = [forecast.val.chance_above(math.log(r.val_loss)) for r in rivals if r.val_loss is not None]
@@ -38,6 +38,6 @@ def p_worse_than_best(forecast: Forecast, rivals: Sequence[Curve], forecasts: Ma
 
 
 def _chance_first_is_higher(first: Estimate, second: Estimate) -> float:
-    """Chance that the first of two independent estimates is higher, with the fewer degrees of freedom (the wider)."""
+    """Chance that the first of two independent estimates is higher, by the fewer (wider) degrees of freedom."""
     freedom = min(first.freedom, second.freedom)
     return Estimate(first.mean, math.hypot(first.sd, second.sd), freedom).chance_above(second.mean)

@@ -1,4 +1,4 @@
-"""Forecasts on disk: each is kept in the run's forecasts.jsonl, and scored once the run is done."""
+"""Keep forecasts on disk, in the run's forecasts.jsonl, and score them once the run is done."""
 
 import math
 import pathlib
@@ -43,7 +43,7 @@ def score_run(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def read_forecasts(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The forecasts of a run, in order of writing. BadInput for a damaged line."""
+    """Read the forecasts of a run, in order of writing. BadInput for a damaged line."""
     lines = records.read_json_lines(folder / FORECASTS_FILE)
     for number, line in enumerate(lines, 1):
         if describe_mismatch(line, FORECAST_SCHEMA) or line["steps"] < 1:
@@ -52,7 +52,7 @@ def read_forecasts(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def summarise_scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The share of rows whose interval held the measured loss, and the mean size of their errors."""
+    """Summarise rows: the share of intervals that held the measured loss, and the mean size of errors."""
     if not rows:
         return {"inside": None, "mean_abs_error": None}
     return {
@@ -65,6 +65,7 @@ def _score(line: dict[str, Any], measured: float) -> dict[str, Any]:
     low, high = line["interval90"]
     shown = {key: line.get(key) for key in ("step", "method", "val_loss", "interval90")}
     return shown | {
-        "progress": line["step"] / line["steps"], "error": line["val_loss"] / measured - 1,
+        "progress": line["step"] / line["steps"],
+        "error": line["val_loss"] / measured - 1,
         "inside": low <= measured <= high,
-    }  # fmt: skip
+    }

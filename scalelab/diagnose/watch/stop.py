@@ -1,4 +1,4 @@
-"""Ends hopeless trials of a sweep: a rule over the forecast, such as `p_worse_than_best > 0.95`."""
+"""End hopeless trials of a sweep by a rule over the forecast, such as `p_worse_than_best > 0.95`."""
 
 import dataclasses
 import pathlib
@@ -26,11 +26,11 @@ NAMES = (
     "train_loss",
     "sigmas_off_law",
 )
-EARLIEST = 0.1  # of the steps: before it no trial is ended
+EARLIEST = 0.1  # share of the steps before which no trial is ended
 
 
 def check_rule(rule: str) -> str:
-    """The rule itself; BadInput if it is not a true-or-false expression over NAMES. It is parsed, never run."""
+    """Return the rule; BadInput if it is not a true-or-false expression over NAMES. It is parsed, never run."""
     filter_rows([dict.fromkeys(NAMES, 0.5)], [rule], "--stop-if")
     return rule
 
@@ -38,7 +38,7 @@ def check_rule(rule: str) -> str:
 def describe_facts(
     run: Curve, forecast: Forecast, others: Sequence[Curve], forecasts: Mapping[str, Forecast]
 ) -> dict[str, Any]:
-    """The values of NAMES for a run; None where one is not known, and a rule that needs it does not hold."""
+    """Compute the values of NAMES for a run; a rule does not hold if it needs an unknown one (None)."""
     low, high = forecast.val.interval(0.9)
     return {
         "p_worse_than_best": p_worse_than_best(forecast, find_rivals(run, others), forecasts),
@@ -50,7 +50,7 @@ def describe_facts(
 
 
 def judge_run(run: Curve, others: Sequence[Curve], rule: str, law: Law | None = None) -> str:
-    """Why the rule ends this run now; "" if it does not, or if nothing can be forecast yet."""
+    """Explain why the rule ends this run now; "" if it does not, or if nothing can be forecast yet."""
     if run.progress < EARLIEST or run.step <= run.warmup or run.val_loss is not None:
         return ""
     rivals = [rival for rival in find_rivals(run, others) if rival.status == "running" and rival.step > rival.warmup]
@@ -68,13 +68,13 @@ def judge_run(run: Curve, others: Sequence[Curve], rule: str, law: Law | None = 
 
 @dataclasses.dataclass
 class StopJudge:
-    """Judges trials from the files of their sweep, in whatever process trains them: (run folder) -> reason or ""."""
+    """Judges trials by the files of their sweep, in the process that trains them: (run folder) -> reason or ""."""
 
     rule: str
-    schedules: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # LR to the end, by folder: read once
+    schedules: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # {folder: LR to the end}, read once
 
     def __call__(self, folder: pathlib.Path) -> str:
-        """Why the trial in `folder` ends now; "" to go on."""
+        """Explain why the trial in `folder` ends now; "" if it goes on."""
         run = self._read(folder)
         others = [self._read(place) for place in sorted(folder.parent.iterdir()) if place != folder]
         return judge_run(run, [other for other in others if other is not None], self.rule) if run else ""
@@ -83,7 +83,7 @@ class StopJudge:
         try:
             known = self.schedules.get(folder.name)
             curve = read_curve(folder, ahead=known is None)
-        except BadInput:  # not started, or being written
+        except BadInput:  # not started, or partly written
             return None
         lr = self.schedules.setdefault(folder.name, curve.lr if known is None else known)
         return dataclasses.replace(curve, lr=lr)

@@ -1,21 +1,21 @@
-"""What stopping now, decaying now, or going on is worth: final loss, steps, hours and cost of each."""
+"""Weigh stopping now, decaying now, and going on: final loss, steps, hours and cost of each."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-from scalelab.diagnose.watch.annealed import FORGETTING, AnnealedFit, anneal
+from scalelab.diagnose.watch.annealed import FORGETTING, AnnealedFit, sum_annealing
 from scalelab.diagnose.watch.curve import Curve
 from scalelab.diagnose.watch.family import Estimate
 
-DECAY_SHARE = 0.3  # of the steps that a run would have, decayed now: the share of the quickstart's schedule
+DECAY_SHARE = 0.3  # a decay's share of the steps of a run decayed now, as in the quickstart's schedule
 
 
 def weigh_choices(
     run: Curve, fit: AnnealedFit | None, gap: Estimate, final: Estimate, price: float | None
 ) -> list[dict[str, Any]]:
-    """One row a choice: `loss` (validation, nats/token), `steps` to take, `hours`, `cost` (None without a price).
+    """Make a row for each choice: `loss` (validation, nats/token), `steps` to take, `hours`, `cost` (None: no price).
 
     The loss of a stop or of a decay now comes from the run's own curve, plus its gap to validation.
     """
@@ -50,15 +50,15 @@ def _place(run: Curve, fit: AnnealedFit) -> tuple[float, float]:
 
 
 def _still_high(run: Curve) -> bool:
-    """Whether the rate is still above half its peak: a decay that has begun is not begun again."""
+    """Whether the rate is above half its peak: a decay underway is not begun again."""
     index = min(len(run.lr) - 1, round(run.progress * len(run.lr)))
     return bool(run.lr[index] > 0.5 * run.lr.max())
 
 
 def _decayed(run: Curve, fit: AnnealedFit, ahead: int) -> tuple[float, float]:
-    """(s1, s2) at the end of a linear decay to zero over `ahead` steps from here, on the scale of the fit."""
+    """Compute (s1, s2) at the end of a linear decay to zero over `ahead` steps from here, on the fit's scale."""
     points = len(run.lr)
     seen = run.lr[: max(1, round(run.progress * points))]
     fall = seen[-1] * np.linspace(1, 0, max(2, round(ahead / run.n_steps * points)))
     changed = np.concatenate([seen, fall])
-    return float(changed.sum() / run.lr.sum()), float(anneal(changed, FORGETTING * points)[-1])
+    return float(changed.sum() / run.lr.sum()), float(sum_annealing(changed, FORGETTING * points)[-1])

@@ -1,4 +1,5 @@
 """Tactics for compilers: wrappers around plain code that change its program, not its results. Read first: `switch.py`.
 
-A file each. The first line names the measurement that speaks for it, or says that only a compiled program does.
+Each tactic is one file. Its first line names the measurement that justifies it, or says that only a compiled program
+does.
 """

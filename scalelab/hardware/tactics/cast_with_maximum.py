@@ -11,5 +11,5 @@ from scalelab.hardware.tactics.switch import is_on
 
 
 def cast_with_maximum(values: jax.Array, amax: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both of them, behind one barrier."""
+    """Tie the cast values and their maximum together behind one barrier."""
     return jax.lax.optimization_barrier((values, amax)) if is_on("cast_with_maximum") else (values, amax)

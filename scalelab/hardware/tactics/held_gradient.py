@@ -10,5 +10,5 @@ from scalelab.hardware.tactics.switch import is_on
 
 
 def hold_gradient(dy: jax.Array) -> jax.Array:
-    """`dy`, behind a barrier."""
+    """Hold `dy` in memory by a barrier."""
     return jax.lax.optimization_barrier(dy) if is_on("held_gradient") else dy

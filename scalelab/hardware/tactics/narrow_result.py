@@ -14,6 +14,6 @@ from scalelab.sharding import target_platform
 
 
 def result_format(out: Any, scaled: bool, added: bool) -> Any:
-    """The format in which a product comes; `scaled`: of fp8 operands with scales; `added`: summed between devices."""
+    """Format of a product's result; `scaled`: of fp8 operands with scales; `added`: summed between devices."""
     narrow = scaled and not added and target_platform() == "gpu" and is_on("narrow_result")
     return out if narrow else jnp.float32

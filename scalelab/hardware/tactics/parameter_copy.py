@@ -13,5 +13,5 @@ from scalelab.hardware.tactics.switch import is_on
 
 
 def copy_for_loss(params: Any, devices: int) -> Any:
-    """The parameters that the loss reads, on so many devices."""
+    """Put a barrier before the parameters that the loss reads, if there are several devices."""
     return jax.lax.optimization_barrier(params) if devices > 1 and is_on("parameter_copy") else params

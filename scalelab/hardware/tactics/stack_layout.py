@@ -13,6 +13,6 @@ from scalelab.sharding import target_platform
 
 
 def keep_layout(x: jax.Array) -> jax.Array:
-    """`x`, one of a stack, in the order of its axes."""
+    """Keep `x`, a layer of a stack, in the order of its axes."""
     constrained = target_platform() == "gpu" and is_on("stack_layout")
     return with_layout_constraint(x, Layout(tuple(range(x.ndim)))) if constrained else x

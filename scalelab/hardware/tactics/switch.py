@@ -1,7 +1,7 @@
 """One switch for all tactics: SCALELAB_TACTICS_OFF names those that programs are traced without (`a,b` or `all`).
 
-Results stay equal but for roundings; what changes is time or memory. So a card can say what a tactic is worth, and a
-new compiler that needs none of them can be tried. Processes of one run need equal values, as of XLA_FLAGS.
+Results stay equal except for rounding; time or memory changes. A measurement without a tactic shows its worth on a
+card, or that a new compiler no longer needs it. Processes of one run need equal values, as of XLA_FLAGS.
 """
 
 import os
@@ -26,7 +26,7 @@ TACTICS = (
 
 
 def tactics_off(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The tactics that are switched off, sorted; BadInput if the variable names another."""
+    """Tactics that are switched off, sorted; BadInput if the variable names an unknown one."""
     names = {name.strip() for name in environment.get(VARIABLE, "").split(",")} - {""}
     for name in sorted(names - {EVERY, *TACTICS}):
         raise BadInput(f"{VARIABLE}: {name!r} is not a tactic{nearest_hint(name, (EVERY, *TACTICS))}")

@@ -131,9 +131,15 @@ class FittedCurves:
 
 
 def fit_curves(
-    curves: Sequence[Curve], law: str = "annealing", *, objective: str = "huber_log", delta: float | None = None,
-    bootstrap: int = MOST_RESAMPLES, seed: int = 0, level: float = 0.9,
-) -> FittedCurves:  # fmt: skip
+    curves: Sequence[Curve],
+    law: str = "annealing",
+    *,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = MOST_RESAMPLES,
+    seed: int = 0,
+    level: float = 0.9,
+) -> FittedCurves:
     """Fit a law of `forms.CURVE_LAWS` to curves of one model and batch, which differ in schedule and seed.
 
     BadInput for curves to which the law can't be fitted, FitError if the optimum is not certain.
@@ -182,9 +188,13 @@ def _check_curves(curves: Sequence[Curve], law: Law) -> None:
 
 
 def _leave_out(
-    problem: Problem, best: Optimum, errors: spread.RunErrors, samples: spread.Samples, curves: Sequence[Curve],
+    problem: Problem,
+    best: Optimum,
+    errors: spread.RunErrors,
+    samples: spread.Samples,
+    curves: Sequence[Curve],
     labels: np.ndarray,
-) -> tuple[tuple[LeftOut, ...], float | None]:  # fmt: skip
+) -> tuple[tuple[LeftOut, ...], float | None]:
     """Leave each schedule out in turn: (how far each was missed, the factor by which intervals are widened).
 
     The factor is the errors' root mean square over the expected one, at least 1, times Student's t over the normal

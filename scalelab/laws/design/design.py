@@ -44,9 +44,13 @@ def row_findings(
 
 
 def fit_findings(
-    posed: Problem, best: Optimum, k: float = FLOPS_PER_PARAM_TOKEN, flops: ArrayLike | None = None,
-    target_flops: Sequence[float] = (), held: Mapping[str, float] | None = None,
-) -> list[Finding]:  # fmt: skip
+    posed: Problem,
+    best: Optimum,
+    k: float = FLOPS_PER_PARAM_TOKEN,
+    flops: ArrayLike | None = None,
+    target_flops: Sequence[float] = (),
+    held: Mapping[str, float] | None = None,
+) -> list[Finding]:
     """Findings that need the fitted law: rows far off it, and approach 2's bias on this grid."""
     return [*_outlier_findings(posed, best), *_approach2_finding(posed, best, k, flops, target_flops, held or {})]
 
@@ -164,9 +168,13 @@ def _outlier_findings(posed: Problem, best: Optimum) -> list[Finding]:
 
 
 def _approach2_finding(
-    posed: Problem, best: Optimum, k: float, flops: ArrayLike | None, target_flops: Sequence[float],
+    posed: Problem,
+    best: Optimum,
+    k: float,
+    flops: ArrayLike | None,
+    target_flops: Sequence[float],
     held: Mapping[str, float],
-) -> list[Finding]:  # fmt: skip
+) -> list[Finding]:
     """The bias of approach 2 on this grid, if the law is one of N and D and the rows form an IsoFLOP grid."""
     N, _ = sizes_and_tokens(posed.columns)
     cost = _run_flops(posed.columns, flops)

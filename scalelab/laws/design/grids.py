@@ -81,9 +81,15 @@ class Approach2:
 
 
 def approach2_bias(
-    law: Law, params: Mapping[str, float], grid: Sequence[GridBudget], N: np.ndarray, target_flops: float, k: float,
-    method: str = "parabola", held: Mapping[str, float] | None = None,
-) -> Approach2:  # fmt: skip
+    law: Law,
+    params: Mapping[str, float],
+    grid: Sequence[GridBudget],
+    N: np.ndarray,
+    target_flops: float,
+    k: float,
+    method: str = "parabola",
+    held: Mapping[str, float] | None = None,
+) -> Approach2:
     """Fit noise-free losses of the law, at the grid's budgets and sizes, by approach 2, and compare both at the target.
 
     The bias follows from the exponents and the grid's width alone (arXiv 2603.22339): a parabola is symmetric, the law

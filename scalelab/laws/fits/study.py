@@ -29,9 +29,13 @@ FITTED_ROLES = tuple(role for role, is_fitted in ROLES.items() if is_fitted)
 
 
 def fit_study(
-    rows: Sequence[Row], law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
-    cluster: str = "auto", **options: Any,
-) -> Fitted:  # fmt: skip
+    rows: Sequence[Row],
+    law: str | Law = "chinchilla",
+    n_convention: str = "total",
+    drop_top_loss: int = 0,
+    cluster: str = "auto",
+    **options: Any,
+) -> Fitted:
     """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
 
     A row has `val_loss` (nats per token), N in the convention's column (`N_COLUMNS`), the law's other columns and,
@@ -51,9 +55,14 @@ def fit_study(
 
 
 def fit_group_study(
-    rows: Sequence[Row], by: str, law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
-    cluster: str = "auto", **options: Any,
-) -> GroupFits:  # fmt: skip
+    rows: Sequence[Row],
+    by: str,
+    law: str | Law = "chinchilla",
+    n_convention: str = "total",
+    drop_top_loss: int = 0,
+    cluster: str = "auto",
+    **options: Any,
+) -> GroupFits:
     """Fit a law to the groups of rows that have equal values in column `by`; `options` are those of `fit_groups`.
 
     Rows count as in `fit_study`. BadInput for a column that no row has.
@@ -69,9 +78,15 @@ def fit_group_study(
         refuse_raw_grid({key: [values[row] for row in rows_of] for key, values in (every | table).items()}, law)
     order = [label for label in dict.fromkeys(row.get(by) for row in rows) if label is not None]
     fits = fit_groups(
-        every | table, [row.get(by) for row in selected], law, by=by, order=order, cluster=cluster,
-        n_convention=n_convention, **options,
-    )  # fmt: skip
+        every | table,
+        [row.get(by) for row in selected],
+        law,
+        by=by,
+        order=order,
+        cluster=cluster,
+        n_convention=n_convention,
+        **options,
+    )
     findings = (*fits.design, *design.exclusion_findings(excluded))
     return dataclasses.replace(fits, kept=tuple(selected), excluded=tuple(excluded), design=findings)
 

@@ -131,9 +131,15 @@ def step_law_batch(D, *, c: Coefficient, beta: Between(-3.0, 3.0)):
 
 
 def broken_power(
-    C, *, E: Coefficient, A: Coefficient, alpha: Exponent, shift: Between(-3.0, 3.0), C_break: Scale(1e3, 1e30),
+    C,
+    *,
+    E: Coefficient,
+    A: Coefficient,
+    alpha: Exponent,
+    shift: Between(-3.0, 3.0),
+    C_break: Scale(1e3, 1e30),
     sharpness: Between(0.02, 2.0),
-):  # fmt: skip
+):
     """L = E + A C^-alpha (1 + (C/C_break)^(1/sharpness))^(-shift sharpness)
 
     Caballero et al. 2023, eq. 1, with one break: the slope goes from alpha to alpha + shift around C_break.
@@ -177,9 +183,7 @@ def vocabulary(
     return E + A / N**alpha + V / N_v**nu + B / D**beta
 
 
-def mixture(
-    r1, r2, r3, *, c: Coefficient, t1: Between(-20.0, 5.0), t2: Between(-20.0, 5.0), t3: Between(-20.0, 5.0)
-):  # fmt: skip
+def mixture(r1, r2, r3, *, c: Coefficient, t1: Between(-20.0, 5.0), t2: Between(-20.0, 5.0), t3: Between(-20.0, 5.0)):
     """L = c + exp(t1 r1 + t2 r2 + t3 r3), r the shares of three training domains, each above zero
 
     Ye et al. 2024 (data mixing laws), eq. 1, of one validation domain. Shares sum to one, so their factor k is in t:

@@ -61,9 +61,10 @@ def fit_rows(lines: Iterable[Line], dataset: str) -> tuple[list[Line], list[Line
 def find_run(lines: Iterable[Line], dataset: str, model: str, multiple: float) -> Line:
     """Find the run of this training set, size and multiple of 20 tokens per parameter; there is only one."""
     (run,) = [
-        line for line in lines
+        line
+        for line in lines
         if (line["dataset_name"], line["model_name"], float(line["cc_mult"])) == (dataset, model, multiple)
-    ]  # fmt: skip
+    ]
     return run
 
 

@@ -92,9 +92,14 @@ def judge_superseded(ours: float, published: float, tolerance: float, interval: 
 
 
 def make_comparison_row(
-    name: str, ours: float, published: str, recipe: str, judge: Any = judge_agreement, tolerance: float | None = None,
+    name: str,
+    ours: float,
+    published: str,
+    recipe: str,
+    judge: Any = judge_agreement,
+    tolerance: float | None = None,
     interval: Interval | None = None,
-) -> ComparisonRow:  # fmt: skip
+) -> ComparisonRow:
     """Make a row with its verdict; `tolerance` is by default the rounding of the printed value."""
     allowed = rounding_tolerance(published) if tolerance is None else tolerance
     value, ours = float(published), float(ours)

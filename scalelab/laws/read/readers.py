@@ -205,9 +205,11 @@ def _arrow_column(values: list[Any]) -> Any:
     if not kinds:
         return pyarrow.nulls(len(values), pyarrow.float64())  # no value yet; later ones are mostly numbers
     wanted = {
-        frozenset({int}): pyarrow.int64(), frozenset({float}): pyarrow.float64(), frozenset({bool}): pyarrow.bool_(),
+        frozenset({int}): pyarrow.int64(),
+        frozenset({float}): pyarrow.float64(),
+        frozenset({bool}): pyarrow.bool_(),
         frozenset({int, float}): pyarrow.float64(),
-    }.get(frozenset(kinds))  # fmt: skip
+    }.get(frozenset(kinds))
     if wanted is None:
         return pyarrow.array([None if value is None else as_utf8(str(value)) for value in values], pyarrow.string())
     if wanted == pyarrow.float64():

@@ -43,9 +43,12 @@ class Table(NamedTuple):
 
 
 def read_table(
-    path: str | os.PathLike[str], columns: Mapping[str, str] | None = None, needed: Sequence[str] = CHINCHILLA_FIELDS,
-    where: Iterable[str] = (), option: str = "--columns",
-) -> Table:  # fmt: skip
+    path: str | os.PathLike[str],
+    columns: Mapping[str, str] | None = None,
+    needed: Sequence[str] = CHINCHILLA_FIELDS,
+    where: Iterable[str] = (),
+    option: str = "--columns",
+) -> Table:
     """Read rows with name, val_loss, the `needed` fields of a law, and all of the table's own columns.
 
     `columns` maps fields (N, D, C, M, U, width, loss, …) to the table's names, which may be converted

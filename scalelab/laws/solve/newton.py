@@ -84,9 +84,14 @@ def newton_step(
 
 
 def descend(
-    problem: Problem, start: np.ndarray, weights: np.ndarray, lower: np.ndarray | None = None,
-    upper: np.ndarray | None = None, moved: np.ndarray | None = None, iterations: int = 1000,
-) -> Solutions:  # fmt: skip
+    problem: Problem,
+    start: np.ndarray,
+    weights: np.ndarray,
+    lower: np.ndarray | None = None,
+    upper: np.ndarray | None = None,
+    moved: np.ndarray | None = None,
+    iterations: int = 1000,
+) -> Solutions:
     """Minimise the objective from start [R, K] with weights [R, P], by projected, damped Newton and IRLS steps.
 
     Each iteration proposes an IRLS-Levenberg-Marquardt step (a majoriser: safe far away) and an exact Newton step (fast

@@ -18,9 +18,13 @@ POWER_LAWS = (
 
 
 def pose_problem(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...] = (),
+    law: Law,
+    columns: Columns,
+    target: np.ndarray,
+    objective: Objective,
+    direct: tuple[str, ...] = (),
     centre_at: Columns | None = None,
-) -> Problem:  # fmt: skip
+) -> Problem:
     """Pose the fit of `law` to `target` [P] at `columns` (each [P]) as a problem for the solver.
 
     `direct` names parameters that stand in x as they are, uncentred, so that one can be held at a value. `centre_at`:

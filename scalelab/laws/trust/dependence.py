@@ -151,15 +151,24 @@ def estimate_dependence(problem: Problem, best: Optimum, labels: np.ndarray, col
     (group, row), uncertainty = _estimate_variances(slopes[:, free], problem.residuals(best.params), labels)
     dof = 2 * group**2 / uncertainty[0, 0] if group > 0 else SURE
     return Dependence(
-        labels, float(np.sqrt(group)), float(np.sqrt(row)), float(dof), uncertainty,
-        _error_weights(problem, best, slopes), column,
-    )  # fmt: skip
+        labels,
+        float(np.sqrt(group)),
+        float(np.sqrt(row)),
+        float(dof),
+        uncertainty,
+        _error_weights(problem, best, slopes),
+        column,
+    )
 
 
 def simulate_refits(
-    problem: Problem, best: Optimum, dependence: Dependence, count: int, seed: int,
+    problem: Problem,
+    best: Optimum,
+    dependence: Dependence,
+    count: int,
+    seed: int,
     progress: Callable[[str, int, int], None] | None = None,
-) -> newton.Solutions:  # fmt: skip
+) -> newton.Solutions:
     """Refit the law to `count` simulated tables: the fitted law's values and `Dependence.simulate_errors`."""
     residuals, many = problem.residuals(best.params), problem.points > near_fit.MANY_ROWS
     parts = []

@@ -141,9 +141,14 @@ def hold_out(
 
 
 def _predict_rows(
-    problem: Problem, best: Optimum, columns: Columns, rows: np.ndarray, labels: np.ndarray | None, resamples: int,
+    problem: Problem,
+    best: Optimum,
+    columns: Columns,
+    rows: np.ndarray,
+    labels: np.ndarray | None,
+    resamples: int,
     level: float,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray]:
     """Intervals (low, high), each [rows], of new runs at these rows."""
     dependence = None if labels is None else estimate_dependence(problem, best, labels)
     boot, _ = resample_fit(problem, best, resamples, 0, dependence, level)

@@ -27,9 +27,13 @@ TAKES_PART = 0.1  # a parameter with this component of an undetermined direction
 
 
 def check_identifiable(
-    law: Law, columns: Columns, target: np.ndarray, weights: ArrayLike | None = None, log: bool = True,
+    law: Law,
+    columns: Columns,
+    target: np.ndarray,
+    weights: ArrayLike | None = None,
+    log: bool = True,
     flops: ArrayLike | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Check that the rows of weight 1 identify the law; else BadInput says what is missing.
 
     `flops` [P]: the cost of each run (default: 6 N D); `log`: residuals are of logs.

@@ -43,9 +43,14 @@ class WiderLaw(NamedTuple):
 
 
 def resample_fit(
-    problem: Problem, best: Optimum, count: int, seed: int, dependence: Dependence | None, level: float,
+    problem: Problem,
+    best: Optimum,
+    count: int,
+    seed: int,
+    dependence: Dependence | None,
+    level: float,
     progress: Progress | None = None,
-) -> tuple[Bootstrap | None, FormTest | None]:  # fmt: skip
+) -> tuple[Bootstrap | None, FormTest | None]:
     """Resample a fit (not if `count` is 0) and test its form; where that fails, predictions carry the misfit."""
     boot = bootstrap_fit(problem, best, count, seed, dependence, progress) if count else None
     tested = form.judge_form(problem, best, dependence, seed)

@@ -127,9 +127,13 @@ def least_value(fitted: Problem, best: Optimum) -> float:
 
 
 def profile_params(
-    fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN,
-    dependence: Dependence | None = None, progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, ParamProfile]:  # fmt: skip
+    fitted: Problem,
+    best: Optimum,
+    level: float = 0.9,
+    k: float = FLOPS_PER_PARAM_TOKEN,
+    dependence: Dependence | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, ParamProfile]:
     """Profile every parameter of the law, with its interval at `level`; C = k N D.
 
     Where rows depend, each parameter's curve ends its interval at a height of its own (`Dependence.objective_rise`).

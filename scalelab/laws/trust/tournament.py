@@ -33,10 +33,16 @@ class TournamentEntry:
 
 
 def run_tournament(
-    table: Mapping[str, ArrayLike], laws: Sequence[str | Law] | None = None, count: int = 1,
-    objective: str = "huber_log", delta: float | None = None, labels: np.ndarray | None = None,
-    resamples: int = SCORE_RESAMPLES, level: float = 0.9, progress: Callable[[str, int, int], None] | None = None,
-) -> tuple[TournamentEntry, ...]:  # fmt: skip
+    table: Mapping[str, ArrayLike],
+    laws: Sequence[str | Law] | None = None,
+    count: int = 1,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    labels: np.ndarray | None = None,
+    resamples: int = SCORE_RESAMPLES,
+    level: float = 0.9,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[TournamentEntry, ...]:
     """Hold out the `count` largest rows (by C, else N D) and let each law predict them: entries, the best first.
 
     The best has the least interval score (`Holdout.interval_score`), without resamples the least error. Options as of
@@ -80,9 +86,13 @@ def row_scales(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
 
 
 def _enter_law(
-    table: Mapping[str, ArrayLike], law: Law, chosen: Objective, count: int, scale: np.ndarray | None,
+    table: Mapping[str, ArrayLike],
+    law: Law,
+    chosen: Objective,
+    count: int,
+    scale: np.ndarray | None,
     options: Mapping[str, Any],
-) -> TournamentEntry:  # fmt: skip
+) -> TournamentEntry:
     try:
         columns, target = law_columns(table, law)
         return TournamentEntry(law, hold_out(law, columns, target, chosen, count, scale, **options))

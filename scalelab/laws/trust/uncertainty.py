@@ -129,9 +129,13 @@ def check_resample_count(count: int, points: int) -> None:
 
 
 def bootstrap_fit(
-    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, dependence: Dependence | None = None,
+    problem: Problem,
+    best: Optimum,
+    count: int = 1000,
+    seed: int = 0,
+    dependence: Dependence | None = None,
     progress: Progress | None = None,
-) -> Bootstrap:  # fmt: skip
+) -> Bootstrap:
     """Refit `count` tables: resamples of the fitted runs, drawn with replacement, or simulated ones.
 
     Tables are simulated where rows depend (`Dependence.simulate_errors`): a resample of a dozen groups would hold too

@@ -111,9 +111,14 @@ def losses_at_budget(
 
 
 def decide_allocation(
-    problem: Problem, best: Optimum, boot: Bootstrap, C: float, k: float = FLOPS_PER_PARAM_TOKEN, level: float = 0.9,
+    problem: Problem,
+    best: Optimum,
+    boot: Bootstrap,
+    C: float,
+    k: float = FLOPS_PER_PARAM_TOKEN,
+    level: float = 0.9,
     held: Mapping[str, float] = {},
-) -> Decision:  # fmt: skip
+) -> Decision:
     """Choose the best N and D for C = k N D FLOPs, with intervals from the resamples, the loss there, and the waste.
 
     `held` fixes the law's other columns (unique tokens, say). BadInput for a law without N and D or a column neither
@@ -159,9 +164,14 @@ def check_held_columns(law: Law, held: Mapping[str, float]) -> None:
 
 
 def wasted_share(
-    law: Law, params: Mapping[str, np.ndarray], chosen: float, best: np.ndarray, C: float, k: float,
+    law: Law,
+    params: Mapping[str, np.ndarray],
+    chosen: float,
+    best: np.ndarray,
+    C: float,
+    k: float,
     held: Mapping[str, float] = {},
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The share [R] of C that size `chosen` wastes if laws `params` [R] are true, whose best sizes are `best` [R].
 
     It is 1 - C'/C, where the best split of C' reaches the loss of the chosen split of C ("deadweight compute",

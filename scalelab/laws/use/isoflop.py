@@ -84,9 +84,14 @@ def group_budgets(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
 
 
 def profile_budget(
-    C: float, N: np.ndarray, loss: np.ndarray, method: str = "akima", noise: Noise | None = None,
-    resamples: int = 1000, seed: int | tuple[int, ...] = 0,
-) -> BudgetProfile:  # fmt: skip
+    C: float,
+    N: np.ndarray,
+    loss: np.ndarray,
+    method: str = "akima",
+    noise: Noise | None = None,
+    resamples: int = 1000,
+    seed: int | tuple[int, ...] = 0,
+) -> BudgetProfile:
     """Find the optimum of one budget from sizes N [S] and losses [S]; runs of equal N count by their mean log loss.
 
     The minimum is searched within the sizes tried, edges included; `interior` is false at an edge. With `noise` it must
@@ -126,9 +131,15 @@ def profile_budget(
 
 
 def fit_isoflop(
-    C: ArrayLike, N: ArrayLike, loss: ArrayLike, method: str = "akima", noise: Noise | None = None,
-    resamples: int = 1000, seed: int = 0, level: float = 0.95,
-) -> IsoFlop:  # fmt: skip
+    C: ArrayLike,
+    N: ArrayLike,
+    loss: ArrayLike,
+    method: str = "akima",
+    noise: Noise | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> IsoFlop:
     """Fit best sizes per budget and N_opt ~ C^a to runs of C FLOPs, N parameters and loss (nats/token), each [P].
 
     Runs of nearly equal C (5 %) make one budget. `akima` interpolates log loss over log N; `parabola` is Hoffmann's

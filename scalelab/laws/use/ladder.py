@@ -135,7 +135,7 @@ class Ladder:
 def gather_runs(
     N: np.ndarray, D: np.ndarray, loss: np.ndarray, accuracy: np.ndarray, labels: Sequence[str] | None, last: int
 ) -> LadderRuns:
-    """Keep one row a run of rows of checkpoints: that of most tokens (`labels` name runs; None: every row is one).
+    """Keep one of each run's checkpoints: that of most tokens (`labels` name runs; None: every row is a run).
 
     The scatter is that of the last `last` checkpoints around a straight line through them.
     """
@@ -152,9 +152,15 @@ def gather_runs(
 
 
 def fit_ladder(
-    runs: LadderRuns, *, hold: Mapping[str, float] | None = None, objective: str = "huber_log",
-    delta: float | None = None, bootstrap: int = 1000, seed: int = 0, level: float = 0.9,
-) -> Ladder:  # fmt: skip
+    runs: LadderRuns,
+    *,
+    hold: Mapping[str, float] | None = None,
+    objective: str = "huber_log",
+    delta: float | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    level: float = 0.9,
+) -> Ladder:
     """Fit both steps to runs. BadInput for runs that can't determine them, FitError if an optimum is not certain."""
     laws = _hold(hold or {})
     _check_runs(runs, laws, bootstrap, level)
@@ -178,9 +184,15 @@ def fit_ladder(
     good = refits[0].converged & refits[1].converged
     samples = [problem.to_params(refit.x[good]) for problem, refit in zip(problems, refits, strict=True)]
     return Ladder(
-        runs, problems, (best[0], best[1]), (samples[0], samples[1]), errors[:, good, -1].T, (sds[0], sds[1]),
-        correlation, level,
-    )  # fmt: skip
+        runs,
+        problems,
+        (best[0], best[1]),
+        (samples[0], samples[1]),
+        errors[:, good, -1].T,
+        (sds[0], sds[1]),
+        correlation,
+        level,
+    )
 
 
 def _simulate_errors(

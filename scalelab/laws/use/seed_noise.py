@@ -52,9 +52,7 @@ class MeasuredNoise:
         return self.share * np.asarray(loss, float)
 
 
-def measure_noise(
-    budget: ArrayLike, N: ArrayLike, loss: ArrayLike, seeds: ArrayLike | None = None
-) -> MeasuredNoise:  # fmt: skip
+def measure_noise(budget: ArrayLike, N: ArrayLike, loss: ArrayLike, seeds: ArrayLike | None = None) -> MeasuredNoise:
     """Measure the noise of one run from runs of equal `budget` and N, or from neighbouring sizes; each argument [P].
 
     Repeated runs count if there are enough; where `seeds` [P] are known, those of a setting must differ: else something
@@ -90,9 +88,7 @@ def _measure_repeats(
     return MeasuredNoise(float(np.sqrt(squares / dof)), float(dof), "repeats", settings) if dof else None
 
 
-def _measure_neighbours(
-    budget: np.ndarray, N: np.ndarray, log_loss: np.ndarray, near: float
-) -> MeasuredNoise | None:  # fmt: skip
+def _measure_neighbours(budget: np.ndarray, N: np.ndarray, log_loss: np.ndarray, near: float) -> MeasuredNoise | None:
     """The noise by residuals of a fourth size from parabolas through three neighbours; None if no budget has four.
 
     Log losses of all four are within `near` of the budget's least.

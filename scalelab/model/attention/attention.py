@@ -23,10 +23,10 @@ from scalelab.model.attention.plain import attention_logits, masked_attention
 from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, layer_frequencies
 from scalelab.model.declare import Declaration, declare_parameter
-from scalelab.model.layer_flags import LayerFlags, rope_positions
 from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products
+from scalelab.model.stacks import LayerFlags, rope_positions
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight, residual_axes, vary_like
 

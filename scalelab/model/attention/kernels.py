@@ -22,7 +22,7 @@ from scalelab.model.attention.mask import NO_MASK, MaskInfo, by_window
 from scalelab.model.attention.plain import QUERY_CHUNKS, plain_attention, xla_attention
 from scalelab.model.attention.relative import RelativeInputs, relative_scores
 from scalelab.model.attention.ring import ring_attention
-from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.stacks import count_local_layers
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import (
     ASSUMED_CAPABILITY,

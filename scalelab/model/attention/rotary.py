@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
-from scalelab.model.layer_flags import LayerFlags
+from scalelab.model.stacks import LayerFlags
 
 LOW, HIGH = 1.0, 4.0  # llama3: turns within rope_original; up to LOW a pair is scaled fully, from HIGH not at all
 SLOW, FAST = 1.0, 32.0  # yarn: as LOW and HIGH, but interpolated by the pair's index (Peng et al. 2023, section 4)

@@ -12,6 +12,7 @@ import numpy as np
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.published import besiroglu, chinchilla, kaplan, muennighoff, porian
+from scalelab.plan.budget import lawfile
 from scalelab.plan.budget.book import LawBook, PowerLawSplit, constant_params, stack_draws
 
 DEFAULT_LAW = "besiroglu"
@@ -40,8 +41,6 @@ def load_law_book(name: str) -> LawBook:
         if plain in (key.replace("_", ""), key.removesuffix("_3")):
             return build()
     if pathlib.Path(name).is_file():
-        from scalelab.plan.budget import lawfile
-
         return lawfile.read_law_file(pathlib.Path(name))
     raise BadInput(f"--law={name}: neither a file nor a published law{nearest_hint(name, PUBLISHED)}")
 

@@ -9,7 +9,9 @@ from scalelab.config import Static
 from scalelab.hardware import chips
 from scalelab.model import count
 from scalelab.parallel import mesh, rules
+from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import megatron, saved_activations
+from scalelab.plan.memory.advice import advise_changes
 from scalelab.plan.memory.memory import Memory, memory_on_backend
 
 if TYPE_CHECKING:
@@ -38,11 +40,6 @@ def memory_if_too_large(static: Static, trials: int = 1) -> Memory | None:
 
 def suggest_fitting_change(static: Static) -> "Advice | None":
     """The fastest change of one run that fits the present devices; None if there is none or their chip is not known."""
-    from scalelab.plan.machine.machine import load_machine
-    from scalelab.plan.memory.advice import (
-        advise_changes,  # with half the planner behind it, which a run that fits needn't wait for
-    )
-
     static, capacity = on_present_devices(static)
     kind = jax.local_devices()[0].device_kind
     if jax.default_backend() != "cpu" and chips.find_chip(kind) is None:

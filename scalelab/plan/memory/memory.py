@@ -22,8 +22,13 @@ from scalelab.hardware.chips import compute_capability
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
+from scalelab.model.declare import Declaration
 from scalelab.model.loss import chunk_tokens
-from scalelab.parallel import gathered, rules, ticks
+from scalelab.model.stacks import kinds, stacks
+from scalelab.parallel import gathered, rules
+from scalelab.parallel.stages import ticks
+from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import megatron, saved_activations
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -112,7 +117,7 @@ def _state_bytes(static: Static) -> dict[str, int]:
     parts = {"parameters": by_part["params"], "optimizer": moments + small}
     if POLICIES[static.precision].parameters != "float32" and not static.updates_layers:  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
-    if copies := gathered_bytes(static):
+    if copies := gathered_bytes(static) + slot_bytes(static):
         parts["copies"] = copies
     return parts | ({"average": by_part["ema"]} if static.ema else {})
 
@@ -125,6 +130,16 @@ def gathered_bytes(static: Static) -> int:
     return sum(device_bytes(d.shape, form, spec, static.layout) for d, form, spec in whole)
 
 
+def slot_bytes(static: Static) -> int:
+    """Bytes of the weights that a step lays out in slots, where stages hold unequal numbers of layers; empty ones too.
+
+    Their gradients come in slots; at rest there are no empty ones.
+    """
+    if has_even_stages(static.model, static.layout):
+        return 0
+    return _parameter_bytes(static, rules.stage_specs, blocks=True)
+
+
 def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
     leaves = jax.tree.leaves(tree)
     split = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
@@ -132,12 +147,12 @@ def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
 
 
 def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout: Layout) -> int:
-    """Bytes of an array split by `spec` on the fullest device. Stages hold whole layers, equally many a round."""
+    """Bytes of an array split by `spec` on the fullest device. Stages have as many slots for layers in each round."""
     number = 1
-    for size, entry in zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True):
+    for axis, (size, entry) in enumerate(zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True)):
         axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-        parts = math.prod(getattr(layout, axis) for axis in axes)
-        rounds = layout.rounds if STAGE_AXIS in axes else 1
+        parts = math.prod(getattr(layout, name) for name in axes)
+        rounds = layout.rounds if axis == 0 and STAGE_AXIS in axes else 1
         number *= rounds * math.ceil(size / (parts * rounds))
     return number * jnp.dtype(kind).itemsize
 
@@ -150,9 +165,18 @@ def _parameter_bytes(static: Static, rule: Any, blocks: bool = False) -> int:
 @functools.cache
 def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> int:
     declared, specs = transformer.parameter_declarations(shape), rule(shape, layout)
-    declared, specs = (declared["blocks"], specs["blocks"]) if blocks else (declared, specs)
-    like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
+    if blocks:
+        declared, specs = ({stack.name: tree[stack.name] for stack in stacks(shape)} for tree in (declared, specs))
+    sizes = jax.tree.map(lambda d: d.shape, declared, is_leaf=lambda d: isinstance(d, Declaration))
+    if rule is rules.stage_specs and layout.stage > 1:  # a stack has as many slots in every chunk
+        for stack, table in zip(stacks(shape), layer_tables(shape, layout), strict=True):
+            sizes[stack.name] = jax.tree.map(lambda d, n=table.size: (n, *d.shape[1:]), declared[stack.name])
+    like = jax.tree.map(lambda size: jax.ShapeDtypeStruct(size, jnp.float32), sizes, is_leaf=_is_size)
     return _tree_bytes(like, specs, layout)
+
+
+def _is_size(x: Any) -> bool:
+    return isinstance(x, tuple)
 
 
 def gradient_bytes(static: Static) -> int:
@@ -164,7 +188,8 @@ def gradient_bytes(static: Static) -> int:
         return _largest_part_bytes(static.model.plain)
     if static.accumulate > 1:
         return 2 * _parameter_bytes(static, rules.gradient_specs)
-    return _parameter_bytes(static, rules.parameter_specs)
+    staged = static.layout.stage > 1
+    return _parameter_bytes(static, rules.stage_specs if staged else rules.parameter_specs)
 
 
 @functools.cache
@@ -172,7 +197,8 @@ def _largest_part_bytes(shape: ModelShape) -> int:
     """Four bytes of every parameter of a block, of the embedding, or of the head, whichever is most."""
     declared = transformer.parameter_declarations(shape)
     sizes = {name: sum(d.size for d in jax.tree.leaves(part)) for name, part in declared.items()}
-    return 4 * max(size // (shape.n_layers if name == "blocks" else 1) for name, size in sizes.items())
+    depths = {stack.name: stack.depth for stack in stacks(shape)}
+    return 4 * max(size // depths.get(name, 1) for name, size in sizes.items())
 
 
 def _saved_bytes(
@@ -190,8 +216,8 @@ def _saved_bytes(
 
 
 def _blocks_per_chunk(static: Static) -> int:
-    """Blocks of a stage's chunk."""
-    return math.ceil(static.model.n_layers / (static.layout.stage * static.layout.rounds))
+    """Slots for blocks of a stage's chunk."""
+    return sum(table.shape[2] for table in layer_tables(static.model, static.layout))
 
 
 def pipeline_slots(layout: Layout) -> int:
@@ -230,15 +256,17 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
-    stacked = transformer.parameter_declarations(static.model.plain)["blocks"]
-    weight = max(d.size for d in jax.tree.leaves(stacked) if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
+    declared = jax.tree.leaves(transformer.parameter_declarations(static.model.plain))
+    weight = max(d.size // (d.shape[0] * layout.tensor) for d in declared if d.is_hidden_matrix)
     by_layer = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if by_layer or (width < 4 and not gathered_bytes(static)) else 0
-    block = saved_activations.count_block_activations(static, recomputed=True).bytes(rows) + weight * (multiplied + 4)
+    each_kind = [dataclasses.replace(static, model=kind) for kind in kinds(shape)]
+    block = max(saved_activations.count_block_activations(kind, recomputed=True).bytes(rows) for kind in each_kind)
+    block += weight * (multiplied + 4)
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if by_layer else 0) + (table * width // 4 if width < 4 else 0)
     if layout.stage > 1:
-        chunk = _parameter_bytes(static, rules.parameter_specs, blocks=True) // layout.rounds
+        chunk = _parameter_bytes(static, rules.stage_specs, blocks=True) // layout.rounds
         return max(block, head) + chunk + _blocks_per_chunk(static) * rows * _stream_bytes(static)
     block -= min(block, saved_activations.bytes_outside_blocks(static) * rows)
     if backend != "gpu" and static.accumulate == 1:  # the blocks' gradients aren't there yet; a GPU has filled them
@@ -267,11 +295,11 @@ def _memory_notes(static: Static) -> list[str]:
     layout, shape, notes = static.layout, static.model, list[str]()
     if away := state_lib.host_bytes(static):
         notes += [f"{away / 2**30:,.2f} GiB of optimizer state lie in the host's memory and cross its bus twice a step"]
-    chunks = layout.stage * layout.rounds
-    if layout.stage > 1 and shape.n_layers % chunks:
-        most = layout.rounds * math.ceil(shape.n_layers / chunks)
+    if not has_even_stages(shape, layout):
+        chunks, slots = layout.stage * layout.rounds, layout.rounds * _blocks_per_chunk(static)
         notes += [
-            f"{shape.n_layers} layers over {chunks}: {most} on the fullest stage; the trainer refuses uneven stages"
+            f"{shape.n_layers} layers over {chunks}: {slots} on the fullest stage, fewer at the ends; at rest they are "
+            "split along d_model, and a step holds a copy in the order of the stages"
         ]
     if layout.stage > 1 and layout.context > 1:
         notes += ["the trainer refuses parallel.stage together with parallel.context"]

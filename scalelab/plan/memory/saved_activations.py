@@ -19,11 +19,12 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Optim, Static
 from scalelab.config.choices import pick
-from scalelab.model import layer_flags, transformer
+from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.declare import Declaration
 from scalelab.model.products.saved import keep_all
+from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, kinds, select_layers
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.step.block_products import block_products
@@ -54,7 +55,7 @@ def count_saved_activations(static: Static) -> SavedActivations:
 
 
 def count_block_activations(static: Static, recomputed: bool = False) -> SavedActivations:
-    """What a single block keeps without remat.
+    """What a single block keeps without remat, of a model of one kind of block (`stacks.kinds`).
 
     `recomputed`: the working set of a backward that has computed it once more, in which XLA also holds what norms and
     activations would compute again (`model/products/saved.py`).
@@ -82,6 +83,16 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
     Layers under `full` keep the stream, under `dots` besides the outputs of all their products but the last, in the
     format of activations, under `none` what a block keeps; besides what lies outside, and the head's gradient.
     """
+    shape = static.model
+    each_kind = kinds(shape).items()
+    grown = sum(depth * _estimate_layer(dataclasses.replace(static, model=kind)) for kind, depth in each_kind)
+    return SavedActivations(
+        grown + bytes_outside_blocks(static), 4 * shape.d_model * shape.vocab_size // static.layout.tensor
+    )
+
+
+def _estimate_layer(static: Static) -> int:
+    """Bytes that a layer of a model of one kind keeps of a sequence."""
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, each = array_dtype(policy.residual).itemsize, array_dtype(policy.compute).itemsize
     tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
@@ -94,9 +105,8 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
         # A block's own count leaves out its input, an argument, which its norm keeps, or else a product.
         keeps_input = shape.norm_place == "before" or width == each
         layer["none"] = count_block_activations(static).row_bytes + keeps_input * width * stream
-    each_layer = pick(layer, "model.remat", shape.remat, "estimate of memory")
-    grown = shape.n_layers * each_layer + bytes_outside_blocks(static)
-    return SavedActivations(grown, 4 * shape.d_model * shape.vocab_size // tensor)
+    each_layer: int = pick(layer, "model.remat", shape.remat, "estimate of memory")
+    return each_layer
 
 
 def bytes_outside_blocks(static: Static) -> int:
@@ -228,7 +238,7 @@ def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:
     policy, number = POLICIES[static.precision], PartitionSpec()
     scales: Any = ()
     if policy.scaling == "delayed":
-        declared = transformer.parameter_declarations(static.model)["blocks"]
+        declared = bare_stack(static.model, transformer.parameter_declarations(static.model))
         shapes = jax.eval_shape(lambda: delayed.delayed_scales(delayed.init_amax_history(declared), policy))
         scales = jax.tree.map(lambda x: like(x.shape, x.dtype, number), shapes)
     tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
@@ -242,7 +252,7 @@ def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:
 
 def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
     shape, policy = static.model, POLICIES[static.precision]
-    stacked = _parameters(static, like)["blocks"]
+    stacked = _parameters(static, like)[BLOCKS]
     weights = jax.tree.map(
         lambda w: like(w.shape[1:], w.dtype, PartitionSpec(*(w.sharding.spec[1:] if w.sharding else ()))), stacked
     )
@@ -250,7 +260,7 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
     place = activation_spec(*residual_axes(shape.sequence_parallel))
     x_BSD = like(sizes, array_dtype(policy.residual), place)
     tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
-    ends, first = _ends(static, like), layer_flags.select_layers(layer_flags.all_layer_flags(shape), 0)
+    ends, first = _ends(static, like), select_layers(all_layer_flags(shape), 0)
 
     def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
         packed = documents.split_inputs_targets(tokens, ends)[2]

@@ -14,7 +14,7 @@ import jax
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.model import decode, transformer
-from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.stacks import count_local_layers, kinds
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import device_bytes
@@ -133,9 +133,10 @@ def _branch_entries(shape: ModelShape, split: Layout) -> list[int]:
         sizes = [math.ceil(size / split.tensor) if axis in SPLIT_BY_TENSOR else size for axis, size in axes]
         return math.prod(sizes)
 
-    products = {p.name: p for p in block_products(shape) if not p.of_constant}
+    blocks = [{p.name: p for p in block_products(kind) if not p.of_constant} for kind in kinds(shape)]
     return [
         entries(last.ins) + sum(entries(products[name].outs) for name in last.upstream if name in products)
+        for products in blocks
         for last in products.values()
         if last.into_stream
     ]

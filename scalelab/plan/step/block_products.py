@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from scalelab.config import Layout, ModelShape
 from scalelab.errors import BadInput
 from scalelab.jaxprs import Dot, Value, trace_dots
-from scalelab.model import count, layer_flags, transformer
+from scalelab.model import count, stacks, transformer
 from scalelab.model.declare import Declaration, named_leaves
 from scalelab.precision.policy import FP32
 from scalelab.sharding import SPLIT_BY_TENSOR, without_mesh
@@ -84,7 +84,10 @@ def _part_size(axes: tuple[tuple[str, int], ...], tensor: int) -> float:
 
 
 def block_products(shape: ModelShape) -> tuple[Product, ...]:
-    """Every product of a block with a declared matrix, in program order. BadInput names what can't be derived."""
+    """Every product of a block with a declared matrix, in program order. BadInput names what can't be derived.
+
+    `shape`: of a model of one kind of block (`stacks.kinds`).
+    """
     return _derived(shape.plain)
 
 
@@ -120,7 +123,7 @@ def _derived(shape: ModelShape) -> tuple[Product, ...]:
 
 
 def _declared_blocks(shape: ModelShape) -> Any:
-    return transformer.parameter_declarations(shape)["blocks"]
+    return transformer.parameter_declarations(shape)[stacks.BLOCKS]
 
 
 def _of_layer(declaration: Declaration) -> Declaration:
@@ -148,7 +151,7 @@ def _block_dots(shape: ModelShape, backward: bool) -> tuple[Dot, ...]:
     """The products of one block's program on one sequence; `backward`: with its gradients, everything recomputed."""
     weights = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape[1:], jnp.float32), _declared_blocks(shape))
     x_BSD = jax.ShapeDtypeStruct((1, shape.seq_len, shape.d_model), jnp.float32)
-    first = layer_flags.select_layers(layer_flags.all_layer_flags(shape), 0)
+    first = stacks.select_layers(stacks.all_layer_flags(shape), 0)
 
     def forward(weights: Any, x_BSD: jax.Array) -> jax.Array:
         return transformer.apply_block(shape, weights, x_BSD, FP32, first)

@@ -3,7 +3,8 @@
 import dataclasses
 
 from scalelab.config import Layout
-from scalelab.parallel.ticks import predicted_bubble
+from scalelab.parallel.stages.assignment import assign_layers
+from scalelab.parallel.stages.ticks import predicted_bubble
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
     """The bubble of a pipeline of `layout.stage` stages; with one stage everything is zero.
 
     (p - 1) / (v m) of the ideal time (Narayanan et al. 2021, section 2.2) for p stages, m micro-batches and v rounds;
-    GPipe and 1F1B have the same bubble. The trainer has no `zb_h1`, which fills it with gradients of weights.
+    GPipe and 1F1B have the same bubble. The trainer has no ZB-H1, which fills it with gradients of weights.
     """
     stages, rounds = layout.stage, layout.rounds
     of_total = predicted_bubble(stages, layout.microbatches, rounds)
@@ -29,13 +30,12 @@ def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
 
 
 def stage_layers(n_layers: int, stages: int, rounds: int = 1) -> tuple[int, int]:
-    """(layers of the fullest stage, layers of the last one): both ends get fewer if they don't divide, as in Llama 3.
+    """(slots of a stage, layers of the last one): stages wait for each other, so an empty slot is idle time.
 
-    Dubey et al. 2024, section 3.3.2: 126 layers over 16 stages are 8 each, and 7 on the first and the last, which hold
-    embedding and head.
+    Both ends get fewer layers if they don't divide, as in Llama 3: 126 over 16 stages are 8 each, and 7 on the first
+    and the last, which hold embedding and head (Dubey et al. 2024, section 3.3.2).
     """
     if stages == 1:  # `rounds` means nothing then
         return n_layers, n_layers
-    fullest = rounds * -(-n_layers // (stages * rounds))
-    missing = fullest * stages - n_layers
-    return fullest, max(fullest - -(-missing // 2), 0)
+    slots = assign_layers((n_layers,), stages, rounds)
+    return rounds * slots.depth, int(slots.layers_by_stage[-1])

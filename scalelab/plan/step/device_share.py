@@ -7,6 +7,9 @@ import jax
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
+from scalelab.model.stacks import kinds, stacks
+from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.slots import layer_tables
 from scalelab.plan.step.bubble import stage_layers
 from scalelab.sharding import SPLIT_BY_TENSOR
 
@@ -46,7 +49,7 @@ class Operation:
 
 @functools.cache
 def fullest_device_share(static: Static) -> DeviceShare:
-    """Rows that don't divide count as fractions; layers that don't are the fullest stage's."""
+    """Rows that don't divide count as fractions; where layers don't, a stage's empty slots count as layers."""
     shape, layout = static.model, static.layout
     fullest, last = stage_layers(shape.n_layers, layout.stage, layout.rounds)
     pipelined = layout.stage > 1
@@ -65,20 +68,44 @@ def fullest_device_share(static: Static) -> DeviceShare:
     )
 
 
+def layers_by_kind(static: Static) -> list[tuple[Static, float]]:
+    """(`static` with one kind of block, layers of that kind on the fullest stage, in their share of the model's)."""
+    layers, whole = fullest_device_share(static).layers, static.model.n_layers
+    shares = [(kind, layers * depth) for kind, depth in kinds(static.model).items()]
+    return [
+        (dataclasses.replace(static, model=kind), share / whole if share % whole else share // whole)
+        for kind, share in shares
+    ]
+
+
 def params_at_rest(static: Static, zero: int) -> float:
     """Parameters (or the state of each) on a device; ZeRO stages from `zero` on split them by fsdp."""
     layout: Layout = static.layout
-    return fullest_device_share(static).parameters / (layout.fsdp if layout.zero >= zero else 1)
+    blocks, rest = _parameter_counts(static.model.plain, layout.tensor)
+    even = has_even_stages(static.model, layout)  # else all stages have an equal part of each layer
+    parameters = fullest_device_share(static).parameters if even else blocks / layout.stage + rest
+    return parameters / (layout.fsdp if layout.zero >= zero else 1)
+
+
+def params_in_slots(static: Static) -> float:
+    """Parameters of a stage's layers and empty slots on a device, as a step lays them out."""
+    shape, layout = static.model, static.layout
+    declared, tables = transformer.parameter_declarations(shape.plain), layer_tables(shape, layout)
+    of_stacks = (
+        _held(declared[stack.name], layout.tensor) / stack.depth * layout.rounds * table.shape[2]
+        for stack, table in zip(stacks(shape), tables, strict=True)
+    )
+    return sum(of_stacks) / (layout.fsdp if layout.zero >= 3 else 1)
 
 
 @functools.cache
 def _parameter_counts(shape: ModelShape, tensor: int) -> tuple[float, float]:
     """(parameters of all blocks, of the rest), on one device of `tensor`."""
-
-    def held(tree: object) -> float:
-        leaves = jax.tree.leaves(tree)
-        return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in leaves)
-
     declared = transformer.parameter_declarations(shape)
-    blocks = held(declared["blocks"])
-    return blocks, held(declared) - blocks
+    blocks = _held([declared[stack.name] for stack in stacks(shape)], tensor)
+    return blocks, _held(declared, tensor) - blocks
+
+
+def _held(tree: object, tensor: int) -> float:
+    """Parameters of declarations on one device of `tensor`."""
+    return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in jax.tree.leaves(tree))

@@ -5,7 +5,7 @@ import dataclasses
 from scalelab.config import ModelShape, Static
 from scalelab.config.choices import pick
 from scalelab.model import count
-from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.stacks import count_local_layers
 
 
 @dataclasses.dataclass(frozen=True)

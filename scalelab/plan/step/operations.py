@@ -12,13 +12,13 @@ import math
 from scalelab.config import ModelShape, Static
 from scalelab.hardware.chips import compute_capability
 from scalelab.model.attention.kernels import FUSED, step_kernel
-from scalelab.model.layer_flags import count_local_layers
 from scalelab.model.loss import chunk_tokens
+from scalelab.model.stacks import count_local_layers
 from scalelab.parallel import gathered
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import update
 from scalelab.plan.step.block_products import Product, block_products
-from scalelab.plan.step.device_share import Operation, fullest_device_share
+from scalelab.plan.step.device_share import Operation, fullest_device_share, layers_by_kind
 from scalelab.plan.step.efficiency import machine_platform
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import recompute_policy
@@ -33,14 +33,15 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
     Layer by layer each block's backward, with its forward, and the head's run twice (train/per_layer).
     """
     of = fullest_device_share(static)
-    block = [
-        *_block_products(static, traits),
-        *_attention_operations(static, machine, traits),
-        *_elementwise_operations(static, traits),
-    ]
-    runs = of.layers * of.microbatches
-    again = static.updates_layers
-    operations = [dataclasses.replace(op, times=(op.times + again) * runs) for op in block]
+    again, operations = static.updates_layers, []
+    for kind, layers in layers_by_kind(static):
+        block = [
+            *_block_products(kind, traits),
+            *_attention_operations(kind, machine, traits),
+            *_elementwise_operations(kind, traits),
+        ]
+        runs = layers * of.microbatches
+        operations += [dataclasses.replace(op, times=(op.times + again) * runs) for op in block]
     head = [dataclasses.replace(op, times=op.times * (1 + again)) for op in _head_operations(static, machine, traits)]
     return (*operations, *head, *update.update_operations(static))
 

@@ -7,7 +7,7 @@ states; a collective what a ring takes. Of the traffic that nothing waits for, a
 import dataclasses
 import math
 
-from scalelab.config import Static
+from scalelab.config import Layout, Static
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import compute_capability, host_bytes_per_s, unit_flops
 from scalelab.model import count
@@ -146,15 +146,15 @@ def _step_parts(
     at = at | {name: at[name] * at["measured"] for name in RATES}
     (compute, hbm), update = _compute_seconds(static, machine, ops, at)
     waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
-    for move in moves:
-        speed = links.bytes_per_s(layout, machine, move.axis, kind=move.kind) * at["network"]
-        took = move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
+    durations = [(move, _transfer_s(layout, machine, move, at["network"])) for move in moves]
+    for move, took in durations:
         (hideable if move.hidden else waited)[move.axis] += took
     # Behind computing, as far as there is computing to hide behind.
     hidden = min(overlap * sum(hideable.values()), compute + hbm)
     left = 1 - hidden / sum(hideable.values()) if hidden else 1.0
     exposed = {axis: waited[axis] + left * hideable[axis] for axis in MESH_AXES}
-    ticking = compute + hbm + exposed["tensor"] + exposed["context"] + exposed["stage"]
+    sends = exposed["stage"] - sum(took for move, took in durations if _is_between_steps(move))
+    ticking = compute + hbm + exposed["tensor"] + exposed["context"] + sends
     bubble_s = lost * ticking
     return {
         "compute_s": compute + update[0],
@@ -164,6 +164,17 @@ def _step_parts(
         "bubble_s": bubble_s,
         "total_s": compute + hbm + sum(update) + sum(exposed.values()) + bubble_s,
     }
+
+
+def _transfer_s(layout: Layout, machine: Machine, move: Transfer, share: float) -> float:
+    """Seconds of a transfer, all its times, at this share of the datasheet's rate."""
+    speed = links.bytes_per_s(layout, machine, move.axis, kind=move.kind) * share
+    return move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
+
+
+def _is_between_steps(move: Transfer) -> bool:
+    """Whether all stages exchange at once, before or after the ticks: what uneven ones lay out."""
+    return move.axis == "stage" and move.kind == "all-to-all"
 
 
 def _compute_seconds(

@@ -11,12 +11,13 @@ import jax
 
 from scalelab.config import ModelShape, Static
 from scalelab.model.attention.ring import ring_stretches
-from scalelab.model.layer_flags import count_local_layers
+from scalelab.model.stacks import count_local_layers
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import gathered, rules
-from scalelab.parallel.ticks import PIPELINE_SCHEDULES
+from scalelab.parallel.stages.checks import has_even_stages
+from scalelab.parallel.stages.ticks import PIPELINE_SCHEDULES
 from scalelab.plan.step.block_products import block_products
-from scalelab.plan.step.device_share import fullest_device_share
+from scalelab.plan.step.device_share import fullest_device_share, layers_by_kind, params_in_slots
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
 
@@ -46,14 +47,24 @@ def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[T
 
 
 def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
-    """Activations between devices that share a product."""
+    """Activations between devices that share a product, of each kind of block, and of head and embedding."""
+    of = fullest_device_share(static)
+    edges = of.microbatches * of.ends
+    return [
+        transfer
+        for i, (kind, layers) in enumerate(layers_by_kind(static))
+        for transfer in _block_transfers(kind, traits, layers * of.microbatches, 0 if i else edges)
+    ]
+
+
+def _block_transfers(static: Static, traits: SystemTraits, runs: float, edges: int) -> list[Transfer]:
+    """Those of `runs` blocks of one kind, and of `edges` heads and embeddings."""
     shape, of = static.model, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].compute).itemsize
     policy = POLICIES[static.precision].of_model(shape.sums, shape.remat)
     wide = static.layout.stage > 1 or not policy.sums_in_compute  # model/products/product.py: parts are sent in fp32
     summed = max(traits.summed_bytes, width) if wide or policy.scaling == "block" else width
     again = recompute_policy(static, traits) == "full"
-    runs = of.layers * of.microbatches
     products = [product for product in block_products(shape) if not product.of_constant]
     rows, columns = [p for p in products if p.splits_ins], [p for p in products if p.splits_outs]
     # Products of one input send one gradient of it where a system joins them, and their branches give one sum.
@@ -66,7 +77,6 @@ def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     elements = of.tokens * shape.d_model
     # Only sums that something in the block's backward waits for are recomputed.
     sums = outs + again * min(outs, sum(p.recomputed for p in rows))
-    edges = of.microbatches * of.ends
     ends = [
         Transfer(
             "tensor", "all-reduce", (4 if shape.position == "learned" else width) * elements, edges, False, "rows"
@@ -200,10 +210,13 @@ def _stage_transfers(static: Static, _: SystemTraits) -> list[Transfer]:
     width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     times = 2 * static.accumulate * layout.microbatches * layout.rounds
+    # Where stages are uneven (`parallel/pipeline.py`), in fp32: weights into slots, gradients out of them.
+    in_slots = 0.0 if has_even_stages(shape, layout) else 4 * params_in_slots(static)
     return [
+        Transfer("stage", "all-to-all", in_slots, 2 if in_slots else 0, False, "layers into slots, gradients out"),
         Transfer(
             "stage", "send", sent, times, PIPELINE_SCHEDULES[layout.schedule].alternates, "activations and gradients"
-        )
+        ),
     ]
 
 

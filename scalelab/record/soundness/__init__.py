@@ -1,1 +1,1 @@
-"""Whether the files of a run's folder agree with each other: nothing is believed because one of them says so."""
+"""Check that the files of a run's folder agree with each other; no single file is trusted."""

@@ -1,7 +1,7 @@
-"""A run's record held against its config and its logs: the first value that these don't bear out.
+"""Compare a run's record with its config and logs, and describe the first value that they contradict.
 
-Only what every version wrote is asked for, and only where a legal event can't have changed it: of a run that is
-underway the logs are ahead of the record, and one whose values changed on the way (`mixed`) follows from no one config.
+Only values that every version wrote are checked, and only where no legal event can have changed them: logs of a run
+underway are ahead of its record, and a run whose values changed on the way (`mixed`) has no single config.
 """
 
 import math
@@ -14,9 +14,9 @@ from scalelab.record.jsonfiles import Schema, describe_mismatch
 from scalelab.record.jsonlines import last_line
 from scalelab.record.soundness import size
 
-# The status of a run that ended -> the kind of the event that its trainer writes just before.
+# {status of a run that ended: the kind of event that its trainer writes just before}.
 ENDS = {"done": "done", "diverged": "diverged", "stopped": "stopped", "stopped early": "stopped_early"}
-# A record with all but one of these is one that a trainer wrote; then all of both are there.
+# A record that lacks at most one of these was written by a trainer, which writes all of them.
 MARKS = ("name", "identity", "flops_per_token", "versions", "device")
 TRAINER_KEYS = (*MARKS, "params", "data", "status", "steps", "tokens", "flops")
 CLOSE = 1e-6  # relative: products of floats in another order
@@ -24,7 +24,7 @@ METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
 
 
 class Logged(NamedTuple):
-    """The ends of a run's logs: the last line, the last one with an evaluation, and the last verdict.
+    """The ends of a run's logs: the last line, the last evaluation, and the last verdict.
 
     The verdict is None without a logbook: a folder may have been copied without it.
     """
@@ -35,9 +35,9 @@ class Logged(NamedTuple):
 
 
 def check_record(folder: pathlib.Path, config: Mapping[str, Any], record: Mapping[str, Any], schema: Schema) -> None:
-    """BadInput if the record of the run in `folder` says what its config or its logs don't bear out.
+    """Raise BadInput if the config or the logs of the run in `folder` contradict its record.
 
-    `schema`: that of the lines of metrics.
+    `schema`: of lines of metrics.
     """
     ended = record.get("status") in ENDS and "identity" in record
     logged = _read_ends(folder, schema) if ended else None
@@ -51,7 +51,7 @@ def check_record(folder: pathlib.Path, config: Mapping[str, Any], record: Mappin
 
 
 def _read_ends(folder: pathlib.Path, schema: Schema) -> Logged:
-    """Read the ends of the logs, from behind; of the metrics up to the last evaluation, often the last line of all."""
+    """Read the logs' ends backwards; the metrics back to the last evaluation, which is often the last line."""
     path = folder / METRICS_FILE
     last = last_line(path, lambda row: not describe_mismatch(row, schema)) or {}
     evaluated = last if "val_loss" in last else _last_evaluated(path, schema)
@@ -66,10 +66,10 @@ def _last_evaluated(path: pathlib.Path, schema: Schema) -> Mapping[str, Any]:
 
 
 def describe_false_size(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Describe a missing key, or a count of parameters that the groups or the config contradict; "" without any.
+    """Describe a missing key, or a count of parameters that groups or config contradict; "" if there is none.
 
-    The config's counts are those of this version's blocks. A run of edited code has another sum over its groups, and is
-    then held to that sum alone.
+    The config implies the counts of this version's blocks. A run of edited code has another sum over its groups, and is
+    compared with that sum only.
     """
     if missing := _missing_key(record):
         return f"it has no {missing!r}, which every trainer writes"
@@ -96,7 +96,7 @@ def _is_trainers(record: Mapping[str, Any]) -> bool:
 
 
 def describe_false_product(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Describe FLOPs or bits that do not follow from the record's parameters, tokens and loss; "" without any."""
+    """Describe FLOPs or bits that do not follow from the record's parameters, tokens and loss; "" if there are none."""
     return _describe_false_rate(record) or _describe_false_flops(config, record) or _describe_false_bpb(record)
 
 
@@ -109,7 +109,7 @@ def _describe_false_rate(record: Mapping[str, Any]) -> str:
 
 def _describe_false_flops(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     per_token, flops = record.get("flops_per_token", {}), record.get("flops", {})
-    rewinds = config.get("guard", {}).get("policy") == "rewind"  # C then counts the steps that were given up too
+    rewinds = config.get("guard", {}).get("policy") == "rewind"  # C then includes abandoned steps
     if _has_several_stretches(config, record) or "tokens" not in record:
         return ""
     for name, value in per_token.items():
@@ -136,7 +136,7 @@ def _describe_false_bpb(record: Mapping[str, Any]) -> str:
 
 
 def describe_false_end(config: Mapping[str, Any], record: Mapping[str, Any], logged: Logged) -> str:
-    """Describe what the logs of a run that ended don't bear out; "" without any."""
+    """Describe a value that the logs of a finished run contradict; "" if there is none."""
     status, steps, loss = record["status"], record.get("steps", 0), record.get("val_loss")
     evaluated, last = logged.evaluated, logged.last
     verdict = logged.verdict
@@ -155,7 +155,7 @@ def describe_false_end(config: Mapping[str, Any], record: Mapping[str, Any], log
 
 
 def _describe_false_steps(config: Mapping[str, Any], record: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """Of `steps`, `tokens` and C against the last logged line."""
+    """Describe `steps`, `tokens` or C if the last logged line contradicts them."""
     steps, tokens = record.get("steps", 0), record.get("tokens", 0)
     if last["step"] > steps:
         return f"steps is {steps}, and {METRICS_FILE} goes on to step {last['step']}"
@@ -169,7 +169,7 @@ def _describe_false_steps(config: Mapping[str, Any], record: Mapping[str, Any], 
 
 
 def _expect_tokens(config: Mapping[str, Any], record: Mapping[str, Any], last: Mapping[str, Any]) -> float | None:
-    """Tokens at the record's step by the last line: its own, or with a constant batch those of all steps."""
+    """Tokens at the record's step by the last line: the line's own, or steps times a constant batch."""
     if not last.get("tokens"):
         return None
     if last["step"] == record.get("steps"):

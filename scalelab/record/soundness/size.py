@@ -1,6 +1,6 @@
-"""Parameters of a stored config in closed form, without jax: what the record of an unedited package says.
+"""Count a stored config's parameters in closed form, without jax, as the unedited package does.
 
-`scalelab.model.count` counts the declarations themselves; tests/soundness/test_size.py holds one to the other.
+`scalelab.model.count` counts the declarations themselves; tests/soundness/test_size.py compares the two.
 """
 
 import functools
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
-    """Parameters by convention, as `scalelab.model.count`, of the config of a run, {group: {key: value}}.
+    """Count the parameters of a run's config {group: {key: value}} by convention, as `scalelab.model.count`.
 
-    None if this can't be known: a block of the user's own, or keys of a model that this version does not have.
+    None if the count can't be known: a user's own block, or keys that this version does not have.
     """
     model = _complete_model(config)
     if model is None:
@@ -19,8 +19,8 @@ def count_parameters(config: Mapping[str, Any]) -> dict[str, int] | None:
     tables = {"weight": model["vocab_size"] * model["d_model"] * (1 if model["tied_head"] else 2), "position": 0}
     if model["position"] == "learned":
         tables["position"] = model["seq_len"] * model["d_model"]
-    block = _count_block(model)
-    layers = {kind: model["n_layers"] * size for kind, size in block.items()}
+    stacks = [(depth, _count_block(model | {"block": block})) for block, depth in _list_stacks(model)]
+    layers = {kind: sum(depth * sizes[kind] for depth, sizes in stacks) for kind in stacks[0][1]}
     final = _count_norm(model)
     hidden = sum(layers.values()) + sum(final.values())
     return {
@@ -48,7 +48,7 @@ def _gated_mlps() -> tuple[str, ...]:
 
 
 def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The model's values, absent ones of an older version at their defaults; None if they don't tell its size."""
+    """The model's values, with defaults for keys that an older version lacked; None if they don't imply its size."""
     stored, known = config.get("model", {}), _known_keys()
     if not stored.keys() <= known.keys():
         return None
@@ -56,7 +56,18 @@ def _complete_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "seq_len")
     if ":" in str(model["block"]) or any(type(model[name]) is not int for name in sizes):
         return None
-    return model
+    return model if sum(depth for _, depth in _list_stacks(model)) == model["n_layers"] else None
+
+
+def _list_stacks(model: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """(block, number of layers) of each stack, as `config.mixture_text.parse_stacks` says; 0 where it is not a number.
+
+    That file stands above this room.
+    """
+    parts = [part.partition("=") for part in str(model["block"]).split(",")]
+    if len(parts) == 1 and not parts[0][1]:
+        return [(parts[0][0], model["n_layers"])]
+    return [(name.strip(), int(depth[:20]) if depth.strip().isdecimal() else 0) for name, _, depth in parts]
 
 
 def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:
@@ -64,10 +75,10 @@ def _count_norm(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _count_block(model: Mapping[str, Any]) -> dict[str, int]:
-    """Scalars of one block: `matrix`, `gain`, `bias`, and of relative positions a `position` matrix and `vector`s."""
+    """Count a block's scalars: `matrix`, `gain`, `bias`; of relative positions a `position` matrix and `vector`s."""
     d, d_ff, d_head = model["d_model"], model["d_ff"], model["d_head"]
     queries, keys = model["n_heads"] * d_head, model["n_kv_heads"] * d_head
-    products = 2 if model["mlp"] in _gated_mlps() else 1  # into the MLP's hidden units
+    products = 2 if model["mlp"] in _gated_mlps() else 1  # products into the MLP's hidden units
     relative, norm = model["position"] == "relative", _count_norm(model)
     norms = 1 if model["block"] == "parallel" else 2
     query_key_gains = 0

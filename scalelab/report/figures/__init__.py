@@ -1,4 +1,4 @@
-"""Figures, a file a kind: rows in, a matplotlib Figure out.
+"""Figures, one file for each kind: functions from rows to a matplotlib Figure.
 
-Read in this order: `style` (what all share), then any.
+Read first `style`, which all share.
 """

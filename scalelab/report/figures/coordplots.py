@@ -1,4 +1,4 @@
-"""The figure of a coordinate check: sizes against RMS, a line an activation. The command's result in, a Figure out."""
+"""Draw a coordinate check from the command's result: RMS over sizes, one line for each activation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ PANEL_LABELS = {"rms": "RMS", "change": "RMS of the change since initialisation"
 
 @styled
 def plot_coordinate_check(result: Mapping[str, Any]) -> Figure:
-    """Two panels an axis: RMS of each activation and of its change at the last step, log-log.
+    """Draw two panels for each axis of sizes: RMS of each activation, and of its change, at the last step, log-log.
 
     result: as `scalelab coordcheck --json` prints it. A grey line has slope 1, lines that grow are dashed.
     """

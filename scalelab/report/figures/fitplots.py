@@ -36,8 +36,8 @@ from scalelab.report.tables import format_scientific, format_short
 
 DOTS_PER_INCH = 130
 CURVE_POINTS = 60  # points of a drawn line
-BAND_RESAMPLES = 300  # resamples behind the band of a decision: its edges are drawn, not read off
-EXTRAPOLATION_FACTOR = 10.0  # times the largest budget known, up to which a decision is drawn
+BAND_RESAMPLES = 300  # resamples behind a decision's band: few suffice, as its edges are only drawn
+EXTRAPOLATION_FACTOR = 10.0  # multiple of the largest known budget up to which a decision is drawn
 Drawn = tuple[Figure, list[dict[str, Any]]]
 
 
@@ -84,21 +84,21 @@ def _png(folder: str | os.PathLike[str], name: str, fig: Figure) -> str:
 
 
 def splits_budget(fitted: Fitted, held: Mapping[str, float]) -> bool:
-    """Whether the law says how to split a budget between N and D, its other columns being held."""
+    """Whether the law, with its other columns held, splits a budget between N and D."""
     columns = set(fitted.law.columns)
     size = {"N", "D"} <= columns or {"C", "M"} <= columns
     return size and fitted.law.target == "loss" and columns <= {"N", "D", "C", "M", *held}
 
 
 def fitted_budgets(fitted: Fitted) -> np.ndarray:
-    """C of every fitted row [P] (k N D where the law has no C); empty for a law without either."""
+    """C of every fitted row [P] (k N D if the law has no C); empty for a law without either."""
     N, D = sizes_and_tokens(fitted.problem.columns, fitted.k)
     return np.asarray(fitted.problem.columns.get("C", fitted.k * N * D), float)
 
 
 @styled
 def plot_fit(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
-    """Left: measured losses over compute (else the law's first column), and the law; right: its residuals."""
+    """Draw the fit: left measured losses and the law over compute (else its first column), right the residuals."""
     law, columns = fitted.law, fitted.problem.columns
     x_name = "C" if len(fitted_budgets(fitted)) else law.columns[0]
     x = fitted_budgets(fitted) if x_name == "C" else columns[x_name]
@@ -133,14 +133,14 @@ def plot_fit(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
 def _curve(
     fitted: Fitted, held: Mapping[str, float], x_name: str, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The law over x: at the best N of each budget, or of its only column; None for a law of several others."""
+    """Evaluate the law over x: at each budget's best N, or over its only column; None for several other columns."""
     at = np.geomspace(x.min(), x.max(), CURVE_POINTS)
     if fitted.law.columns == (x_name,):
         return at, fitted.law({x_name: at}, fitted.params)
     if not splits_budget(fitted, held):
         return None
     N = np.array([optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0] for C in at])
-    N = np.where((N > 0) & np.isfinite(N), N, np.nan)  # where there is no best size the line has a gap
+    N = np.where((N > 0) & np.isfinite(N), N, np.nan)  # a budget without a best size leaves a gap in the line
     D = at / (fitted.k * N)
     return at, fitted.law({**held, "N": N, "D": D, "C": at, "M": D / N}, fitted.params)
 
@@ -154,7 +154,7 @@ def _shade_legend(fig: Figure, colours: Mapping[Any, str], title: str) -> None:
 
 @styled
 def plot_decision(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
-    """The best N and D of each budget with their interval, the fitted rows, and the budgets that were asked about."""
+    """Draw the best N and D of each budget with intervals, the fitted rows, and the budgets asked for."""
     C, (N, D) = fitted_budgets(fitted), sizes_and_tokens(fitted.problem.columns, fitted.k)
     top = max([float(C.max()), *(each.C for each in fitted.decisions)]) * EXTRAPOLATION_FACTOR
     at = np.geomspace(C.min(), top, CURVE_POINTS // 2)
@@ -194,7 +194,7 @@ def plot_decision(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
 
 
 def _band(fitted: Fitted, held: Mapping[str, float], at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(best N, its lower and upper end) at each budget [S]; nan where the law has no best size."""
+    """Compute (best N, its lower and upper end) at each budget [S]; nan if the law has no best size."""
     assert fitted.bootstrap
     some = {name: values[:BAND_RESAMPLES] for name, values in fitted.bootstrap.params.items()}
     intervals = []

@@ -1,6 +1,6 @@
 """Figures of a fitted law: IsoFLOP curves, the surface L(N, D), residuals, and the held-out run against its prediction.
 
-Rows are dicts with `run`, `role` (fit | holdout | ...), `N`, `D`, `C` (FLOPs), `loss` and, where a law is fitted,
+Rows are dicts with `run`, `role` (fit | holdout | ...), `N`, `D`, `C` (FLOPs), `loss` and, for a fitted law,
 `predicted`; losses in nats/token. `flops_per_nd` is k in C = k N D, the median of the runs drawn.
 """
 
@@ -34,10 +34,10 @@ from scalelab.report.tables import format_scientific
 _warm = matplotlib.colormaps["viridis"](np.linspace(0.35, 1.0, 256))
 STAR_MARK: dict[str, Any] = {"marker": "*", "ls": "", "ms": 13, "mec": INK, "mew": 0.8, "zorder": 4}
 EDGE_MARK: dict[str, Any] = STAR_MARK | {"mfc": "white", "mec": ACCENT, "mew": 1.4}
-PALE_COLORMAP = ListedColormap(0.45 * _warm + 0.55, name="pale")  # the surface stands behind the runs
+PALE_COLORMAP = ListedColormap(0.45 * _warm + 0.55, name="pale")  # drawn behind the runs
 
 FIELD_INK = "#212121"  # lines over the surface, which stays pale on a dark page
-RESIDUAL_COLORMAP = matplotlib.colormaps["coolwarm"].resampled(41)  # few enough that its bar is drawn as shapes
+RESIDUAL_COLORMAP = matplotlib.colormaps["coolwarm"].resampled(41)  # few enough for a bar drawn as shapes
 # Colours of values, which no colour scheme may change.
 VALUE_COLOURS = {FIELD_INK, *(to_hex(each(i)) for each in (PALE_COLORMAP, RESIDUAL_COLORMAP) for i in range(each.N))}
 
@@ -46,7 +46,7 @@ VALUE_COLOURS = {FIELD_INK, *(to_hex(each(i)) for each in (PALE_COLORMAP, RESIDU
 def plot_isoflops(
     rows: Sequence[dict], fits: Sequence[dict], n_label: str, title: str = "", beside: Sequence[dict] = ()
 ) -> Figure:
-    """Loss over N, one curve a budget, with its minimum; a minimum at the edge is flagged.
+    """Draw loss over N, one curve for each budget with its minimum; a minimum at the edge is flagged.
 
     rows: `budget`, `N`, `loss`. fits: `budget`, `N` and `loss` (the minimum), `curve` (two lists: N, loss), `edge`.
     beside: fits by parabola, of which dashed curves are drawn.
@@ -87,7 +87,7 @@ def plot_isoflops(
 def plot_surface(
     rows: Sequence[dict], params: ChinchillaParams, flops_per_nd: float, n_label: str, title: str = ""
 ) -> Figure:
-    """The fitted L(N, D) as contours, the runs coloured by their residual, and the compute-optimal line."""
+    """Draw the fitted L(N, D) as contours, the runs coloured by residual, and the compute-optimal line."""
     fig, ax = make_figure(7.2, 4.8)
     n, d = (np.array([row[key] for row in rows], float) for key in "ND")
     grid_n, grid_d = (np.geomspace(v.min() / 1.5, v.max() * 1.5, 160) for v in (n, d))
@@ -102,7 +102,7 @@ def plot_surface(
     set_log_axis(ax, "y")
     ax.clabel(lines, fmt="%.2f", fontsize=7)
     ax.grid(False)
-    fig.legend(loc="outside lower center", ncols=1 if is_narrow() else 3)  # inside it would hide runs
+    fig.legend(loc="outside lower center", ncols=1 if is_narrow() else 3)  # outside the axes, where it hides no runs
     ax.set(xlabel=n_label, ylabel="D (tokens)", title=figure_title(title))
     return fig
 
@@ -136,7 +136,7 @@ def _residual_points(fig: Figure, ax: Axes, rows: Sequence[dict]) -> None:
 def plot_residuals(
     rows: Sequence[dict], n_label: str, title: str = "", colours: dict[Any, str] | None = None
 ) -> Figure:
-    """Measured over predicted loss in % against C, N and D: a good law leaves no pattern. Rows with `predicted`."""
+    """Draw measured over predicted loss in % against C, N and D: a good law has no pattern. Rows with `predicted`."""
     fig, axes = make_figure(9.6, 3.0, 3)
     colours = colours or value_colours((row["N"] for row in rows), "size")
     for ax, (key, label) in zip(axes, (("C", "C (FLOPs, exact)"), ("N", n_label), ("D", "D (tokens)")), strict=True):
@@ -197,7 +197,7 @@ def plot_held_out(
 
 
 def _frontier_line(ax: Axes, fitted: Sequence[dict], held: dict, params: ChinchillaParams, flops_per_nd: float) -> None:
-    """Solid over the fitted budgets, dashed from there to the held-out run."""
+    """Draw the frontier: solid over the fitted budgets, dashed from there to the held-out run."""
     low, high = min(row["C"] for row in fitted), max(row["C"] for row in fitted)
     end = max(high, held["C"] or high) * 1.15
     for start, stop, style, label in ((low, high, "-", "fitted frontier L(C)"), (high, end, "--", "extrapolated")):
@@ -206,7 +206,7 @@ def _frontier_line(ax: Axes, fitted: Sequence[dict], held: dict, params: Chinchi
 
 
 def _interval(ax: Axes, at: float, held: dict, wide: bool = False) -> None:
-    """The 90 % interval with the point prediction, and the measured loss where there is one."""
+    """Draw the 90 % interval with the point prediction, and the measured loss if there is one."""
     low, high = held["interval90"]
     point, measured = held["predicted_loss"], held.get("measured_loss")
     bars = [[point - low], [high - point]]

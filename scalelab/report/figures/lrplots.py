@@ -1,4 +1,4 @@
-"""Figures of losses over settings and where each is lowest: learning rates by width, best settings and their laws."""
+"""Draw losses over settings and their minima: learning rates by width, best settings and their laws."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -27,13 +27,13 @@ from scalelab.report.figures.style import (
 )
 from scalelab.report.tables import format_short
 
-MOST_NAMED = 8  # curves in a legend, ticks on an axis
+MOST_NAMED = 8  # most curves in a legend, most ticks on an axis
 MARKERS = ("o", "s", "D", "^")
 
 
 @styled
 def plot_lr_transfer(rows: Sequence[dict[str, Any]]) -> Figure:
-    """A panel of curves a parametrization, and one of the best log2 LR over d_model with its interval.
+    """Draw a panel of curves for each parametrization, and one of the best log2 LR over d_model with its interval.
 
     rows: `parametrization`, `d_model`, `log2_lrs` [K], `losses` [seeds][K] (None: diverged), `log2_lr`, `interval90`
     (None: there is none), `loss`.
@@ -46,7 +46,7 @@ def plot_lr_transfer(rows: Sequence[dict[str, Any]]) -> Figure:
             add_lr_curve(ax, row, colours[row["d_model"]])
         ax.set_title(kind)
     low, high = (f(row["loss"] for row in rows) for f in (min, max))
-    for ax in axes[:-1]:  # what diverged may leave the panel
+    for ax in axes[:-1]:  # diverged losses may leave the panel
         ax.set_ylim(low - 0.2 * (high - low) - 0.01, high + 1.6 * (high - low) + 0.02)
     handles = [Line2D([], [], color=colour, lw=2, label=f"{width}") for width, colour in colours.items()]
     axes[0].legend(handles=handles, title="d_model", loc="upper center", ncols=2)
@@ -56,7 +56,7 @@ def plot_lr_transfer(rows: Sequence[dict[str, Any]]) -> Figure:
 
 @styled
 def plot_lr_optima(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
-    """Losses of a sweep over its learning rates, a curve for each `label`; a star where the parabola is lowest.
+    """Draw a sweep's losses over learning rates, a curve for each `label`; a star marks the parabola's minimum.
 
     rows: `label`, and those of `plot_lr_transfer` without the parametrization; `interior` false: no star.
     """
@@ -75,7 +75,7 @@ def plot_lr_optima(rows: Sequence[dict[str, Any]], title: str = "") -> Figure:
 
 
 def add_lr_curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
-    """Mean over seeds as a line, every seed as a dot, the best as a star with its interval."""
+    """Draw the mean over seeds as a line, every seed as a dot, the best as a star with its interval."""
     x, losses = np.asarray(row["log2_lrs"], float), np.asarray(row["losses"], float)
     ax.plot(x, losses.mean(0), color=colour)
     for one in losses:
@@ -152,7 +152,7 @@ def _draw_setting_curve(
     surface, at = optimum.surface, optimum.at
     assert surface is not None and at is not None
     x = np.log(np.stack([table[each][group.rows] for each in best.best_of], axis=1))
-    here = np.where(np.arange(len(at)) == k, x, at)  # the others at their best
+    here = np.where(np.arange(len(at)) == k, x, at)  # the other settings at their best
     cost = np.array([surface.height(a) - surface.height(b) for a, b in zip(x, here, strict=True)])
     above = 100 * np.expm1(np.log(table["loss"][group.rows]) - cost - surface.height(at))
     used = np.ones(len(x), bool) if optimum.inside is None else optimum.inside
@@ -242,5 +242,5 @@ def _draw_setting_law(ax: Axes, best: BestSettings, law: SettingLaw, colours: di
 
 
 def _group_colours(groups: Sequence[SettingGroup], per: Sequence[str]) -> dict[float, str]:
-    """Colours of the groups' values of the first --per column."""
+    """Colours by the groups' values of the first --per column."""
     return value_colours((group.values[per[0]] for group in groups), "size" if per[0] == "N" else "value")

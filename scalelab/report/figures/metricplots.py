@@ -1,4 +1,4 @@
-"""Figures of whatever was logged: a panel for each metric or family, and maps of layer and step."""
+"""Draw logged metrics: a panel for each metric or family, and maps of layer and step."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from scalelab.report.figures.style import (
 from scalelab.report.tables import format_short
 
 COLUMNS = 3
-WIDE = 20.0  # largest / smallest value beyond which the axis of a panel is logarithmic
+WIDE = 20.0  # ratio of the largest to the smallest value from which a panel's axis is logarithmic
 DASHES: tuple[Any, ...] = (
     "-",
     "--",
@@ -32,8 +32,8 @@ DASHES: tuple[Any, ...] = (
     "-.",
     (0, (5, 1, 1, 1)),
     (0, (1, 3)),
-)  # one a name, where colours are the runs'
-MOST_NAMES = 8  # of a family that the legend of its panel lists; of more, every so many
+)  # one style for each name, as colours stand for runs
+MOST_NAMES = 8  # most names of a family in its panel's legend; of more, evenly chosen ones
 # quantity of layers.jsonl -> (title, whether its colours are logarithmic); others follow under their own names, linear
 MAPS = {
     "grad_norm": ("gradient norm", True),
@@ -48,8 +48,8 @@ MAPS = {
     "gradient_zeros": ("share of zeros in the gradient", False),
 }
 MOST_STEPS = 400  # columns of a map
-BELOW = ("embed", "positions")  # groups drawn below the first layer; the others stand above the last
-KEYS = ("run", "step")  # of a row; the others are metrics
+BELOW = ("embed", "positions")  # groups drawn below the first layer; other groups are drawn above the last layer
+KEYS = ("run", "step")  # keys of a row that are not metrics
 
 
 def group_names(names: Iterable[str]) -> dict[str, list[str]]:
@@ -88,7 +88,7 @@ def metric_panels(
     colour_of: Mapping[str, Any],
     colours: Mapping[Any, str] | None = None,
 ) -> Figure:
-    """The metrics over the steps, unsmoothed: a panel for each family, a line for each name and run.
+    """Draw metrics over the steps, unsmoothed: a panel for each family, a line for each name and run.
 
     rows: `run`, `step` and metrics; panels: {title: metrics}. `colour_of` maps each run to the value that colours its
     lines, and `colours` those of the page; a single run's lines are coloured by name.
@@ -105,7 +105,7 @@ def metric_panels(
 
 
 def make_grid(panels: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
-    """(figure, axes [panels]) of at most COLUMNS columns; width and height of a panel in inches."""
+    """Make (figure, axes [panels]) of at most COLUMNS columns; width and height of a panel in inches."""
     columns = min(COLUMNS, panels)
     if is_narrow() or columns == panels:
         fig, axes = make_figure(width * columns, height, panels)
@@ -140,7 +140,7 @@ def _panel(ax: Axes, runs: Mapping[str, list[dict]], names: Sequence[str], colou
 
 @styled
 def layer_maps(lines: Sequence[dict]) -> Figure:
-    """A map of layer (up) and step (right) for each quantity of layers.jsonl; norms also of groups.
+    """Draw a map of layer (up) and step (right) for each quantity of layers.jsonl; norms also of groups.
 
     lines: `step`, lists (a value a layer) and numbers called `group/quantity`. No value is averaged: of many steps,
     some are left out.
@@ -194,7 +194,7 @@ def _map(fig: Figure, ax: Axes, lines: Sequence[dict], name: str) -> None:
         np.ma.masked_invalid(table),
         norm=scale(low, high),
         cmap="viridis",
-        rasterized=True,  # a picture: it looks alike on a light and a dark page
+        rasterized=True,  # a picture, which is equal on a light and a dark page
     )
     shown = np.unique(np.linspace(0, layers - 1, min(layers, 7)).round().astype(int))
     places = [*range(len(below)), *(len(below) + shown), *range(len(below) + layers, len(table))]
@@ -208,7 +208,7 @@ def _map(fig: Figure, ax: Axes, lines: Sequence[dict], name: str) -> None:
 
 
 def _edges(steps: Sequence[int]) -> np.ndarray:
-    """The borders between the columns of a map: half way between steps."""
+    """Borders between the columns of a map: half way between steps."""
     if len(steps) == 1:
         return np.array([steps[0] - 0.5, steps[0] + 0.5])
     middles = (np.array(steps[1:]) + np.array(steps[:-1])) / 2

@@ -1,4 +1,4 @@
-"""Figures of runs: loss curves with the logbook drawn on them, LR checks, sweeps. Rows in, matplotlib Figure out.
+"""Draw figures of runs from rows: loss curves with the logbook drawn on them, LR checks, sweeps.
 
 Rows are dicts; each function names the keys it reads. Losses are in nats/token. No line is smoothed.
 """
@@ -41,7 +41,7 @@ EVENT_MARKS = {
     "rewind": ("<", "#7b4ab5", "rewound"),
     "diverged": ("X", ACCENT, "diverged"),
 }
-MOST_DRAWN = 24_000  # points of all curves in one figure
+MOST_DRAWN = 24_000  # most points of all curves in one figure
 RUN_COLOURS = {"train_loss": "#31688e", "val_loss": "#c77700"}  # of one run's two losses
 LOSS_NAMES = {"train_loss": "training", "val_loss": "validation"}
 BOTH_LOSSES = "loss (nats/token)"
@@ -51,7 +51,7 @@ AXIS_LABELS = {"step": "step", "tokens": "tokens", "flops": "training FLOPs (exa
 
 
 def group_by_run(rows: Sequence[dict], key: str) -> dict[str, list[dict]]:
-    """The rows that have a value for `key`, grouped by their `run`."""
+    """Group the rows that have a value for `key` by their `run`."""
     groups: dict[str, list[dict]] = {}
     for row in rows:
         if row.get(key) is not None:
@@ -72,7 +72,7 @@ def plot_loss_curves(
     held: str | None = None,
     colours: dict[Any, str] | None = None,
 ) -> Figure:
-    """Loss of one or many runs over training.
+    """Draw the loss of one or many runs over training.
 
     rows: `run`, `x`, `y` and `colour`; events: `run`, `step`, `kind`. `floor` is a known entropy rate; `held` names the
     held-out run, drawn apart from the others. `colours` are those of the page, by the value of `colour`.
@@ -95,7 +95,7 @@ def plot_loss_curves(
 def _draw(
     ax: Axes, groups: dict[str, list[dict]], colours: dict[Any, str], x: str, y: str, colour: str, held: str | None
 ) -> None:
-    """One thinned line a run; few points are marked, the held-out run stands out."""
+    """Draw one thinned line for each run; few points are marked, the held-out run stands out."""
     for run, lines in groups.items():
         most = max(24, min(MAX_POINTS, MOST_DRAWN // len(groups)))
         points = thin_points([max(row[x], 1) for row in lines], [row[y] for row in lines], most)
@@ -112,7 +112,7 @@ def _draw(
 
 
 def _limit(ax: Axes, groups: dict[str, list[dict]], y: str) -> None:
-    """Limit the axis to a little above where training started, so that a diverging run does not flatten the others."""
+    """Limit the axis slightly above the start of training, so that a diverging run does not flatten the others."""
     values = [row[y] for lines in groups.values() for row in lines if math.isfinite(row[y])]
     starts = [lines[0][y] for lines in groups.values() if math.isfinite(lines[0][y])]
     if not values or not starts:
@@ -137,7 +137,7 @@ def _mark_events(ax: Axes, groups: dict[str, list[dict]], events: Sequence[dict]
             continue
         marker, colour, label = EVENT_MARKS[event["kind"]]
         known = [row for row in lines if math.isfinite(row[y])] or lines
-        along = np.log([max(row[x], 1) for row in known])  # as drawn: straight lines on a logarithmic axis
+        along = np.log([max(row[x], 1) for row in known])  # interpolated as drawn: straight lines on a logarithmic axis
         at = float(np.log(np.interp(event["step"], [row["step"] for row in known], np.exp(along))))
         level = float(np.clip(np.nan_to_num(np.interp(at, along, [row[y] for row in known])), low, high))
         edge: dict[str, Any] = {} if marker == "x" else {"mec": "white", "mew": 0.7}
@@ -148,7 +148,7 @@ def _mark_events(ax: Axes, groups: dict[str, list[dict]], events: Sequence[dict]
 
 
 def _floor(ax: Axes, floor: float | None) -> list[Line2D]:
-    """The corpus's entropy rate as a line that no model can pass, with room below it."""
+    """Draw the corpus's entropy rate, which no model can pass, as a line with room below it."""
     if floor is None:
         return []
     low, high = ax.get_ylim()
@@ -165,7 +165,7 @@ def plot_run_losses(rows: Sequence[dict], events: Sequence[dict] = (), floor: fl
         _draw(ax, groups, dict.fromkeys([row.get("run") for row in rows], RUN_COLOURS[y]), "tokens", y, "run", None)
     set_log_axis(ax)
     y = next(iter(lines))
-    if _rises_above_start(lines[y], y):  # of a single run a spike is what one looks for
+    if _rises_above_start(lines[y], y):  # in a single run spikes matter
         set_log_axis(ax, "y")
     else:
         _limit(ax, lines[y], y)
@@ -178,7 +178,7 @@ def plot_run_losses(rows: Sequence[dict], events: Sequence[dict] = (), floor: fl
 
 @styled
 def plot_steps(rows: Sequence[dict], panels: Mapping[str, str]) -> Figure:
-    """What a run did over its steps, a panel for each of `panels` {key: title}. rows: `step` and the keys."""
+    """Draw a run's metrics over its steps, a panel for each of `panels` {key: title}. rows: `step` and the keys."""
     fig, axes = make_figure(3.2 * len(panels), 2.8, len(panels))
     for ax, (key, label) in zip(np.atleast_1d(axes), panels.items(), strict=True):
         known = [row for row in rows if row[key] is not None]
@@ -193,7 +193,7 @@ def plot_steps(rows: Sequence[dict], panels: Mapping[str, str]) -> Figure:
 def plot_checks(
     rows: Sequence[dict], what: str, verdicts: Sequence[dict], colours: dict[Any, str] | None = None
 ) -> Figure:
-    """Validation loss over the factor on the rule's LR or batch (`what`), a panel a size.
+    """Draw validation loss over the factor on the rule's LR or batch (`what`), a panel for each size.
 
     rows: `size`, `factor`, `loss` (None: diverged); verdicts as by `gather.check_verdicts`.
     """

@@ -1,4 +1,4 @@
-"""Exponents of gradients, weights and updates, layer by layer, over what narrow formats can hold."""
+"""Draw exponents of gradients, weights and updates, layer by layer, over the ranges of narrow formats."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from scalelab.report.figures.style import ACCENT, INK, MUTED, add_legend, styled
 
 TENSOR_KINDS = ("gradient", "weight", "update")
 FORMAT_LABELS = {"bfloat16": "bf16", "float16": "fp16", "float8_e5m2": "e5m2", "float8_e4m3fn": "e4m3"}
-LEAST_SHARE = 1e-5  # share of a layer's numbers below which a power of two isn't drawn
+LEAST_SHARE = 1e-5  # least share of a layer's numbers for which a power of two is drawn
 
 
 @styled
 def plot_exponents(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[dict[str, Any]]]:
-    """One panel a kind: each layer's share of numbers at each power of two, over the ranges of formats.
+    """Draw a panel for each kind: each layer's share of numbers at each power of two, over the ranges of formats.
 
     rows: those of `exponents.rows`. Also returns the numbers behind it, one row a (kind, layer, power).
     """
@@ -49,7 +49,7 @@ def _layer(ax: Axes, row: dict[str, Any], colour: str) -> list[dict[str, Any]]:
 
 
 def _ranges(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """A bar for each format, pale for subnormals, with the largest share that a layer would lose."""
+    """Draw a bar for each format, pale for subnormals, with the largest share that a layer would lose."""
     for i, form in enumerate(NARROW_FORMATS):
         small, normal, most = (math.log2(x) for x in float_range(form))
         for start, end, alpha in ((small, normal, 0.35), (normal, most, 0.9)):

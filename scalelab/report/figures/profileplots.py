@@ -1,4 +1,4 @@
-"""The profile of every parameter of a fitted law, with its threshold, its interval and the bootstrap's resamples."""
+"""Draw the profile of each parameter of a fitted law, with threshold, interval and bootstrap resamples."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.report.figures.lawplots import STAR_MARK
 from scalelab.report.figures.style import ACCENT, INK, MUTED, set_log_axis, styled
 
-PANEL_RISE_FACTOR = 4.0  # times the rise to the threshold that a profile's panel shows
+PANEL_RISE_FACTOR = 4.0  # height of a profile's panel, in rises to the threshold
 HISTOGRAM_BINS = 30
-LOG_AXIS_RATIO = 20.0  # high / low beyond which a profile's axis is logarithmic
+LOG_AXIS_RATIO = 20.0  # ratio of high to low from which a profile's axis is logarithmic
 
 
 @styled
 def plot_profiles(fitted: Fitted) -> tuple[Figure, list[dict[str, Any]]]:
-    """Profiles of the parameters: how much worse the best fit is with one held fixed; bars: resamples."""
+    """Draw profiles: how much worse the best fit is with one parameter held fixed; bars: resamples."""
     names = list(fitted.identifiability)
     columns = min(3, len(names))
     lines = -(-len(names) // columns)
@@ -44,7 +44,7 @@ def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: ParamProfile) -
     least, best = fitted.best.value, fitted.params[name]
     scale = 100 / abs(least) if least else 1.0
     end = (profile.threshold - least) * scale
-    ends = [at for at in profile.interval if at is not None]  # known better than the points beside them
+    ends = [at for at in profile.interval if at is not None]  # more exact than the points beside them
     values, objective = np.append(profile.values, ends), np.append(profile.objective, [profile.threshold] * len(ends))
     order = np.argsort(values)
     values, objective = values[order], objective[order]
@@ -73,7 +73,7 @@ def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: ParamProfile) -
 def _window(
     values: np.ndarray, rise: np.ndarray, top: float, resamples: np.ndarray, level: float
 ) -> tuple[float, float]:
-    """The part of the axis worth showing: where the profile is below `top`, and where the resamples' interval lies."""
+    """Choose the part of the axis to show: where the profile is below `top`, and the resamples' interval."""
     below = np.flatnonzero(rise <= top)
     first, last = (below[0], below[-1]) if len(below) else (0, len(values) - 1)
     low, high = values[first], values[last]
@@ -88,7 +88,7 @@ def _window(
 
 
 def _bars(ax: Axes, values: np.ndarray, shown: tuple[float, float], log: bool) -> list[dict[str, Any]]:
-    """A histogram of the resamples behind the curve, on an axis of its own; returns its bars."""
+    """Draw a histogram of the resamples behind the curve, on its own axis; returns its bars."""
     edges = np.geomspace(*shown, HISTOGRAM_BINS + 1) if log else np.linspace(*shown, HISTOGRAM_BINS + 1)
     counts, _ = np.histogram(values, edges)
     behind = ax.twinx()

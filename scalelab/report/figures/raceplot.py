@@ -1,4 +1,4 @@
-"""Optimizers side by side: loss curves, and final losses with their intervals beside the tuning trials."""
+"""Draw optimizers side by side: loss curves, and final losses with intervals beside the tuning trials."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ from scalelab.report.figures.style import (
     value_colours,
 )
 
-COLOURED_CURVES = 6  # curves with a colour and a name; the rest in grey
+COLOURED_CURVES = 6  # most curves with a colour and a name; the rest are grey
 SMOOTHED_STEPS = 20
-HEADROOM_FACTOR = 1.5  # how far above the best, in its own fall, a curve is shown
+HEADROOM_FACTOR = 1.5  # height above the best curve, in falls of that curve, up to which curves are shown
 
 
 @styled
@@ -68,7 +68,7 @@ def plot_race(rows: Sequence[dict[str, Any]]) -> Figure:
 
 @styled
 def plot_arms(arms: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
-    """arms: {name: curves [seeds][steps] of training losses}. Left every seed, right running means, seeds' median."""
+    """Draw arms {name: training losses [seeds][steps]}: left every seed, right running means of the seeds' median."""
     fig, (whole, close) = make_figure(9.0, 3.6, 2)
     colours = value_colours(arms, "name")
     lowest = np.inf
@@ -92,7 +92,7 @@ def plot_arms(arms: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
 
 @styled
 def plot_replay(result: Mapping[str, Any]) -> Figure:
-    """The curves of `replay_window`: the original dark, cures in colour, others grey; the window shaded."""
+    """Draw the curves of `replay_window`: the original dark, cures in colour, others grey; the window shaded."""
     fig, ax = make_figure(7.0, 3.8)
     first, last = result["window"]
     start, works = result["origin"]["step"] + 1, {v["name"]: v["works"] for v in result["verdicts"]}

@@ -1,4 +1,4 @@
-"""Schedules as a figure: learning rate, momentum, weight decay and batch over the run; curves predicted from them."""
+"""Draw schedules (learning rate, momentum, weight decay and batch over the run) and curves predicted from them."""
 
 import os
 import pathlib
@@ -21,7 +21,7 @@ PANELS = (
 
 @styled
 def plot_schedules(rows: Sequence[dict], marked: Sequence[int] = ()) -> Figure:
-    """A panel each over the step. rows: `step` and the keys of PANELS; the rows whose step is in `marked` get a dot."""
+    """Draw a panel over steps for each of PANELS. rows: `step` and the panels' keys; steps in `marked` get a dot."""
     fig, axes = make_figure(13.0, 2.6, len(PANELS))
     for ax, (key, title) in zip(axes, PANELS, strict=True):
         ax.plot([row["step"] for row in rows], [row[key] for row in rows], color=value_colours([0])[0])
@@ -56,7 +56,7 @@ def write_curve_figure(
 
 @styled
 def plot_curves(fitted: Sequence[Prediction], predicted: Sequence[Prediction], level: float) -> Figure:
-    """Left the fitted runs, measured (dots) and by the law; then a panel for each of `predicted`, with its band."""
+    """Draw left the fitted runs, measured (dots) and by the law, then a panel for each of `predicted` with its band."""
     fig, axes = make_figure(4.2 * (1 + len(predicted)), 3.4, 1 + len(predicted))
     axes = axes if len(predicted) else [axes]
     names = [pathlib.Path(each.name).name for each in fitted]

@@ -1,4 +1,4 @@
-"""Shared by all figures: one look, a colour map a quantity, layouts, and saving with the CSV behind."""
+"""The style of all figures: one look, a colour map for each quantity, layouts, and saving with CSV."""
 
 import contextlib
 import contextvars
@@ -45,30 +45,30 @@ RC_PARAMS: dict[Any, Any] = {
     "lines.linewidth": 1.3,
     "legend.frameon": False,
     "legend.fontsize": 8.0,
-    "svg.hashsalt": "scalelab",  # the same figure gives the same bytes
+    "svg.hashsalt": "scalelab",  # fixed, so that equal figures have equal bytes
     "svg.fonttype": "none",  # text stays text in the page
     "pdf.fonttype": 42,  # text stays text in the PDF
 }
-ACCENT = "#d1335b"  # what was predicted or held out, and warnings
+ACCENT = "#d1335b"  # colour of predictions, held-out runs, and warnings
 MUTED = "#8a8f98"  # what only accompanies
 LOSS_LABEL = "validation loss (nats/token)"
 FIGURE_SUFFIXES = (".pdf", ".png")
-MAX_POINTS = 400  # a curve drawn with more only makes the page heavier
+MAX_POINTS = 400  # most points of a curve; more only make the page heavier
 MOST_NAMES = 16  # names in a key
 
 styled = matplotlib.rc_context(RC_PARAMS)  # decorator of every plot function
-# What is coloured -> colour map, and its range: the lightest end of each is too pale on white. A quantity has one.
+# {quantity: (colour map, its range)}: the lightest end of each map is too pale on white. A quantity has one map.
 PALETTES = {"size": ("viridis", 0.0, 0.86), "budget": ("plasma", 0.05, 0.8), "value": ("cool", 0.3, 1.0),
             "seed": ("copper", 0.4, 0.95), "name": ("turbo", 0.06, 0.9)}  # fmt: skip
 PALETTE_OF = {"N": "size", "model.d_model": "size", "size": "size", "train.seed": "seed", "run": "name",
               "side": "name", "sweep": "name"}  # fmt: skip
-PANEL_WIDTH_IN = 2.4  # panels narrower than this stand below each other
+PANEL_WIDTH_IN = 2.4  # width under which panels stand below each other
 PAPER_POINTS = 8.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Width of a figure in inches (None: as the figure chooses), and whether it is for a paper: 8 pt, no title."""
+    """Width of a figure in inches (None: the figure's choice), and whether it is for a paper: 8 pt, no title."""
 
     width_in: float | None = None
     paper: bool = False
@@ -80,7 +80,7 @@ _layout = contextvars.ContextVar[Layout]("layout")
 
 @contextlib.contextmanager
 def use_layout(layout: Layout) -> Iterator[None]:
-    """Lay out the figures that are drawn inside for a page, a phone or a paper."""
+    """Lay out the figures drawn within it for a page, a phone or a paper."""
     token = _layout.set(layout)
     try:
         yield
@@ -126,12 +126,12 @@ def make_figure(
 
 
 def key_colours(key: str | None, values: Iterable[Any]) -> dict[Any, str]:
-    """Colours of the values of a key (of a config or of a row), by the palette of its quantity."""
+    """Colours for a key's values (of a config or row), by the palette of its quantity."""
     return value_colours(values, PALETTE_OF.get(key or "", "value"))
 
 
 def value_colours(values: Iterable[Any], palette: str = "value") -> dict[Any, str]:
-    """A colour of PALETTES for every distinct value: positive numbers by their logarithm, anything else by its rank."""
+    """Colours of PALETTES for distinct values: positive numbers by their logarithm, other values by rank."""
     known = sorted(set(values), key=lambda v: (isinstance(v, str) or v is None, v if v is not None else ""))
     if not known:
         return {}
@@ -146,7 +146,7 @@ def value_colours(values: Iterable[Any], palette: str = "value") -> dict[Any, st
 
 
 def add_legend(fig: Figure, ax: Axes, colours: dict[Any, str], title: str, extra: Sequence[Artist] = ()) -> None:
-    """The coloured values beside the axes (five of them where there are many), and `extra` handles below them.
+    """List the coloured values beside the axes (five if there are many), and `extra` handles below them.
 
     In a narrow figure both stand below the axes, where they hide nothing.
     """
@@ -161,7 +161,7 @@ def add_legend(fig: Figure, ax: Axes, colours: dict[Any, str], title: str, extra
 
 
 def _add_legend_below(fig: Figure, handles: Sequence[Any], title: str = "") -> None:
-    """A legend below the axes, for which the figure grows."""
+    """Add a legend below the axes, for which the figure grows."""
     if not handles:
         return
     longest = max(len(str(handle.get_label())) for handle in handles)
@@ -174,7 +174,7 @@ def _add_legend_below(fig: Figure, handles: Sequence[Any], title: str = "") -> N
 
 
 def colour_handles(colours: dict[Any, str]) -> list[Any]:
-    """Handles of a key: every value, of many five numbers or MOST_NAMES names; none for a single value."""
+    """Make the handles of a key: every value; of many only five numbers or MOST_NAMES names; none for one value."""
     known = list(colours)
     most = MOST_NAMES if known and isinstance(known[0], str) else 5 if len(known) > 8 else 8
     if len(known) > most:
@@ -185,7 +185,7 @@ def colour_handles(colours: dict[Any, str]) -> list[Any]:
 
 
 def add_axes_legend(fig: Figure, ax: Axes, **style: Any) -> None:
-    """A legend inside the axes, in a narrow figure below them; none where nothing has a label."""
+    """Add a legend inside the axes, in a narrow figure below them; none if nothing has a label."""
     if not (style.get("handles") or ax.get_legend_handles_labels()[0]):
         return
     if is_narrow():
@@ -211,7 +211,7 @@ def set_log_axis(ax: Axes, which: str = "x", flops: bool = False) -> None:
 def thin_points(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
     """At most `most` of the points, half of them even in log x (x > 0), half in x; the first and the last are kept.
 
-    Points are dropped, never averaged: what is drawn was measured.
+    Points are dropped, never averaged: every drawn point was measured.
     """
     at, value = np.asarray(x, float), np.asarray(y, float)
     if len(at) <= most:
@@ -232,10 +232,10 @@ def set_paper_type(fig: Figure) -> None:
 @contextlib.contextmanager
 def _without_layout_tables() -> Iterator[None]:
     """Embed fonts in PDFs without the tables that only typesetting reads: two thirds of the time of a font's subset."""
-    from fontTools import subset  # as matplotlib does: where a PDF is written
+    from fontTools import subset  # imported when a PDF is written, as in matplotlib
 
     known = getattr(subset.Options, "_drop_tables_default", None)
-    if known is None:  # another fontTools: as large and slow as ever
+    if known is None:  # an unknown fontTools: the subset stays large and slow
         yield
         return
     subset.Options._drop_tables_default = [*known, "GSUB", "GPOS", "GDEF", "MATH"]
@@ -253,7 +253,7 @@ def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, ro
     pdf, table = folder / f"{name}.pdf", folder / f"{name}.csv"
     with _without_layout_tables():
         save_figure(pdf, fig, metadata={"CreationDate": None, "Creator": "scalelab"})
-    fig.set_layout_engine(None)  # it has done its work; "none" leaves one that has every figure drawn twice
+    fig.set_layout_engine(None)  # the engine has done its work; "none" would leave one that draws every figure twice
     replace_file(table, csv_text(rows))
     return [str(pdf), str(table)]
 

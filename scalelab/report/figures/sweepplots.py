@@ -1,4 +1,4 @@
-"""Figures of a sweep: the final loss of every trial over what was swept. Rows in, matplotlib Figure out."""
+"""Draw a sweep from its rows: the final loss of every trial over the swept values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,13 +27,13 @@ LEGEND_STYLE: dict[str, Any] = dict(fontsize=7, title_fontsize=7, frameon=True, 
 
 @styled
 def plot_sweep(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
-    """Final validation loss over each swept value (at most 4, seeds aside); diverged runs on the top edge.
+    """Draw final validation loss over each swept value (at most 4, without seeds); diverged runs on the top edge.
 
     rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best setting has a ring, at
     its mean over seeds.
     """
     best = find_best(group_by_setting(rows, swept))
-    panels = [name for name in swept if name != SEED_KEY][:4] or ["run"]  # seeds repeat a trial: a colour, not an axis
+    panels = [name for name in swept if name != SEED_KEY][:4] or ["run"]  # seeds repeat a trial: they get no axis
     fig, axes = make_figure(max(5.4, 3.5 * len(panels)), 3.6, len(panels))
     for ax, name in zip(np.atleast_1d(axes), panels, strict=True):
         other = next((o for o in swept if o != name), None) if len(swept) == 2 else None
@@ -62,7 +62,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: SweptSetting | None) -> None:
-    """One swept value against the loss, coloured and joined by the other one if two were swept."""
+    """Draw the loss over one swept value; if two were swept, the other one colours and joins the points."""
     values: list[Any] = sorted(
         {row.get(name) for row in rows}, key=lambda v: (not _is_number(v), v if _is_number(v) else str(v))
     )
@@ -75,7 +75,7 @@ def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: S
         if points:
             joined = (
                 "-" if len({x for x, _ in points}) == len(points) > 1 else ""
-            )  # one loss a value: a curve, not a cloud
+            )  # with one loss for each value, a curve
             ax.plot(
                 *zip(*points, strict=True), marker="o", ls=joined, lw=0.9, ms=5.5, mec="white", mew=0.5, color=colour
             )
@@ -89,7 +89,7 @@ def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: S
 
 
 def _ticks(ax: Axes, at: dict[Any, float], numeric: bool) -> None:
-    """Every swept value is a tick where there are few; a logarithmic axis where they span more than a factor 3."""
+    """Make every swept value a tick if there are few; the axis is logarithmic if they span more than a factor 3."""
     places = list(at.values())
     if not numeric:
         many = len(at) > 4

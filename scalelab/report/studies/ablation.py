@@ -72,7 +72,7 @@ def report_ablation(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
 
 
 def _variant(page: ReportPage, summary: Mapping[str, Any], baseline: str, result: Mapping[str, Any]) -> None:
-    """The sections of one variant."""
+    """Make the sections of one variant."""
     name = result["variant"]
     untuned = not summary["study"]["tuned"]
     doubtful = untuned or "before_tuning" in result
@@ -100,7 +100,7 @@ def _variant(page: ReportPage, summary: Mapping[str, Any], baseline: str, result
 
 
 def describe_score(prediction: Mapping[str, Any], scored: Mapping[str, Any]) -> str:
-    """The multiplier that was written before the largest rung ran, and the one measured there."""
+    """Describe the multiplier that was predicted before the largest rung ran, and the measured one."""
     if scored["predicted"] is None:
         return "No multiplier was predicted for the largest rung."
     verdict = {True: "they agree within their errors", False: "they do not agree", None: "no interval to judge by"}
@@ -112,7 +112,7 @@ def describe_score(prediction: Mapping[str, Any], scored: Mapping[str, Any]) -> 
 
 
 def rung_table(result: Mapping[str, Any]) -> str:
-    """The table by rung and currency."""
+    """Make the table by rung and currency."""
     rows = []
     for rung in result["rungs"]:
         row = {
@@ -130,7 +130,7 @@ def rung_table(result: Mapping[str, Any]) -> str:
 
 
 def describe_seeds(numbers: Sequence[int]) -> str:
-    """How many runs the baseline and the variant have."""
+    """Describe how many runs the baseline and the variant have."""
     return str(numbers[0]) if len(set(numbers)) == 1 else f"{numbers[0]} and {numbers[1]}"
 
 
@@ -145,7 +145,7 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _tuning(page: ReportPage, tuned: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """A figure for each tuned key, and a table of what was tried and chosen."""
+    """Draw a figure for each tuned key, and make a table of the values tried and chosen."""
     rows = figures.tuning_rows(tuned)
     parts = []
     for key in keys:

@@ -1,6 +1,6 @@
 """Figures of an ablation: losses over compute with the gap, the multiplier over scale, the learning rates of all sides.
 
-They draw what summary.json says and compute nothing.
+The figures draw the content of summary.json and compute nothing.
 """
 
 import math
@@ -26,13 +26,13 @@ VARIANT = "#2f6db3"
 
 
 def loss_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The runs behind the figure of losses: those of these sides."""
+    """Select the runs of these sides for the figure of losses."""
     return [{key: row[key] for key in ("side", "C", "seed", "loss")} for row in rows if row["side"] in names]
 
 
 @styled
 def plot_losses(rows: Sequence[Mapping[str, Any]], baseline: str, variant: str, result: Mapping[str, Any]) -> Figure:
-    """Loss over compute of two sides; the arrow at each rung is the multiplier: to where the baseline is as good."""
+    """Draw loss over compute of two sides; the arrow at each rung is the multiplier, to the baseline's equal loss."""
     fig, ax = make_figure(5.6, 3.8)
     for side, colour in ((baseline, INK), (variant, VARIANT)):
         means = _means(rows, side)
@@ -63,7 +63,7 @@ def _means(rows: Sequence[Mapping[str, Any]], side: str) -> list[tuple[float, fl
 
 
 def multiplier_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows behind the figure of the multiplier in FLOPs: rungs, the target, and the trend with its band."""
+    """Make the rows behind the multiplier's figure in FLOPs: rungs, the target, and the trend with its band."""
     rows = []
     for rung in result["rungs"]:
         low, high = rung["interval90"]["flops"] or (None, None)
@@ -76,7 +76,7 @@ def multiplier_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @styled
 def plot_multiplier(rows: Sequence[Mapping[str, Any]], scored: Mapping[str, Any], variant: str) -> Figure:
-    """The multiplier over scale with intervals, its target, and what was predicted for the largest rung."""
+    """Draw the multiplier over scale with intervals, its target, and the prediction for the largest rung."""
     fig, ax = make_figure(5.6, 3.8)
     ax.axhline(1, color=MUTED, lw=0.8)
     trend = [row for row in rows if row["what"] == "trend" and row["m"]]
@@ -106,14 +106,14 @@ def _errorbars(ax: Axes, rows: Sequence[Mapping[str, Any]], colour: str, mark: s
 
 
 def tuning_rows(tuned: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The trials behind the figure of learning rates."""
+    """Make the rows of the trials behind the figure of learning rates."""
     rows = [{"side": side["name"]} | dict(row) for side in tuned for row in side["rows"]]
     return [{key: value for key, value in row.items() if key != "point"} for row in rows]
 
 
 @styled
 def plot_tuning(rows: Sequence[Mapping[str, Any]], tuned: Sequence[Mapping[str, Any]], key: str) -> Figure:
-    """A panel a side: losses above the best of each rung over the tuned key, and the value chosen for each rung."""
+    """Draw a panel for each side: losses above each rung's best over the tuned key, and the chosen values."""
     fig, axes = make_figure(2.9 * len(tuned) + 1.0, 3.4, len(tuned))
     budgets = sorted({row["C"] for row in rows})
     shades = {c: 0.75 - 0.6 * i / max(1, len(budgets) - 1) for i, c in enumerate(budgets)}

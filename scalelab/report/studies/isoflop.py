@@ -1,8 +1,7 @@
 """The page of a scaling study: prediction and score, then the fit, its evidence and the runs behind it.
 
 It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, `batch_checks`, `isoflop`, `wall_s`,
-each of which may be absent while the study runs) and the run folders. It fits nothing itself but the parabolas that
-are drawn beside.
+each of which may be absent while the study runs) and the run folders. It fits only the parabolas that are drawn beside.
 """
 
 import functools
@@ -47,7 +46,7 @@ SUMMARY_SCHEMA = {
 
 
 def report_study(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
-    """Write the page of a study; parts that the study does not have yet are listed on it."""
+    """Write the page of a study; it lists the parts that the study does not have yet."""
     folder, summary = page.folder, records.read_json(page.folder / "summary.json", SUMMARY_SCHEMA)
     folders = page.readable(listing.run_folders(folder))
     rows = sorted(listing.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
@@ -84,7 +83,7 @@ def report_study(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
 
 
 def _size_colours(summary: dict, rows: Sequence[dict]) -> dict[Any, str]:
-    """One colour a size for the whole page: sizes of the runs, of the fitted rows and of the checks."""
+    """Colours by size for the whole page: sizes of runs, fitted rows and checks."""
     sizes = [row.get("N") for row in (*rows, *fitted_rows(summary))]
     sizes += [row["size"] for kind in verdict.CHECK_LABELS for row in summary.get(f"{kind}_checks") or []]
     numbers = [size for size in sizes if isinstance(size, int | float)]
@@ -92,7 +91,7 @@ def _size_colours(summary: dict, rows: Sequence[dict]) -> dict[Any, str]:
 
 
 def _first_metric(summary: dict, folders: Sequence[pathlib.Path]) -> float | None:
-    """The time of the held-out run's first line, None before it. By name: a study may have been moved."""
+    """Time of the held-out run's first line, or None. The run is found by name: a study may have been moved."""
     held_out = [folder for folder in folders if folder.name == _held_name(summary)]
     lines = records.read_metrics(held_out[0]) if held_out else []
     return lines[0]["time"] if lines else None
@@ -113,7 +112,7 @@ def _params(summary: dict) -> ChinchillaParams | None:
 def fitted_rows(summary: dict) -> list[dict]:
     """The study's runs, the held-out one last: `run`, `role`, `budget`, `N`, `D`, `C`, `loss`, `predicted`.
 
-    `N` is by the fit's own convention. `predicted` is what the law says, fitted runs included; None without a fit.
+    `N` is by the fit's own convention. `predicted` is the law's loss, also for fitted runs; None without a fit.
     """
     params, held = _params(summary), summary.get("held_out") or {}
     runs = [
@@ -130,12 +129,12 @@ def fitted_rows(summary: dict) -> list[dict]:
 
 
 def _per_nd(rows: list[dict]) -> float:
-    """k of C = k N D over the runs; exact FLOPs count more than 6 N D."""
+    """Estimate k of C = k N D over the runs; exact FLOPs count more than 6 N D."""
     return float(np.median([row["C"] / (row["N"] * row["D"]) for row in rows]))
 
 
 def n_axis_label(summary: dict) -> str:
-    """The axis label that names the convention of N."""
+    """Axis label that names the convention of N."""
     return f"N (parameters, {(summary.get('fit') or {}).get('n_convention', 'convention not recorded')})"
 
 
@@ -191,7 +190,7 @@ def _isoflop(page: ReportPage, summary: dict) -> list[str]:
 
 
 def _fit_parabolas(rows: list[dict]) -> IsoFlop | None:
-    """Parabolas through the IsoFLOP rows of each budget; None where the rows do not suffice."""
+    """Fit parabolas through the IsoFLOP rows of each budget; None if the rows do not suffice."""
     try:
         C, N, loss = ([row[key] for row in rows] for key in ("C", "N", "loss"))
         return fit_isoflop(C, N, loss, "parabola")

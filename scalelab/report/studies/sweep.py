@@ -1,4 +1,4 @@
-"""The page of a folder of runs: what was swept, which setting is best, and which runs were lost."""
+"""The page of a folder of runs: the swept values, the best setting, and the lost runs."""
 
 import dataclasses
 import functools
@@ -24,11 +24,11 @@ from scalelab.sweep.answer import settings, wording
 from scalelab.sweep.answer.best_lr import BestLr
 from scalelab.sweep.answer.ranking import LrOptimum, SweepAnswer
 
-MOST_SETTINGS = 100  # in the table of settings
+MOST_SETTINGS = 100  # most rows in the table of settings
 
 
 def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
-    """The page of a folder of runs: what was swept, the best settings, every run, and lost ones."""
+    """Write the page of a folder of runs: the swept values, the best settings, all runs, and the lost ones."""
     folder, command = page.folder, f"scalelab report {quote_path(page.folder)}"
     runs, left_out = grids.split_runs(folder, read_indexed_runs(folder))
     damaged = {name: damage for name, run in runs.items() if (damage := _damage(run))}
@@ -57,7 +57,7 @@ def report_sweep(page: ReportPage) -> tuple[ReportPage, pathlib.Path]:
 
 
 def _damage(run: IndexedRun) -> str:
-    """Why a run can't be read; "" if it can."""
+    """Explain why a run can't be read; "" if it can."""
     return str(run.row.get("damage") or run.progress.get("damage") or "")
 
 
@@ -69,7 +69,7 @@ def _describe_choice(shown: int, runs: int) -> str:
 
 
 def _overview(page: ReportPage, rows: list[dict], swept: list[str], floor: float | None) -> str:
-    """The final loss of every trial over what was swept."""
+    """Draw the final loss of every trial over the swept values."""
     if not any(map(settings.is_final, rows)):
         page.missing.append("Overview: no trial has finished with a finite loss yet.")
         return ""
@@ -85,7 +85,7 @@ def _overview(page: ReportPage, rows: list[dict], swept: list[str], floor: float
 
 
 def _point_charts(rows: list[dict], swept: Sequence[str]) -> list[charts.Chart]:
-    """Final losses over each swept number, coloured by what else was swept; hovering names the trial."""
+    """Chart final losses over each swept number, coloured by the other swept value; hovering names the trial."""
     live = []
     for key in [key for key in swept if key != settings.SEED_KEY][:4]:
         other = next((name for name in swept if name != key), None) if len(swept) == 2 else None
@@ -102,7 +102,7 @@ def _point_charts(rows: list[dict], swept: Sequence[str]) -> list[charts.Chart]:
 
 
 def _best(answer: SweepAnswer, rows: list[dict], swept: list[str]) -> str:
-    """The answer in sentences: the best setting over seeds, settings that may be as good, the best LR."""
+    """Describe the answer: the best setting over seeds, settings that may be as good, the best LR."""
     text = f"Swept: {', '.join(swept) or 'nothing (all configs are equal)'}. {gather.describe_states(rows)}."
     warnings = wording.list_warnings(answer)
     lines = wording.describe_answer(answer)
@@ -111,7 +111,7 @@ def _best(answer: SweepAnswer, rows: list[dict], swept: list[str]) -> str:
 
 
 def _settings_table(answer: SweepAnswer) -> str:
-    """Settings with their seeds, mean loss, gap to the best and verdict; of many, the best ones by rank."""
+    """Make the table of settings with seeds, mean loss, gap to the best and verdict; of many, the best ones."""
     few, note = answer, ""
     if len(answer.settings) > MOST_SETTINGS:
         ranked = sorted(answer.settings, key=lambda each: each.rank or math.inf)[:MOST_SETTINGS]
@@ -121,7 +121,7 @@ def _settings_table(answer: SweepAnswer) -> str:
 
 
 def _lr_figure(page: ReportPage, answer: SweepAnswer) -> str:
-    """Losses over learning rates with the parabola's minimum; "" without a curve of three learning rates."""
+    """Draw losses over learning rates with the parabola's minimum; "" without a curve of three learning rates."""
     rows = [_lr_row(optimum, optimum.best) for optimum in answer.optima if optimum.best]
     if not rows:
         return ""
@@ -140,7 +140,7 @@ def _lr_figure(page: ReportPage, answer: SweepAnswer) -> str:
 
 
 def _lr_row(optimum: LrOptimum, best: BestLr) -> dict:
-    """A row of `plot_lr_optima`: losses over learning rates with their best one."""
+    """Make a row of `plot_lr_optima`: losses over learning rates with the best one."""
     return {
         "label": wording.name_setting(optimum.values) or "loss",
         "log2_lrs": [math.log2(lr) for lr in optimum.lrs],

@@ -44,7 +44,7 @@ SUMMARY_SCHEMA = {
     "arms": {"*": _ARM_SCHEMA}, "fresh": {"*": [_LOSS]},
     "stability": {"unstable_lr": _LOSS, "stable_lr": _LOSS, "rates": {"*": _LOSS}, "warmup": (WHOLE, None)},
 }  # fmt: skip
-PARTS = 6  # of a range; the best of each part is the line of a figure
+PARTS = 6  # parts of a range; the best of each part makes the line of a figure
 NOT_SHOWN = (
     "What this cannot tell: values outside the ranges searched, other horizons, sizes and data, and keys that tune() "
     "does not name. The gain is that over the config as it is, on fresh seeds; the losses of the search are of one "
@@ -87,7 +87,7 @@ def _verdict(summary: Mapping[str, Any]) -> str:
 
 
 def _arm(page: ReportPage, study: Mapping[str, Any], arm: str, found: Mapping[str, Any]) -> list[str]:
-    """A figure for each key, the rounds' spaces, and the candidates trained in full."""
+    """Draw a figure for each key, and list the rounds' spaces and the candidates trained in full."""
     keys = [each["key"] for each in study["space"]]
     rows = [
         {"round": each["round"], "loss": each["loss"]} | dict(zip(keys, each["point"], strict=True))
@@ -131,7 +131,7 @@ def _arm(page: ReportPage, study: Mapping[str, Any], arm: str, found: Mapping[st
 
 
 def best_of_others(points: Sequence[tuple[float, float]], scale: str) -> list[tuple[float, float]]:
-    """The (value, loss) of the lowest loss in each of six parts of the range: the best of the other keys there."""
+    """Find (value, loss) of the lowest loss in each of six parts of the range, over the other keys."""
     places = [x if scale == "linear" else math.log(x) for x, _ in points]
     low, span = min(places), max(places) - min(places)
     parts: dict[int, tuple[float, float]] = {}
@@ -143,7 +143,7 @@ def best_of_others(points: Sequence[tuple[float, float]], scale: str) -> list[tu
 
 @styled
 def plot_isolated(rows: Sequence[Mapping[str, Any]], key: str, scale: str, interval: Sequence[float] | None) -> Figure:
-    """Losses over one key, coloured by round; for a key searched in 1 - value, over that."""
+    """Draw losses over one key, coloured by round; over 1 - value for a key searched in 1 - value."""
     fig, ax = make_figure(5.6, 3.4)
     place = (lambda value: 1 - value) if scale == "one_minus" else (lambda value: value)
     colours = value_colours(sorted({row["round"] for row in rows}))

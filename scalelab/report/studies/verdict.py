@@ -14,7 +14,7 @@ PARAMETER_MEANINGS = {
     "a": "N_opt ∝ C^a: β / (α + β)",
     "b": "D_opt ∝ C^b: α / (α + β)",
 }
-# Of the fit block: what is not shown as evidence, because it stands in the table or in sentences.
+# Keys of the fit block that are not shown as evidence: they stand in the table or in sentences.
 KEYS_SHOWN_APART = (
     "params",
     "exponents",
@@ -36,7 +36,7 @@ KEYS_SHOWN_APART = (
 
 
 def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
-    """The head of the page: the numbers, then how good the prediction was, in sentences."""
+    """Write the head of the page: the numbers, then sentences on how good the prediction was."""
     held = summary.get("held_out") or {}
     if held.get("predicted_loss") is None or not held.get("interval90"):
         return [html.render_paragraph("No prediction yet: the study has not finished its fitted runs.", "bad")]
@@ -69,7 +69,7 @@ def _beyond(summary: dict, held: dict) -> str:
 
 
 def _timing(held: dict, first_metric: float | None) -> str:
-    """Whether the prediction was on disk before the run that scores it began."""
+    """Describe whether the prediction was on disk before the run that scores it began."""
     at = gather.to_unix_seconds(held.get("predicted_at"))
     if at is None:
         return html.render_paragraph(
@@ -86,7 +86,7 @@ def _timing(held: dict, first_metric: float | None) -> str:
 
 
 def describe_caveats(summary: dict) -> str:
-    """What the interval does and does not cover."""
+    """Describe what the interval covers, and what it does not."""
     fit = summary.get("fit") or {}
     if not fit:
         return ""
@@ -102,7 +102,7 @@ def describe_caveats(summary: dict) -> str:
 
 
 def fit_table(fit: dict) -> str:
-    """Parameters and exponents with their intervals, warnings, runs left out, and the certificate of the optimum."""
+    """Make the table of parameters and exponents with intervals, warnings, runs left out, and the certificate."""
     rows = []
     for name, value in (fit["params"] | fit["exponents"]).items():
         low, high = fit["intervals"][name]
@@ -128,17 +128,17 @@ def fit_table(fit: dict) -> str:
     return convention + warnings + html.render_table(rows, columns) + excluded + proof
 
 
-CHECK_LABELS = {"lr": "LR", "batch": "batch"}  # what a study's checks vary, and its name
+CHECK_LABELS = {"lr": "LR", "batch": "batch"}  # {quantity varied by a study's checks: its name}
 
 
 def study_verdicts(summary: dict, kind: str) -> list[dict]:
-    """`gather.check_verdicts` of a study's checks of one kind, tolerating the runs' scatter about the fit."""
+    """Judge a study's checks of one kind (`gather.check_verdicts`), tolerating the runs' scatter about the fit."""
     scatter = (summary.get("fit") or {}).get("residual_rms") or 0.0
     return gather.check_verdicts(summary.get(f"{kind}_checks") or [], scatter)
 
 
 def describe_failures(summary: dict) -> list[str]:
-    """Why a study's fit is not to be trusted: checks whose optimum is at the edge, one sentence each."""
+    """Explain why a study's fit can't be trusted: one sentence for each check with an optimum at the edge."""
     return [
         f"N = {_size(verdict)}: the best {name} tried is {_factor(verdict)} the rule's, the last one tried"
         + (f", and better by {100 * verdict['cost']:.2f} %" if verdict["cost"] else "")
@@ -158,7 +158,7 @@ def _factor(verdict: dict) -> str:
 
 
 def check_lines(summary: dict, kind: str) -> list[str]:
-    """One sentence for each size; an optimum at the edge is marked, because the fitted exponents depend on it."""
+    """Write a sentence for each size; an optimum at the edge is marked, because the fitted exponents depend on it."""
     lines, name = [], CHECK_LABELS[kind]
     for verdict in study_verdicts(summary, kind):
         if verdict["best_factor"] is None:
@@ -184,7 +184,7 @@ def check_lines(summary: dict, kind: str) -> list[str]:
 
 
 def isoflop_lines(isoflop: dict, parabola: float | None, fit: dict) -> list[str]:
-    """The minima as a table, their exponent, which exponent to believe, and a warning for minima at the edge."""
+    """Describe the minima: a table, their exponent, the exponent to believe, and a warning for minima at the edge."""
     rows = [each | {"edge": "AT THE EDGE" if each["edge"] else "inside"} for each in isoflop["budgets"]]
     columns = {"budget": "budget (FLOPs)", "N": "best N", "loss": "loss there (nats/token)", "sizes": "sizes tried",
                "edge": "minimum"}  # fmt: skip
@@ -207,7 +207,7 @@ def isoflop_lines(isoflop: dict, parabola: float | None, fit: dict) -> list[str]
 
 
 def exponent_to_believe(isoflop: dict, fit: dict) -> str:
-    """Which exponent of the best size to quote, the law's or the one through the IsoFLOP minima, and why."""
+    """Choose which exponent of the best size to quote, the law's or that of the IsoFLOP minima, and say why."""
     a, (low, high), read = fit["exponents"]["a"], fit["intervals"]["a"], isoflop["a"]
     inside = sum(not each["edge"] for each in isoflop["budgets"])
     unsure = [

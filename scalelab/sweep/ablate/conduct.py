@@ -18,37 +18,15 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
-from scalelab.record import records
+from scalelab.study import Kind, write_once
 from scalelab.sweep.ablate import files, tuning
 from scalelab.sweep.ablate.sides import changed_values
 from scalelab.sweep.ablate.study import Ablation, final_runs, make_run, name_run
 from scalelab.sweep.ablate.throughput import measure_throughput
 
-Train = Callable[[Mapping[str, ConfigDict]], bool]  # trains all these runs; False if a signal stopped it
-STUDY_FILE = "ablation.json"
+Train = Callable[[Mapping[str, ConfigDict]], None]  # trains these runs beside earlier ones; Stopped after a signal
+KIND = Kind("ablation", "ablation.json", grow=("seeds",))  # further seeds are added to the ones already there
 CURVE_POINTS = 9  # of the trend's band, for the figure
-
-
-def open_study(study: Ablation, folder: pathlib.Path) -> None:
-    """Write what the study compares, or check it against what is written: BadInput if they differ.
-
-    The number of seeds may differ: further seeds are added to the ones already there.
-    """
-    content = describe_study(study)
-    path = folder / STUDY_FILE
-    if not path.exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise BadInput(f"{str(folder)!r} is not empty and holds no ablation: name another --workdir")
-        folder.mkdir(parents=True, exist_ok=True)
-    else:
-        before = records.read_json(path, {})
-        for key, value in content.items():
-            if key != "seeds" and before.get(key) != value:
-                raise BadInput(
-                    f"{str(folder)!r} holds an ablation with {key}={before.get(key)!r}, not {value!r}: name another "
-                    "--workdir, or say the same"
-                )
-    records.write_json(path, content)
 
 
 def describe_study(study: Ablation) -> dict[str, Any]:
@@ -72,48 +50,36 @@ def conduct_study(
     train: Train,
     note: Callable[[str], None],
     fix: Mapping[str, float] | None = None,
-) -> bool:
-    """Train (or resume) all of it; False if a signal stopped it. `note` is given a line for each step of the study."""
-    trained: dict[str, ConfigDict] = {}
-
-    def run(more: Mapping[str, ConfigDict]) -> bool:
-        trained.update(more)
-        return train(dict(trained))
-
-    settings = _tune(study, folder, run, note)
-    if settings is None:
-        return False
+) -> None:
+    """Train (or resume) all of it; Stopped after a signal. `note` is given a line for each step of the study."""
+    settings = _tune(study, folder, train, note)
     *lower, last = study.rungs
-    if not run(final_runs(study, lower, settings)):
-        return False
+    train(final_runs(study, lower, settings))
     prediction = predict_once(study, folder, files.read_rows(study, folder, lower), fix)
     for name, each in prediction["variants"].items():
         note(f"predicted at {last.flops:.3g} FLOPs, {name}: {describe_prediction(each)}")
-    return run(final_runs(study, [last], settings))
+    train(final_runs(study, [last], settings))
 
 
 def _tune(
-    study: Ablation, folder: pathlib.Path, run: Train, note: Callable[[str], None]
-) -> dict[str, dict[float, dict[str, float]]] | None:
-    """The settings {side: {flops: {key: value}}} of all runs, from tuned.json or the trials; None if stopped."""
+    study: Ablation, folder: pathlib.Path, train: Train, note: Callable[[str], None]
+) -> dict[str, dict[float, dict[str, float]]]:
+    """The settings {side: {flops: {key: value}}} of all runs, from tuned.json or the trials."""
     if not study.tuned:
         return {}
-    path = folder / "tuned.json"
-    if path.exists():
-        known = dict(_known_trials(study, files.read_tuned(study, folder)))
-        if not run(known):
-            return None
-    else:
 
-        def losses_of(trials: Mapping[str, ConfigDict]) -> dict[str, float] | None:
-            return {name: files.read_loss(folder, name) for name in trials} if run(trials) else None
+    def losses_of(trials: Mapping[str, ConfigDict]) -> dict[str, float]:
+        train(trials)
+        return {name: files.read_loss(folder, name) for name in trials}
 
+    def tune() -> dict[str, Any]:
         losses = tuning.tune_sides(study, losses_of)
-        if losses is None:
-            return None
         sides = [tuning.carry_up(study, side, losses) for side in study.sides]
-        records.write_json(path, {"sides": [files.tuned_json(study, each) for each in sides], "tuned_at": time.time()})
+        return {"sides": [files.tuned_json(study, each) for each in sides], "tuned_at": time.time()}
+
+    write_once(folder / files.TUNED_FILE, tune)
     content = files.read_tuned(study, folder)
+    train(dict(_known_trials(study, content)))
     for side in content["sides"]:
         note(
             f"{side['name']}, {side['trials']} trials ({side['diverged']} diverged): {'; '.join(side['how'].values())}"
@@ -142,16 +108,14 @@ def predict_once(
     study: Ablation, folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], fix: Mapping[str, float] | None
 ) -> dict[str, Any]:
     """The multiplier of every variant at the largest rung from the others, written before that rung starts."""
-    path = folder / "prediction.json"
-    if not path.exists():
-        last = study.rungs[-1].flops
-        begun = [side.name for side in study.sides if (folder / "runs" / name_run(side, study.rungs[-1], 1)).exists()]
-        if begun:
-            raise BadInput(f"{path} is gone and runs of the largest rung are there: a prediction would come too late")
-        predictions = {side.name: _predict(study, side.name, rows, last, fix) for side in study.sides[1:]}
-        records.write_json(
-            path, {"C": last, "seeds": study.seeds, "variants": predictions, "predicted_at": time.time()}
-        )
+    last = study.rungs[-1]
+
+    def predict() -> dict[str, Any]:
+        predictions = {side.name: _predict(study, side.name, rows, last.flops, fix) for side in study.sides[1:]}
+        return {"C": last.flops, "seeds": study.seeds, "variants": predictions, "predicted_at": time.time()}
+
+    runs = [folder / "runs" / name_run(side, last, 1) for side in study.sides]
+    write_once(folder / files.PREDICTION_FILE, predict, before=runs)
     return files.read_prediction(study, folder)
 
 
@@ -179,8 +143,8 @@ def describe_prediction(each: Mapping[str, Any]) -> str:
 
 def throughput_once(study: Ablation, folder: pathlib.Path) -> dict[str, dict[str, list[float]]]:
     """{budget: {side: tokens/s of each turn}} of every rung, measured in this process once the runs have ended."""
-    path = folder / "throughput.json"
-    if not path.exists():
+
+    def measure() -> dict[str, dict[str, list[float]]]:
         measured: dict[tuple[Static, ...], dict[str, list[float]]] = {}  # rungs of one width share their programs
         speeds = {}
         for rung in study.rungs:
@@ -189,8 +153,10 @@ def throughput_once(study: Ablation, folder: pathlib.Path) -> dict[str, dict[str
             if programs not in measured:
                 measured[programs] = measure_throughput(runs)
             speeds[f"{rung.flops:g}"] = measured[programs]
-        records.write_json(path, speeds)
-    content: dict[str, dict[str, list[float]]] = records.read_json(path, files.THROUGHPUT_SCHEMA)
+        return speeds
+
+    path = folder / "throughput.json"
+    content: dict[str, dict[str, list[float]]] = write_once(path, measure, files.THROUGHPUT_SCHEMA)
     for budget, side in ((f"{rung.flops:g}", side.name) for rung in study.rungs for side in study.sides):
         if not content.get(budget, {}).get(side):
             raise BadInput(f"{path} has no speeds of {side} at {budget} FLOPs; was it edited?")

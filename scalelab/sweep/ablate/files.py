@@ -12,6 +12,7 @@ from scalelab.sweep.ablate import tuning
 from scalelab.sweep.ablate.study import Ablation, Rung, name_run
 from scalelab.sweep.ablate.tuning import TunedSide
 
+TUNED_FILE, PREDICTION_FILE = "tuned.json", "prediction.json"
 TUNED_SIDE = {
     "name": TEXT, "trials": WHOLE, "diverged": WHOLE, "how": {"*": TEXT}, "problems": [TEXT],
     "settings": [{"C": NUMBER, "values": {"*": [NUMBER]}}],
@@ -27,7 +28,7 @@ THROUGHPUT_SCHEMA = {"*": {"*": [NUMBER]}}
 
 def read_tuned(study: Ablation, folder: pathlib.Path) -> dict[str, Any]:
     """The content of tuned.json. BadInput if it is damaged, or not of this study's sides, rungs and keys."""
-    path = folder / "tuned.json"
+    path = folder / TUNED_FILE
     content: dict[str, Any] = records.read_json(path, TUNED_SCHEMA)
     names, budgets = [side.name for side in study.sides], {rung.flops for rung in study.rungs}
     sides = content["sides"]
@@ -98,7 +99,7 @@ def read_rows(study: Ablation, folder: pathlib.Path, rungs: Sequence[Rung]) -> l
 
 def read_prediction(study: Ablation, folder: pathlib.Path) -> dict[str, Any]:
     """The content of prediction.json. BadInput if it is damaged, or lacks a variant of this study."""
-    path = folder / "prediction.json"
+    path = folder / PREDICTION_FILE
     content: dict[str, Any] = records.read_json(path, PREDICTION_SCHEMA)
     if missing := [side.name for side in study.sides[1:] if side.name not in content["variants"]]:
         raise BadInput(f"{path} has no prediction of {missing[0]}; was it edited?")

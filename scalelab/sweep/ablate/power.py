@@ -32,7 +32,7 @@ def known_noise(
     """(relative noise, correlation, their source): as given, else measured in the folder's runs, else usual."""
     if noise is not None or correlation is not None:
         return noise or usual, correlation or 0.0, "as given"
-    rows = files.read_rows(study, folder, study.rungs) if folder and (folder / conduct.STUDY_FILE).exists() else []
+    rows = files.read_rows(study, folder, study.rungs) if folder and (folder / conduct.KIND.file).exists() else []
     measured = _measure(study, rows)
     if measured is None:
         return usual, 0.0, "an assumption: no runs to measure it on; --noise and --correlation set it"

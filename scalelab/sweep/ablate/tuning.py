@@ -101,12 +101,10 @@ def tuning_run(study: Ablation, side: Side, rung: Rung, point: Point) -> ConfigD
     return make_run(study, side, rung, 0, values, role="check")
 
 
-def tune_sides(
-    study: Ablation, train: Callable[[Mapping[str, ConfigDict]], Mapping[str, float] | None]
-) -> dict[Cell, Losses] | None:
-    """Train the grid of every side at every tuned rung, then widen. `train` returns {trial: loss}, None if stopped.
+def tune_sides(study: Ablation, train: Callable[[Mapping[str, ConfigDict]], Mapping[str, float]]) -> dict[Cell, Losses]:
+    """Train the grid of every side at every tuned rung, then widen. `train` returns {trial: loss}.
 
-    The losses of all trials, as many for each side; None if a signal stopped it.
+    The losses of all trials, as many for each side.
     """
     cells = [(side, rung) for rung in reversed(study.tuned_rungs) for side in study.sides]
     wanted: dict[Cell, list[Point]] = {(s.name, r.flops): first_points(study.tuned) for s, r in cells}
@@ -119,8 +117,6 @@ def tune_sides(
                 trials[name] = tuning_run(study, side, rung, point)
                 places[name] = (side.name, rung.flops), point
         ended = train(trials)
-        if ended is None:
-            return None
         for name, (cell, point) in places.items():
             losses[cell][point] = ended[name]
         wanted = {cell: [point] for cell, point in widen_alike(study.tuned, losses).items()}

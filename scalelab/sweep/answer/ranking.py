@@ -95,7 +95,7 @@ def answer_sweep(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Swee
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
-    """Sorts numbers by size, before anything else by its text."""
+    """A key to sort values by: numbers come first, by size; other values follow, by their text."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return not number, value if number else 0.0, str(value)
 

@@ -29,7 +29,7 @@ def answer_folder(
 
 
 def answer_by(folders: Sequence[records.Folder], keys: Sequence[str]) -> SweepAnswer:
-    """The answer of the runs in `folders` by chosen keys. BadInput for a key that is unknown, the seed, or not all."""
+    """The answer of the runs in `folders` by chosen keys. BadInput for unknown keys, the seed, and mixed settings."""
     parts = [read_rows(folder) for folder in folders]
     rows, planned = [row for part in parts for row in part[0]], [row for part in parts for row in part[1]]
     left_out = tuple(name for part in parts for name in part[2])
@@ -44,7 +44,7 @@ def answer_by(folders: Sequence[records.Folder], keys: Sequence[str]) -> SweepAn
 
 
 def _refuse_mixed_settings(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
-    """BadInput if runs that are equal in `keys` differ in more than their seed: their mean would be of nothing."""
+    """BadInput if runs that are equal in `keys` differ in more than their seed, so that their mean says nothing."""
     readable = [row for row in rows if row["status"] != DAMAGED_STATUS]
     groups = group_rows(readable, keys)
     also = list(dict.fromkeys(key for group in groups for key in setting_keys(group) if is_identity_key(key)))

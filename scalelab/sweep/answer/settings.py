@@ -147,7 +147,7 @@ def varying_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _may_follow(key: str) -> bool:
-    """Whether a value may be derived from others; a learning rate is what it is."""
+    """Whether a value may be derived from others; a learning rate never is."""
     return key != "optim.peak_lr" and default_values().get(key, key) is None
 
 

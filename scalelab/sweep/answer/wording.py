@@ -52,13 +52,17 @@ def answer_records(answer: SweepAnswer) -> list[dict[str, Any]]:
     return [
         ranked.setting.values
         | {
-            "rank": ranked.rank, "seeds": len(ranked.setting.losses), "trials": ranked.setting.trials,
-            "mean_loss": _finite(ranked.setting.mean), "standard_error": ranked.setting.error,
+            "rank": ranked.rank,
+            "seeds": len(ranked.setting.losses),
+            "trials": ranked.setting.trials,
+            "mean_loss": _finite(ranked.setting.mean),
+            "standard_error": ranked.setting.error,
             **{f"gap_{key}": getattr(ranked.gap, name, None) for key, name in GAP_FIELDS.items()},
-            "verdict": ranked.verdict, **dict(Counter(ranked.setting.lost.values())),
+            "verdict": ranked.verdict,
+            **dict(Counter(ranked.setting.lost.values())),
         }
         for ranked in answer.settings
-    ]  # fmt: skip
+    ]
 
 
 GAP_FIELDS = {"mean": "mean", "standard_error": "error", "low": "low", "high": "high", "paired": "paired"}
@@ -103,9 +107,12 @@ def _optimum_json(optimum: LrOptimum) -> dict[str, Any]:
         return facts | {"peak_lr": None, "interval90": None, "no_interval": "no seed was run at every LR"}
     interval = best.interval and [2**end for end in best.interval]
     return facts | {
-        "peak_lr": 2**best.log2_lr, "interior": best.interior, "loss": _finite(best.loss), "interval90": interval,
+        "peak_lr": 2**best.log2_lr,
+        "interior": best.interior,
+        "loss": _finite(best.loss),
+        "interval90": interval,
         "no_interval": best.refusal or None,
-    }  # fmt: skip
+    }
 
 
 def _finite(value: float) -> float | None:

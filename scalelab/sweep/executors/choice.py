@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 from scalelab import git
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.sweep.executors.manifest import Manifest
 from scalelab.sweep.executors.pool import PackJobs, WatchTrials, WorkerPool
+from scalelab.sweep.executors.slurm import SlurmArray
 from scalelab.untrusted.files import read_text
 
 EXECUTORS = ("local", "slurm", "manifest")
@@ -62,9 +64,12 @@ def read_slurm_file(path: pathlib.Path) -> dict[str, str]:
 
 
 def make_choice(
-    name: str, slurm: str | os.PathLike[str] | Mapping[str, str] | None, max_parallel: int,
-    report: Callable[[str], None], config_file: str | None,
-) -> Choice:  # fmt: skip
+    name: str,
+    slurm: str | os.PathLike[str] | Mapping[str, str] | None,
+    max_parallel: int,
+    report: Callable[[str], None],
+    config_file: str | None,
+) -> Choice:
     """The choice by the options of a command or a program; `slurm`: options of sbatch, or a file of them.
 
     BadInput for an unknown executor, and for options of Slurm without it.
@@ -94,17 +99,14 @@ def open_executor(
     judge: Any = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> contextlib.AbstractContextManager[Executor]:
-    """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one. BadInput as theirs.
+    """The chosen executor for a sweep in `folder`; `configs` are of its trials, or of one.
 
-    `report` gets a line on each worker of this machine that was killed and is started again.
+    BadInput where that executor refuses its options. `report` gets a line on each worker of this machine that was
+    killed and is started again.
     """
     choice = CHOSEN[-1] if CHOSEN else Choice()
     if choice.name == "slurm":
-        from scalelab.sweep.executors.slurm import SlurmArray
-
         return SlurmArray(folder, choice.slurm, choice.max_parallel, choice.report, allow, take_over, judge)
     if choice.name == "manifest":
-        from scalelab.sweep.executors.manifest import Manifest
-
         return Manifest(folder, choice.report, allow, take_over, judge, choice.config_file)
     return WorkerPool(folder, list(configs), allow, take_over, judge, report)

@@ -57,10 +57,10 @@ def submissions_folder(folder: pathlib.Path) -> pathlib.Path:
 
 
 def train_element(folder: pathlib.Path, pack: str, submission: str, judge: Any = None) -> int:
-    """Train a pack as (a process of) this job; the exit code of the pack, also in its starts.jsonl.
+    """Train a pack as this job, or as one process of it; returns the pack's exit code, which starts.jsonl gets too.
 
-    Requeued are: a stop before a time limit or by preemption, and a pack without a new step for `train.stall_s`. Only
-    the first process of several speaks for the job.
+    The job is requeued after a stop before its time limit or by preemption, and where no step ends for `train.stall_s`.
+    Of several processes only the first one does so, and writes to starts.jsonl.
     """
     if not (submissions_folder(folder) / f"{submission}.json").exists():
         sys.exit(f"{folder} on {os.uname().nodename} is not the folder that was submitted: is it shared between nodes?")

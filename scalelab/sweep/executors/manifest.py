@@ -30,7 +30,7 @@ RESUMING = """\
 
 
 class Manifest:
-    """Writes D/manifest/ instead of training; to its caller as a pool that was stopped before the first pack."""
+    """An executor that writes D/manifest/ and trains nothing: it answers like a pool that was stopped at once."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ RESERVED = {"array": "--max-parallel", "comment": "", "job-name": "", "open-mode
 
 
 class SlurmArray:
-    """Trains packs as the elements of an array job; as `pool.WorkerPool` to its caller."""
+    """An executor that trains packs as the elements of an array job, and answers like `pool.WorkerPool`."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class SlurmArray:
         return codes
 
     def _was_lost(self, pack: str) -> bool:
-        """Whether a pack's job was killed or lost, which is reported: it is submitted again, as a worker is started."""
+        """Whether a pack's job was killed or lost, so that it has to be submitted again; reports it if so."""
         if not sweep_jobs.was_lost(self.folder, pack):
             return False
         self.report(f"pack {pack}: its job ended without a word (killed, out of memory, node lost); submitted again")

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from scalelab import user_code
 from scalelab.errors import BadInput
 from scalelab.record import records
+from scalelab.signals import stop_on_signals
 from scalelab.untrusted.files import open_to_append
 
 POLL_S = 0.2
@@ -42,7 +43,6 @@ def run_worker(
     os.environ.update(environment)  # the accelerator that jax will find
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)  # before jax starts its threads, one per allowed core
-    from scalelab.signals import stop_on_signals
     from scalelab.sweep.pack import train_pack
     from scalelab.train.step.program import cache_compilations
 

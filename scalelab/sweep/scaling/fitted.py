@@ -148,7 +148,7 @@ def rule_of_checks(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _intervals(law: SettingLaw) -> str:
-    """The exponents' intervals, where a cell is left to judge them by."""
+    """The exponents' intervals as text; "" where the law has as many parameters as cells, and so no error."""
     if not law.df:
         return ""
     spans = (f"{name} {low:.2g} to {high:.2g}" for name in law.columns for low, high in [law.interval(name)])

@@ -16,7 +16,7 @@ from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
 from scalelab.sweep.scaling.ladder import check_fixed_schedule, flops_per_step
-from scalelab.sweep.scaling.resize import resize_config, width_unit
+from scalelab.sweep.scaling.resize import depth_unit, resize_config, width_unit
 
 LEAST_STEPS = 100  # a shorter run is mostly warm-up: the twin takes smaller batches instead
 LR_OCTAVES = range(-3, 4)  # around the recipe's own learning rate
@@ -102,7 +102,8 @@ def _twin(recipe: ConfigDict, width: int) -> ConfigDict:
     """The recipe at another width, with the same tokens per parameter (total), in at least LEAST_STEPS steps."""
     depth = recipe.model.n_layers
     if recipe.parametrization.name != "mup":
-        depth = max(1, round(depth * width / recipe.model.d_model))
+        unit = depth_unit(recipe)
+        depth = unit * max(1, round(depth * width / (recipe.model.d_model * unit)))
     twin = resize_config(recipe, width, depth)
     small, large = (count.count_parameters(config_lib.static(config).model)["total"] for config in (twin, recipe))
     tokens = recipe.train.steps * schedule_steps.tokens_per_step(recipe) * small / large

@@ -1,10 +1,12 @@
 """Shrink a recipe for a laptop: the recipe's choices at small sizes. To find its learning rate, see `proxy.py`."""
 
 import itertools
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab.config import mixture_text
 from scalelab.config.steps import batch_ramp
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
@@ -16,7 +18,8 @@ LEAST_D_MODEL = 16
 
 
 def shrink_recipe(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> ConfigDict:
-    """A resolved config at `d_model` and `steps` on bytes, with two layers (or one cycle of its layer kinds).
+    """A resolved config at `d_model` and `steps` on bytes, with two layers (or one cycle of its layer kinds, or
+    one layer or more of each of its stacks).
 
     It keeps the recipe's choices and ratios: query heads per key head (up to 4), d_ff and attention's width over
     d_model, the shares of warm-up, decay and batch warm-up, and the ratios of its batch sizes. The learning rate of an
@@ -42,14 +45,17 @@ def shrink_recipe(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> Co
     return config_lib.resolve(twin)
 
 
-def _model(model: ConfigDict, d_model: int) -> dict[str, int]:
-    """The sizes of the small model."""
+def _model(model: ConfigDict, d_model: int) -> dict[str, Any]:
+    """The sizes of the small model, which has each of the stacks."""
     group, length = min(model.n_heads // model.n_kv_heads, 4), min(model.seq_len, SEQ_LEN)
     keys = min(model.n_kv_heads, 2 if group > 1 else 4)
+    stacks = mixture_text.parse_stacks(model.block, model.n_layers)
+    n_layers = max(2, model.nope_every, model.global_every, len(stacks))
     attended = model.n_heads * model.d_head * d_model / model.d_model
     return {
         "d_model": d_model,
-        "n_layers": max(2, model.nope_every, model.global_every),
+        "n_layers": n_layers,
+        "block": mixture_text.format_stacks(mixture_text.scale_stacks(stacks, n_layers)),
         "n_heads": keys * group,
         "n_kv_heads": keys,
         "d_head": max(2, 2 * round(attended / (2 * keys * group))),

@@ -18,30 +18,25 @@ from scalelab.sweep.tune.optimum import Located, Tried, locate_best
 from scalelab.sweep.tune.search import SEARCH_SEED, Arm, search
 from scalelab.sweep.tune.space import Point
 from scalelab.sweep.tune.stages import Tuning
-from scalelab.sweep.tune.study import Runs, Stopped, Train, describe_tuning, space_json
+from scalelab.sweep.tune.study import Runs, Train, describe_tuning, space_json
 
 BEST_FILE = "best.py"
 
 
-def conduct_tuning(
-    tuning: Tuning, folder: pathlib.Path, train: Train, note: Callable[[str], None]
-) -> dict[str, Any] | None:
-    """Train (or resume) all of it. Returns the content of summary.json, None if a signal stopped it.
+def conduct_tuning(tuning: Tuning, folder: pathlib.Path, train: Train, note: Callable[[str], None]) -> dict[str, Any]:
+    """Train (or resume) all of it. Returns the content of summary.json; Stopped after a signal.
 
     `note` is given a line for everything that is chosen.
     """
     runs = Runs(folder, train)
-    try:
-        stable = probe_stability(tuning, runs, note)
-        more = {} if stable["warmup"] is None else {stability.WARMUP_KEY: stable["warmup"]}
-        arms = search_arms(tuning, runs, more, note)
-        finals = {arm: run_long(tuning, runs, arm, found, more, note) for arm, found in arms.items()}
-        ended = {arm: final for arm, final in finals.items() if final["values"] is not None}
-        if not ended:
-            raise WorkFailed(f"no long run ended better than it began: see {folder}, and give lower learning rates")
-        fresh = train_fresh(tuning, runs, ended)
-    except Stopped:
-        return None
+    stable = probe_stability(tuning, runs, note)
+    more = {} if stable["warmup"] is None else {stability.WARMUP_KEY: stable["warmup"]}
+    arms = search_arms(tuning, runs, more, note)
+    finals = {arm: run_long(tuning, runs, arm, found, more, note) for arm, found in arms.items()}
+    ended = {arm: final for arm, final in finals.items() if final["values"] is not None}
+    if not ended:
+        raise WorkFailed(f"no long run ended better than it began: see {folder}, and give lower learning rates")
+    fresh = train_fresh(tuning, runs, ended)
     winner = min(ended, key=lambda arm: ended[arm]["candidates"][0]["loss"])
     gain = verdict.compare_losses(fresh["as_it_is"], fresh[winner])
     best = stages.change_base(tuning, finals[winner]["values"])
@@ -104,9 +99,7 @@ def search_arms(tuning: Tuning, runs: Runs, more: Mapping[str, Any], note: Calla
         note(f"round {number + 1}: {len(losses)} trials of {tuning.short} steps, {lost} infeasible, best {best:.4f}")
         return {arm: [losses[name] for name in each] for arm, each in trials.items()}
 
-    found = search(list(tuning.spec.arms), tuning.spec.space, [count] * tuning.rounds, SEARCH_SEED, evaluate, note)
-    assert found is not None
-    return found
+    return search(list(tuning.spec.arms), tuning.spec.space, [count] * tuning.rounds, SEARCH_SEED, evaluate, note)
 
 
 def run_long(

@@ -35,7 +35,7 @@ class Arm:
         self.notes += [f"round {len(self.spaces)}: {note}" for note in notes]
 
 
-Evaluate = Callable[[int, Mapping[str, Sequence[Point]]], Mapping[str, Sequence[float]] | None]
+Evaluate = Callable[[int, Mapping[str, Sequence[Point]]], Mapping[str, Sequence[float]]]
 
 
 def search(
@@ -45,8 +45,8 @@ def search(
     seed: int,
     evaluate: Evaluate,
     note: Callable[[str], None] = lambda text: None,
-) -> dict[str, Arm] | None:
-    """Search every arm for `rounds` [points of each round]; None if `evaluate` was stopped.
+) -> dict[str, Arm]:
+    """Search every arm for `rounds` [points of each round].
 
     `evaluate(round, {arm: points})` returns {arm: losses}, inf for an infeasible trial. All arms of the first round get
     the same points. BadInput for a round of too few points.
@@ -63,8 +63,6 @@ def search(
                     note(f"{name}, {text}" if len(found) > 1 else text)
         points = {name: draw_points(arm.spaces[-1], count, seed + i) for name, arm in found.items()}
         losses = evaluate(i, points)
-        if losses is None:
-            return None
         for name, arm in found.items():
             pairs = zip(points[name], losses[name], strict=True)
             arm.tried += [Tried(i, point, float(loss)) for point, loss in pairs]

@@ -44,7 +44,7 @@ class Dimension:
     limits: tuple[float, float] = (-math.inf, math.inf)
 
     def to_axis(self, value: float) -> float:
-        """The place of a value on an axis on which the search is even; one unit is a factor e, or alike."""
+        """The place of a value on an axis on which the search is even: a logarithm, or a value of a linear range."""
         if self.scale == "log":
             return math.log(value)
         if self.scale == "one_minus":

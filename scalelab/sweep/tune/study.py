@@ -9,17 +9,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.errors import BadInput
 from scalelab.record import records
+from scalelab.study import Kind
 from scalelab.sweep.tune.space import Space
 from scalelab.sweep.tune.stages import Tuning
 
-Train = Callable[[Mapping[str, ConfigDict]], bool]  # trains all these runs; False if a signal stopped it
-STUDY_FILE = "tuning.json"
-
-
-class Stopped(Exception):
-    """A signal stopped the runs; what is on disk resumes."""
+Train = Callable[[Mapping[str, ConfigDict]], None]  # trains these runs beside earlier ones; Stopped after a signal
+KIND = Kind("tuning", "tuning.json", settings=("base",))
 
 
 @dataclasses.dataclass(eq=False)
@@ -33,8 +29,8 @@ class Runs:
     def losses(self, trials: Mapping[str, ConfigDict]) -> dict[str, float]:
         """{name: loss} after training them; inf for an infeasible one."""
         self.trained.update(trials)
-        if trials and not self.train(dict(self.trained)):
-            raise Stopped
+        if trials:
+            self.train(trials)
         return {name: read_loss(self.folder / "runs" / name) for name in trials}
 
 
@@ -44,24 +40,6 @@ def read_loss(place: pathlib.Path) -> float:
     loss = record.get("val_loss") if record.get("status") == "done" else None
     first = next((line["train_loss"] for line in records.read_metrics(place) if line.get("train_loss")), math.inf)
     return float(loss) if loss is not None and math.isfinite(loss) and loss < first else math.inf
-
-
-def open_study(tuning: Tuning, folder: pathlib.Path) -> None:
-    """Write what is tuned, or check it against what is written: BadInput if they differ."""
-    content, path = describe_tuning(tuning), folder / STUDY_FILE
-    if path.exists():
-        before = records.read_json(path, {})
-        for key, value in content.items():
-            if before.get(key) != value:
-                raise BadInput(
-                    f"{str(folder)!r} holds a tuning with {key}={before.get(key)!r}, not {value!r}: name another "
-                    "--workdir, or say the same"
-                )
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise BadInput(f"{str(folder)!r} is not empty and holds no tuning: name another --workdir")
-    folder.mkdir(parents=True, exist_ok=True)
-    records.write_json(path, content)
 
 
 def describe_tuning(tuning: Tuning) -> dict[str, Any]:

@@ -61,9 +61,15 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: pathlib.Path, keep_last: int = 2, keep_every: int = 0, facts: Mapping[str, Facts] | None = None,
-        logs: Sequence[pathlib.Path] = (), warn: Callable[[str], None] = lambda text: None, rewinds: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        folder: pathlib.Path,
+        keep_last: int = 2,
+        keep_every: int = 0,
+        facts: Mapping[str, Facts] | None = None,
+        logs: Sequence[pathlib.Path] = (),
+        warn: Callable[[str], None] = lambda text: None,
+        rewinds: bool = False,
+    ) -> None:
         self.folder = folder.absolute()
         self.orbax_folder = plain_path(self.folder, self)
         self.keep_last, self.keep_every, self.facts = keep_last, keep_every, dict(facts or {})
@@ -195,9 +201,12 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def load(
-        self, like: TargetStates | None, accept: AcceptFacts = lambda step, facts: None, fallback: bool = False,
+        self,
+        like: TargetStates | None,
+        accept: AcceptFacts = lambda step, facts: None,
+        fallback: bool = False,
         at: int | None = None,
-    ) -> LoadedStep | None:  # fmt: skip
+    ) -> LoadedStep | None:
         """Load the last step, or step `at`, with every byte checked; None if nothing was saved. `like` as in `restore`.
 
         `accept(step, facts)` may refuse the step by raising. A damaged step raises DamagedCheckpoint, which names the

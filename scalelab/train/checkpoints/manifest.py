@@ -91,9 +91,13 @@ def list_step_files(step_folder: pathlib.Path) -> list[str]:
 
 
 def write_manifest(
-    draft: pathlib.Path, step: int, files: Mapping[str, Any], tree: Mapping[str, str], facts: Mapping[str, Any],
+    draft: pathlib.Path,
+    step: int,
+    files: Mapping[str, Any],
+    tree: Mapping[str, str],
+    facts: Mapping[str, Any],
     **more: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Write the manifest of `draft`; it and all folders are on disk when this returns. Returns the manifest.
 
     `files`: {name: {"bytes", "sha256"}}, of `hashes`; `tree`: {leaf name: "dtype[shape]"}; `facts`: {trial: identity,

@@ -37,8 +37,9 @@ def describe_own_code(config: ConfigDict) -> OwnCode:
 
 def _own_functions(config: ConfigDict) -> dict[str, list[str]]:
     """{key: names} of the users' functions in a config, without names that only a stored file gives: they never run."""
-    values = {key: config[key.split(".")[0]][key.split(".")[1]] for key, r in key_records().items() if r.user_code}
-    names = {key: [name.strip() for name in value.split(",") if ":" in name] for key, value in values.items()}
+    records = {key: record for key, record in key_records().items() if record.user_code}
+    values = {key: config[key.split(".")[0]][key.split(".")[1]] for key in records}
+    names = {key: [n for n in dict.fromkeys(r.names_in(values[key])) if ":" in n] for key, r in records.items()}
     trusted = {key: [name for name in each if user_code.is_trusted(name)] for key, each in names.items()}
     return {key: each for key, each in trusted.items() if each}
 

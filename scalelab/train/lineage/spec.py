@@ -3,12 +3,15 @@ on.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 
 import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab.config.steps import schedule_steps
+from scalelab.config.steps.stretches import Stretch
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
 from scalelab.record.identity import identity
@@ -31,6 +34,16 @@ class TrainSpec:
     hparams: config_lib.Hparams
     identity: str
     own_code: own_code.OwnCode
+
+    @functools.cached_property
+    def stretches(self) -> Sequence[Stretch]:
+        """The stretches of steps between which the config changed; the last one is that of `config`."""
+        return schedule_steps.run_stretches(self.config)
+
+    @functools.cached_property
+    def origins(self) -> Mapping[str, str]:
+        """Who set each value of the config."""
+        return config_lib.config_value_origins(self.config)
 
 
 def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None = None) -> TrainSpec:

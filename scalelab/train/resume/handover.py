@@ -18,6 +18,7 @@ from scalelab.optim.registry import find_optimizer
 from scalelab.parallel import mesh
 from scalelab.parallel.processes import compile_together
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import cast_for_storage, upcast
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.lineage.facts import config_from_facts
@@ -42,7 +43,7 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
     )
     if not _evaluates_another_point(checked.facts[name], config):
         params = checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
-        return params if form == saved_form else state.cast_for_storage(state.upcast(params, saved_form), form)
+        return params if form == saved_form else cast_for_storage(upcast(params, saved_form), form)
     saved = dataclasses.replace(config_lib.static(config), layout=layout)
     (saved_state,) = program.restore_targets(saved, 1, "turn")
     parts = {"params": like.params, "opt_state": saved_state.opt_state}
@@ -51,7 +52,7 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
     evaluated = jax.jit(lambda both: state.evaluation_params(saved, saved_state._replace(**both), h))
     of = compile_together(evaluated, "the point that the optimizer evaluates")
     with jax.set_mesh(mesh.make_mesh(layout)) if layout.devices > 1 else contextlib.nullcontext():
-        return state.cast_for_storage(of(both), form)
+        return cast_for_storage(of(both), form)
 
 
 def _without_optimizer(wanted: Static) -> Static:
@@ -120,7 +121,7 @@ def complete_state(
 def place_initial_state(wanted: Static, h: Any, params: Any) -> TrainState:
     """The state of step 0 on these parameters, as `wanted` has them, each array where its program wants it."""
     form = POLICIES[wanted.precision].parameters
-    begin = lambda params: state.state_from_params(wanted, h, state.upcast(params, form))  # noqa: E731
+    begin = lambda params: state.state_from_params(wanted, h, upcast(params, form))  # noqa: E731
     if wanted.layout.devices == 1:
         return jax.jit(begin)(params)
     explicit, specs = mesh.make_mesh(wanted.layout), state.state_specs(wanted)

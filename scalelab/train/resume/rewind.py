@@ -114,7 +114,7 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
         run.keep_record(call.step)
         return False
     decisions = broadcast_from_first(lambda: read_decisions(run.folder))
-    given_up = ledger.count_between(run.config, decision["to"], call.step, run.record["flops_per_token"])
+    given_up = ledger.count_between(run.spec.stretches, decision["to"], call.step, run.record["flops_per_token"])
     decisions[str(len(decisions) + 1)] = decision | {"discarded": given_up}
     if is_first_process():
         records.write_json(run.folder / FILE, {"rewinds": decisions})
@@ -124,9 +124,14 @@ def decide_rewind(run: Run, call: Call, checkpoints: pathlib.Path, name: str) ->
     text += ", moments reset" if decision["reset"] else ""
     fields = {"signal": call.why, "action": "rewind", "from": call.step, "to": decision["to"]}
     run.event(
-        "guard", call.step, text, **fields, batches=[first, last], cost_steps=call.step - decision["to"],
+        "guard",
+        call.step,
+        text,
+        **fields,
+        batches=[first, last],
+        cost_steps=call.step - decision["to"],
         number=len(decisions),
-    )  # fmt: skip
+    )
     return True
 
 

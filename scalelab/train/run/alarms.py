@@ -23,7 +23,8 @@ from scalelab.train.run.run import Run
 from scalelab.train.step import guard, incident
 from scalelab.train.step.guard import RECENT, SIGNALS
 from scalelab.train.step.incident import SHAPES
-from scalelab.train.step.layers import DUE, LAYERS, WORST
+from scalelab.train.step.metrics import LAYERS
+from scalelab.train.step.report.layers import DUE, WORST
 
 LAST, BEFORE = 32, 64  # steps whose medians are compared
 RISEN_SIGMAS, RISEN_STEPS = 6.0, 500
@@ -139,10 +140,16 @@ class Alarms:
         sigmas = float(report.sigmas[at])
         text += f", {sigmas:.3g} standard deviations above the window" if signal in ("loss", "grad_norm") else ""
         self._event(
-            steps["from"], signal, text + self._extent(steps), value=float(report.value[at]),
-            threshold=float(report.threshold[at]), sigmas=sigmas, action=guard.ACTIONS[int(report.action[at])], **steps,
+            steps["from"],
+            signal,
+            text + self._extent(steps),
+            value=float(report.value[at]),
+            threshold=float(report.threshold[at]),
+            sigmas=sigmas,
+            action=guard.ACTIONS[int(report.action[at])],
+            **steps,
             documents=self.documents(step, at, metrics),
-        )  # fmt: skip
+        )
 
     def _left_out(self, step: int, report: incident.Report, i: int, steps: Mapping) -> None:
         """The event of a stretch of steps taken without a micro-batch."""
@@ -151,9 +158,14 @@ class Alarms:
         rows = range(first, self.run.spec.static.global_batch, total)
         documents = self._described(step + i, rows)
         self._event(
-            steps["from"], "bad", text + self._extent(steps), action="skip_micro_batch", left_out=n, **steps,
+            steps["from"],
+            "bad",
+            text + self._extent(steps),
+            action="skip_micro_batch",
+            left_out=n,
+            **steps,
             documents=documents,
-        )  # fmt: skip
+        )
 
     def _extent(self, steps: Mapping[str, int]) -> str:
         text = f" (steps {steps['from']} to {steps['to']})" if steps["to"] > steps["from"] else ""

@@ -173,13 +173,12 @@ def _take_steps(
 
 def _ledgers(parts: _Parts, step: int) -> dict[str, dict[str, Any]]:
     """The ledger of each run at `step`, by its name in the checkpoints."""
-    return {
-        name: ledger.write_ledger(
-            run.config, step, *parts.feed.position(i, step), run.flops_before(step), run.record["flops_per_token"],
-            run.facts.get("rewinds", {}),
-        )
-        for i, (name, run) in enumerate(zip(parts.names, parts.runs, strict=True))
-    }  # fmt: skip
+    ledgers = {}
+    for i, (name, run) in enumerate(zip(parts.names, parts.runs, strict=True)):
+        number, by_source = parts.feed.position(i, step)
+        flops, per_token, rewinds = run.flops_before(step), run.record["flops_per_token"], run.facts.get("rewinds", {})
+        ledgers[name] = ledger.write_ledger(run.spec.stretches, step, number, by_source, flops, per_token, rewinds)
+    return ledgers
 
 
 def _dispatch(parts: _Parts, states: Any, step: int, n: int) -> Any:

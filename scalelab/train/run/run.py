@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from scalelab.config.steps import schedule_steps, stretches
+from scalelab.config.steps import stretches
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.record import records
 from scalelab.train import ledger
@@ -55,13 +55,12 @@ class Run:
 
     def tokens_before(self, step: int) -> int:
         """Tokens predicted in the steps before `step`."""
-        return schedule_steps.tokens_before(self.config, step)
+        return stretches.tokens_before(self.spec.stretches, step)
 
     def flops_before(self, step: int) -> dict[str, float]:
         """Training FLOPs by convention up to `step`, which lies in the last stretch, with what rewinds gave up."""
         per_token = stretches.total_flops(self.record["flops_per_token"])
-        last = schedule_steps.run_stretches(self.config)[-1]
-        flops = stretches.flops_before(last, self.tokens_before(step), per_token)
+        flops = stretches.flops_before(self.spec.stretches[-1], self.tokens_before(step), per_token)
         given_up = ledger.discarded(self.facts.get("rewinds", {}))["flops"]
         return {name: each + given_up.get(name, 0) for name, each in flops.items()}
 

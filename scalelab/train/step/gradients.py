@@ -13,6 +13,7 @@ import optax
 from jax.sharding import reshard
 
 from scalelab.config import Static
+from scalelab.hardware.tactics.turn import run_if
 from scalelab.model import measures, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
@@ -20,14 +21,34 @@ from scalelab.model.loss import LossSums, add_sums
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import gathered, pipeline, rules
-from scalelab.precision import delayed
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.precision.states import policy_state
 from scalelab.sharding import activation_spec, has_explicit_mesh
 from scalelab.train.step import hooks
 
 Summed = tuple[LossSums, Any, Any]  # loss sums, gradient, amax: as `scaled_gradients` returns them
+
+
+class LeftOut(NamedTuple):
+    """Which micro-batches a step does without: int32, how many, and the first (-1: none)."""
+
+    number: jax.Array
+    first: jax.Array
+
+
+class Gradient(NamedTuple):
+    """The gradient of a step's mean loss: `tree`, like the parameters, or the `replay` by which layers are updated."""
+
+    sums: LossSums
+    tree: Any
+    replay: Any  # `per_layer.backward.Kept`
+    norm: jax.Array  # before the clip
+    amax: Any = None  # of the blocks' operands, under delayed scaling
+    left_out: LeftOut | None = None  # None: no micro-batch may be
+
+
 NO_TOKEN = -1  # neither read nor predicted: what a step's rows hold that it does without
 
 
@@ -56,7 +77,7 @@ def loss_sums(
     `term` and `probes`: see `transformer.summed_loss`.
     """
     if static.layout.stage > 1:
-        return pipeline.pipeline_loss_sums(static, params, tokens, z_weight, ends)
+        return pipeline.pipeline_loss_sums(static, pipeline.into_slots(static, params), tokens, z_weight, ends)
     inputs_BS, targets_BS, packed = documents.split_inputs_targets(tokens, ends)
     policy = POLICIES[static.precision]
     with product_precision(policy):
@@ -101,14 +122,15 @@ def scaled_gradients(
     rows are ignored. With `due` the sums also hold `measures` of all layers, taken in the same pass where it is true.
     """
     policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, n_micro_batches, ends), 1)
-    scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
+    keeping = policy_state(policy)
+    scales, factor = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
     with product_precision(policy):
-        if not policy.scaled_loss:
+        if factor is None:
             return _gradients(static, params, scales, tokens, z_weight, counted, n_micro_batches, ends, due)
         sums, grads, amax = _gradients(
-            static, params, scales, tokens, z_weight, counted / precision_state.scale, n_micro_batches, ends, due
+            static, params, scales, tokens, z_weight, counted / factor, n_micro_batches, ends, due
         )
-        return sums, jax.tree.map(lambda g: g / precision_state.scale, grads), amax
+        return sums, jax.tree.map(lambda g: g / factor, grads), amax
 
 
 def _count_targets(
@@ -151,13 +173,14 @@ def _gradients(
     ends: DocumentEnds | None,
     due: jax.Array | None,
 ) -> Summed:
-    copies = gathered.gather_weights(static, params)
+    copies, params = gathered.gather_weights(static, params), pipeline.into_slots(static, params)
 
     def differentiate(params: Any, part: jax.Array) -> Summed:
         return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies)
 
     if static.accumulate == 1:
-        return differentiate(params, tokens)
+        sums, grads, amax = differentiate(params, tokens)
+        return sums, pipeline.out_of_slots(static, grads), amax
     parts, measured = split_micro_batches(static, tokens), due is not None
     once = bool(rules.postponed_axes(static.layout))
     laid_out = _once("unreduced") if once else rules.gradient_specs
@@ -180,7 +203,8 @@ def _gradients(
         summed = jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], summed)
     else:
         summed = jax.lax.scan(micro, summed, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
-    return summed[0], reshard_as(static, rules.moment_specs, summed[1]), summed[2]
+    grads = pipeline.out_of_slots(static, summed[1])
+    return summed[0], reshard_as(static, rules.moment_specs, grads), summed[2]
 
 
 def _once(kind: str) -> Callable:
@@ -210,7 +234,10 @@ def differentiate_micro_batch(
     part: jax.Array,
     copies: Any = None,
 ) -> Summed:
-    """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`."""
+    """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`.
+
+    In a pipeline the layers of `params` and of the gradient are as the stages hold them.
+    """
     if static.layout.stage > 1:
         return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
     can_underflow = due is not None and measures.underflow_format(POLICIES[static.precision])
@@ -232,13 +259,6 @@ def _nothing_summed(static: Static, params: Any, scales: Any, tokens: jax.Array,
         head = measures.nothing_of_head(tokens.shape[0], tokens.shape[1] - 1)
         nothing = nothing._replace(measures=measures.nothing(static.model, head))
     return nothing, zeros, jax.tree.map(jnp.zeros_like, scales)
-
-
-class LeftOut(NamedTuple):
-    """Which micro-batches a step does without: int32, how many, and the first (-1: none)."""
-
-    number: jax.Array
-    first: jax.Array
 
 
 def leave_out_bad(
@@ -263,19 +283,20 @@ def leave_out_bad(
     """
     policy, n = POLICIES[static.precision], static.accumulate
     run = jnp.int32(n) if n_micro_batches is None else n_micro_batches
-    scale = precision_state.scale if policy.scaled_loss else jnp.float32(1.0)
-    scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
-    differentiate = functools.partial(differentiate_micro_batch, static, params, scales, z_weight, ends, None)
+    keeping = policy_state(policy)
+    scales, scale = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
+    scale = jnp.float32(1.0) if scale is None else scale
+    held = pipeline.into_slots(static, params)
+    differentiate = functools.partial(differentiate_micro_batch, static, held, scales, z_weight, ends, None)
     parts = split_micro_batches(static, tokens)
 
     def look(i: jax.Array, kept: jax.Array) -> jax.Array:
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(parts[i], ends) >= 0), 1)
         return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i]), scale))
 
-    def without(turn: jax.Array, summed: Summed) -> Summed:
-        # Read by the number of the turn: what does not depend on it, the compiler runs before the loop, turn or none.
-        rest = jnp.where(turn < 1, remaining, NO_TOKEN)
-        return scaled_gradients(static, params, rest, z_weight, precision_state, n_micro_batches, ends, due)
+    def without(summed: Summed, remaining: jax.Array) -> Summed:
+        del summed
+        return scaled_gradients(static, params, remaining, z_weight, precision_state, n_micro_batches, ends, due)
 
     with product_precision(policy):
         looks = jnp.where(allowed & ~_is_usable(summed, scale), run, 0)
@@ -283,7 +304,7 @@ def leave_out_bad(
     out = (jnp.arange(n) < run) & ~kept
     out &= jnp.any((jnp.arange(n) < run) & kept)
     remaining = jnp.where(jnp.tile(out, len(tokens) // n)[:, None], NO_TOKEN, tokens)
-    summed = jax.lax.fori_loop(0, jnp.any(out).astype(jnp.int32), without, summed)
+    summed = run_if(jnp.any(out), without, summed, remaining)
     return summed, LeftOut(
         jnp.sum(out, dtype=jnp.int32), jnp.where(jnp.any(out), jnp.argmax(out), -1).astype(jnp.int32)
     )

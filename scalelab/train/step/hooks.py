@@ -115,7 +115,7 @@ def _as_array(value: Any) -> jax.Array:
 
 
 def step_metrics(static: Static, due: jax.Array, arrays: StepArrays, reserved: tuple[str, ...]) -> dict[str, jax.Array]:
-    """The values of `train.metrics`, computed only where `due`; zeros elsewhere. `taken`: names that the step has."""
+    """The values of `train.metrics`, computed only where `due`; zeros elsewhere. `reserved`: the step's own names."""
     if not static.own_metrics:
         return {}
     what = f"train.metrics={static.own_metrics!r}"

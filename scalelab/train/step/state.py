@@ -13,17 +13,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from scalelab.config import Layout, Static, group_hparams, traced_names
 from scalelab.model import transformer
 from scalelab.model.declare import named_leaves
+from scalelab.model.stacks import bare_stack
 from scalelab.model.transformer import parameter_declarations
-from scalelab.optim import user_numbers
+from scalelab.optim import ema, user_numbers
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.optim.parts import fetch
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.parallel.processes import gather_to_host
-from scalelab.precision import delayed, loss_scale, rounding
 from scalelab.precision.policy import POLICIES
-from scalelab.train.step import ema, guard
+from scalelab.precision.rounding import cast_for_storage, upcast
+from scalelab.precision.states import policy_state
+from scalelab.train.step import guard
 
 
 class TrainState(NamedTuple):
@@ -50,32 +52,13 @@ def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
     """The state of step 0 on these parameters (fp32)."""
     zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
     opt_state = cast_for_storage(build_optimizer_chain(static, h, jnp.zeros(())).init(params), policy.moments)
-    precision: Any = loss_scale.init_loss_scale() if policy.scaled_loss else ()
-    precision = (
-        delayed.init_amax_history(parameter_declarations(static.model)["blocks"])
-        if policy.scaling == "delayed"
-        else precision
-    )
+    precision = policy_state(policy).init(params, bare_stack(static.model, parameter_declarations(static.model)))
     if static.moments_on_host:
         send = lambda x: jax.device_put(x, jax.memory.Space.Host) if x.ndim else x  # noqa: E731
         opt_state = jax.tree.map(send, opt_state)
     average = ema.init_ema(params) if static.ema else ()
-    if policy.rounding == "kahan":
-        precision = rounding.split_tree(params)[1]
     params, memory = cast_for_storage(params, policy.parameters), guard.init_guard(static.guard)
     return TrainState(zero, params, opt_state, zero, zero, average, precision, memory)
-
-
-def cast_for_storage(tree: Any, form: str) -> Any:
-    """The tree as stored between steps: fp32 arrays, not scalars, cast to `form`."""
-    if form == "float32":
-        return tree
-    return jax.tree.map(lambda x: x.astype(form) if x.ndim and x.dtype == jnp.float32 else x, tree)
-
-
-def upcast(tree: Any, form: str) -> Any:
-    """The inverse of `cast_for_storage`: arrays stored in `form`, cast to fp32."""
-    return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)
 
 
 def state_shapes(static: Static) -> TrainState:
@@ -120,7 +103,7 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
 
     opt_state, average = jax.tree_util.tree_map_with_path(of, (like.opt_state, like.ema))
     precision, memory = jax.tree.map(lambda _: whole, (like.precision, like.guard))
-    if POLICIES[static.precision].rounding == "kahan":
+    if policy_state(POLICIES[static.precision]).like_parameters:
         precision = rules.parameter_specs(shape, layout)
     each: Any = (whole, rules.parameter_specs(shape, layout), opt_state, whole, whole, average, precision, memory)
     return TrainState(*each)

@@ -33,12 +33,12 @@ def test_annealing_is_the_double_sum_of_tissue_et_al():
     decay = math.exp(-1 / 3)
     falls = [0.0] * 3 + [lr[i - 1] - lr[i] for i in range(3, len(lr))]
     sums = [sum(falls[k] * decay ** (i - k) for i in range(s + 1) for k in range(i + 1)) for s in range(len(lr))]
-    np.testing.assert_allclose(annealed.anneal(lr, 3.0), (1 - decay) * np.array(sums), rtol=1e-12)
+    np.testing.assert_allclose(annealed.sum_annealing(lr, 3.0), (1 - decay) * np.array(sums), rtol=1e-12)
 
 
 def test_the_own_curve_finds_the_constants_it_was_drawn_from():
     lr = np.concatenate([np.ones(700), np.linspace(1, 0, 300)])
-    s1, s2 = np.cumsum(lr) / lr.sum(), annealed.anneal(lr, 100.0)
+    s1, s2 = np.cumsum(lr) / lr.sum(), annealed.sum_annealing(lr, 100.0)
     loss = 2.0 * (0.72 + 0.28 * s1**-0.3 - 0.12 * s2) * np.exp(0.002 * np.random.default_rng(0).standard_normal(1000))
     fit = annealed.fit_annealed(np.arange(1, 1001), loss, lr, 20)
     assert abs(fit.theta[0] - math.log(2)) < 0.01 and abs(fit.theta[3] - 0.12) < 0.01

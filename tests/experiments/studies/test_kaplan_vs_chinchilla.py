@@ -39,7 +39,6 @@ def write_curves(folder, trials):
         lines = [{"step": s, "tokens": s * runs.STEP_TOKENS, "val_loss": factor * law(N, s * runs.STEP_TOKENS)}
                  for s in steps]  # fmt: skip
         (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return True
 
 
 def exponent_by_search(which, budgets):

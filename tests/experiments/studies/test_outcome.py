@@ -6,7 +6,9 @@ import pytest
 
 from scalelab import api
 from scalelab.commands import study
+from scalelab.errors import Stopped
 from scalelab.experiments.studies import outcome
+from scalelab.record import lock
 from scalelab.report.figures.style import make_figure
 
 DOC = """Trial: a study of nothing.
@@ -15,18 +17,43 @@ DOC = """Trial: a study of nothing.
 """
 
 
-def run(folder, measure, capsys):
+def run(folder, measure, capsys, *options):
     draw = lambda result: make_figure()[0]  # noqa: E731
-    code = outcome.run_study("trial", DOC, [f"--workdir={folder}"], measure, draw, lambda result: ["its own line"])
+    argv = [f"--workdir={folder}", *options]
+    code = outcome.run_study("trial", DOC, argv, measure, draw, lambda result: ["its own line"])
     return code, capsys.readouterr()
 
 
-def test_a_part_is_computed_once_and_again_under_other_settings(tmp_path):
+def test_a_part_is_computed_once_and_refused_under_other_settings(tmp_path, capsys):
     calls = []
-    for settings in ({"seeds": (1, 2)}, {"seeds": (1, 2)}, {"seeds": (1, 3)}):
-        value = outcome.measure_once(tmp_path, "part", settings, lambda: calls.append(1) or {"sum": (1, 2)})
-        assert value == {"sum": [1, 2]}
-    assert len(calls) == 2
+
+    def measure(folder, quick, seeds=(1, 2)):
+        for _ in range(2):
+            value = outcome.measure_once(folder, "part", {"seeds": seeds}, lambda: calls.append(1) or {"sum": (1, 2)})
+            assert value == {"sum": [1, 2]}
+        raise Stopped(folder)
+
+    assert run(tmp_path, measure, capsys)[0] == 75 and len(calls) == 1
+    code, out = run(tmp_path, lambda folder, quick: measure(folder, quick, (1, 3)), capsys)
+    assert code == 2 and "part.json was computed with seeds=[1, 2], not [1, 3]: name another --workdir" in out.err
+    (tmp_path / "parts" / "part.json").write_text('{"settings": {"seeds": [1, 2]}}')
+    code, out = run(tmp_path, measure, capsys)
+    assert code == 2 and "part.json has no value; was it edited?" in out.err
+
+
+def test_another_study_in_the_folder_is_refused_and_one_of_an_earlier_release_goes_on(tmp_path, capsys):
+    def stop(folder, quick):
+        raise Stopped(folder)
+
+    assert run(tmp_path, stop, capsys, "--quick")[0] == 75
+    code, out = run(tmp_path, stop, capsys)
+    assert code == 2 and "holds a study with quick=True, not False: name another --workdir" in out.err
+    (tmp_path / "study.json").unlink()  # an earlier release left seconds and parts
+    assert (tmp_path / "spent.json").exists() and run(tmp_path, stop, capsys, "--quick")[0] == 75
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tuning.json").write_text("{}")
+    code, out = run(tmp_path / "other", stop, capsys)
+    assert code == 2 and "is not empty and holds no study" in out.err
 
 
 def test_an_interrupted_study_goes_on_with_its_parts_and_counts_all_its_seconds(tmp_path, capsys):
@@ -55,8 +82,18 @@ def test_an_interrupted_study_goes_on_with_its_parts_and_counts_all_its_seconds(
 
 
 def test_a_study_that_a_signal_stopped_writes_no_result(tmp_path, capsys):
-    assert run(tmp_path, lambda folder, quick: None, capsys)[0] == 75
+    def measure(folder, quick):
+        raise Stopped(folder / "runs")
+
+    code, out = run(tmp_path, measure, capsys)
+    assert code == 75 and out.err.strip() == f"stopped; the same command goes on where it was ({tmp_path / 'runs'})"
     assert not (tmp_path / "trial.json").exists()
+
+
+def test_a_second_owner_is_refused(tmp_path, capsys):
+    with lock.hold_folder(tmp_path):
+        code, out = run(tmp_path, lambda folder, quick: 1 / 0, capsys)
+    assert code == 2 and f"{tmp_path} is held by" in out.err
 
 
 @pytest.mark.parametrize("name", ["descent", "double_descent"])

@@ -53,7 +53,6 @@ def test_the_study_finds_a_planted_constant(tmp_path, monkeypatch):
             (folder / "runs" / name).mkdir(parents=True)
             (folder / "runs" / name / "config.json").write_text(json.dumps(trial.to_dict()))
             (folder / "runs" / name / "record.json").write_text(json.dumps({"status": "done", "val_loss": loss}))
-        return True
 
     monkeypatch.setattr(study, "train_trials", write_runs)
     assert study.main(["--quick", f"--workdir={tmp_path}", "--json=-"]) == 0

@@ -19,7 +19,7 @@ from scalelab.config.steps import batch_ramp
 from scalelab.errors import BadInput
 from scalelab.experiments.studies.fsdp import rows as parallelism
 from scalelab.model import count
-from scalelab.parallel.ticks import count_ticks
+from scalelab.parallel.stages.ticks import count_ticks
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run.training import estimate_training
 from scalelab.plan.step import efficiency, links, traffic

@@ -20,7 +20,8 @@ from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.per_layer.backward import measure_gradient
 from scalelab.train.step.per_layer.refusals import refuse_unsupported
 from scalelab.train.step.per_layer.update import update_layers
-from scalelab.train.step.step import compute_updates, train_step
+from scalelab.train.step.step import train_step
+from scalelab.train.step.update.update import compute_updates
 from tests.plan.tiny import tiny
 from tests.train.step.test_step import assert_same, batches, init, setting
 
@@ -71,6 +72,12 @@ def compare_updates(changes, steps=3, atol=2e-5):
 def test_galore_by_layer_is_galore():
     """Paired states, singular vectors, step counts and moments; a tied head, whose gradient has two parts."""
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})
+
+
+def test_stacks_by_layer_are_themselves():
+    """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
+    stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
+    compare_updates(stacks | {"optim.name": "adam8bit", "parametrization.name": "completep"})
 
 
 @pytest.mark.slow

@@ -219,8 +219,12 @@ def _texts() -> Iterator[Case]:
                       ("config.json", "log.tags"), ("events.jsonl", "text"), ("events.jsonl", "kind"),
                       ("evaluations.jsonl", "set"), ("metrics.jsonl", f"::{ESCAPES}")):  # fmt: skip
         yield Case(f"run: {key!a} of {name} has escapes", "run", edit(name, key, ESCAPES), seen="runs")
-    for what, letters in (("escapes", b"\x1b[31m\x07\x9b\xe2\x80\xae"), ("bytes that are not UTF-8", b"\xff\xfe"),
-                          ("a newline", b"a\nb"), ("a leading dash", b"--json")):  # fmt: skip
+    for what, letters in (
+        ("escapes", b"\x1b[31m\x07\x9b\xe2\x80\xae"),
+        ("bytes that are not UTF-8", b"\xff\xfe"),
+        ("a newline", b"a\nb"),
+        ("a leading dash", b"--json"),
+    ):
         yield Case(
             f"sweep: a trial's folder has {what}", "sweep", functools.partial(_folder_name, letters), seen="runs"
         )

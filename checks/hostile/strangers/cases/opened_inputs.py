@@ -20,6 +20,8 @@ from checks.hostile.strangers.edits import (
     text,
     write,
 )
+from scalelab.record.identity import identity
+from scalelab.record.records import flatten_keys
 
 
 def first_inputs() -> list[Case]:
@@ -84,9 +86,6 @@ def _bring(name: str, site: Site) -> None:
 
 
 def _forge_identity(key: str, site: Site) -> None:
-    from scalelab.record.identity import identity
-    from scalelab.record.records import flatten_keys
-
     edit("config.json", key, f"{CODE}:fn")(site)
     record = read(site.it / "record.json")
     record["identity"] = identity(flatten_keys(read(site.it / "config.json")))

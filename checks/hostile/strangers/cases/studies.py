@@ -50,8 +50,12 @@ def _change(name: str, change: Callable[[Any, Site], object]) -> Callable[[Site]
 def _grids() -> Iterator[Case]:
     """The grid of a sweep and those before it."""
     grid = {"trials": {UP: 24}, "packs": {"c0ffee": [UP]}, "values": {UP: {"train.seed": 7}}, "earlier": {}}
-    for what, value in {"a grid of paths": {"0": grid}, "a list of grids": [grid], "itself a path": {UP: grid},
-                        "trials of escapes": {ESCAPES: 24}}.items():  # fmt: skip
+    for what, value in {
+        "a grid of paths": {"0": grid},
+        "a list of grids": [grid],
+        "itself a path": {UP: grid},
+        "trials of escapes": {ESCAPES: 24},
+    }.items():
         yield Case(f"sweep: an earlier grid is {what}", "sweep", edit("sweep.json", "earlier", value))
     for what, value in {"10**18 steps": 10**18, "0 steps": 0, "half a step": 0.5}.items():
         yield Case(f"sweep: a trial has {what}", "sweep", edit("sweep.json", "trials::d_model=8-seed=0", value))
@@ -82,8 +86,12 @@ def _packs() -> Iterator[Case]:
     """A pack's job, and the lines that its processes leave."""
     line = {"step": 0, "host": "h", "process": 1, "time": 1.0, "code": 0, "why": ""}
     for name in ("starts.jsonl", "spent.jsonl"):
-        for what, key, value in (("text", "step", "ten"), ("400 digits", "code", Raw("9" * 400)),
-                                 ("NaN", "time", Raw("NaN")), ("escapes", "why", ESCAPES)):  # fmt: skip
+        for what, key, value in (
+            ("text", "step", "ten"),
+            ("400 digits", "code", Raw("9" * 400)),
+            ("NaN", "time", Raw("NaN")),
+            ("escapes", "why", ESCAPES),
+        ):
             content = dump(line | {key: value}) + "\n"
             for kind in ("sweep", "manifest"):
                 yield Case(f"{kind}: {key} of {name} is {what}", kind, append(f"packs/PACK/{name}", content))
@@ -151,11 +159,16 @@ def _forge_ledger(change: Callable[[Any], object], site: Site) -> None:
 
 def _machines() -> Iterator[Case]:
     """Machines that are none."""
-    for what, key, value in (("no rates", "flops", {}), ("a rate of 1e-300", "flops.float32", 1e-300),
-                             ("a memory of 1e308", "hbm_bytes", 1e308),
-                             ("10**30 devices a node", "devices_per_node", 10**30),
-                             ("half a device a node", "devices_per_node", 0.5), ("a path for a name", "name", UP),
-                             ("10**30 links", "links", 10**30), ("no links", "links", 0)):  # fmt: skip
+    for what, key, value in (
+        ("no rates", "flops", {}),
+        ("a rate of 1e-300", "flops.float32", 1e-300),
+        ("a memory of 1e308", "hbm_bytes", 1e308),
+        ("10**30 devices a node", "devices_per_node", 10**30),
+        ("half a device a node", "devices_per_node", 0.5),
+        ("a path for a name", "name", UP),
+        ("10**30 links", "links", 10**30),
+        ("no links", "links", 0),
+    ):
         yield Case(f"hardware: it has {what}", "hardware", edit("", key, value))
     keys = {f"k{i}": i for i in range(100_000)}
     yield Case(
@@ -165,41 +178,52 @@ def _machines() -> Iterator[Case]:
 
 def _laws() -> Iterator[Case]:
     """Laws whose numbers lead nowhere."""
-    for what, key, value in (("no slope", "params.alpha", 0), ("a slope of 1e308", "params.beta", 1e308),
-                             ("a falling slope", "params.alpha", -5), ("an amplitude of 0", "params.A", 0),
-                             ("an amplitude of 5e-324", "params.B", 5e-324),
-                             ("another law's name", "law", "multi_power"),
-                             ("sources outside", "sources", ["../" * 9 + "etc/passwd"]),
-                             ("a million parameters", "params", {f"p{i}": 1.0 for i in range(1_000_000)}),
-                             ("an equation of 1 MB", "equation", "x" * 2**20),
-                             ("10**30 rows", "n_rows", 10**30)):  # fmt: skip
+    for what, key, value in (
+        ("no slope", "params.alpha", 0),
+        ("a slope of 1e308", "params.beta", 1e308),
+        ("a falling slope", "params.alpha", -5),
+        ("an amplitude of 0", "params.A", 0),
+        ("an amplitude of 5e-324", "params.B", 5e-324),
+        ("another law's name", "law", "multi_power"),
+        ("sources outside", "sources", ["../" * 9 + "etc/passwd"]),
+        ("a million parameters", "params", {f"p{i}": 1.0 for i in range(1_000_000)}),
+        ("an equation of 1 MB", "equation", "x" * 2**20),
+        ("10**30 rows", "n_rows", 10**30),
+    ):
         yield Case(f"law: it has {what}", "law", edit("", key, value))
 
 
 def _tunings() -> Iterator[Case]:
     """Tunings of endless or empty spaces."""
     dimension = {"key": "optim.peak_lr", "low": 1e-3, "high": 1e-1, "scale": "log"}
-    for what, key, value in (("ends that are swapped", "space.0.low", 1.0), ("a log scale from 0", "space.0.low", 0),
-                             ("a scale of escapes", "space.0.scale", ESCAPES), ("a key of a path", "space.0.key", UP),
-                             ("one dimension 20,000 times", "space", [dimension] * 20_000),
-                             ("10**9 rounds", "rounds", 10**9), ("10**12 trials", "trials", 10**12),
-                             ("more short steps than steps", "short", 10**6),
-                             ("a config outside", "config", UP + ".py"),
-                             ("code for an optimizer", "base::optim.name", f"{CODE}:fn"),
-                             ("10**9 seeds", "seeds", 10**9)):  # fmt: skip
+    for what, key, value in (
+        ("ends that are swapped", "space.0.low", 1.0),
+        ("a log scale from 0", "space.0.low", 0),
+        ("a scale of escapes", "space.0.scale", ESCAPES),
+        ("a key of a path", "space.0.key", UP),
+        ("one dimension 20,000 times", "space", [dimension] * 20_000),
+        ("10**9 rounds", "rounds", 10**9),
+        ("10**12 trials", "trials", 10**12),
+        ("more short steps than steps", "short", 10**6),
+        ("a config outside", "config", UP + ".py"),
+        ("code for an optimizer", "base::optim.name", f"{CODE}:fn"),
+        ("10**9 seeds", "seeds", 10**9),
+    ):
         yield Case(f"tune: it has {what}", "tune", edit("tuning.json", key, value))
 
 
 def _ablations() -> Iterator[Case]:
     """Ablations of endless or empty ladders."""
-    for what, key, value in (("a rung without FLOPs", "rungs.0.C", 0), ("a rung of 1e308 FLOPs", "rungs.2.C", 1e308),
-                             ("a rung of 10**9 widths", "rungs.1.d_model", 10**9), ("10**9 seeds", "seeds", 10**9),
-                             ("a rule from outside", "rule", "fitted:" + "../" * 9 + "etc/passwd"),
-                             ("a rule that is code", "rule", f"{CODE}:law"),
-                             ("10,000 variants", "variants",
-                              {f"v{i}": {"optim.beta2": [0.95, i]} for i in range(10_000)}),
-                             ("a variant at a path", f"variants::{UP}", {"optim.beta2": [0.95, 0.9]}),
-                             ("a variant of code", "variants.other", {"optim.name": ["adamw", f"{CODE}:fn"]}),
-                             ("100,000 rungs", "rungs",
-                              [{"C": 1e8 + i, "d_model": 8} for i in range(100_000)])):  # fmt: skip
+    for what, key, value in (
+        ("a rung without FLOPs", "rungs.0.C", 0),
+        ("a rung of 1e308 FLOPs", "rungs.2.C", 1e308),
+        ("a rung of 10**9 widths", "rungs.1.d_model", 10**9),
+        ("10**9 seeds", "seeds", 10**9),
+        ("a rule from outside", "rule", "fitted:" + "../" * 9 + "etc/passwd"),
+        ("a rule that is code", "rule", f"{CODE}:law"),
+        ("10,000 variants", "variants", {f"v{i}": {"optim.beta2": [0.95, i]} for i in range(10_000)}),
+        ("a variant at a path", f"variants::{UP}", {"optim.beta2": [0.95, 0.9]}),
+        ("a variant of code", "variants.other", {"optim.name": ["adamw", f"{CODE}:fn"]}),
+        ("100,000 rungs", "rungs", [{"C": 1e8 + i, "d_model": 8} for i in range(100_000)]),
+    ):
         yield Case(f"ablate: it has {what}", "ablate", edit("ablation.json", key, value))

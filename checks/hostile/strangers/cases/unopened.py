@@ -132,8 +132,12 @@ def _json() -> Iterator[Case]:
     for name in ("metrics.jsonl", "events.jsonl", "evaluations.jsonl"):
         yield Case(f"run: {name} has 300,000 lines", "run", functools.partial(_repeat, name))
         yield Case(f"run: {name} has NULs", "run", append(name, b"\0" * 100_000))
-    for kind, name in (("tune", "tuning.json"), ("ablate", "ablation.json"), ("sweep", "sweep.json"),
-                       ("manifest", "packs/PACK/job.json")):  # fmt: skip
+    for kind, name in (
+        ("tune", "tuning.json"),
+        ("ablate", "ablation.json"),
+        ("sweep", "sweep.json"),
+        ("manifest", "packs/PACK/job.json"),
+    ):
         for what, content in {"a list": "[]", "a number": "1", "20 MB": lambda: "[" + "1," * 10_000_000 + "1]",
                               "100,000 deep": "[" * 100_000 + "]" * 100_000, "empty": "", "a NUL": "\0",
                               "UTF-16": "{}".encode("utf-16"), "a byte order mark": "\ufeff{}"}.items():  # fmt: skip
@@ -172,10 +176,13 @@ def _texts() -> Iterator[Case]:
         text("packs/PACK/log.txt", ESCAPES + "Error: " + ESCAPES),
     )
     yield Case("sweep: a failed trial's event has escapes", "sweep", _failed)
-    for kind, name, key in (("tune", "tuning.json", "config"), ("tune", "tuning.json", f"arms::{ESCAPES}"),
-                            ("ablate", "ablation.json", "baseline"),
-                            ("ablate", "ablation.json", f"variants::{ESCAPES}"),
-                            ("ablate", "ablation.json", "rule")):  # fmt: skip
+    for kind, name, key in (
+        ("tune", "tuning.json", "config"),
+        ("tune", "tuning.json", f"arms::{ESCAPES}"),
+        ("ablate", "ablation.json", "baseline"),
+        ("ablate", "ablation.json", f"variants::{ESCAPES}"),
+        ("ablate", "ablation.json", "rule"),
+    ):
         yield Case(f"{kind}: {key!a} has escapes", kind, edit(name, key, ESCAPES))
 
 

@@ -75,15 +75,20 @@ def _pickled_shard(site: Site) -> None:
 
 def _weights() -> Iterator[Case]:
     """Folders of Hugging Face: headers of safetensors, parts outside, pickles, code."""
-    for what, header in {"of 2**63 bytes": struct.pack("<Q", 2**63), "of 0 bytes": struct.pack("<Q", 0),
-                         "of 1 GB": struct.pack("<Q", 2**30), "cut": b"\x05", "deep": _safetensors("[" * 50_000),
-                         "a list": _safetensors("[]"), "not JSON": _safetensors("{"),
-                         "of a shape of 2**62": _safetensors(_tensor([2**31, 2**31], [0, 8])),
-                         "of negative offsets": _safetensors(_tensor([1], [-4, 0])),
-                         "of far offsets": _safetensors(_tensor([1], [2**60, 2**60 + 4])),
-                         "of 100,000 tensors": lambda: _safetensors(_tensors([f"t{i}" for i in range(100_000)])),
-                         "with escapes": _safetensors(_tensors([ESCAPES], ESCAPES)),
-                         }.items():  # fmt: skip
+    for what, header in {
+        "of 2**63 bytes": struct.pack("<Q", 2**63),
+        "of 0 bytes": struct.pack("<Q", 0),
+        "of 1 GB": struct.pack("<Q", 2**30),
+        "cut": b"\x05",
+        "deep": _safetensors("[" * 50_000),
+        "a list": _safetensors("[]"),
+        "not JSON": _safetensors("{"),
+        "of a shape of 2**62": _safetensors(_tensor([2**31, 2**31], [0, 8])),
+        "of negative offsets": _safetensors(_tensor([1], [-4, 0])),
+        "of far offsets": _safetensors(_tensor([1], [2**60, 2**60 + 4])),
+        "of 100,000 tensors": lambda: _safetensors(_tensors([f"t{i}" for i in range(100_000)])),
+        "with escapes": _safetensors(_tensors([ESCAPES], ESCAPES)),
+    }.items():
         yield Case(f"hf: the header of the weights is {what}", "hf", text("model.safetensors", header))
     for name, path in PATHS.items():
         yield Case(f"hf: a part of the weights is at {name}", "hf", functools.partial(_parts, path))
@@ -147,9 +152,13 @@ def _tokenizers() -> Iterator[Case]:
             yield Case(f"tokenizer: {key} is {what}", "tokenizer", edit("", key, TYPES[what]))
     slow = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
     yield Case("tokenizer: its pattern takes for ever", "tokenizer", edit("", "pre_tokenizer", slow))
-    for what, content in {"deep": "[" * 100_000, "empty": "", "a pickle": b"\x80\x04cos\nsystem\n.",
-                          "ranks that are none": b"!!!! x\n" * 1000,
-                          "a rank of 400 digits": b"YQ== " + b"9" * 400 + b"\n",
-                          "ranks twice": b"YQ== 0\nYQ== 0\n",
-                          "one line of 20 MB": lambda: b"Y" * 20_000_000}.items():  # fmt: skip
+    for what, content in {
+        "deep": "[" * 100_000,
+        "empty": "",
+        "a pickle": b"\x80\x04cos\nsystem\n.",
+        "ranks that are none": b"!!!! x\n" * 1000,
+        "a rank of 400 digits": b"YQ== " + b"9" * 400 + b"\n",
+        "ranks twice": b"YQ== 0\nYQ== 0\n",
+        "one line of 20 MB": lambda: b"Y" * 20_000_000,
+    }.items():
         yield Case(f"tokenizer: it is {what}", "tokenizer", text("", content))

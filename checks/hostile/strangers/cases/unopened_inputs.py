@@ -44,11 +44,14 @@ def _sources() -> Iterator[Case]:
     yield Case("source: it.jsonl.gz is a bomb of 2.5 GB", "source", text("", bomb), file="it.jsonl.gz")
     yield Case("source: it.txt.gz is a bomb of 2.5 GB", "source", text("", bomb), file="it.txt.gz")
     yield Case("source: it.txt.gz is cut", "source", text("", lambda: bomb()[:1000]), file="it.txt.gz")
-    for what, content in {"deep": "[" * 100_000, "one line of 50 MB": lambda: '{"text": "' + "x" * 50_000_000,
-                          "null": "null\n" * 100,
-                          "of 400 digits": '{"text": ' + "9" * 400 + "}\n",
-                          "of lone surrogates": '{"text": "\\ud800"}\n' * 100,
-                          "of escapes": json.dumps({ESCAPES: ESCAPES}) + "\n" + ESCAPES}.items():  # fmt: skip
+    for what, content in {
+        "deep": "[" * 100_000,
+        "one line of 50 MB": lambda: '{"text": "' + "x" * 50_000_000,
+        "null": "null\n" * 100,
+        "of 400 digits": '{"text": ' + "9" * 400 + "}\n",
+        "of lone surrogates": '{"text": "\\ud800"}\n' * 100,
+        "of escapes": json.dumps({ESCAPES: ESCAPES}) + "\n" + ESCAPES,
+    }.items():
         yield Case(f"source: JSON lines are {what}", "source", text("", content))
     for name in ("it.parquet", "it.zst", "it.bin", "it.tar", "it.zip", "it.gz", "it.csv", "it.npy"):
         yield Case(f"source: {name} is a pickle", "source", _pickle_file, file=name)

@@ -13,7 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from checks.speed.benchmarks.steps import bare
+from scalelab import config as config_lib
 from scalelab.experiments import timing
 
 STEPS = 20  # of a turn; `train.steps_per_dispatch` by default
@@ -72,10 +76,7 @@ def _serve(step: Step) -> None:
 
 def make_scalelab(shape: bare.BareShape) -> Step:
     """The program of `scalelab train`, whose batches lie in memory."""
-    import jax
-
     from checks.speed.benchmarks.steps import ours
-    from scalelab import config as config_lib
     from scalelab.train.step.program import sequential_program
 
     run = ours.config_for_shape(shape, **{"train.steps": 1000})
@@ -115,8 +116,6 @@ def make_torch(shape: bare.BareShape) -> Step:
 
 def make_linen(shape: bare.BareShape) -> Step:
     """A step as nanodo's, written from its description: one dispatch a step, whole logits, optax's loss and AdamW."""
-    import jax
-    import jax.numpy as jnp
     import optax
 
     from checks.speed.benchmarks.steps import linen, ours

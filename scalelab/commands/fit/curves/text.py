@@ -12,10 +12,14 @@ def describe_curves(fitted: FittedCurves) -> list[str]:
     certificate, rows = fitted.best.certificate, sum(len(curve.steps) for curve in fitted.curves)
     intervals, uncertain = fitted.intervals(), fitted.undetermined()
     cells = [
-        [name, f"{value:.4g}", f"{intervals[name][0]:.4g} to {intervals[name][1]:.4g}",
-         "not determined" if name in uncertain else ""]
+        [
+            name,
+            f"{value:.4g}",
+            f"{intervals[name][0]:.4g} to {intervals[name][1]:.4g}",
+            "not determined" if name in uncertain else "",
+        ]
         for name, value in fitted.best.params.items()
-    ]  # fmt: skip
+    ]
     runs = len(fitted.curves)
     lines = [
         f"law {fitted.law.name}: {fitted.law.equation}",

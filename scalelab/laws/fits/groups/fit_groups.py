@@ -122,9 +122,14 @@ def _fit(joint: JointProblem, groups: GroupRows) -> tuple[Optimum, dict[str, Cer
 
 
 def _find_dependence(
-    joint: JointProblem, best: Optimum, table: Mapping[str, ArrayLike], labels: Sequence[Any], groups: GroupRows,
-    by: str, cluster: str | Groups,
-) -> Dependence | None:  # fmt: skip
+    joint: JointProblem,
+    best: Optimum,
+    table: Mapping[str, ArrayLike],
+    labels: Sequence[Any],
+    groups: GroupRows,
+    by: str,
+    cluster: str | Groups,
+) -> Dependence | None:
     """The error that rows of one run share, within each group of rows; None if every row stands alone."""
     runs = run_labels(table, labels, joint.law, groups, by, cluster)
     return estimate_dependence(joint.problem, best, np.asarray(runs.labels), runs.column) if runs else None
@@ -193,9 +198,11 @@ def _factor_of(fits: GroupFits, name: str, C: float, held: Mapping[str, float]) 
     law, k = fits.law, fits.k
     point, other = fits.params[name], fits.params[fits.reference]
     loss = float(difference.best_loss(law, _arrays(point), C, k, held)[0])
-    factor = 1.0 if name == fits.reference else float(
-        difference.compute_factor(law, _arrays(point), _arrays(other), C, k, held)[0]
-    )  # fmt: skip
+    factor = (
+        1.0
+        if name == fits.reference
+        else float(difference.compute_factor(law, _arrays(point), _arrays(other), C, k, held)[0])
+    )
     if not fits.draws:
         nothing = np.empty(0)
         return ComputeFactor(C, *(difference.make_interval(value, nothing, fits.level) for value in (loss, factor)))

@@ -64,7 +64,7 @@ def fit_joint(joint: JointProblem, near: np.ndarray | None = None) -> Optimum:
 
 
 def fit_each(joint: JointProblem) -> tuple[Optimum, ...]:
-    """Fit each group alone, as `scalelab fit` would: one optimum a group, with its certificate. FitError as there."""
+    """Fit each group alone, as `scalelab fit` would. FitError where an optimum is not certain."""
     return tuple(
         optimum.minimise_objective(part.problem, None if part.rows is not None else part.mask) for part in joint.parts
     )
@@ -80,9 +80,14 @@ def combine(joint: JointProblem, each: tuple[Optimum, ...]) -> np.ndarray:
 
 
 def refit_tables(
-    joint: JointProblem, best: np.ndarray, residuals: np.ndarray, count: int, seed: int,
-    dependence: Dependence | None, progress: Progress | None = None,
-) -> Draws:  # fmt: skip
+    joint: JointProblem,
+    best: np.ndarray,
+    residuals: np.ndarray,
+    count: int,
+    seed: int,
+    dependence: Dependence | None,
+    progress: Progress | None = None,
+) -> Draws:
     """Refit `count` tables: rows of each group drawn with replacement, or simulated ones where rows depend.
 
     FitError where no table gives a fit.

@@ -118,9 +118,14 @@ def build_joint_problem(
 
 
 def _build_parts(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, group: np.ndarray, joint: Law,
+    law: Law,
+    columns: Columns,
+    target: np.ndarray,
+    objective: Objective,
+    group: np.ndarray,
+    joint: Law,
     shared: Sequence[str],
-) -> list[GroupPart]:  # fmt: skip
+) -> list[GroupPart]:
     """The groups' problems, all centred alike: a shared coordinate has the same meaning in each."""
     names = list(joint.params)
     by_hand = has_own_derivatives(law, objective)

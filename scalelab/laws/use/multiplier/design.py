@@ -30,9 +30,15 @@ def target_error(flops: np.ndarray, seeds: np.ndarray, noise: float, law: Mappin
 
 
 def smallest_effect(
-    flops: Sequence[float], seeds: int, noise: float, correlation: float, law: Mapping[str, float], target: float,
-    power: float = 0.8, level: float = 0.9,
-) -> float | None:  # fmt: skip
+    flops: Sequence[float],
+    seeds: int,
+    noise: float,
+    correlation: float,
+    law: Mapping[str, float],
+    target: float,
+    power: float = 0.8,
+    level: float = 0.9,
+) -> float | None:
     """The least m at the target that comes out "adopt" with this power; None with one seed, which has no interval.
 
     `noise`: relative s.d. of a run's loss; `correlation` of the sides' losses of a seed.

@@ -25,10 +25,16 @@ FIXABLE = ("E", "alpha")
 
 
 def multiplier(
-    rows: Sequence[Mapping[str, Any]], *, baseline: str, target_flops: float | None = None,
-    fix: Mapping[str, float] | None = None, level: float = 0.9, seed: int = 0, draws: int = DRAWS,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    baseline: str,
+    target_flops: float | None = None,
+    fix: Mapping[str, float] | None = None,
+    level: float = 0.9,
+    seed: int = 0,
+    draws: int = DRAWS,
     curve_points: int = 0,
-) -> dict[str, Multiplier]:  # fmt: skip
+) -> dict[str, Multiplier]:
     """Estimate m(C) of every variant: the baseline at m C is as good as the variant at C.
 
     rows: `side`, `C` (FLOPs), `loss` (nats/token; inf or nan: diverged) and, where known, `seed`, `tokens`,

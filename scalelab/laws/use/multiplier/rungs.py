@@ -36,10 +36,16 @@ def rung_multipliers(
                 ends[key] = None if spread is None else log_interval(spread, level)
         out.append(
             RungMultiplier(
-                one.flops, one.mean if one.losses else None, other.mean if other.losses else None, m, ends,
-                (one.runs, other.runs), noise.correlation, (one.diverged, other.diverged),
+                one.flops,
+                one.mean if one.losses else None,
+                other.mean if other.losses else None,
+                m,
+                ends,
+                (one.runs, other.runs),
+                noise.correlation,
+                (one.diverged, other.diverged),
             )
-        )  # fmt: skip
+        )
     return tuple(out)
 
 

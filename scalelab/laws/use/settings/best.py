@@ -76,9 +76,12 @@ class BestSettings:
 
 
 def fit_best_settings(
-    table: Mapping[str, ArrayLike], best_of: Sequence[str], per: Sequence[str],
-    over: Mapping[str, Sequence[str]] | None = None, level: float = 0.9,
-) -> BestSettings:  # fmt: skip
+    table: Mapping[str, ArrayLike],
+    best_of: Sequence[str],
+    per: Sequence[str],
+    over: Mapping[str, Sequence[str]] | None = None,
+    level: float = 0.9,
+) -> BestSettings:
     """Find the best `best_of` of each group of equal `per`, and fit a power law of `per` through them.
 
     `table`: these columns and `loss` (nats/token), each [P], and, where known, `seed`. Runs that differ only in their

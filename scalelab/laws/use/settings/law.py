@@ -67,9 +67,14 @@ class SettingLaw:
 
 
 def fit_setting_law(
-    setting: str, columns: Mapping[str, np.ndarray], y: np.ndarray, errors: np.ndarray | None, level: float,
-    side: np.ndarray | None = None, common: np.ndarray | None = None,
-) -> SettingLaw:  # fmt: skip
+    setting: str,
+    columns: Mapping[str, np.ndarray],
+    y: np.ndarray,
+    errors: np.ndarray | None,
+    level: float,
+    side: np.ndarray | None = None,
+    common: np.ndarray | None = None,
+) -> SettingLaw:
     """Fit the law of one setting to `y` [G], logs of its optima with standard errors [G], over positive columns [G].
 
     `side` [G]: 1 where the optimum is known to lie above y, -1 below, 0 at y. Leaving such groups out would draw the

@@ -162,8 +162,10 @@ def _form_p(placed: Sequence[_Placed], K: int) -> np.ndarray:
     """p-values [K] of cubes and fourth powers of each column: of one coefficient for all groups, and of one for each;
     the lesser, twice. nan where too few degrees of freedom are left.
     """
-    partials = [[_partial(surface_lib.higher_terms(each.rows.x - each.surface.at, k), each.surface) for k in range(K)]
-                for each in placed]  # fmt: skip
+    partials = [
+        [_partial(surface_lib.higher_terms(each.rows.x - each.surface.at, k), each.surface) for k in range(K)]
+        for each in placed
+    ]
     residuals = [each.surface.residual for each in placed]
     return np.array([_column_p([each[k] for each in partials], residuals, placed) for k in range(K)])
 
@@ -254,8 +256,11 @@ def _judge(
     bends = variance * surface.covariance + drawn.common @ drawn.common.T
     if variance > 0 and surface.curvature_ratio(bends) < SURE_BEND:
         return dataclasses.replace(optimum, status="flat", why="the losses bend too little for their noise")
-    sides = [f"its best {name} lies at the {'largest' if end > 0 else 'smallest'} tried or beyond"
-             for name, end in zip(names, ends, strict=True) if end]  # fmt: skip
+    sides = [
+        f"its best {name} lies at the {'largest' if end > 0 else 'smallest'} tried or beyond"
+        for name, end in zip(names, ends, strict=True)
+        if end
+    ]
     return dataclasses.replace(optimum, status="edge" if sides else "used", why=" and ".join(sides))
 
 

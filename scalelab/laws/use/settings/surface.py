@@ -79,8 +79,10 @@ class Surface:
         """Derivatives [K, T] of the vertex by the coefficients, if it is `at` [K]: the delta method."""
         offset = at - self.centre
         by_square = np.diag(2 * offset)
-        by_product = [_unit(i, len(offset)) * offset[j] + _unit(j, len(offset)) * offset[i]
-                      for i, j in column_pairs(len(offset), self.cross)]  # fmt: skip
+        by_product = [
+            _unit(i, len(offset)) * offset[j] + _unit(j, len(offset)) * offset[i]
+            for i, j in column_pairs(len(offset), self.cross)
+        ]
         columns = np.column_stack([0 * offset, np.eye(len(offset)), by_square, *by_product])
         return -np.linalg.solve(self.hessian, columns)
 

@@ -62,8 +62,7 @@ def check_metrics(run: Candidate) -> Iterable[Note]:
 
 def describe_choices(run: Candidate) -> Iterable[Note]:
     """Values of the optimizer and who set them, and the schedule in words."""
-    config = run.spec.config
-    who = config_lib.config_value_origins(config)
+    config, who = run.spec.config, run.spec.origins
     yield Note("chosen", optimizer_defaults.describe_optim_defaults(config.optim, who))
     yield Note("chosen", set_by.describe_origins(who, config_lib.leaves(config)))
     yield Note("chosen", schedule_steps.describe_schedule(config))
@@ -80,7 +79,7 @@ def warn_of_values(run: Candidate) -> Iterable[Note]:
     config = run.spec.config
     yield from _notes("schedule", schedule_steps.schedule_warnings(config))
     yield from _notes("no_effect", interplay.effect_warnings(config))
-    yield from _notes("LR", optimizer_defaults.lr_warnings(config.optim, config_lib.config_value_origins(config)))
+    yield from _notes("LR", optimizer_defaults.lr_warnings(config.optim, run.spec.origins))
 
 
 def check_layout(run: Candidate) -> Iterable[Note]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from scalelab import config as config_lib
 from scalelab.data.dataset import Dataset
 from scalelab.hardware import chips, device_memory, measured
 from scalelab.model import count
@@ -25,7 +24,7 @@ def describe_run(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]
         "name": name,
         "identity": spec.identity,
         **({"own_code": spec.own_code} if spec.own_code else {}),
-        "set_by": config_lib.config_value_origins(spec.config),
+        "set_by": dict(spec.origins),
         "params": count.count_parameters(shape),
         "params_by_group": count.count_parameters_by_group(shape),
         "flops_per_token": count.flops_per_token(shape),

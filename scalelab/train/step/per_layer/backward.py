@@ -7,30 +7,27 @@ the decision whether to take the step at all, need all gradients before the firs
 Shapes: L layers, B batch, S sequence, D d_model.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
 from scalelab.hardware.tactics.stack_layout import keep_layout
-from scalelab.model import layer_flags, transformer
+from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums
+from scalelab.model.loss import LossSums, objective_cotangent
+from scalelab.model.pieces import Pieces, Written
+from scalelab.model.stacks import Stack, all_layer_flags, select_layers, stacks
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
-from scalelab.train.step.state import upcast
+from scalelab.precision.rounding import upcast
 
-
-class Pieces(NamedTuple):
-    """A step's objective in three functions, of parameters in fp32; `leave` returns (objective, loss sums)."""
-
-    enter: Callable[[Any], jax.Array]  # embedding (and positions) -> x_BSD
-    block: Callable[[Any, jax.Array, Any], jax.Array]  # weights, x_BSD, index of the layer -> x_BSD
-    leave: Callable[[Any, jax.Array], tuple[jax.Array, LossSums]]
+Carry = TypeVar("Carry")
 
 
 class Kept(NamedTuple):
@@ -40,33 +37,34 @@ class Kept(NamedTuple):
     z_weight: jax.Array
     counted: jax.Array  # predicted tokens, by which the objective is divided
     ends: DocumentEnds | None
-    inputs_LBSD: jax.Array
+    inputs: dict[str, jax.Array]  # of each stack's blocks, [its layers, B, S, D]
     last_BSD: jax.Array
     norm: jax.Array
 
 
-def make_pieces(static: Static, tokens: jax.Array, z_weight: Any, counted: jax.Array, ends: Any) -> Pieces:
-    """The pieces of the step on `tokens` [B, S+1]."""
-    shape, policy, flags = static.model, POLICIES[static.precision], layer_flags.all_layer_flags(static.model)
-    inputs_BS, targets_BS, packed = documents.split_inputs_targets(tokens, ends)
-
-    def leave(params: Any, x_BSD: jax.Array) -> tuple[jax.Array, LossSums]:
-        sums = transformer.head_loss(shape, params, x_BSD, targets_BS, z_weight, policy)
-        return sums.objective / counted, sums
-
-    return Pieces(
-        enter=lambda params: transformer.embed_tokens(shape, params, inputs_BS, policy, packed),
-        block=lambda params, x_BSD, layer: transformer.apply_block(
-            shape, params, x_BSD, policy, layer_flags.select_layers(flags, layer), packed
-        ),
-        leave=leave,
-    )
+def make_pieces(static: Static, tokens: jax.Array, z_weight: Any, ends: Any) -> Pieces:
+    """The pieces of the step on `tokens` [B, S+1]; they end in the loss sums."""
+    split = documents.split_inputs_targets(tokens, ends)
+    end = transformer.end_in_loss(static.model, split, z_weight)
+    return transformer.make_pieces(static.model, POLICIES[static.precision], split, end)
 
 
-def read_layer(static: Static, params: Any, layer: Any) -> Any:
+class Layer(NamedTuple):
+    """A layer: its stack, and its index there (traced)."""
+
+    stack: Stack
+    index: Any
+
+    @property
+    def number(self) -> Any:
+        """Its index in the model."""
+        return self.stack.first + self.index
+
+
+def read_layer(static: Static, params: Any, layer: Layer) -> Any:
     """The weights [1, …] of a layer in fp32; no others are widened."""
-    read = lambda w: keep_layout(jax.lax.dynamic_slice_in_dim(w, layer, 1))  # noqa: E731
-    return upcast(jax.tree.map(read, params["blocks"]), POLICIES[static.precision].parameters)
+    read = lambda w: keep_layout(jax.lax.dynamic_slice_in_dim(w, layer.index, 1))  # noqa: E731
+    return upcast(jax.tree.map(read, params[layer.stack.name]), POLICIES[static.precision].parameters)
 
 
 def read_rest(static: Static, params: Any, names: tuple[str, ...]) -> Any:
@@ -84,18 +82,38 @@ def leaving(params: Any) -> tuple[str, ...]:
     return ("final_norm", "head" if "head" in params else "embed")
 
 
-def leave_gradient(static: Static, pieces: Pieces, params: Any, last_BSD: jax.Array) -> tuple[LossSums, Any, jax.Array]:
+def leave_gradient(
+    static: Static, pieces: Pieces, params: Any, last_BSD: jax.Array, counted: jax.Array
+) -> tuple[LossSums, Any, jax.Array]:
     """(loss sums, gradient of what stands behind the blocks, gradient of `last_BSD`)."""
-    rest = read_rest(static, params, leaving(params))
-    objective, pull, sums = jax.vjp(pieces.leave, rest, last_BSD, has_aux=True)
-    return (sums, *pull(jnp.ones_like(objective)))
+    sums, pull = jax.vjp(pieces.leave, read_rest(static, params, leaving(params)), last_BSD)
+    return (sums, *pull(objective_cotangent(sums, 1 / counted)))
 
 
-def layer_gradient(pieces: Pieces, weights: Any, x_BSD: jax.Array, layer: Any, dy_BSD: jax.Array) -> tuple[Any, Any]:
+def apply_layer(
+    static: Static, pieces: Pieces, weights: Any, x_BSD: jax.Array, layer: Layer
+) -> tuple[jax.Array, Written]:
+    """`pieces.block` of the layer, whose `weights` are [1, …]."""
+    flags = select_layers(all_layer_flags(static.model), layer.number)
+    return pieces.block({"params": jax.tree.map(lambda w: w[0], weights)}, x_BSD, flags, layer.stack.block)
+
+
+def layer_gradient(
+    static: Static, pieces: Pieces, weights: Any, x_BSD: jax.Array, layer: Layer, dy_BSD: jax.Array
+) -> tuple[Any, jax.Array]:
     """(gradient of a layer's `weights` [1, …], gradient of its input `x_BSD`)."""
-    single = jax.tree.map(lambda w: w[0], weights)
-    grads, dx_BSD = jax.vjp(lambda w, x: pieces.block(w, x, layer), single, x_BSD)[1](dy_BSD)
-    return jax.tree.map(lambda g: g[None], grads), dx_BSD
+    apply = lambda w, x: apply_layer(static, pieces, w, x, layer)[0]  # noqa: E731
+    grads, dx_BSD = jax.vjp(apply, weights, x_BSD)[1](dy_BSD)
+    return grads, dx_BSD
+
+
+def loop_back(static: Static, do_layer: Callable[[Layer, Carry], Carry], carry: Carry) -> Carry:
+    """`carry` after `do_layer` of every layer, from the last one down: a loop a stack."""
+    for stack in reversed(stacks(static.model)):
+        carry = jax.lax.fori_loop(
+            0, stack.depth, lambda turn, carry, s=stack: do_layer(Layer(s, s.depth - 1 - turn), carry), carry
+        )
+    return carry
 
 
 def enter_gradient(static: Static, pieces: Pieces, params: Any, dx_BSD: jax.Array, tied: Any) -> Any:
@@ -110,23 +128,26 @@ def measure_gradient(
     """Loss sums of the batch [B, S+1], and what its second backward needs. `params` are as stored."""
     with product_precision(POLICIES[static.precision]):
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(tokens, ends) >= 0), 1)
-        pieces = make_pieces(static, tokens, z_weight, counted, ends)
+        pieces = make_pieces(static, tokens, z_weight, ends)
 
-        def run_block(x_BSD: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
-            weights = jax.tree.map(lambda w: w[0], read_layer(static, params, layer))
-            return pieces.block(weights, x_BSD, layer), keep_layout(x_BSD)
+        def run_block(stack: Stack, x_BSD: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+            layer = Layer(stack, index)
+            y_BSD, _ = apply_layer(static, pieces, read_layer(static, params, layer), x_BSD, layer)
+            return y_BSD, keep_layout(x_BSD)
 
-        first_BSD = pieces.enter(read_rest(static, params, entering(params)))
-        last_BSD, inputs_LBSD = jax.lax.scan(run_block, first_BSD, jnp.arange(static.model.n_layers))
-        sums, grads, dx_BSD = leave_gradient(static, pieces, params, last_BSD)
+        last_BSD, inputs = pieces.enter(read_rest(static, params, entering(params))), {}
+        for stack in stacks(static.model):
+            run = functools.partial(run_block, stack)
+            last_BSD, inputs[stack.name] = jax.lax.scan(run, last_BSD, jnp.arange(stack.depth))
+        sums, grads, dx_BSD = leave_gradient(static, pieces, params, last_BSD, counted)
         tied = {name: grads.pop(name) for name in entering(params) if name in grads}
 
-        def add_layer(turn: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            layer, (dy_BSD, squares) = static.model.n_layers - 1 - turn, carry
+        def add_layer(layer: Layer, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            (dy_BSD, squares), x_BSD = carry, keep_layout(inputs[layer.stack.name][layer.index])
             weights = read_layer(static, params, layer)
-            grads, dx_BSD = layer_gradient(pieces, weights, keep_layout(inputs_LBSD[layer]), layer, dy_BSD)
+            grads, dx_BSD = layer_gradient(static, pieces, weights, x_BSD, layer, dy_BSD)
             return dx_BSD, squares + sum_squares(grads)
 
-        dx_BSD, squares = jax.lax.fori_loop(0, static.model.n_layers, add_layer, (dx_BSD, sum_squares(grads)))
+        dx_BSD, squares = loop_back(static, add_layer, (dx_BSD, sum_squares(grads)))
         squares += sum_squares(enter_gradient(static, pieces, params, dx_BSD, tied))
-    return sums, Kept(tokens, jnp.asarray(z_weight), counted, ends, inputs_LBSD, last_BSD, jnp.sqrt(squares))
+    return sums, Kept(tokens, jnp.asarray(z_weight), counted, ends, inputs, last_BSD, jnp.sqrt(squares))

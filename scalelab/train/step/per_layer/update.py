@@ -13,15 +13,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from scalelab.config import Static
 from scalelab.hardware.tactics.stack_layout import keep_layout
+from scalelab.model.stacks import stacks
 from scalelab.optim import parts
 from scalelab.optim.parts import sum_squares
 from scalelab.optim.schedules import Hparams
 from scalelab.precision import rounding
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.precision.rounding import upcast
 from scalelab.train.step.per_layer import backward
-from scalelab.train.step.per_layer.backward import Kept, read_layer, read_rest
-from scalelab.train.step.state import upcast
+from scalelab.train.step.per_layer.backward import Kept, Layer, read_layer, read_rest
 
 
 class Updated(NamedTuple):
@@ -39,28 +40,31 @@ def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, par
     `step`: its number, by which weights are rounded where the policy asks for it.
     """
     factor = jnp.minimum(1.0, now.optim.clip_norm / kept.norm)
-    pieces = backward.make_pieces(static, kept.tokens, kept.z_weight, kept.counted, kept.ends)
+    pieces = backward.make_pieces(static, kept.tokens, kept.z_weight, kept.ends)
     key = rounding.step_key(now.train.seed, step)
-    block_chain = parts.part_chain(parts.one_layer(static), now, now.step.lr, ("blocks",), factor)
+    single = parts.one_layer(static)
+    chains = {
+        stack.name: parts.part_chain(single, now, now.step.lr, (stack.name,), factor) for stack in stacks(static.model)
+    }
 
     def update_rest(state: Updated, grads: Any, last: bool) -> Updated:
         chain = parts.part_chain(static, now, now.step.lr, tuple(grads), factor)
         old = read_rest(static, state.params, tuple(grads))
         return _move(static, chain, key, grads, old, state, None, last)
 
-    def update_layer(turn: jax.Array, carry: tuple[jax.Array, Updated]) -> tuple[jax.Array, Updated]:
-        layer, (dy_BSD, state) = static.model.n_layers - 1 - turn, carry
-        old = read_layer(static, state.params, layer)
-        grads, dx_BSD = backward.layer_gradient(pieces, old, keep_layout(kept.inputs_LBSD[layer]), layer, dy_BSD)
-        return dx_BSD, _move(static, block_chain, key, {"blocks": grads}, {"blocks": old}, state, layer)
+    def update_layer(layer: Layer, carry: tuple[jax.Array, Updated]) -> tuple[jax.Array, Updated]:
+        (dy_BSD, state), name = carry, layer.stack.name
+        old, x_BSD = read_layer(static, state.params, layer), keep_layout(kept.inputs[name][layer.index])
+        grads, dx_BSD = backward.layer_gradient(static, pieces, old, x_BSD, layer, dy_BSD)
+        return dx_BSD, _move(static, chains[name], key, {name: grads}, {name: old}, state, layer.index)
 
     with product_precision(POLICIES[static.precision]):
         zero = jnp.zeros(())
         state = Updated(params, opt_state, zero, zero)
-        _, grads, dx_BSD = backward.leave_gradient(static, pieces, params, kept.last_BSD)
+        _, grads, dx_BSD = backward.leave_gradient(static, pieces, params, kept.last_BSD, kept.counted)
         tied = {name: grads.pop(name) for name in backward.entering(params) if name in grads}
         state = update_rest(state, grads, last=False)
-        dx_BSD, state = jax.lax.fori_loop(0, static.model.n_layers, update_layer, (dx_BSD, state))
+        dx_BSD, state = backward.loop_back(static, update_layer, (dx_BSD, state))
         return update_rest(state, backward.enter_gradient(static, pieces, params, dx_BSD, tied), last=True)
 
 

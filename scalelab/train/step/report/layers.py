@@ -25,7 +25,7 @@ mean square of the layer's activations, where it adds nothing to a sum in fp32.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ from jax.sharding import PartitionSpec, reshard
 from scalelab.config import Static
 from scalelab.model.layers import has_zero_units
 from scalelab.model.measures import Measures, underflow_format, when
+from scalelab.model.stacks import BLOCKS, is_stack, join_stacks, stacks
 from scalelab.optim.chain import second_moments
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline
@@ -42,12 +43,11 @@ from scalelab.precision.policy import POLICIES
 from scalelab.train.step.guard import Counts, GuardState
 
 OFF = 1e-6  # times the root mean square; half an ulp of fp32 is 6e-8, and a sum has tens of terms
-LAYERS = "layers"  # the one metric that is not a number: a dict of [L] and [] arrays, written to layers.jsonl
-DUE = "due"  # in that dict: whether the step was measured; not written
+DUE = "due"  # in the metric LAYERS: whether the step was measured; not written
 WORST = 4  # sequences
 QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 THIRDS = ("frequent", "middle", "rare")
-Norms = dict[str, jax.Array]  # group -> norm; "blocks" -> [L]
+Norms = dict[str, jax.Array]  # group -> norm; BLOCKS -> [L], of all stacks
 
 
 def is_due(static: Static, step: jax.Array, h: Hparams, memory: Any = ()) -> jax.Array | None:
@@ -66,9 +66,9 @@ def is_due(static: Static, step: jax.Array, h: Hparams, memory: Any = ()) -> jax
 
 def layer_norms(static: Static, tree: Any) -> Norms:
     """The L2 norm of each block [L] and of each group [], in the model's order, of a tree like the parameters."""
-    norms = {name: jnp.sqrt(_squares(part, 0)) for name, part in tree.items() if name != "blocks"}
-    by_layer = _squares(tree["blocks"], 1)
-    return norms | {"blocks": pipeline.in_model_order(jnp.sqrt(by_layer), static.layout)}
+    norms = {name: jnp.sqrt(_squares(part, 0)) for name, part in tree.items() if not is_stack(name)}
+    blocks = {stack.name: jnp.sqrt(_squares(tree[stack.name], 1)) for stack in stacks(static.model)}
+    return norms | {BLOCKS: _by_layer(static, blocks)}
 
 
 def eps_shares(static: Static, h: Hparams, opt_state: Any) -> Norms:
@@ -77,10 +77,17 @@ def eps_shares(static: Static, h: Hparams, opt_state: Any) -> Norms:
     for part in second_moments(static, h, opt_state):
         for name, v in part.v.items():
             small.setdefault(name.split(".")[0], []).append(jnp.sqrt(v) < part.eps * jnp.sqrt(part.correction))
-    shares = {group: _share(arrays, int(group == "blocks")) for group, arrays in small.items()}
-    if "blocks" in shares:
-        shares["blocks"] = pipeline.in_model_order(shares["blocks"], static.layout)
-    return shares
+    shares = {group: _share(arrays, int(is_stack(group))) for group, arrays in small.items()}
+    rest = {group: share for group, share in shares.items() if not is_stack(group)}
+    if rest == shares:
+        return shares
+    nothing = {stack.name: jnp.zeros(stack.depth) for stack in stacks(static.model)}  # a stack without second moments
+    return rest | {BLOCKS: _by_layer(static, nothing | shares)}
+
+
+def _by_layer(static: Static, values: Mapping[str, jax.Array]) -> jax.Array:
+    """[L] in the model's order, of values by stack."""
+    return pipeline.in_model_order(static, join_stacks(static.model, values))
 
 
 def _squares(tree: Any, lead: int) -> jax.Array:
@@ -147,8 +154,8 @@ def describe_batch(due: jax.Array, token_nll: jax.Array, params: Any, tokens: ja
 def describe_layers(static: Static, measures: Measures, tokens: jax.Array, **norms: Norms) -> dict[str, jax.Array]:
     """The values of norms and activations; meaningless unless the step was due. `tokens`: predicted ones."""
     shape, m = static.model, measures
-    values = {name: each["blocks"] for name, each in norms.items() if "blocks" in each}
-    values |= {f"{g}/{name}": each[g] for name, each in norms.items() for g in each if g != "blocks"}
+    values = {name: each[BLOCKS] for name, each in norms.items() if BLOCKS in each}
+    values |= {f"{g}/{name}": each[g] for name, each in norms.items() for g in each if g != BLOCKS}
     if underflow_format(POLICIES[static.precision]):
         values["gradient_zeros"] = m.gradient_zeros / (m.positions * shape.d_model)
     rms_L = jnp.sqrt(m.mlp_squares / (m.positions * shape.d_ff))

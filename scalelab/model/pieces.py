@@ -1,0 +1,93 @@
+"""A model as three pieces of one batch, and the scans over its stacks of blocks.
+
+`transformer.make_pieces` makes the record; whatever goes through the layers is a driver of it: the scan below (loss,
+logits, and decoding with a cache), a stage of a pipeline (`parallel/stage.py`), and updates layer by layer
+(`train/step/per_layer/`).
+
+Shapes: B batch, S sequence, D d_model, L layers.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from scalelab.config import ModelShape
+from scalelab.model.products.saved import save_products
+from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
+from scalelab.sharding import target_platform
+
+Params = dict[str, Any]
+# Flax's collections of one block, or of all blocks along a leading axis: `params`, and where they are used `scales` of
+# delayed scaling, `cache` of keys and values, `probes` that count zeros in gradients.
+Variables = dict[str, Any]
+Written = dict[str, Any]  # collections that a block returns: `measures` where it is measured, `cache` where it has one
+
+REMAT_POLICIES = {
+    "none": None,
+    "dots": save_products,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+MAX_UNROLLED_LAYERS = 12  # blocks; beyond, compiling takes longer than a CPU run gains
+
+
+class Pieces(NamedTuple):
+    """The model on one batch, in three functions.
+
+    `enter` and `leave` read the parameters outside the blocks; `leave` gives what is asked of the last hidden states:
+    sums of the loss, logits, …
+    """
+
+    enter: Callable[[Params], jax.Array]  # -> x_BSD before the first block
+    # One layer's variables, x_BSD, its flags, and its kind of block (default: of a model of one kind) -> x_BSD.
+    block: Callable[..., tuple[jax.Array, Written]]
+    leave: Callable[[Params, jax.Array], Any]
+
+
+class Observe(NamedTuple):
+    """What a step takes beside the loss: each None where it takes none."""
+
+    due: Any = None  # whether layers are measured, traced
+    probes: Any = None  # [L] zeros, whose "gradient" counts zeros in gradients (`measures.count_zeros`)
+    term: Callable[..., jax.Array] | None = None  # (params, tokens, targets, x_BSD, head_DV) -> nats a token, added
+
+
+UNOBSERVED = Observe()
+
+
+def run_pieces(
+    shape: ModelShape, pieces: Pieces, params: Params, more: Mapping[str, Variables] | None = None
+) -> tuple[Any, Written]:
+    """(what `leave` gives, what the blocks wrote [L, …]); `more`: collections beside `params` by stack, stacked."""
+    x_BSD, written = pieces.enter(params), {}
+    for stack in stacks(shape):
+        variables = {"params": params[stack.name], **(more[stack.name] if more else {})}
+        x_BSD, written[stack.name] = scan_stack(shape, pieces, stack, variables, x_BSD)
+    return pieces.leave(params, x_BSD), join_stacks(shape, written)
+
+
+def scan_stack(
+    shape: ModelShape, pieces: Pieces, stack: Stack, variables: Variables, x_BSD: jax.Array
+) -> tuple[jax.Array, Written]:
+    """(x_BSD after the stack, what its blocks wrote); a backward keeps what `model.remat` says of each block."""
+    # auto, which no trained step has, is as none: a forward keeps nothing
+    policy = REMAT_POLICIES["none" if shape.remat == "auto" else shape.remat]
+    block: Callable[..., tuple[jax.Array, Written]] = functools.partial(pieces.block, kind=stack.block)
+    if policy is not None:
+        block = jax.checkpoint(block, policy=policy, prevent_cse=False)
+
+    def step(x_BSD: jax.Array, layer: tuple[Variables, LayerFlags]) -> tuple[jax.Array, Written]:
+        return block(layer[0], x_BSD, layer[1])
+
+    flags = by_stack(shape, all_layer_flags(shape))[stack.name]
+    return jax.lax.scan(step, x_BSD, (variables, flags), unroll=layers_at_once(shape, stack.depth))
+
+
+def layers_at_once(shape: ModelShape, depth: int) -> int:
+    """Number of blocks unrolled per turn of a stack's scan: all of it on CPU while the model's are few, one elsewhere.
+
+    The arithmetic is the same. XLA:CPU passes over the stacked parameters once per turn of a loop, which costs a fifth
+    of a step (checks/speed/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
+    """
+    return depth if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1

@@ -1,0 +1,1 @@
+"""What the stages of a pipeline do and hold: ticks, layers in slots."""
