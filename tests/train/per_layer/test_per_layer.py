@@ -74,6 +74,7 @@ def test_galore_by_layer_is_galore():
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})
 
 
+@pytest.mark.full
 def test_stacks_by_layer_are_themselves():
     """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
     stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
