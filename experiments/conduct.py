@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.api.door import train_in_pool
 from scalelab.cli.parser import print_status
-from scalelab.cli.terminal import Terminal, report
+from scalelab.cli.terminal import Terminal, print_report
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.experiments import ladder_runs, phases
 from scalelab.experiments.ladder_runs import LadderStudy
@@ -55,7 +55,7 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
         f"{len(grid)} runs, then one of {study.holdout_flops:.3g} FLOPs beside {len(checks)} checks; "
         f"{study.rule.text()}"
     )
-    with train_in_pool(folder, study.base, False, Terminal(), report) as train:
+    with train_in_pool(folder, study.base, False, Terminal(), print_report) as train:
         with clock.timed("grid"):
             train(grid)
         with clock.timed("fit"):

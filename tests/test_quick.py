@@ -60,7 +60,7 @@ BY_ROOM = {
     "data": BY_COMMAND["prepare"],
     "diagnose": BY_COMMAND["diagnose"],
     "evaluate": BY_COMMAND["eval"],
-    "hardware": "hardware/test_tactics.py::test_a_run_without_tactics_has_equal_losses_and_says_so",
+    "hardware": BY_COMMAND["doctor"],
     "hf": BY_COMMAND["export"],
     "index": "index/test_alive.py::test_watch_says_that_a_run_is_dead_and_does_not_wait_for_it",
     "laws": BY_COMMAND["fit"],

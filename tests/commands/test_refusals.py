@@ -153,7 +153,7 @@ def test_a_sweep_leaves_a_file_that_has_the_name_of_its_folder(name, tmp_path, c
 
 
 @pytest.mark.full
-def test_a_folder_with_other_files_is_not_a_run_s(place, monkeypatch, capsys):
+def test_a_folder_with_other_files_is_not_a_run_s(place, swept, monkeypatch, capsys):
     folder = place / "my project"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
@@ -171,7 +171,7 @@ def test_a_folder_with_other_files_is_not_a_run_s(place, monkeypatch, capsys):
     assert '"name": "sub"' in capsys.readouterr().out
     assert main(["train", "--config=tiny", "--workdir=.", *SMALL]) == 0  # and a run goes on
     capsys.readouterr()
-    assert main(["train", "--config=tiny", f"--workdir={place / 'swept'}", *SMALL]) == 2  # a sweep's
+    assert main(["train", "--config=tiny", f"--workdir={swept}", *SMALL]) == 2  # a sweep's
 
 
 @pytest.mark.full

@@ -32,6 +32,7 @@ def refusal(*arguments):
     return err.getvalue()
 
 
+@pytest.mark.full
 def test_it_goes_on_with_the_same_bits_and_branches(trained, tmp_path):
     folder, result = trained
     again = tmp_path / "again"
@@ -51,6 +52,7 @@ def planned(block):
     return plan["params"] | {f"{name}, FLOPs": flops["per_token"] for name, flops in plan["flops"].items()}
 
 
+@pytest.mark.full
 def test_its_record_and_its_plan_count_each_stack(trained):
     record, plan = records.read_record(trained[0]), planned("parallel=1,sequential=2")
     assert record["params"] == {name: plan[name] for name in record["params"]}
@@ -58,6 +60,7 @@ def test_its_record_and_its_plan_count_each_stack(trained):
     assert plan == pytest.approx({name: parallel[name] / 3 + 2 * sequential[name] / 3 for name in plan})
 
 
+@pytest.mark.full
 def test_what_knows_equal_layers_alone_refuses_it(trained, tmp_path):
     folder, _ = trained
     line = refusal("export", "hf", str(folder), f"--out={tmp_path / 'hf'}")

@@ -87,6 +87,7 @@ def test_again_it_trains_nothing_and_says_the_same(tuned, capsys):
     assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")} == before
 
 
+@pytest.mark.full
 def test_killed_after_each_of_its_files_it_ends_with_the_same_numbers(tuned, tmp_path):
     config, whole = tuned
     folder = tmp_path / "study"

@@ -81,6 +81,7 @@ def test_a_name_that_is_not_a_tactic_is_refused_and_leaves_nothing(tmp_path):
     assert process.returncode == 2 and "'barriers' is not a tactic" in err and not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_run_without_tactics_has_equal_losses_and_says_so(tmp_path):
     losses = {}
     for off in ("", "all"):

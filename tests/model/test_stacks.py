@@ -19,6 +19,7 @@ from scalelab.sweep.scaling.resize import resize_config
 from scalelab.sweep.scaling.shrink import shrink_recipe
 from scalelab.train.activations import collect_activations
 from tests.model.shapes import random_params, shape, tokens
+from tests.quick import one_in
 from tests.sweep.scaling.test_proxy import recipe
 
 FLAGS = {"n_layers": 4, "window": 4, "global_every": 3, "nope_every": 2}
@@ -97,7 +98,7 @@ def results(block, remat):
     return of, sums, grads
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", one_in(2, ["none", "full"]))
 def test_a_model_cut_into_stacks_has_its_loss_gradients_and_measures(remat):
     (_, expected, whole), (two, sums, grads) = (results(block, remat) for block in ("sequential", CUT))
     np.testing.assert_allclose(sums.objective, expected.objective, rtol=1e-6)

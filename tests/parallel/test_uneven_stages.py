@@ -88,6 +88,7 @@ def lines(program: str, devices: int, *argv: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
 
 
+@pytest.mark.full
 def test_uneven_stages_have_the_loss_and_the_gradients_of_one_device():
     program = test_stages.PROGRAM.replace('"model.n_layers": 4', f'"model.n_layers": {LAYERS}')
     assert program != test_stages.PROGRAM and not is_even(LAYERS, 2, 2)

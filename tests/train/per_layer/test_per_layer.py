@@ -68,6 +68,7 @@ def compare_updates(changes, steps=3, atol=2e-5):
         np.testing.assert_allclose(np.float64(one), np.float64(other), rtol=2e-3, atol=atol)
 
 
+@pytest.mark.full
 def test_galore_by_layer_is_galore():
     """Paired states, singular vectors, step counts and moments; a tied head, whose gradient has two parts."""
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})
@@ -83,6 +84,7 @@ def test_a_loss_of_blocks_is_differentiated_by_layer_too():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), by_layer, sums)
 
 
+@pytest.mark.full
 def test_stacks_by_layer_are_themselves():
     """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
     stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
@@ -127,6 +129,7 @@ def compiled_steps():
     return *[one.compile() for one in lowered], state, h
 
 
+@pytest.mark.full
 def test_the_compiled_step_is_without_the_gradients_of_all_layers():
     """Temporaries fall by nearly the bytes of the blocks' gradients, and the metrics are the same."""
     whole, by_layer, state, h = compiled_steps()

@@ -19,10 +19,12 @@ def whole(tmp_path_factory):
     return folder, run_here(*train(folder, *STEPS))
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_at_a_random_moment_and_started_again_it_ends_with_the_same_bits(tmp_path, whole, seed):
+@pytest.mark.parametrize(
+    ("seed", "times"), [(0, 1), pytest.param(0, 2, marks=pytest.mark.full), pytest.param(1, 2, marks=pytest.mark.slow)]
+)
+def test_killed_at_a_random_moment_and_started_again_it_ends_with_the_same_bits(tmp_path, whole, seed, times):
     folder, chance, kills = tmp_path / "run", random.Random(seed), 0
-    while kills < 2:
+    while kills < times:
         process = command(*train(folder, *STEPS))
         goal = chance.randrange(2, 110)
         wait_for(lambda goal=goal: any(m["step"] >= goal for m in records.read_metrics(folder)), process)

@@ -18,6 +18,7 @@ start = jax.jit(state_lib.state_from_params, static_argnums=0)
 close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     [
@@ -42,6 +43,7 @@ def test_steps_of_a_model_cut_into_stacks_are_those_of_the_whole(changes):
     jax.tree.map(close, joined | {BLOCKS: join_stacks(two.model, cut.params)}, whole.params)
 
 
+@pytest.mark.full
 def test_layers_are_numbered_and_measured_across_stacks():
     """A block that measures would mix up: layer 2 is the second stack's first, and so is its norm."""
     static, h = setting(**{"model.n_layers": 3, "model.block": "parallel=2,sequential=1", "log.layers_every": 1})
