@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
-from scalelab.model.declare import named_leaves
+from scalelab.model.declare import named_leaves, with_variables
 from scalelab.model.layer_flags import count_local_layers
 
 
@@ -129,8 +129,10 @@ def _traced_step(shape: ModelShape, remat: str) -> Any:
         lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.parameter_declarations(shape)
     )
     tokens = jax.ShapeDtypeStruct((1, shape.seq_len), jnp.int32)
+    variables = transformer.variable_shapes(shape)
 
-    def objective(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+    def objective(params: Any, variables: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        params = with_variables(params, variables)
         return transformer.summed_loss(shape, params, inputs, targets, 0.0, chunk=shape.seq_len).objective
 
-    return jax.make_jaxpr(jax.grad(objective))(params, tokens, tokens).jaxpr
+    return jax.make_jaxpr(jax.grad(objective))(params, variables, tokens, tokens).jaxpr

@@ -18,7 +18,7 @@ from scalelab.model import layers, measures
 from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.order import deal, redeal, restore
-from scalelab.model.declare import Declaration, unbox
+from scalelab.model.declare import Declaration, collect_variables, unbox
 from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_flags
 from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_cross_entropy, softcap_logits
@@ -195,13 +195,32 @@ def init_params(shape: ModelShape, key: jax.Array) -> Params:
 
 def parameter_declarations(shape: ModelShape) -> Params:
     """The declaration of every parameter, as a nested dict of the same structure. Nothing is computed."""
-    return _declarations(shape.plain)
+    return _declared(shape.plain)[0]
+
+
+def variable_declarations(shape: ModelShape) -> Params:
+    """The declaration of every variable that is not a parameter, as a nested dict like theirs; {}: there is none."""
+    return _declared(shape.plain)[1]
+
+
+def variable_shapes(shape: ModelShape) -> Params:
+    """Shapes and dtypes of the variables, to stand among those of the parameters where a pass is only traced."""
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), variable_declarations(shape))
 
 
 @functools.cache
-def _declarations(shape: ModelShape) -> Params:
+def _declared(shape: ModelShape) -> tuple[Params, Params]:
+    """Declarations of parameters and of variables."""
     key = jax.eval_shape(jax.random.key, 0)  # drawing a real one would compile something
-    return unbox(jax.eval_shape(functools.partial(_init, shape), key))[1]
+    with collect_variables() as collected:
+        params = unbox(jax.eval_shape(functools.partial(_init, shape), key))[1]
+    variables: Params = {}
+    for path, variable in collected.items():
+        part = variables
+        for name in path[:-1]:
+            part = part.setdefault(name, {})
+        part[path[-1]] = variable.stacked(shape.n_layers) if path[0] == "blocks" else variable
+    return params, variables
 
 
 def _part(name: str, shape: ModelShape, params: Params, policy: Policy, *values: Any, **more: Params) -> Any:
