@@ -113,7 +113,7 @@ def test_evaluation_reads_it_and_its_absence_is_no_silent_zero(trained, monkeypa
     read, zero = (transformer.next_token_logits(loaded.shape, params, tokens) for params in (loaded.params, other))
     assert np.abs(read - zero).max() > 1e-3
     alone, _ = without_variables(loaded.params, transformer.variable_declarations(loaded.shape))
-    with pytest.raises(BadInput, match="shift.v is not a parameter"):
+    with pytest.raises(BadInput, match=r"shift\.v is not a parameter"):
         transformer.next_token_logits(loaded.shape, alone, tokens)
 
 
