@@ -86,7 +86,7 @@ MODEL = {
     "depth_scaled_init": key(False, "whether projections into the residual stream start 1/sqrt(2 n_layers) as large",
         source="GPT-2, sec. 2.3"),
     "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls; auto: least that fits",
-        choices="model/transformer.py:REMAT_POLICIES plan/memory/remat.py:CHOOSERS"),  # none dots full | auto
+        choices="model/pieces.py:REMAT_POLICIES plan/memory/remat.py:CHOOSERS"),  # none dots full | auto
     "attention": setting("auto", "attention kernel; auto: by chip and length; cudnn: NVIDIA; splash: TPU; in rings too",
         source="blockwise: Dao et al. 2022",
         choices="model/attention/kernels.py:CHOOSERS+KERNELS"),  # auto | plain blockwise cudnn splash xla

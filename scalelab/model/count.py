@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
+from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.declare import named_leaves, with_variables
 from scalelab.model.layer_flags import count_local_layers
 
@@ -132,7 +133,7 @@ def _traced_step(shape: ModelShape, remat: str) -> Any:
     variables = transformer.variable_shapes(shape)
 
     def objective(params: Any, variables: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        params = with_variables(params, variables)
-        return transformer.summed_loss(shape, params, inputs, targets, 0.0, chunk=shape.seq_len).objective
+        params, tokens = with_variables(params, variables), SplitTokens(inputs, targets)
+        return transformer.split_loss(shape, params, tokens, 0.0, chunk=shape.seq_len).objective
 
     return jax.make_jaxpr(jax.grad(objective))(params, variables, tokens, tokens).jaxpr

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.attention.documents import CachePast, PackedDocuments
+from scalelab.model.attention.documents import CachePast, PackedDocuments, SplitTokens
+from scalelab.model.pieces import end_in_logits, run_pieces
 from scalelab.precision.policy import FP32, Policy, array_dtype
 
 
@@ -57,6 +58,9 @@ def decode_tokens(
     first_BT = jax.lax.cummax(jnp.where(begins_BT, index_T[None], cache.first_B[:, None]), axis=1)
     segment_BC = jax.lax.dynamic_update_slice_in_dim(cache.segment_BC, first_BT, cache.filled, axis=1)
     packed = PackedDocuments(first_BT, index_T[None] - first_BT, CachePast(cache.filled, segment_BC))
-    logits, keys = transformer.cached_logits(shape, params, tokens_BT, policy, packed, cache.keys)
+    tokens, more = SplitTokens(tokens_BT, None, packed), {"cache": {"attention": cache.keys}}
+    pieces = transformer.make_pieces(shape, policy, tokens, end_in_logits(shape))
+    logits, written = run_pieces(shape, pieces, params, more)
+    keys = written["cache"]["attention"]
     filled = cache.filled + tokens_BT.shape[1]
     return logits, KVCache(keys, segment_BC, filled, first_BT[:, -1], tokens_BT[:, -1].astype(jnp.int32))

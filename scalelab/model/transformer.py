@@ -1,6 +1,7 @@
 """A decoder-only transformer as pure functions of a shape: declarations, initial parameters, loss and logits.
 
-Blocks are scanned: their parameters are stacked along a leading `layers` axis, and layers differ by flags.
+Parameters of the blocks are stacked along a leading `layers` axis; layers differ by flags. How a batch goes through the
+model, for whatever is asked of it, stands in `make_pieces`.
 Shapes: B batch, S sequence, D d_model, V vocab.
 """
 
@@ -14,30 +15,34 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.model import layers, measures
+from scalelab.model import layers
 from scalelab.model.attention.attention import Attention
-from scalelab.model.attention.documents import PackedDocuments
+from scalelab.model.attention.documents import PackedDocuments, SplitTokens
 from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, collect_variables, unbox
 from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_flags
 from scalelab.model.layers import MLP, BareParameter, Norm
-from scalelab.model.loss import LossSums, add_loss_term, cross_entropy, smooth_cross_entropy, softcap_logits
-from scalelab.model.loss import head_token_losses as token_losses_of
+from scalelab.model.loss import head_token_losses
+from scalelab.model.pieces import (
+    End,
+    Params,
+    Pieces,
+    Variables,
+    Written,
+    end_in_logits,
+    end_in_loss,
+    run_loss,
+    run_pieces,
+)
 from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
 from scalelab.model.products.product import share_among_products
 from scalelab.model.products.rows import gather_rows, lookup_embeddings
-from scalelab.model.products.saved import save_products
+from scalelab.model.sums import measures
+from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, give_sum, take_sums
+from scalelab.model.sums.loss_sums import LossSums
 from scalelab.precision.policy import FP32, Policy, array_dtype
-from scalelab.sharding import gather_weight, reshard_to, residual_axes, target_platform, without_mesh
+from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
 
-Params = dict[str, Any]
-
-
-REMAT_POLICIES = {
-    "none": None,
-    "dots": save_products,
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
 # Both branches on the residual stream x: `add(branch, norm's name, x)` is x + the branch of x's norm.
 BLOCKS: dict[str, Callable[..., Parts]] = {
     "sequential": lambda add, attend, mlp, xs: add(mlp, "mlp_norm", add(attend, "attention_norm", xs)),
@@ -48,7 +53,6 @@ NORM_PLACES: dict[str, Callable[..., Parts]] = {
     "before": lambda branch, norm, split, xs: split(branch(gather_sequence(map_parts(norm, xs)))),
     "after": lambda branch, norm, split, xs: map_parts(norm, split(branch(gather_sequence(xs)))),
 }
-MAX_UNROLLED_LAYERS = 12  # blocks; beyond, compiling takes longer than a CPU run gains
 
 
 class Block(nn.Module):
@@ -68,10 +72,12 @@ class Block(nn.Module):
         layer: LayerFlags = UNIFORM_LAYERS,
         packed: PackedDocuments | None = None,
         due: jax.Array | None = None,
+        counts_BS: jax.Array | None = None,
     ) -> tuple[jax.Array, None]:
         """x_BSD -> (x_BSD, None); with `packed`, attention stays within documents.
 
-        With `due`, a traced boolean, the collection `measures` is written (`model/measures.py`).
+        With `due`, a traced boolean, the collection `measures` is written (`sums/measures.py`). `counts_BS`: whether a
+        token counts in sums that the block gives (`pieces.give_sum`), in the order of x_BSD; None: all do.
         """
         s, policy = self.shape, self.policy.of_model(self.shape.sums, self.shape.remat)
         policy = dataclasses.replace(policy, parts=count_parts(s, policy, *x_BSD.shape[:2]))
@@ -82,7 +88,10 @@ class Block(nn.Module):
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:
             branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)
-            x_BSD = redeal(layers.run_user_block(s, policy, restore(x_BSD), *branches, times, due))
+            counts_BS = None if counts_BS is None else deal(counts_BS, back=True)
+            give = functools.partial(give_sum, self, counts_BS=counts_BS)
+            parts = layers.BlockParts(s, policy, *branches, times, give)
+            x_BSD = redeal(layers.run_user_block(parts, restore(x_BSD), due))
         else:
             x_BSD = self.add_branches(x_BSD, norm, attend, functools.partial(mlp, due=due), times, policy.parts)
         if due is not None:
@@ -113,8 +122,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens -> (final hidden states in the policy's compute dtype, head [D, V] in fp32).
 
-    The loss multiplies the two in chunks. Three parts (`enter`, `blocks`, `leave`), so that a pipeline's stage can run
-    only its own (`parallel/stage.py`).
+    The loss multiplies the two in chunks. The whole runs only to declare and draw parameters: what computes with them
+    drives `enter`, `Block` and `leave` as `Pieces`.
     """
 
     shape: ModelShape
@@ -128,16 +137,9 @@ class Transformer(nn.Module):
             self.positions = BareParameter(
                 Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
             )
-        # auto, which no trained step has, is as none: a forward keeps nothing
-        remat = REMAT_POLICIES["none" if s.remat == "auto" else s.remat]
-        block = Block if remat is None else nn.remat(Block, policy=remat, prevent_cse=False)
         self.blocks = nn.scan(
-            block, variable_axes={"params": 0, "scales": 0, "cache": 0, "probes": 0, measures.COLLECTION: 0},
-            split_rngs={"params": True}, length=s.n_layers,
-            in_axes=(0, nn.broadcast, nn.broadcast),
-            check_constancy_invariants=self.is_initializing(),  # traces the block once more; needed only at init
-            unroll=1 if self.is_initializing() else layers_at_once(s),  # a loop compiles sooner
-            metadata_params={nn.PARTITION_NAME: "layers"},
+            Block, variable_axes=dict.fromkeys(("params", *SUM_KINDS), 0), split_rngs={"params": True},
+            length=s.n_layers, metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
         self.final_norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
         if not s.tied_head:
@@ -166,36 +168,32 @@ class Transformer(nn.Module):
             x_BSD, self.policy.of_model(self.shape.sums, self.shape.remat)
         ), self.embed().T if self.shape.tied_head else self.head()
 
-    def __call__(
-        self, tokens_BS: jax.Array, packed: PackedDocuments | None = None, due: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, tokens_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
-        return self.leave(self.blocks(self.enter(tokens_BS, packed), all_layer_flags(self.shape), packed, due)[0])
-
-
-def layers_at_once(shape: ModelShape) -> int:
-    """Number of blocks unrolled per turn of the scan: all of them on CPU while they are few, one elsewhere.
-
-    The arithmetic is the same. XLA:CPU passes over the stacked parameters once per turn of a loop, which costs a fifth
-    of a step (checks/speed/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
-    """
-    return shape.n_layers if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
+        return self.leave(self.blocks(self.enter(tokens_BS), all_layer_flags(self.shape))[0])
 
 
 def _init(shape: ModelShape, key: jax.Array) -> Any:
     tokens_BS = jnp.zeros((1, shape.seq_len), jnp.int32)
     with without_mesh():
-        return Transformer(shape, FP32).init(key, tokens_BS)["params"]
+        return Transformer(shape, FP32).init(key, tokens_BS)
 
 
 def init_params(shape: ModelShape, key: jax.Array) -> Params:
     """Fresh fp32 parameters: a nested dict of arrays, block parameters stacked along a leading `layers` axis."""
-    return unbox(_init(shape, key))[0]
+    return unbox(_init(shape, key)["params"])[0]
 
 
 def parameter_declarations(shape: ModelShape) -> Params:
     """The declaration of every parameter, as a nested dict of the same structure. Nothing is computed."""
-    return _declared(shape.plain)[0]
+    return unbox(_declared(shape.plain)[0]["params"])[1]
+
+
+def block_sums(shape: ModelShape) -> Sums:
+    """The sums that the blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none."""
+    shapes = _declared(shape.plain)[0]
+    declared: Sums = take_sums({kind: shapes.get(kind, {}) for kind in SUM_KINDS})
+    return declared
 
 
 def variable_declarations(shape: ModelShape) -> Params:
@@ -209,22 +207,46 @@ def variable_shapes(shape: ModelShape) -> Params:
 
 
 @functools.cache
-def _declared(shape: ModelShape) -> tuple[Params, Params]:
-    """Declarations of parameters and of variables."""
+def _declared(shape: ModelShape) -> tuple[dict[str, Any], Params]:
+    """(flax's collections as shapes, among them declared `params`; declarations of variables)."""
     key = jax.eval_shape(jax.random.key, 0)  # drawing a real one would compile something
     with collect_variables() as collected:
-        params = unbox(jax.eval_shape(functools.partial(_init, shape), key))[1]
+        collections: dict[str, Any] = jax.eval_shape(functools.partial(_init, shape), key)
     variables: Params = {}
     for path, variable in collected.items():
         part = variables
         for name in path[:-1]:
             part = part.setdefault(name, {})
         part[path[-1]] = variable.stacked(shape.n_layers) if path[0] == "blocks" else variable
-    return params, variables
+    return collections, variables
 
 
-def _part(name: str, shape: ModelShape, params: Params, policy: Policy, *values: Any, **more: Params) -> Any:
-    return Transformer(shape, policy).apply({"params": params, **more}, *values, method=name)
+def make_pieces(
+    shape: ModelShape, policy: Policy, tokens: SplitTokens, end: End, due: jax.Array | None = None
+) -> Pieces:
+    """The model's pieces on one batch, whose `leave` is `end(params, x_BSD, head_DV)`.
+
+    With `due`, a traced boolean, the blocks write the collection `measures`, taken where it is true.
+    """
+
+    def apply(name: str, params: Params, *values: Any) -> Any:
+        return Transformer(shape, policy).apply({"params": params}, *values, method=name)
+
+    def block(variables: Variables, x_BSD: jax.Array, layer: LayerFlags) -> tuple[jax.Array, Written]:
+        returned = [*SUM_KINDS, *(name for name in ("cache",) if name in variables)]
+        returned += [] if due is None else [measures.COLLECTION]
+        counts_BS = None if tokens.targets_BS is None else tokens.targets_BS >= 0
+        module, given = Block(shape, policy, name="blocks"), (x_BSD, layer, tokens.packed, due, counts_BS)
+        (x_BSD, _), written = module.apply(variables, *given, mutable=returned)
+        written = dict(written)
+        sums = take_sums(written)
+        return x_BSD, written | ({SUMS: sums} if sums else {})
+
+    return Pieces(
+        enter=lambda params: apply("enter", params, tokens.inputs_BS, tokens.packed),
+        block=block,
+        leave=lambda params, x_BSD: end(params, *apply("leave", params, x_BSD)),
+    )
 
 
 def next_token_logits(
@@ -235,29 +257,47 @@ def next_token_logits(
     packed: PackedDocuments | None = None,
 ) -> jax.Array:
     """Next-token logits [B, S, V] in fp32; with `packed` (`document_segments`) attention stays within documents."""
-    return _logits(shape, *_part("__call__", shape, params, policy, tokens_BS, packed))
+    pieces = make_pieces(shape, policy, SplitTokens(tokens_BS, None, packed), end_in_logits(shape))
+    logits_BSV: jax.Array = run_pieces(shape, pieces, params)[0]
+    return logits_BSV
 
 
-def cached_logits(
-    shape: ModelShape, params: Params, tokens_BT: jax.Array, policy: Policy, packed: PackedDocuments, keys: Any
-) -> tuple[jax.Array, Any]:
-    """Logits of new tokens given a cache of keys and values; also returns the extended cache (`decode.py`)."""
-    variables = {"params": params, "cache": {"blocks": {"attention": keys}}}
-    (x_BTD, head_DV), new = Transformer(shape, policy).apply(variables, tokens_BT, packed, mutable=["cache"])
-    return _logits(shape, x_BTD, head_DV), new["cache"]["blocks"]["attention"]
+def split_loss(
+    shape: ModelShape, params: Params, tokens: SplitTokens, z_weight: jax.Array | float, policy: Policy = FP32,
+    chunk: int = 0,
+) -> LossSums:  # fmt: skip
+    """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
+    end = end_in_loss(shape, tokens, z_weight, chunk=chunk)
+    return run_loss(shape, make_pieces(shape, policy, tokens, end), params)
 
 
-def _logits(shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array) -> jax.Array:
-    head_DV = gather_weight(head_DV.astype(x_BSD.dtype), "embed", "vocab")
-    logits_BSV = jnp.dot(x_BSD, head_DV, preferred_element_type=jnp.float32)
-    return softcap_logits(logits_BSV, shape.logit_softcap)
+def summed_loss(
+    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
+    policy: Policy = FP32,
+) -> LossSums:  # fmt: skip
+    """The sums of `split_loss` of inputs and targets that are not packed in documents."""
+    return split_loss(shape, params, SplitTokens(tokens_BS, targets_BS), z_weight, policy)
+
+
+def token_losses(
+    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, policy: Policy = FP32,
+    packed: PackedDocuments | None = None,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Each target's loss in nats [B, S] (0 where it is negative), and whether it was the likeliest token."""
+
+    def end(_: Params, x_BSD: jax.Array, head_DV: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return head_token_losses(x_BSD, head_DV, targets_BS, shape.logit_softcap)
+
+    pieces = make_pieces(shape, policy, SplitTokens(tokens_BS, targets_BS, packed), end)
+    losses: tuple[jax.Array, jax.Array] = run_pieces(shape, pieces, params)[0]
+    return losses
 
 
 def embed_tokens(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy, packed: PackedDocuments | None = None
 ) -> jax.Array:
     """Tokens -> the residual stream x_BSD before the first block."""
-    return _part("enter", shape, params, policy, tokens_BS, packed)
+    return make_pieces(shape, policy, SplitTokens(tokens_BS, None, packed), end_in_logits(shape)).enter(params)
 
 
 def apply_block(
@@ -267,92 +307,8 @@ def apply_block(
     policy: Policy,
     layer: LayerFlags,
     packed: PackedDocuments | None = None,
-) -> jax.Array:
-    """x_BSD after one block; `params` and `layer` (`layer_flags.select_layers`) are that block's."""
-    return Block(shape, policy).apply({"params": params}, x_BSD, layer, packed)[0]
-
-
-def apply_measured_block(
-    shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy, layer: LayerFlags,
-    packed: PackedDocuments | None, due: jax.Array,
-) -> tuple[jax.Array, Any]:  # fmt: skip
-    """(x_BSD after one block, what the block measured: the collection `measures`)."""
-    given = {"params": params}, x_BSD, layer, packed, due
-    (x_BSD, _), written = Block(shape, policy).apply(*given, mutable=[measures.COLLECTION])
-    return x_BSD, written[measures.COLLECTION]
-
-
-def head_loss(
-    shape: ModelShape,
-    params: Params,
-    x_BSD: jax.Array,
-    targets_BS: jax.Array,
-    z_weight: jax.Array | float,
-    policy: Policy,
-    due: jax.Array | None = None,
-) -> LossSums:
-    """Apply final norm, head and summed loss to x_BSD from the last block; `due` as in `cross_entropy`."""
-    x_BSD, head_DV = _part("leave", shape, params, policy, x_BSD)
-    return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, due=due)
-
-
-def summed_loss(
-    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
-    policy: Policy = FP32, chunk: int = 0, scales: Params | None = None, packed: PackedDocuments | None = None,
-    due: jax.Array | None = None, term: Callable[..., jax.Array] | None = None, probes: Any = None,
-) -> LossSums:  # fmt: skip
-    """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
-
-    `scales`: delayed scaling's scales for the blocks' products (`precision/delayed.py`). With `due` the sums also hold
-    `measures` of all layers, taken where it is true, and the "gradient" of `probes` [L] is their `gradient_zeros`
-    (`measures.count_zeros`). `term(params, tokens, targets, x_BSD, head_DV)`, in nats a token,
-    is added to the objective.
-    """
-    more = {"scales": {"blocks": scales}} if scales else {}
-    more |= {} if probes is None else {"probes": {"blocks": {"zeros": probes}}}
-
-    def ended(x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
-        sums = _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk, due)
-        if term is None:
-            return sums
-        whole = deal(tokens_BS, back=True), deal(targets_BS, back=True), restore(x_BSD)
-        return add_loss_term(sums, term(params, *whole, gather_weight(head_DV, "embed", "vocab")))
-
-    if due is None:
-        return ended(*_part("__call__", shape, params, policy, tokens_BS, packed, **more))
-    (x_BSD, head_DV), written = Transformer(shape, policy).apply(
-        {"params": params, **more}, tokens_BS, packed, due, mutable=[measures.COLLECTION]
-    )
-    sums = ended(x_BSD, head_DV)
-    measured = measures.of_blocks(written[measures.COLLECTION]["blocks"], tokens_BS.size, sums.measures)
-    return sums._replace(measures=measured)
-
-
-def token_losses(
-    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, policy: Policy = FP32,
-    packed: PackedDocuments | None = None,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Each target's loss in nats [B, S] (0 where it is negative), and whether it was the likeliest token."""
-    x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed)
-    return token_losses_of(x_BSD, head_DV, targets_BS, shape.logit_softcap)
-
-
-def smooth_loss(
-    shape: ModelShape,
-    params: Params,
-    tokens_BS: jax.Array,
-    targets_BS: jax.Array,
-    packed: PackedDocuments | None = None,
-) -> jax.Array:
-    """Summed loss in fp32, for derivatives of any order (reverse over reverse: products define their own backward)."""
-    x_BSD, head_DV = _part("__call__", shape, params, FP32, tokens_BS, packed)
-    targets_BS, zero = reshard_to(targets_BS, "batch", "context"), jnp.zeros(())
-    return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, shape.logit_softcap).objective
-
-
-def _loss(
-    shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: Any, chunk: int = 0,
-    due: jax.Array | None = None,
-) -> LossSums:  # fmt: skip
-    targets_BS, z_weight = reshard_to(targets_BS, "batch", "context"), jnp.asarray(z_weight, jnp.float32)
-    return cross_entropy(x_BSD, head_DV, targets_BS, z_weight, shape.logit_softcap, chunk, due)
+) -> tuple[jax.Array, Sums]:
+    """(x_BSD after one block, the sums that it gives); `params` and `layer` (`layer_flags.select_layers`) are its."""
+    pieces = make_pieces(shape, policy, SplitTokens(x_BSD, None, packed), end_in_logits(shape))
+    x_BSD, written = pieces.block({"params": params}, x_BSD, layer)
+    return x_BSD, written.get(SUMS, {})

@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 
 from scalelab.config import Layout, Static
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums
-from scalelab.model.measures import HeadMeasures, Measures
+from scalelab.model.sums.loss_sums import LossSums, add_block_sums
+from scalelab.model.sums.measures import HeadMeasures, Measures
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.parallel.stage import run_stage
 from scalelab.parallel.ticks import make_tick_table
@@ -115,17 +115,14 @@ def _run(
             in_sharding=within,
         ),
         in_specs=(by_stage, by_stage, whole, PartitionSpec(None, *by_row), whole, whole, whole, whole),
-        out_specs=(of_sums, by_stage, whole, by_stage) if counted is not None else (of_sums, None, None, None),
+        out_specs=(of_sums, *((by_stage, whole) if counted is not None else (None, None)), by_stage),
         axis_names=mapped,
     )
-    out = (whole, *((*specs[1:3], by_stage) if counted is not None else (None, None, None)))
-    sums, blocks, others, measured = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
+    out = (whole, *(specs[1:3] if counted is not None else (None, None)), by_stage)
+    sums, blocks, others, by_layer = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
+    given, measured = jax.tree.map(lambda x: in_model_order(reshard(x, PartitionSpec()), layout), by_layer)
+    sums = add_block_sums(sums, given)
     if due is not None:
-        sums = sums._replace(measures=_whole_measures(measured, sums, rows[..., 1:].size, layout))
+        of_all = Measures(positions=jnp.float32(rows[..., 1:].size), head=sums.measures, **measured)
+        sums = sums._replace(measures=of_all)
     return sums, None if counted is None else {**others, "blocks": blocks}
-
-
-def _whole_measures(by_layer: dict[str, jax.Array], sums: LossSums, positions: int, layout: Layout) -> Measures:
-    """The measures of all stages' layers, in the model's order, on every device."""
-    ordered = {name: in_model_order(reshard(x, PartitionSpec()), layout) for name, x in by_layer.items()}
-    return Measures(positions=jnp.float32(positions), head=sums.measures, **ordered)

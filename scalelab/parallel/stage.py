@@ -14,10 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model import layer_flags, measures, transformer
+from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums, add_sums
+from scalelab.model.layer_flags import LayerFlags
+from scalelab.model.pieces import Observe, Pieces, end_in_loss
+from scalelab.model.sums import measures
+from scalelab.model.sums.block_sums import MAXIMA, SUMS, Sums, add_sums_at, no_sums, sums_cotangent
+from scalelab.model.sums.loss_sums import LossSums, add_sums, objective_cotangent
 from scalelab.parallel.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
@@ -49,15 +53,14 @@ class Carry(NamedTuple):
     slots: Any  # block inputs of the micro-batches in flight [slots + 1, k, b, S, D]; () without gradients
     sums: LossSums
     grads: Any  # of the chunks, of the rest, and the measures (() if none); () without gradients
+    block: Sums  # that the stage's blocks give, by kind and name [v, k, …]; {} if they give none
 
 
 class ChunkWork(NamedTuple):
     """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced)."""
 
-    block: Callable
-    enter: Callable
-    leave: Callable
-    measured: Callable | None  # like `block`, but returns (output, the block's measures); None: nothing is measured
+    pieces: Pieces  # of the micro-batch; `leave` gives its loss sums
+    measured: bool  # whether blocks write their measures
     zeros: Callable | None  # counts zeros in a gradient, where it can underflow; None: nothing is counted
     blocks: Any  # parameters of the chunk's blocks [k, …]
     layers: Any  # flags of these blocks [k]
@@ -74,7 +77,8 @@ def run_stage(
 ) -> tuple:  # fmt: skip
     """Run stage `number` [1] through the table; `blocks` are its v k layers, `rows` [m, b, S+1] belong to all stages.
 
-    Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
+    Returns the loss sums, with `counted` the gradients of blocks and rest (else None), and what the blocks give by
+    layer [v k, …]: their sums, whose losses are not in the objective yet, and the measures if they are due.
     """
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
     chunks, rest, rows, z, ends, due = _vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
@@ -88,13 +92,15 @@ def run_stage(
         head = measures.sum_over_devices(carry.sums.measures._replace(token_nll=()), everyone)
         each = jax.lax.pmax(carry.sums.measures.token_nll, STAGE_AXIS)
         sums = sums._replace(measures=head._replace(token_nll=each))
+    by_layer: tuple[Sums, dict] = sum_by_layer(carry.block, replicas), {}
     if counted is None:
-        return sums, None, None, None
+        return sums, None, None, by_layer
     of_chunks, of_rest, measured = carry.grads
+    by_layer = by_layer if due is None else (by_layer[0], _by_layer(measured, replicas))
     # Here a replica's gradients are added to the others', once for all micro-batches.
     of_blocks = jax.tree.map(lambda g, w: g.reshape(w.shape), of_chunks, blocks)
     of_blocks = jax.lax.psum(of_blocks, replicas) if replicas else of_blocks
-    return sums, of_blocks, jax.lax.psum(of_rest, everyone), {} if due is None else _by_layer(measured, replicas)
+    return sums, of_blocks, jax.lax.psum(of_rest, everyone), by_layer
 
 
 def _vary(tree: Any) -> Any:
@@ -116,6 +122,14 @@ def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
     return {name: x.reshape(-1, *x.shape[2:]) for name, x in fields.items()}
 
 
+def sum_by_layer(block: Sums, replicas: tuple[str, ...]) -> Sums:
+    """Sums of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
+    if replicas:
+        over = {True: jax.lax.pmax, False: jax.lax.psum}
+        block = {kind: jax.tree.map(lambda x: over[kind == MAXIMA](x, replicas), each) for kind, each in block.items()}  # noqa: B023
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block)
+
+
 def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     """Empty slots, and zeros for all sums."""
     shape, policy = static.model, POLICIES[static.precision]
@@ -125,12 +139,13 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     zero = jnp.zeros(())
     head = () if inputs.due is None else measures.nothing_of_head(m * b, length - 1)
     sums = _vary(LossSums(zero, zero, zero, head))
+    block = _vary(no_sums(transformer.block_sums(shape), static.layout.rounds, inputs.depth))
     if inputs.counted is None:
-        return Carry(empty, (), (), sums, ())
+        return Carry(empty, (), (), sums, (), block)
     slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
     grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
     none_measured = () if inputs.due is None else _vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
-    return Carry(empty, empty, slots, sums, (*grads, none_measured))
+    return Carry(empty, empty, slots, sums, (*grads, none_measured), block)
 
 
 def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operations, Operations]) -> tuple[Carry, None]:
@@ -143,10 +158,10 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
     stages = static.layout.stage
     work = _chunk_work(static, inputs, forward)
     if inputs.counted is None:
-        y_bSD, sums = jax.lax.cond(
-            forward.runs, functools.partial(_evaluate, work), lambda *kept: kept, carry.y_bSD, carry.sums
+        y_bSD, sums, block = jax.lax.cond(
+            forward.runs, functools.partial(_evaluate, work), lambda *kept: kept, carry.y_bSD, carry.sums, carry.block
         )
-        return carry._replace(y_bSD=_send(y_bSD, 1, stages), sums=sums), None
+        return carry._replace(y_bSD=_send(y_bSD, 1, stages), sums=sums, block=block), None
     dy_bSD = _send(carry.dx_bSD, -1, stages)
     # Branches return the slot's content, and it is written after them: inside, all slots would be copied.
     y_bSD, content, measured = jax.lax.cond(
@@ -159,7 +174,7 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
     )
     slots = carry.slots.at[forward.slot].set(content)
     work = _chunk_work(static, inputs, backward)
-    dx_bSD, sums, grads = jax.lax.cond(
+    dx_bSD, sums, grads, block = jax.lax.cond(
         backward.runs,
         functools.partial(_backward, work),
         lambda _, *kept: kept,
@@ -167,33 +182,31 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
         dy_bSD,
         carry.sums,
         (*carry.grads[:2], measured),
+        carry.block,
     )
-    return Carry(_send(y_bSD, 1, stages), dx_bSD, slots, sums, grads), None
+    return Carry(_send(y_bSD, 1, stages), dx_bSD, slots, sums, grads, block), None
 
 
 def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWork:
     """The functions, parameters and flags of a chunk, for one micro-batch."""
     chunk, row_bS, n_micro_batches = now.chunk, inputs.rows_mbS[now.microbatch], inputs.rows_mbS.shape[0]
-    shape, policy, layout = static.model, POLICIES[static.precision], static.layout
-    z_weight, due = inputs.z_weight, inputs.due
-    inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, inputs.ends)
+    shape, policy, layout, due = static.model, POLICIES[static.precision], static.layout, inputs.due
     first_layer = (chunk * layout.stage + inputs.number) * inputs.depth
 
-    def measured(layer: Any, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        return transformer.apply_measured_block(shape, w, x, policy, layer, packed, due)
+    tokens = documents.split_inputs_targets(row_bS, inputs.ends)
+    end = end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
+    pieces = transformer.make_pieces(shape, policy, tokens, end, due)
 
     def leave(rest: Any, y_bSD: jax.Array) -> LossSums:
-        sums = transformer.head_loss(shape, rest, y_bSD, targets_bS, z_weight, policy, due)
+        sums: LossSums = pieces.leave(rest, y_bSD)
         if due is None:
             return sums
         return sums._replace(measures=measures.place_rows(sums.measures, now.microbatch, n_micro_batches))
 
     form = measures.underflow_format(policy)
     return ChunkWork(
-        block=lambda layer, w, x: transformer.apply_block(shape, w, x, policy, layer, packed),
-        enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
-        leave=leave,
-        measured=None if due is None else measured,
+        pieces=pieces._replace(leave=leave),
+        measured=due is not None,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
         blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
         layers=layer_flags.select_layers(layer_flags.all_layer_flags(shape), first_layer + jnp.arange(inputs.depth)),
@@ -205,41 +218,41 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
     )
 
 
-def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums) -> tuple[jax.Array, LossSums]:
+def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums, block: Sums) -> tuple[jax.Array, LossSums, Sums]:
     """Forward without gradients: nothing waits for a backward."""
-    y_bSD, _ = _apply_chunk(work, x_bSD)
-    more = jax.lax.cond(work.last, work.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
-    return y_bSD, jax.tree.map(jnp.add, sums, more)
+    y_bSD, (_, written) = _apply_chunk(work, x_bSD)
+    more = jax.lax.cond(work.last, work.pieces.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
+    return y_bSD, jax.tree.map(jnp.add, sums, more), add_sums_at(block, work.chunk, written.get(SUMS, {}))
 
 
 def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> tuple[jax.Array, jax.Array, Any]:
-    """Forward of training: output, block inputs for the slot, and measures; the loss is left to the backward."""
+    """Forward of training: output, block inputs for the slot, and measures; losses are left to the backward."""
     y_bSD, (inputs_kbSD, written) = _apply_chunk(work, x_bSD)
-    if work.measured is not None:
-        measured = measures.add_at(measured, work.chunk, measures.of_blocks(written, 0))
+    if work.measured:
+        measured = measures.add_at(measured, work.chunk, measures.of_blocks(written[measures.COLLECTION], 0))
     return y_bSD, inputs_kbSD, measured
 
 
 def _backward(
-    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, sums: LossSums, grads: Any
-) -> tuple[jax.Array, LossSums, Any]:
-    """Add the gradients of one micro-batch to those so far; also returns the gradient of the chunk's input."""
+    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, sums: LossSums, grads: Any, block: Sums
+) -> tuple[jax.Array, LossSums, Any, Sums]:
+    """Add the gradients and sums of one micro-batch to those so far; also returns the gradient of the chunk's input."""
     of_chunks, of_rest, measured = grads
-    dx_bSD, (d_blocks, zeros_k), of_rest, sums = _differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
+    dx_bSD, (d_blocks, zeros_k, block_k), of_rest, sums = _differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
     if work.zeros is not None:
         measured = measured._replace(gradient_zeros=measured.gradient_zeros.at[work.chunk].add(zeros_k))
     of_chunks = jax.tree.map(lambda g, d: g.at[work.chunk].add(d), of_chunks, d_blocks)
-    return dx_bSD, sums, (of_chunks, of_rest, measured)
+    return dx_bSD, sums, (of_chunks, of_rest, measured), add_sums_at(block, work.chunk, block_k)
 
 
 def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
     """A chunk's output, and the input [k, b, S, D] and measures of each block; the first chunk embeds tokens."""
 
     def apply(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        y, written = (work.block(*part, x), ()) if work.measured is None else work.measured(*part, x)
+        y, written = work.pieces.block({"params": part[1]}, x, part[0])
         return y, (x, written)
 
-    x_bSD = jax.lax.cond(work.first, lambda rest, _: work.enter(rest), lambda _, x: x, work.rest, x_bSD)
+    x_bSD = jax.lax.cond(work.first, lambda rest, _: work.pieces.enter(rest), lambda _, x: x, work.rest, x_bSD)
     return jax.lax.scan(apply, x_bSD, (work.layers, work.blocks))
 
 
@@ -248,22 +261,28 @@ def _differentiate_chunk(
 ) -> tuple[jax.Array, Any, Any, LossSums]:
     """Gradients of a chunk's input, of its blocks and of the rest so far, and loss sums so far, from its output's.
 
-    Beside the blocks' gradients stand the zeros that came back to each of them; () if they are not counted.
+    Beside the blocks' gradients stand the zeros that came back to each of them (() if they are not counted), and the
+    sums that each gives, whose losses are differentiated as the head's.
     """
 
+    def block(layer: LayerFlags, weights: Any, x: jax.Array) -> tuple[jax.Array, Sums]:
+        y, written = work.pieces.block({"params": weights}, x, layer)
+        return y, written.get(SUMS, {})
+
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
-        y = work.block(*jax.tree.map(lambda w: w[-1], (work.layers, work.blocks)), inputs_kbSD[-1])
-        more, pull = jax.vjp(work.leave, work.rest, y)
-        zero, no_measures = jnp.zeros_like(more.nll), jax.tree.map(jnp.zeros_like, more.measures)
-        d_rest, dy = pull(LossSums(zero + 1 / work.counted, zero, zero, no_measures))
+        layer, weights = jax.tree.map(lambda w: w[-1], (work.layers, work.blocks))
+        y, _ = block(layer, weights, inputs_kbSD[-1])
+        more, pull = jax.vjp(work.pieces.leave, work.rest, y)
+        d_rest, dy = pull(objective_cotangent(more, 1 / work.counted))
         return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
     def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
-        d_block, dx = jax.vjp(functools.partial(work.block, part[0]), *part[1:])[1](dy)
-        return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+        (_, given), pull = jax.vjp(functools.partial(block, part[0]), *part[1:])
+        d_block, dx = pull((dy, sums_cotangent(given, 1 / work.counted)))
+        return dx, (d_block, () if work.zeros is None else work.zeros(dy), given)
 
     def begin(dx: jax.Array, grads: Any) -> Any:
-        (d_rest,) = jax.vjp(work.enter, work.rest)[1](dx)
+        (d_rest,) = jax.vjp(work.pieces.enter, work.rest)[1](dx)
         return jax.tree.map(jnp.add, grads, d_rest)
 
     dy, rest_grads, sums = jax.lax.cond(work.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from scalelab.model import transformer
+from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.layers import MLP
-from scalelab.model.transformer import Transformer
+from scalelab.model.pieces import run_pieces
 from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import PRESETS, chain_terms, distance, loss_and_grads, random_params, shape, tokens
 from tests.rounding import RMS, sum_error
@@ -27,8 +28,10 @@ def test_causality_by_gradients(of):
     tokens_BS = jnp.asarray([[5, 2, 7, 0, 3, 6]])
     params = random_params(of)
 
+    pieces = transformer.make_pieces(of, FP32, SplitTokens(tokens_BS, None), lambda params, x_BSD, head_DV: x_BSD)
+
     def hidden(embed_VD):
-        return Transformer(of, FP32).apply({"params": params | {"embed": {"w": embed_VD}}}, tokens_BS)[0][0]
+        return run_pieces(of, pieces, params | {"embed": {"w": embed_VD}})[0][0]
 
     influence_SDVD = jax.jit(jax.jacrev(hidden))(params["embed"]["w"])
     influence_TJ = np.abs(influence_SDVD).sum((1, 3))[:, tokens_BS[0]]

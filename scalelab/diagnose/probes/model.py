@@ -66,7 +66,7 @@ def probe_norms(subject: Subject) -> dict[str, float]:
 
     @jax.jit
     def branch(x_BSD: jax.Array) -> jax.Array:
-        return optax.tree.norm(transformer.apply_block(shape, block, x_BSD, FP32, flags) - x_BSD)
+        return optax.tree.norm(transformer.apply_block(shape, block, x_BSD, FP32, flags)[0] - x_BSD)
 
     unit_BSD = x_BSD / jnp.sqrt(jnp.mean(jnp.square(x_BSD)))
     return {"branch_scaling": float(branch(8.0 * unit_BSD) / branch(unit_BSD))}

@@ -3,7 +3,7 @@
 Shapes: B batch, S sequence. Tokens below zero are padding: neither predicted nor counted.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,14 @@ class PackedDocuments(NamedTuple):
     segment_BS: jax.Array
     position_BS: jax.Array
     past: CachePast | None = None
+
+
+class SplitTokens(NamedTuple):
+    """Inputs and targets of a batch, int32 [B, S], and the documents they are packed in; None: what isn't known."""
+
+    inputs_BS: jax.Array
+    targets_BS: Any
+    packed: PackedDocuments | None = None
 
 
 def document_segments(
@@ -68,13 +76,11 @@ def prediction_targets(tokens: jax.Array, ends: DocumentEnds | None) -> jax.Arra
     return jnp.where((inputs < 0) | (inputs == jnp.asarray(ends.separator).astype(tokens.dtype)), -1, targets)
 
 
-def split_inputs_targets(
-    tokens: jax.Array, ends: DocumentEnds | None
-) -> tuple[jax.Array, jax.Array, PackedDocuments | None]:
-    """Split `tokens` [B, S+1] into (inputs [B, S], targets [B, S], documents); without `ends` documents are None.
+def split_inputs_targets(tokens: jax.Array, ends: DocumentEnds | None) -> SplitTokens:
+    """Split `tokens` [B, S+1] into inputs, targets and documents; without `ends` documents are None.
 
     All in the order in which a mesh's devices hold them (`order.py`).
     """
     tokens = tokens.astype(jnp.int32)
     packed = None if ends is None else document_segments(tokens[:, :-1], *ends)
-    return deal(jnp.maximum(tokens[:, :-1], 0)), deal(prediction_targets(tokens, ends)), packed
+    return SplitTokens(deal(jnp.maximum(tokens[:, :-1], 0)), deal(prediction_targets(tokens, ends)), packed)

@@ -10,7 +10,7 @@ import dataclasses
 import jax
 
 from scalelab.config import Layout, Static
-from scalelab.model import transformer
+from scalelab.model import pieces, transformer
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import Memory, step_memory
 
@@ -31,7 +31,7 @@ class SingleGpuFit:
 def list_fits(static: Static, machine: Machine) -> tuple[SingleGpuFit, ...]:
     """Every way to hold the model of `static` on one of `machine`, with the optimizer that it names."""
     ways = [("float32", False), ("bfloat16", False), ("bfloat16", True)]
-    return tuple(_largest_fit(static, machine, *way, remat) for way in ways for remat in transformer.REMAT_POLICIES)
+    return tuple(_largest_fit(static, machine, *way, remat) for way in ways for remat in pieces.REMAT_POLICIES)
 
 
 def _largest_fit(static: Static, machine: Machine, weights: str, per_layer: bool, remat: str) -> SingleGpuFit:

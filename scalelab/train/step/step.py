@@ -10,7 +10,7 @@ from jax.stages import Wrapped
 
 from scalelab.config import Static
 from scalelab.hardware.tactics.parameter_copy import copy_for_loss
-from scalelab.model.loss import LossSums
+from scalelab.model.sums.loss_sums import LossSums, add_sums, no_loss_sums
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
@@ -136,7 +136,8 @@ def evaluation_loss(static: Static, state: TrainState, batches: jax.Array, h: Hp
     params = evaluation_params(static, state, h)
 
     def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
-        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0, document_ends(static, h))), None
+        batch = loss_sums(static, params, tokens, 0.0, document_ends(static, h))
+        return add_sums(sums, batch._replace(block=None)), None
 
-    sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
+    sums, _ = jax.lax.scan(body, no_loss_sums(), batches)
     return sums.nll / jnp.maximum(sums.tokens, 1.0)

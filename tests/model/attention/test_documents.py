@@ -12,8 +12,8 @@ from scalelab import config as config_lib
 from scalelab.configs import base
 from scalelab.model import transformer
 from scalelab.model.attention import blockwise, documents
-from scalelab.model.attention.documents import DocumentEnds, document_segments
-from scalelab.model.layer_flags import all_layer_flags
+from scalelab.model.attention.documents import DocumentEnds, SplitTokens, document_segments
+from scalelab.model.pieces import run_pieces
 from scalelab.precision.policy import FP32
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from tests.model.shapes import distance, logit_error, random_params, shape
@@ -55,8 +55,9 @@ def model(position, kind, n_kv_heads=4):
 
 def losses(of, params, x_BSD, targets_BS, packed):
     """Loss of each token [B, S] from the residual stream before the first block."""
-    whole = lambda module, x: module.leave(module.blocks(x, all_layer_flags(of), packed, None)[0])  # noqa: E731
-    y_BSD, head_DV = transformer.Transformer(of, FP32).apply({"params": params}, x_BSD, method=whole)
+    split = SplitTokens(targets_BS, targets_BS, packed)
+    pieces = transformer.make_pieces(of, FP32, split, lambda params, *last: last)._replace(enter=lambda params: x_BSD)
+    y_BSD, head_DV = run_pieces(of, pieces, params)[0]
     log_p = jax.nn.log_softmax(y_BSD @ head_DV)
     log_likelihoods = jnp.take_along_axis(log_p, jnp.maximum(targets_BS, 0)[..., None], axis=-1)[..., 0]
     return -jnp.where(targets_BS >= 0, log_likelihoods, 0.0)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from checks.numerics.parallelism import side_loss
 from scalelab.config import replace_hparams
 from scalelab.errors import BadInput
 from scalelab.jaxprs import matmul_flops
@@ -71,6 +72,16 @@ def compare_updates(changes, steps=3, atol=2e-5):
 def test_galore_by_layer_is_galore():
     """Paired states, singular vectors, step counts and moments; a tied head, whose gradient has two parts."""
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})
+
+
+def test_a_loss_of_blocks_is_differentiated_by_layer_too():
+    """Both backwards; the router's matrix moves by this loss alone."""
+    compare_updates({"model.block": side_loss.NAME})
+    static, layered, h = both(**{"model.block": side_loss.NAME})
+    params, tokens = init(static, h).params, batches()[0]
+    sums, _ = jax.jit(compute_gradients, static_argnums=0)(static, params, tokens, h.train.z_loss)
+    by_layer, _ = jax.jit(measure_gradient, static_argnums=0)(layered, params, tokens, h.train.z_loss, None)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), by_layer, sums)
 
 
 @pytest.mark.slow

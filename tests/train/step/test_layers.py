@@ -13,7 +13,9 @@ import pytest
 
 from scalelab.config import Layout, replace_hparams
 from scalelab.model import transformer
+from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.layer_flags import all_layer_flags, select_layers
+from scalelab.model.pieces import end_in_loss
 from scalelab.precision.policy import FP32
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import loss_sums
@@ -209,14 +211,15 @@ def test_zeros_in_gradients_that_come_back_are_counted_in_the_format_they_come_i
     static, h = setting(**{"model.n_layers": 1, "precision.name": "fp16", "log.layers_every": EVERY})
     state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)._replace(step=jnp.int32(1))
     tokens = batches(seed=1)[0]
-    packed = None, jnp.asarray(True)
-    embedded = transformer.embed_tokens(static.model, state.params, tokens[:, :-1], FP32)
+    split = SplitTokens(tokens[:, :-1], tokens[:, 1:])
+    end = end_in_loss(static.model, split, h.train.z_loss)
+    pieces = transformer.make_pieces(static.model, FP32, split, end)
     one = jax.tree.map(lambda w: w[0], state.params["blocks"])
     flags = select_layers(all_layer_flags(static.model), 0)
-    after, _ = transformer.apply_measured_block(static.model, one, embedded, FP32, flags, *packed)
+    after, _ = pieces.block({"params": one}, pieces.enter(state.params), flags)
 
     def loss(x):
-        sums = transformer.head_loss(static.model, state.params, x, tokens[:, 1:], h.train.z_loss, FP32)
+        sums = pieces.leave(state.params, x)
         return sums.objective / sums.tokens
 
     gradient, shares = np.asarray(jax.grad(loss)(after)), []

@@ -39,7 +39,7 @@ def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, par
     `step`: its number, by which weights are rounded where the policy asks for it.
     """
     factor = jnp.minimum(1.0, now.optim.clip_norm / kept.norm)
-    pieces = backward.make_pieces(static, kept.tokens, kept.z_weight, kept.counted, kept.ends)
+    again = backward.make_backward(static, kept)
     key = rounding.step_key(now.train.seed, step)
     block_chain = parts.part_chain(parts.one_layer(static), now, now.step.lr, ("blocks",), factor)
 
@@ -51,17 +51,18 @@ def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, par
     def update_layer(turn: jax.Array, carry: tuple[jax.Array, Updated]) -> tuple[jax.Array, Updated]:
         layer, (dy_BSD, state) = static.model.n_layers - 1 - turn, carry
         old = read_layer(static, state.params, layer)
-        grads, dx_BSD = backward.layer_gradient(pieces, old, keep_layout(kept.inputs_LBSD[layer]), layer, dy_BSD)
+        x_BSD = keep_layout(kept.inputs_LBSD[layer])
+        grads, dx_BSD = backward.layer_gradient(again, old, x_BSD, layer, dy_BSD)
         return dx_BSD, _move(static, block_chain, key, {"blocks": grads}, {"blocks": old}, state, layer)
 
     with product_precision(POLICIES[static.precision]):
         zero = jnp.zeros(())
         state = Updated(params, opt_state, zero, zero)
-        _, grads, dx_BSD = backward.leave_gradient(static, pieces, params, kept.last_BSD)
+        _, grads, dx_BSD = backward.leave_gradient(again, params, kept.last_BSD)
         tied = {name: grads.pop(name) for name in backward.entering(params) if name in grads}
         state = update_rest(state, grads, last=False)
         dx_BSD, state = jax.lax.fori_loop(0, static.model.n_layers, update_layer, (dx_BSD, state))
-        return update_rest(state, backward.enter_gradient(static, pieces, params, dx_BSD, tied), last=True)
+        return update_rest(state, backward.enter_gradient(again, params, dx_BSD, tied), last=True)
 
 
 def _move(

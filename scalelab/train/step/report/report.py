@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model.measures import when
+from scalelab.model.sums.measures import when
 from scalelab.optim.clip import clip_ratio
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
@@ -37,6 +37,7 @@ def report(
     metrics |= noted | {"clip_ratio": jnp.where(accepted, ratio, jnp.nan)}
     if verdict.due is not None:
         metrics |= {LAYERS: _layer_metrics(static, after, outcome, verdict.due)}
+    metrics |= layers.block_metrics(gradient.sums)
     if static.own_loss:
         metrics |= {hooks.LOSS_TERM: gradient.sums.term / jnp.maximum(gradient.sums.tokens, 1.0)}
     if static.own_metrics:
@@ -55,5 +56,6 @@ def _layer_metrics(static: Static, after: TrainState, outcome: Outcome, due: jax
     grad_norm = when(due, norms, layers.nothing_measured(jax.eval_shape(norms, grads)), grads)
     by_layer = outcome.updated.norms.by_layer | {"grad_norm": grad_norm}
     values = layers.describe_layers(static, sums.measures, sums.tokens, **by_layer)
+    values |= {f"block_{name}": x for name, x in layers.describe_block_sums(sums).items()}
     batch = layers.describe_batch(due, sums.measures.head.token_nll, after.params, outcome.tokens)
     return values | batch | {layers.DUE: due}
