@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,11 +20,16 @@ from scalelab.model import transformer
 from scalelab.model.declare import Variable, with_variables, without_variables
 from scalelab.record import records
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import weights
+from scalelab.train.checkpoints.leaves import describe_leaves
+from scalelab.train.lineage.spec import make_train_spec
+from scalelab.train.resume import rewind, weights
 from scalelab.train.single import train_single
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.program import sequential_program, vmapped_program
-from scalelab.train.step.variables import whole_on_devices
+from scalelab.train.step import step as step_lib
+from scalelab.train.step.gradients import scaled_gradients
+from scalelab.train.step.program import sequential_program, traced_hparams, vmapped_program
+from scalelab.train.step.step import train_step
+from scalelab.train.step.variables import Part, whole_on_devices
 from tests.train.resume import test_rewind
 from tests.train.runs import ROOT, SMALL, command, run_here, wait_for
 
@@ -45,6 +51,21 @@ def biased(x, parts):
 def moved(value, sums):
     """Larger by one for a whole batch."""
     return value + (sums.tokens > 0)
+
+
+def routed(x, parts):
+    """A block whose bias, one number for each of three units, moves against the units' loads."""
+    scores = x[..., :3].astype(jnp.float32) + parts.variable("bias", (3,), balanced)[None, None]
+    choice = jax.nn.one_hot(jnp.argmax(scores, axis=-1), 3)
+    parts.count("load", choice)
+    y = x + parts.times * parts.attention(parts.norm("attention_norm", x))
+    return y + parts.times * parts.mlp(parts.norm("mlp_norm", y)) * jnp.max(choice * scores, axis=-1, keepdims=True)
+
+
+def balanced(bias_LE, sums):
+    """Up by a hundredth where a unit has less than its share of tokens, down where it has more."""
+    load_LE = sums.block["counts"]["load"]
+    return bias_LE + 0.01 * jnp.sign(load_LE.mean(axis=1, keepdims=True) - load_LE)
 
 
 @pytest.fixture(scope="module")
@@ -157,16 +178,69 @@ def test_stages_are_refused_by_a_plan_too(monkeypatch):
     assert err.getvalue().strip().endswith("does not read; nearest: parallel.stage=1")
 
 
-def program_states(program, trials, **changes):
+def program_states(program, trials, block=biased, **changes):
     """(states after three steps, their training losses, static) of so many equal trials."""
-    sizes = {"model.d_model": 16, "model.n_layers": 2, "model.n_heads": 2, "model.seq_len": 16, "model.vocab_size": 32}
-    sizes |= {"train.global_batch": 8, "train.ema": 0.5, "model.block": f"{__name__}:biased"}
-    config = config_lib.resolve(config_lib.override(tiny.get_config(), sizes | changes))
-    static = config_lib.static(config)
-    run = program(static, [config_lib.hparams(config)] * trials)
+    static, hparams = setting(block, **changes)
+    run = program(static, [hparams] * trials)
     tokens = np.random.default_rng(0).integers(0, 32, (3, 8, 17)).astype(np.int32)
     states, logs = run.advance(run.init(), [tokens[:, run.rows]] * trials, 3)
     return run.separate(states), [np.asarray(log["train_loss"]) for log in logs], static
+
+
+def setting(block, **changes):
+    sizes = {"model.d_model": 16, "model.n_layers": 2, "model.n_heads": 2, "model.seq_len": 16, "model.vocab_size": 32}
+    sizes |= {"train.global_batch": 8, "train.ema": 0.5, "model.block": f"{__name__}:{block.__name__}"}
+    config = config_lib.resolve(config_lib.override(tiny.get_config(), sizes | changes))
+    return config_lib.static(config), config_lib.hparams(config)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_bias_moves_by_the_sign_of_the_load_errors_of_the_whole_batch(accumulate):
+    static, hparams = setting(routed, **{"train.accumulate": accumulate})
+    h, tokens = traced_hparams(hparams), np.random.default_rng(1).integers(0, 32, (8, 17)).astype(np.int32)
+    state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
+    for _ in range(2):
+        gradients = jax.jit(scaled_gradients, static_argnums=0)
+        old = state_lib.model_variables(state)
+        sums = gradients(static, state.params, tokens, h.train.z_loss, (), variables=old)[0]
+        load_LE = np.asarray(sums.block["counts"]["load"])
+        assert load_LE.shape == (2, 3) and (load_LE.sum(axis=1) == 8 * 16).all()
+        state, metrics = jax.jit(train_step, static_argnums=0)(static, state, tokens, h)
+        new = state_lib.model_variables(state)["blocks"]["bias"]["v"]
+        moves = np.asarray(new) - np.asarray(old["blocks"]["bias"]["v"])
+        np.testing.assert_allclose(moves, 0.01 * np.sign(load_LE.mean(axis=1, keepdims=True) - load_LE), atol=1e-7)
+        assert np.abs(moves).max() > 0 and metrics["block/load"] > 0
+    bad = config_lib.replace_hparams(h, {"train.z_loss": jnp.float32(jnp.inf)})
+    after, _ = jax.jit(train_step, static_argnums=0)(static, state, tokens, bad)  # a step that is not taken
+    jax.tree.map(np.testing.assert_array_equal, after.variables, state.variables)
+
+
+def test_a_further_part_of_the_state_is_one_entry(monkeypatch):
+    """One that counts steps, and that a rewind's reset of the moments sets back."""
+    zero = lambda static, params: jnp.zeros((), jnp.int32)  # noqa: E731
+    count = Part("seen", zero, lambda _, n, outcome: (n + 1, {"mine/seen": n}), fresh_with_moments=True)
+    caches = state_lib._shapes, step_lib.jit_train_step
+    for module in (state_lib, rewind):
+        monkeypatch.setattr(module, "PARTS", (*state_lib.PARTS[:5], count))
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        config = config_lib.resolve(config_lib.override(tiny.get_config(), {"model.d_model": 16, "model.n_layers": 1}))
+        spec = make_train_spec(config)
+        h = traced_hparams(spec.hparams)
+        state = jax.jit(state_lib.init_state, static_argnums=0)(spec.static, h)
+        tokens = np.ones((spec.static.global_batch, spec.static.model.seq_len + 1), np.int32)
+        after, metrics = jax.jit(train_step, static_argnums=0)(spec.static, state, tokens, h)
+        assert (after.variables, metrics["mine/seen"]) == ({"seen": 1}, 0)
+        shapes, specs = (f(spec.static) for f in (state_lib.state_shapes, state_lib.state_specs))
+        assert shapes.variables["seen"].dtype == jnp.int32 and specs.variables == {"seen": jax.sharding.PartitionSpec()}
+        assert describe_leaves({"run": after})["run.variables.seen"] == "int32[]"  # as a checkpoint holds it
+        assert rewind.apply_change(after, spec, rewind.Change(0.5)).variables == {"seen": 1}
+        assert rewind.apply_change(after, spec, rewind.Change(0.5, reset=True)).variables == {"seen": 0}
+    finally:
+        monkeypatch.undo()
+        for cache in caches:
+            cache.cache_clear()
 
 
 def test_each_packed_trial_has_one():
