@@ -17,6 +17,7 @@ from scalelab.hardware.tactics.turn import run_if
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds, SplitTokens
+from scalelab.model.declare import with_variables
 from scalelab.model.pieces import UNOBSERVED, Observe, Variables, end_in_loss, run_loss
 from scalelab.model.stacks import by_stack, name_stacks, stacks
 from scalelab.model.sums import measures
@@ -118,6 +119,7 @@ def scaled_gradients(
     n_micro_batches: jax.Array | None = None,
     ends: DocumentEnds | None = None,
     due: jax.Array | None = None,
+    variables: Any = None,
 ) -> Summed:
     """Like `gradients`, with the loss scale taken from the policy's state; also returns amax for delayed scaling.
 
@@ -125,15 +127,16 @@ def scaled_gradients(
     times as large, so that less of it underflows; dividing by a power of two is exact in fp32. If `n_micro_batches`
     (traced) is given, only that many micro-batches are run: row r belongs to micro-batch r % accumulate, and the other
     rows are ignored. With `due` the sums also hold `measures` of all layers, taken in the same pass where it is true.
+    `variables`: the model's, which the forward reads beside the parameters (`declare.Variable`).
     """
     policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, n_micro_batches, ends), 1)
     keeping = policy_state(policy)
     scales, factor = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
     with product_precision(policy):
         if factor is None:
-            return _gradients(static, params, scales, tokens, z_weight, counted, n_micro_batches, ends, due)
+            return _gradients(static, params, scales, tokens, z_weight, counted, n_micro_batches, ends, due, variables)
         sums, grads, amax = _gradients(
-            static, params, scales, tokens, z_weight, counted / factor, n_micro_batches, ends, due
+            static, params, scales, tokens, z_weight, counted / factor, n_micro_batches, ends, due, variables
         )
         return sums, jax.tree.map(lambda g: g / factor, grads), amax
 
@@ -160,9 +163,10 @@ def micro_batch_objective(
     due: jax.Array | None = None,
     probes: Any = None,
     copies: Any = None,
+    variables: Any = None,
 ) -> tuple[jax.Array, LossSums]:
     """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]; `copies`: see `parallel/gathered.py`."""
-    params = gathered.with_gathered(params, copies)
+    params = with_variables(gathered.with_gathered(params, copies), variables)
     observe = Observe(due, probes, hooks.loss_term(static))
     tokens = documents.split_inputs_targets(part, ends)
     sums = _whole_loss_sums(static, params, tokens, z_weight, observe, scales)
@@ -179,11 +183,12 @@ def _gradients(
     n_micro_batches: jax.Array | None,
     ends: DocumentEnds | None,
     due: jax.Array | None,
+    variables: Any,
 ) -> Summed:
     copies, params = gathered.gather_weights(static, params), pipeline.into_slots(static, params)
 
     def differentiate(params: Any, part: jax.Array) -> Summed:
-        return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies)
+        return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies, variables)
 
     if static.accumulate == 1:
         sums, grads, amax = differentiate(params, tokens)
@@ -240,6 +245,7 @@ def differentiate_micro_batch(
     counted: jax.Array,
     part: jax.Array,
     copies: Any = None,
+    variables: Any = None,
 ) -> Summed:
     """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`.
 
@@ -251,7 +257,9 @@ def differentiate_micro_batch(
     probes = jnp.zeros(static.model.n_layers) if can_underflow else None
     objective = functools.partial(micro_batch_objective, static)
     differentiate = jax.value_and_grad(objective, argnums=(0, 1, 7), has_aux=True)
-    (_, sums), (grads, amax, zeros) = differentiate(params, scales, part, z_weight, counted, ends, due, probes, copies)
+    (_, sums), (grads, amax, zeros) = differentiate(
+        params, scales, part, z_weight, counted, ends, due, probes, copies, variables
+    )
     if zeros is not None:
         sums = sums._replace(measures=sums.measures._replace(gradient_zeros=zeros))
     return sums, grads, amax
@@ -279,6 +287,7 @@ def leave_out_bad(
     n_micro_batches: jax.Array | None,
     ends: DocumentEnds | None,
     due: jax.Array | None,
+    variables: Any,
     summed: Summed,
     allowed: jax.Array,
 ) -> tuple[Summed, LeftOut]:
@@ -301,11 +310,13 @@ def leave_out_bad(
 
     def look(i: jax.Array, kept: jax.Array) -> jax.Array:
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(parts[i], ends) >= 0), 1)
-        return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i]), scale))
+        return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i], variables=variables), scale))
 
     def without(summed: Summed, remaining: jax.Array) -> Summed:
         del summed
-        return scaled_gradients(static, params, remaining, z_weight, precision_state, n_micro_batches, ends, due)
+        return scaled_gradients(
+            static, params, remaining, z_weight, precision_state, n_micro_batches, ends, due, variables
+        )
 
     with product_precision(policy):
         looks = jnp.where(allowed & ~_is_usable(summed, scale), run, 0)

@@ -32,10 +32,11 @@ from scalelab.train.step.guard import (
     Marks,
     Signals,
     as_entered,
+    init_guard,
     loss_sigmas,
     median,
 )
-from scalelab.train.step.variables import Outcome, signals_of
+from scalelab.train.step.variables import Outcome, Part, signals_of
 
 SHAPES = ("", "benign", "slow", "persistent", "growing", "diverged")  # of an incident, at the step that shows it
 BENIGN, SLOW, PERSISTENT, GROWING, DIVERGED = range(1, len(SHAPES))
@@ -69,6 +70,9 @@ def next_memory(static: Static, memory: Any, outcome: Outcome) -> tuple[Any, dic
     uniform = math.log(static.model.vocab_size)
     new, report = remember(static.guard, memory, signals, alarm, norms.update / norms.weights, uniform)
     return new, {GUARD: report, "loss_sigmas": loss_sigmas(memory, outcome.step, signals.loss)}
+
+
+MEMORY = Part("guard", lambda static, params: init_guard(static.guard), next_memory)
 
 
 def remember(

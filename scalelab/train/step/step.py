@@ -16,8 +16,7 @@ from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.rounding import upcast
-from scalelab.precision.states import policy_state
-from scalelab.train.step import guard, hooks, incident
+from scalelab.train.step import guard, hooks
 from scalelab.train.step.gradients import (
     Gradient,
     document_ends,
@@ -30,12 +29,10 @@ from scalelab.train.step.metrics import refuse_unloggable
 from scalelab.train.step.per_layer.backward import measure_gradient
 from scalelab.train.step.report import layers
 from scalelab.train.step.report.report import report
-from scalelab.train.step.state import TrainState, evaluation_params
+from scalelab.train.step.state import TrainState, evaluation_params, model_variables, next_state
 from scalelab.train.step.update.curvature import curvature_if_due
 from scalelab.train.step.update.update import stays_finite, update_if_accepted
-from scalelab.train.step.variables import Outcome, Verdict, signals_of
-
-Metrics = dict[str, jax.Array]
+from scalelab.train.step.variables import Metrics, Outcome, Verdict, signals_of
 
 
 def train_step(static: Static, state: TrainState, tokens: jax.Array, h: Hparams) -> tuple[TrainState, Metrics]:
@@ -63,7 +60,7 @@ def take_gradient(static: Static, state: TrainState, tokens: jax.Array, h: Hpara
         return Gradient(sums, None, replay, replay.norm)
     n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
     params = copy_for_loss(upcast(state.params, POLICIES[static.precision].parameters), static.layout.devices)
-    batch = static, params, tokens, h.train.z_loss, state.precision, n_micro_batches, ends, due
+    batch = static, params, tokens, h.train.z_loss, state.precision, n_micro_batches, ends, due, model_variables(state)
     summed, left_out = scaled_gradients(*batch), None
     if static.guard.leaves_out:
         summed, left_out = leave_out_bad(*batch, summed, guard.may_leave_out(state.guard, state.step))
@@ -91,25 +88,6 @@ def decide(
     alarm = guard.decide_step(static, state, signals_of(state.step, gradient, verdict), planned)
     now = guard.clip_outlier(static.guard, now, alarm)
     return verdict._replace(accepted=alarm.accepted, alarm=alarm, now=now)
-
-
-def next_state(static: Static, state: TrainState, outcome: Outcome) -> tuple[TrainState, Metrics]:
-    """The state after a step, and the metrics of its parts that are not parameters."""
-    verdict, updated = outcome.verdict, outcome.updated
-    keeping = policy_state(POLICIES[static.precision])
-    precision = keeping.next(state.precision, updated.kept, outcome.gradient.amax, verdict.finite, verdict.accepted)
-    memory, noted = incident.next_memory(static, state.guard, outcome)
-    after = TrainState(
-        step=state.step + 1,
-        params=updated.params,
-        opt_state=updated.opt_state,
-        skipped=state.skipped + ~verdict.accepted,
-        streak=jnp.where(verdict.accepted, 0, state.streak + 1),
-        ema=updated.ema,
-        precision=precision,
-        guard=memory,
-    )
-    return after, noted | keeping.metrics(state.precision)
 
 
 def _is_logged(step: jax.Array, h: Hparams, due: jax.Array | None) -> jax.Array:
