@@ -64,6 +64,14 @@ def gained(x, parts):
     return x + parts.times * parts.gain("mlp_gain", parts.mlp(parts.norm("mlp_norm", x)), fill=0.1)
 
 
+def quiet(x, parts):
+    """`model.block`: the usual block, with a loss of its own on the size of what leaves it (Merity et al. 2017)."""
+    x = x + parts.times * parts.attention(parts.norm("attention_norm", x))
+    x = x + parts.times * parts.mlp(parts.norm("mlp_norm", x))
+    parts.loss("size", 1e-3 * jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1))
+    return x
+
+
 def sums(path):
     """`data.source`: documents of additions. `path` is data.path, not used here."""
     for i in range(1000):

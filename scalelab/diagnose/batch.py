@@ -91,9 +91,10 @@ def _scores(subject: Subject, step: int, tokens: np.ndarray) -> tuple[np.ndarray
     ends, policy = document_ends(static, subject.h, jnp.int32(step - 1)), POLICIES[static.precision]
 
     def mean_loss(params: Any, row: jax.Array) -> jax.Array:
-        inputs, targets, packed = documents.split_inputs_targets(row[None], ends)
-        sums = transformer.summed_loss(static.model, params, inputs, targets, 0.0, policy, packed=packed)
-        # The only field that is differentiated; without z-loss it is the loss.
+        sums = transformer.split_loss(
+            static.model, params, documents.split_inputs_targets(row[None], ends), 0.0, policy
+        )
+        # The only field that is differentiated; without z-loss it is the loss, with losses that blocks have.
         return sums.objective / jnp.maximum(sums.tokens, 1.0)
 
     @jax.jit

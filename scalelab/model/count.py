@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
+from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.declare import named_leaves
 from scalelab.model.stacks import Stack, count_local_layers, stacks
 
@@ -134,6 +135,6 @@ def _traced_step(shape: ModelShape, remat: str) -> Any:
     tokens = jax.ShapeDtypeStruct((1, shape.seq_len), jnp.int32)
 
     def objective(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        return transformer.summed_loss(shape, params, inputs, targets, 0.0, chunk=shape.seq_len).objective
+        return transformer.split_loss(shape, params, SplitTokens(inputs, targets), 0.0, chunk=shape.seq_len).objective
 
     return jax.make_jaxpr(jax.grad(objective))(params, tokens, tokens).jaxpr

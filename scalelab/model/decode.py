@@ -12,7 +12,7 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention.documents import CachePast, PackedDocuments, SplitTokens
-from scalelab.model.pieces import run_pieces
+from scalelab.model.pieces import end_in_logits, run_pieces
 from scalelab.model.stacks import by_stack
 from scalelab.precision.policy import FP32, Policy, array_dtype
 
@@ -61,7 +61,7 @@ def decode_tokens(
     packed = PackedDocuments(first_BT, index_T[None] - first_BT, CachePast(cache.filled, segment_BC))
     tokens = SplitTokens(tokens_BT, None, packed)
     more = {name: {"cache": {"attention": keys}} for name, keys in by_stack(shape, cache.keys).items()}
-    pieces = transformer.make_pieces(shape, policy, tokens, transformer.end_in_logits(shape))
+    pieces = transformer.make_pieces(shape, policy, tokens, end_in_logits(shape))
     logits, written = run_pieces(shape, pieces, params, more)
     keys = written["cache"]["attention"]
     filled = cache.filled + tokens_BT.shape[1]

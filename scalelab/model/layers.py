@@ -15,11 +15,12 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
-from scalelab.model import measures
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products, weight_product
 from scalelab.model.products.saved import keep_inputs, name_product, name_statistic
+from scalelab.model.sums import measures
+from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, describe_bad_sum
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes
 from scalelab.user_code import user_function
@@ -195,7 +196,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array | GatheredSequence, due: jax.Array | None = None) -> jax.Array:
-        """x_BSD -> [B, S, D]; with `due` (see `model/measures.py`) also what is measured of the hidden units."""
+        """x_BSD -> [B, S, D]; with `due` (see `sums/measures.py`) also what is measured of the hidden units."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
         inner, std = ("batch", "context", "mlp"), self.stds.std
         x_BSD = share_among_products(x_BSD, self.policy)
@@ -225,6 +226,22 @@ class BlockParts:
     attention: Branch
     mlp: Branch
     times: float
+    give: Callable[[str, str, jax.Array], None]  # `pieces.give_sum` of the block, with the tokens that count
+
+    def loss(self, name: str, value_BS: jax.Array) -> None:
+        """Add a loss of the block's own to the objective, in nats of each token [B, S].
+
+        A sum over tokens is exact however a batch is split; a product of means is not. Logged as `block/NAME`.
+        """
+        self.give(LOSSES, name, value_BS)
+
+    def count(self, name: str, value: jax.Array) -> None:
+        """Count something, without a gradient: each token's share, [B, S], or [B, S, E] for each of E experts."""
+        self.give(COUNTS, name, value)
+
+    def maximum(self, name: str, value: jax.Array) -> None:
+        """Note the largest value, without a gradient: of each token's, [B, S] or [B, S, E]."""
+        self.give(MAXIMA, name, value)
 
     def norm(self, name: str, x_BSD: jax.Array) -> jax.Array:
         """x_BSD after a norm of the kind `model.norm`, whole along the sequence."""
@@ -257,11 +274,9 @@ class BlockParts:
                 )
 
 
-def run_user_block(
-    shape: ModelShape, policy: Policy, x_BSD: jax.Array, attend: Branch, mlp: Branch, times: float,
-    due: jax.Array | None,
-) -> jax.Array:  # fmt: skip
-    """x_BSD after the user's function `model.block`, from the block's branches; `due` as in `transformer.Block`."""
+def run_user_block(parts: BlockParts, x_BSD: jax.Array, due: jax.Array | None) -> jax.Array:
+    """x_BSD after the user's function `model.block`, from the block's parts; `due` as in `transformer.Block`."""
+    shape = parts.shape
     what = f"model.block={shape.block!r}"
     function = user_function(shape.block, "model.block", "a function (x, parts) -> x")
     inside, used = ("batch", "context", None), []
@@ -275,8 +290,16 @@ def run_user_block(
 
         return call
 
-    parts = BlockParts(shape, policy, branch("attention", attend), branch("mlp", mlp), times)
-    y_BSD = function(x_BSD, parts)
+    once = branch("attention", parts.attention), branch("mlp", parts.mlp)
+    names: list[str] = []
+
+    def give(kind: str, name: str, value: jax.Array) -> None:
+        if problem := describe_bad_sum(kind, name, value, x_BSD, names):
+            raise BadInput(f"{what}: the sum {name!r} ({kind}) {problem}")
+        names.append(name)
+        parts.give(kind, name, value)
+
+    y_BSD = function(x_BSD, dataclasses.replace(parts, attention=once[0], mlp=once[1], give=give))
     if getattr(y_BSD, "shape", None) != x_BSD.shape:
         got = getattr(y_BSD, "shape", type(y_BSD).__name__)
         raise BadInput(f"{what} returned {got}: a block returns the residual stream, here of shape {x_BSD.shape}")

@@ -6,7 +6,7 @@ recomputing the logits in the backward would take four. Both hold one chunk.
 Shapes: B batch, S sequence, T tokens, D d_model, V vocab.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from scalelab.hardware.tactics.exchange import scatter_sum
-from scalelab.model.measures import (
+from scalelab.model.sums.loss_sums import LossSums, no_loss_sums
+from scalelab.model.sums.measures import (
     add_chunk,
-    combine,
     measure_head,
     measures_specs,
     sum_head_over_devices,
@@ -50,44 +50,12 @@ CPU_LOGITS = 2**24  # held at once by a CPU: 64 MiB in fp32; with fewer, re-read
 ACCELERATOR_TOKENS = 1024
 
 
-class LossSums(NamedTuple):
-    """Sums over positions that count. Only `objective`, which is nll + z_weight * z + term, is differentiated.
-
-    `measures` is () unless a training step measures its layers (`model/measures.py`); `term` is the user's term of
-    the loss (`train.loss`) times the tokens, () if there is none.
-    """
-
-    objective: jax.Array
-    nll: jax.Array
-    tokens: jax.Array
-    measures: Any = ()
-    term: Any = ()
-
-
-def add_sums(a: LossSums, b: LossSums) -> LossSums:
-    """The sums of two batches as those of one."""
-    measured = combine(a.measures, b.measures)
-    term = jax.tree.map(jnp.add, a.term, b.term)
-    return LossSums(a.objective + b.objective, a.nll + b.nll, a.tokens + b.tokens, measured, term)
-
-
-def objective_cotangent(sums: LossSums, share: jax.Array) -> LossSums:
-    """The cotangent of sums of which the objective times `share` is differentiated."""
-    return jax.tree.map(jnp.zeros_like, sums)._replace(objective=jnp.zeros_like(sums.objective) + share)
-
-
 def chunk_tokens(platform: str, d_model: int, vocab: int) -> int:
     """Tokens whose logits are held at once, by the platform of the program; `vocab`: rows on a device.
 
     A wide model's are a quarter of its width: logits and their gradient then take half as much as the head's gradient.
     """
     return max(8, CPU_LOGITS // vocab) if platform == "cpu" else max(ACCELERATOR_TOKENS, d_model // 4)
-
-
-def add_loss_term(sums: LossSums, term: jax.Array) -> LossSums:
-    """`sums` with a further term of the loss, in nats a token."""
-    weighted = term * sums.tokens
-    return sums._replace(objective=sums.objective + weighted, term=weighted)
 
 
 def _chunk_logits(x_TD: jax.Array, head_DV: jax.Array, form: Any) -> jax.Array:
@@ -214,7 +182,7 @@ def _sum_over_devices(sums: LossSums, axes: tuple[str, ...]) -> LossSums:
 
 
 def _zero(x: jax.Array, head: jax.Array, measured: bool) -> LossSums:
-    zeros = LossSums(*[vary_like(jnp.zeros(()), x) for _ in range(3)])
+    zeros: LossSums = jax.tree.map(lambda zero: vary_like(zero, x), no_loss_sums())
     by_head, by_token = vary_like(jnp.zeros(()), x, head), vary_like(jnp.zeros(()), x)
     return zeros._replace(measures=zero_measures(by_head, by_token) if measured else ())
 

@@ -12,17 +12,26 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from scalelab.config import ModelShape
+from scalelab.model.attention.documents import SplitTokens
+from scalelab.model.attention.order import deal, restore
+from scalelab.model.loss import cross_entropy, softcap_logits
 from scalelab.model.products.saved import save_products
-from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
-from scalelab.sharding import target_platform
+from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, name_stacks, stacks
+from scalelab.model.sums import measures
+from scalelab.model.sums.block_sums import SUMS, join_sums
+from scalelab.model.sums.loss_sums import LossSums, add_block_sums, add_loss_term
+from scalelab.sharding import gather_weight, reshard_to, target_platform
 
 Params = dict[str, Any]
 # Flax's collections of one block, or of all blocks along a leading axis: `params`, and where they are used `scales` of
 # delayed scaling, `cache` of keys and values, `probes` that count zeros in gradients.
 Variables = dict[str, Any]
-Written = dict[str, Any]  # collections that a block returns: `measures` where it is measured, `cache` where it has one
+# What a block returns beside x_BSD: SUMS if it has any, `measures` where it is measured, `cache` where it has one.
+Written = dict[str, Any]
+End = Callable[[Params, jax.Array, jax.Array], Any]  # (params, x_BSD, head_DV) -> what is asked of the model
 
 REMAT_POLICIES = {
     "none": None,
@@ -64,7 +73,18 @@ def run_pieces(
     for stack in stacks(shape):
         variables = {"params": params[stack.name], **(more[stack.name] if more else {})}
         x_BSD, written[stack.name] = scan_stack(shape, pieces, stack, variables, x_BSD)
-    return pieces.leave(params, x_BSD), join_stacks(shape, written)
+    sums = join_sums([(stack.depth, written[stack.name].pop(SUMS, {})) for stack in stacks(shape)])
+    return pieces.leave(params, x_BSD), join_stacks(shape, written) | ({SUMS: sums} if sums else {})
+
+
+def variables_by_stack(shape: ModelShape, scales: Any, probes: Any) -> dict[str, Variables]:
+    """`more` of `run_pieces`: delayed scaling's scales, as `stacks.name_stacks` takes them, and probes [L]; or none."""
+    more: dict[str, Variables] = {stack.name: {} for stack in stacks(shape)}
+    for name, part in name_stacks(shape, scales).items() if scales else ():
+        more[name]["scales"] = part
+    for name, part in by_stack(shape, probes).items() if probes is not None else ():
+        more[name]["probes"] = {"zeros": part}
+    return more
 
 
 def scan_stack(
@@ -91,3 +111,46 @@ def layers_at_once(shape: ModelShape, depth: int) -> int:
     of a step (checks/speed/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
     """
     return depth if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
+
+
+def end_in_logits(shape: ModelShape) -> End:
+    """The end of pieces that give next-token logits [B, S, V] in fp32."""
+
+    def end(_: Params, x_BSD: jax.Array, head_DV: jax.Array) -> jax.Array:
+        head_DV = gather_weight(head_DV.astype(x_BSD.dtype), "embed", "vocab")
+        logits_BSV = jnp.dot(x_BSD, head_DV, preferred_element_type=jnp.float32)
+        return softcap_logits(logits_BSV, shape.logit_softcap)
+
+    return end
+
+
+def end_in_loss(
+    shape: ModelShape, tokens: SplitTokens, z_weight: jax.Array | float, observe: Observe = UNOBSERVED, chunk: int = 0
+) -> End:
+    """The end of pieces that give the head's `LossSums` over targets that are not negative; `chunk`: `cross_entropy`.
+
+    With `observe.due` they hold `HeadMeasures`, and with `observe.term` the objective holds a further term.
+    """
+
+    def end(params: Params, x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
+        targets_BS, weight = reshard_to(tokens.targets_BS, "batch", "context"), jnp.asarray(z_weight, jnp.float32)
+        sums = cross_entropy(x_BSD, head_DV, targets_BS, weight, shape.logit_softcap, chunk, observe.due)
+        if observe.term is None:
+            return sums
+        whole = deal(tokens.inputs_BS, back=True), deal(tokens.targets_BS, back=True), restore(x_BSD)
+        return add_loss_term(sums, observe.term(params, *whole, gather_weight(head_DV, "embed", "vocab")))
+
+    return end
+
+
+def run_loss(
+    shape: ModelShape, pieces: Pieces, params: Params, more: Mapping[str, Variables] | None = None
+) -> LossSums:
+    """The sums of pieces that `end_in_loss`, with what the blocks add to them: losses, and measures if they are due."""
+    sums: LossSums
+    sums, written = run_pieces(shape, pieces, params, more)
+    if measures.COLLECTION in written:
+        positions = sums.measures.token_nll.size
+        measured = measures.of_blocks(written[measures.COLLECTION], positions, sums.measures)
+        sums = sums._replace(measures=measured)
+    return add_block_sums(sums, written.get(SUMS, {}))

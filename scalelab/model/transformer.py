@@ -15,21 +15,24 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.model import layers, measures
+from scalelab.model import layers
 from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments, SplitTokens
 from scalelab.model.attention.order import deal, redeal, restore
 from scalelab.model.declare import Declaration, unbox
 from scalelab.model.layers import MLP, BareParameter, Norm
-from scalelab.model.loss import (
-    LossSums,
-    add_loss_term,
-    cross_entropy,
-    head_token_losses,
-    smooth_cross_entropy,
-    softcap_logits,
+from scalelab.model.loss import head_token_losses
+from scalelab.model.pieces import (
+    End,
+    Params,
+    Pieces,
+    Variables,
+    Written,
+    end_in_logits,
+    end_in_loss,
+    run_loss,
+    run_pieces,
 )
-from scalelab.model.pieces import UNOBSERVED, Observe, Params, Pieces, Variables, Written, run_pieces
 from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
 from scalelab.model.products.product import share_among_products
 from scalelab.model.products.rows import gather_rows, lookup_embeddings
@@ -38,14 +41,15 @@ from scalelab.model.stacks import (
     LayerFlags,
     all_layer_flags,
     by_stack,
-    name_stacks,
     of_one_kind,
     stacks,
 )
+from scalelab.model.sums import measures
+from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, give_sum, join_sums, take_sums
+from scalelab.model.sums.loss_sums import LossSums
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
 
-End = Callable[[Params, jax.Array, jax.Array], Any]  # (params, x_BSD, head_DV) -> what is asked of the model
 # Both branches on the residual stream x: `add(branch, norm's name, x)` is x + the branch of x's norm.
 BLOCKS: dict[str, Callable[..., Parts]] = {
     "sequential": lambda add, attend, mlp, xs: add(mlp, "mlp_norm", add(attend, "attention_norm", xs)),
@@ -75,10 +79,12 @@ class Block(nn.Module):
         layer: LayerFlags = UNIFORM_LAYERS,
         packed: PackedDocuments | None = None,
         due: jax.Array | None = None,
+        counts_BS: jax.Array | None = None,
     ) -> tuple[jax.Array, None]:
         """x_BSD -> (x_BSD, None); with `packed`, attention stays within documents.
 
-        With `due`, a traced boolean, the collection `measures` is written (`model/measures.py`).
+        With `due`, a traced boolean, the collection `measures` is written (`sums/measures.py`). `counts_BS`: whether a
+        token counts in sums that the block gives (`pieces.give_sum`), in the order of x_BSD; None: all do.
         """
         s, policy = self.shape, self.policy.of_model(self.shape.sums, self.shape.remat)
         policy = dataclasses.replace(policy, parts=count_parts(s, policy, *x_BSD.shape[:2]))
@@ -89,7 +95,10 @@ class Block(nn.Module):
         attend = functools.partial(attention, layer=layer, packed=packed, due=due)
         if ":" in s.block:
             branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)
-            x_BSD = redeal(layers.run_user_block(s, policy, restore(x_BSD), *branches, times, due))
+            counts_BS = None if counts_BS is None else deal(counts_BS, back=True)
+            give = functools.partial(give_sum, self, counts_BS=counts_BS)
+            parts = layers.BlockParts(s, policy, *branches, times, give)
+            x_BSD = redeal(layers.run_user_block(parts, restore(x_BSD), due))
         else:
             x_BSD = self.add_branches(x_BSD, norm, attend, functools.partial(mlp, due=due), times, policy.parts)
         if due is not None:
@@ -137,8 +146,8 @@ class Transformer(nn.Module):
             )
         scans = [
             nn.scan(
-                Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=stack.depth,
-                metadata_params={nn.PARTITION_NAME: "layers"},
+                Block, variable_axes=dict.fromkeys(("params", *SUM_KINDS), 0), split_rngs={"params": True},
+                length=stack.depth, metadata_params={nn.PARTITION_NAME: "layers"},
             )(of_one_kind(s, stack), self.policy)
             for stack in stacks(s)
         ]  # fmt: skip
@@ -181,23 +190,33 @@ class Transformer(nn.Module):
 def _init(shape: ModelShape, key: jax.Array) -> Any:
     tokens_BS = jnp.zeros((1, shape.seq_len), jnp.int32)
     with without_mesh():
-        return Transformer(shape, FP32).init(key, tokens_BS)["params"]
+        return Transformer(shape, FP32).init(key, tokens_BS)
 
 
 def init_params(shape: ModelShape, key: jax.Array) -> Params:
     """Fresh fp32 parameters: a nested dict of arrays, block parameters stacked along a leading `layers` axis."""
-    return unbox(_init(shape, key))[0]
+    return unbox(_init(shape, key)["params"])[0]
 
 
 def parameter_declarations(shape: ModelShape) -> Params:
     """The declaration of every parameter, as a nested dict of the same structure. Nothing is computed."""
-    return _declarations(shape.plain)
+    return unbox(_declarations(shape.plain)["params"])[1]
+
+
+def block_sums(shape: ModelShape) -> Sums:
+    """The sums that the blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none."""
+    declared = _declarations(shape.plain)
+    of_stacks = [take_sums({kind: declared.get(kind, {}).get(s.name, {}) for kind in SUM_KINDS}) for s in stacks(shape)]
+    depths = [stack.depth for stack in stacks(shape)]
+    sums: Sums = jax.eval_shape(lambda each: join_sums(list(zip(depths, each, strict=True))), of_stacks)
+    return sums
 
 
 @functools.cache
-def _declarations(shape: ModelShape) -> Params:
+def _declarations(shape: ModelShape) -> dict[str, Any]:
     key = jax.eval_shape(jax.random.key, 0)  # drawing a real one would compile something
-    return unbox(jax.eval_shape(functools.partial(_init, shape), key))[1]
+    variables: dict[str, Any] = jax.eval_shape(functools.partial(_init, shape), key)
+    return variables
 
 
 def make_pieces(
@@ -214,12 +233,15 @@ def make_pieces(
     def block(
         variables: Variables, x_BSD: jax.Array, layer: LayerFlags, kind: str = shape.block
     ) -> tuple[jax.Array, Written]:
-        returned = [name for name in ("cache",) if name in variables]
+        returned = [*SUM_KINDS, *(name for name in ("cache",) if name in variables)]
         returned += [] if due is None else [measures.COLLECTION]
-        of_kind, given = dataclasses.replace(shape, block=kind), (x_BSD, layer, tokens.packed, due)
+        counts_BS = None if tokens.targets_BS is None else tokens.targets_BS >= 0
+        of_kind, given = dataclasses.replace(shape, block=kind), (x_BSD, layer, tokens.packed, due, counts_BS)
         module = Block(of_kind, policy, name="blocks")
         (x_BSD, _), written = module.apply(variables, *given, mutable=returned)
-        return x_BSD, dict(written)
+        written = dict(written)
+        sums = take_sums(written)
+        return x_BSD, written | ({SUMS: sums} if sums else {})
 
     return Pieces(
         enter=lambda params: apply("enter", params, tokens.inputs_BS, tokens.packed),
@@ -241,60 +263,21 @@ def next_token_logits(
     return logits_BSV
 
 
-def end_in_logits(shape: ModelShape) -> End:
-    """The end of pieces that give next-token logits [B, S, V] in fp32."""
-
-    def end(_: Params, x_BSD: jax.Array, head_DV: jax.Array) -> jax.Array:
-        head_DV = gather_weight(head_DV.astype(x_BSD.dtype), "embed", "vocab")
-        logits_BSV = jnp.dot(x_BSD, head_DV, preferred_element_type=jnp.float32)
-        return softcap_logits(logits_BSV, shape.logit_softcap)
-
-    return end
-
-
-def end_in_loss(
-    shape: ModelShape, tokens: SplitTokens, z_weight: jax.Array | float, observe: Observe = UNOBSERVED, chunk: int = 0
-) -> End:
-    """The end of pieces that give the head's `LossSums` over targets that are not negative; `chunk`: `cross_entropy`.
-
-    With `observe.due` they hold `HeadMeasures`, and with `observe.term` the objective holds a further term.
-    """
-
-    def end(params: Params, x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
-        targets_BS, weight = reshard_to(tokens.targets_BS, "batch", "context"), jnp.asarray(z_weight, jnp.float32)
-        sums = cross_entropy(x_BSD, head_DV, targets_BS, weight, shape.logit_softcap, chunk, observe.due)
-        if observe.term is None:
-            return sums
-        whole = deal(tokens.inputs_BS, back=True), deal(tokens.targets_BS, back=True), restore(x_BSD)
-        return add_loss_term(sums, observe.term(params, *whole, gather_weight(head_DV, "embed", "vocab")))
-
-    return end
+def split_loss(
+    shape: ModelShape, params: Params, tokens: SplitTokens, z_weight: jax.Array | float, policy: Policy = FP32,
+    chunk: int = 0,
+) -> LossSums:  # fmt: skip
+    """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
+    end = end_in_loss(shape, tokens, z_weight, chunk=chunk)
+    return run_loss(shape, make_pieces(shape, policy, tokens, end), params)
 
 
 def summed_loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
-    policy: Policy = FP32, chunk: int = 0, scales: Params | None = None, packed: PackedDocuments | None = None,
-    due: jax.Array | None = None, term: Callable[..., jax.Array] | None = None, probes: Any = None,
+    policy: Policy = FP32,
 ) -> LossSums:  # fmt: skip
-    """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
-
-    `scales`: delayed scaling's scales for the blocks' products (`precision/delayed.py`). With `due` the sums also hold
-    `measures` of all layers, taken where it is true, and the "gradient" of `probes` [L] is their `gradient_zeros`
-    (`measures.count_zeros`). `term(params, tokens, targets, x_BSD, head_DV)`, in nats a token,
-    is added to the objective.
-    """
-    more: dict[str, Variables] = {stack.name: {} for stack in stacks(shape)}
-    for name, part in name_stacks(shape, scales).items() if scales else ():
-        more[name]["scales"] = part
-    for name, part in by_stack(shape, probes).items() if probes is not None else ():
-        more[name]["probes"] = {"zeros": part}
-    tokens, observe = SplitTokens(tokens_BS, targets_BS, packed), Observe(due, probes, term)
-    pieces = make_pieces(shape, policy, tokens, end_in_loss(shape, tokens, z_weight, observe, chunk), due)
-    sums: LossSums
-    sums, written = run_pieces(shape, pieces, params, more)
-    if due is None:
-        return sums
-    return sums._replace(measures=measures.of_blocks(written[measures.COLLECTION], tokens_BS.size, sums.measures))
+    """The sums of `split_loss` of inputs and targets that are not packed in documents."""
+    return split_loss(shape, params, SplitTokens(tokens_BS, targets_BS), z_weight, policy)
 
 
 def token_losses(
@@ -311,24 +294,6 @@ def token_losses(
     return losses
 
 
-def smooth_loss(
-    shape: ModelShape,
-    params: Params,
-    tokens_BS: jax.Array,
-    targets_BS: jax.Array,
-    packed: PackedDocuments | None = None,
-) -> jax.Array:
-    """Summed loss in fp32, for derivatives of any order (reverse over reverse: products define their own backward)."""
-
-    def end(_: Params, x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
-        targets, zero = reshard_to(targets_BS, "batch", "context"), jnp.zeros(())
-        return smooth_cross_entropy(x_BSD, head_DV, targets, zero, shape.logit_softcap)
-
-    pieces = make_pieces(shape, FP32, SplitTokens(tokens_BS, targets_BS, packed), end)
-    sums: LossSums = run_pieces(shape, pieces, params)[0]
-    return sums.objective
-
-
 def embed_tokens(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy, packed: PackedDocuments | None = None
 ) -> jax.Array:
@@ -343,6 +308,8 @@ def apply_block(
     policy: Policy,
     layer: LayerFlags,
     packed: PackedDocuments | None = None,
-) -> jax.Array:
-    """x_BSD after one block; `params` and `layer` (`stacks.select_layers`) are that block's."""
-    return Block(shape, policy).apply({"params": params}, x_BSD, layer, packed)[0]
+) -> tuple[jax.Array, Sums]:
+    """(x_BSD after one block, the sums that it gives); `params` and `layer` (`stacks.select_layers`) are its."""
+    pieces = make_pieces(shape, policy, SplitTokens(x_BSD, None, packed), end_in_logits(shape))
+    x_BSD, written = pieces.block({"params": params}, x_BSD, layer)
+    return x_BSD, written.get(SUMS, {})

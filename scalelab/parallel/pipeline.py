@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 from scalelab.config import Layout, Static
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.declare import Declaration
-from scalelab.model.loss import LossSums
-from scalelab.model.measures import HeadMeasures, Measures
 from scalelab.model.stacks import stacks
+from scalelab.model.sums.loss_sums import LossSums, add_block_sums
+from scalelab.model.sums.measures import HeadMeasures, Measures
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
@@ -162,20 +162,23 @@ def _run(
             in_sharding=within,
         ),
         in_specs=(by_stage, by_stage, whole, PartitionSpec(None, *by_row), whole, whole, whole, whole),
-        out_specs=(of_sums, by_stage, whole, by_stage) if counted is not None else (of_sums, None, None, None),
+        out_specs=(of_sums, *((by_stage, whole) if counted is not None else (None, None)), by_stage),
         axis_names=mapped,
     )
-    out = (whole, *((*specs[1:3], by_stage) if counted is not None else (None, None, None)))
-    sums, blocks, others, measured = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
+    out = (whole, *(specs[1:3] if counted is not None else (None, None)), by_stage)
+    sums, blocks, others, by_slot = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
+    given, measured = _by_layer(static, by_slot)
+    sums = add_block_sums(sums, given)
     if due is not None:
-        sums = sums._replace(measures=_whole_measures(static, measured, sums, rows[..., 1:].size))
+        of_all = Measures(positions=jnp.float32(rows[..., 1:].size), head=sums.measures, **measured)
+        sums = sums._replace(measures=of_all)
     return sums, None if counted is None else {**others, **blocks}
 
 
-def _whole_measures(static: Static, by_slot: dict[str, jax.Array], sums: LossSums, positions: int) -> Measures:
-    """The measures of all stages' layers, in the model's order, on every device."""
-    layout, whole = static.layout, {name: reshard(x, PartitionSpec()) for name, x in by_slot.items()}
-    if layout.rounds > 1 or not has_even_stages(static.model, layout):
-        slots = slots_of_layers(tuple(s.depth for s in stacks(static.model)), layout.stage, layout.rounds)
-        whole = {name: x[slots] for name, x in whole.items()}
-    return Measures(positions=jnp.float32(positions), head=sums.measures, **whole)
+def _by_layer(static: Static, by_slot: Any) -> Any:
+    """What the blocks of all stages give, in the model's order, on every device."""
+    layout, whole = static.layout, jax.tree.map(lambda x: reshard(x, PartitionSpec()), by_slot)
+    if layout.rounds == 1 and has_even_stages(static.model, layout):
+        return whole
+    slots = slots_of_layers(tuple(s.depth for s in stacks(static.model)), layout.stage, layout.rounds)
+    return jax.tree.map(lambda x: x[slots], whole)

@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Static
-from scalelab.model import measures, transformer
+from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums, add_sums, objective_cotangent
-from scalelab.model.pieces import Observe, Pieces
+from scalelab.model.pieces import Observe, Pieces, end_in_loss
 from scalelab.model.stacks import Stack, stacks
+from scalelab.model.sums import measures
+from scalelab.model.sums.block_sums import MAXIMA, SUMS, Sums, add_sums_at, join_sums, no_sums, sums_cotangent
+from scalelab.model.sums.loss_sums import LossSums, add_sums, objective_cotangent
 from scalelab.parallel.stages.slots import Slot, chunk_slots, in_slot, vary
 from scalelab.parallel.stages.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -52,6 +54,7 @@ class Carry(NamedTuple):
     slots: Any  # block inputs of the micro-batches in flight [slots + 1, k, b, S, D]; () without gradients
     sums: LossSums
     grads: Any  # of the chunks, of the rest, and the measures (() if none); () without gradients
+    block: Sums  # that the stage's blocks give, by kind and name [v, k, …]; {} if they give none
 
 
 class ChunkWork(NamedTuple):
@@ -84,7 +87,8 @@ def run_stage(
 ) -> tuple:  # fmt: skip
     """Run stage `number` [1] through the table; `blocks`: its v k slots by stack; `rows` [m, b, S+1]: of all stages.
 
-    Returns the loss sums and, with `counted`, the gradients of blocks and rest, and the measures by layer [v k].
+    Returns the loss sums, with `counted` the gradients of blocks and rest (else None), and what the blocks give by
+    layer [v k, …]: their sums, whose losses are not in the objective yet, and the measures if they are due.
     """
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
     chunks, rest, rows, z, ends, due = vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
@@ -98,13 +102,15 @@ def run_stage(
         head = measures.sum_over_devices(carry.sums.measures._replace(token_nll=()), everyone)
         each = jax.lax.pmax(carry.sums.measures.token_nll, STAGE_AXIS)
         sums = sums._replace(measures=head._replace(token_nll=each))
+    by_layer: tuple[Sums, dict] = sum_by_layer(carry.block, replicas), {}
     if counted is None:
-        return sums, None, None, None
+        return sums, None, None, by_layer
     of_chunks, of_rest, measured = carry.grads
+    by_layer = by_layer if due is None else (by_layer[0], _by_layer(measured, replicas))
     # Here a replica's gradients are added to the others', once for all micro-batches.
     of_blocks = jax.tree.map(lambda g, w: g.reshape(w.shape), of_chunks, blocks)
     of_blocks = jax.lax.psum(of_blocks, replicas) if replicas else of_blocks
-    return sums, of_blocks, jax.lax.psum(of_rest, everyone), {} if due is None else _by_layer(measured, replicas)
+    return sums, of_blocks, jax.lax.psum(of_rest, everyone), by_layer
 
 
 def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
@@ -117,6 +123,14 @@ def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
     return {name: x.reshape(-1, *x.shape[2:]) for name, x in fields.items()}
 
 
+def sum_by_layer(block: Sums, replicas: tuple[str, ...]) -> Sums:
+    """Sums of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
+    if replicas:
+        over = {True: jax.lax.pmax, False: jax.lax.psum}
+        block = {kind: jax.tree.map(lambda x: over[kind == MAXIMA](x, replicas), each) for kind, each in block.items()}  # noqa: B023
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block)
+
+
 def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     """Empty slots, and zeros for all sums."""
     shape, policy = static.model, POLICIES[static.precision]
@@ -126,12 +140,13 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     zero = jnp.zeros(())
     head = () if inputs.due is None else measures.nothing_of_head(m * b, length - 1)
     sums = vary(LossSums(zero, zero, zero, head))
+    block = vary(no_sums(transformer.block_sums(shape), static.layout.rounds, inputs.depth))
     if inputs.counted is None:
-        return Carry(empty, (), (), sums, ())
+        return Carry(empty, (), (), sums, (), block)
     slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
     grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
     none_measured = () if inputs.due is None else vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
-    return Carry(empty, empty, slots, sums, (*grads, none_measured))
+    return Carry(empty, empty, slots, sums, (*grads, none_measured), block)
 
 
 def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operations, Operations]) -> tuple[Carry, None]:
@@ -144,10 +159,10 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
     stages = static.layout.stage
     work = _chunk_work(static, inputs, forward)
     if inputs.counted is None:
-        y_bSD, sums = jax.lax.cond(
-            forward.runs, functools.partial(_evaluate, work), lambda *kept: kept, carry.y_bSD, carry.sums
+        y_bSD, sums, block = jax.lax.cond(
+            forward.runs, functools.partial(_evaluate, work), lambda *kept: kept, carry.y_bSD, carry.sums, carry.block
         )
-        return carry._replace(y_bSD=_send(y_bSD, 1, stages), sums=sums), None
+        return carry._replace(y_bSD=_send(y_bSD, 1, stages), sums=sums, block=block), None
     dy_bSD = _send(carry.dx_bSD, -1, stages)
     # Branches return the slot's content, and it is written after them: inside, all slots would be copied.
     y_bSD, content, measured = jax.lax.cond(
@@ -160,7 +175,7 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
     )
     slots = carry.slots.at[forward.slot].set(content)
     work = _chunk_work(static, inputs, backward)
-    dx_bSD, sums, grads = jax.lax.cond(
+    dx_bSD, sums, grads, block = jax.lax.cond(
         backward.runs,
         functools.partial(_backward, work),
         lambda _, *kept: kept,
@@ -168,8 +183,9 @@ def _tick(static: Static, inputs: StageInputs, carry: Carry, now: tuple[Operatio
         dy_bSD,
         carry.sums,
         (*carry.grads[:2], measured),
+        carry.block,
     )
-    return Carry(_send(y_bSD, 1, stages), dx_bSD, slots, sums, grads), None
+    return Carry(_send(y_bSD, 1, stages), dx_bSD, slots, sums, grads, block), None
 
 
 def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWork:
@@ -177,7 +193,7 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
     chunk, row_bS, n_micro_batches = now.chunk, inputs.rows_mbS[now.microbatch], inputs.rows_mbS.shape[0]
     shape, policy, layout, due = static.model, POLICIES[static.precision], static.layout, inputs.due
     tokens = documents.split_inputs_targets(row_bS, inputs.ends)
-    end = transformer.end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
+    end = end_in_loss(shape, tokens, inputs.z_weight, Observe(due))
     pieces = transformer.make_pieces(shape, policy, tokens, end, due)
 
     def block(variables: Any, x: jax.Array, slot: Slot, kind: str) -> tuple[jax.Array, Any]:
@@ -205,15 +221,15 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
     )
 
 
-def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums) -> tuple[jax.Array, LossSums]:
+def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums, block: Sums) -> tuple[jax.Array, LossSums, Sums]:
     """Forward without gradients: nothing waits for a backward."""
-    y_bSD, _ = _apply_chunk(work, x_bSD)
+    y_bSD, (_, written) = _apply_chunk(work, x_bSD)
     more = jax.lax.cond(work.last, work.pieces.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
-    return y_bSD, jax.tree.map(jnp.add, sums, more)
+    return y_bSD, jax.tree.map(jnp.add, sums, more), add_sums_at(block, work.chunk, written.get(SUMS, {}))
 
 
 def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> tuple[jax.Array, jax.Array, Any]:
-    """Forward of training: output, block inputs for the slot, and measures; the loss is left to the backward."""
+    """Forward of training: output, block inputs for the slot, and measures; losses are left to the backward."""
     y_bSD, (inputs_kbSD, written) = _apply_chunk(work, x_bSD)
     if work.measured:
         measured = measures.add_at(measured, work.chunk, measures.of_blocks(written[measures.COLLECTION], 0))
@@ -221,15 +237,15 @@ def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> 
 
 
 def _backward(
-    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, sums: LossSums, grads: Any
-) -> tuple[jax.Array, LossSums, Any]:
-    """Add the gradients of one micro-batch to those so far; also returns the gradient of the chunk's input."""
+    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, sums: LossSums, grads: Any, block: Sums
+) -> tuple[jax.Array, LossSums, Any, Sums]:
+    """Add the gradients and sums of one micro-batch to those so far; also returns the gradient of the chunk's input."""
     of_chunks, of_rest, measured = grads
-    dx_bSD, (d_blocks, zeros_k), of_rest, sums = _differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
+    dx_bSD, (d_blocks, zeros_k, block_k), of_rest, sums = _differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
     if work.zeros is not None:
         measured = measured._replace(gradient_zeros=measured.gradient_zeros.at[work.chunk].add(zeros_k))
     of_chunks = jax.tree.map(lambda g, d: g.at[work.chunk].add(d), of_chunks, d_blocks)
-    return dx_bSD, sums, (of_chunks, of_rest, measured)
+    return dx_bSD, sums, (of_chunks, of_rest, measured), add_sums_at(block, work.chunk, block_k)
 
 
 def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
@@ -240,11 +256,15 @@ def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[ja
         return y, (x, written)
 
     x_bSD = jax.lax.cond(work.first, lambda rest, _: work.pieces.enter(rest), lambda _, x: x, work.rest, x_bSD)
-    parts = []
+    parts, sums = [], []
     for name, kind, *_ in work.stacks:
-        x_bSD, part = jax.lax.scan(functools.partial(apply, kind), x_bSD, (work.layers[name], work.blocks[name]))
-        parts.append(part)
-    return x_bSD, _join(parts)
+        slots = work.layers[name], work.blocks[name]
+        x_bSD, (inputs, written) = jax.lax.scan(functools.partial(apply, kind), x_bSD, slots)
+        sums.append((_depth(work.blocks[name]), written.pop(SUMS, {})))
+        parts.append((inputs, written))
+    inputs, written = _join(parts)
+    given = join_sums(sums)
+    return x_bSD, (inputs, written | ({SUMS: given} if given else {}))
 
 
 def _join(parts: list[Any]) -> Any:
@@ -257,24 +277,27 @@ def _differentiate_chunk(
 ) -> tuple[jax.Array, Any, Any, LossSums]:
     """Gradients of a chunk's input, of its blocks and of the rest so far, and loss sums so far, from its output's.
 
-    Beside the blocks' gradients stand the zeros that came back to each of them; () if they are not counted.
+    Beside the blocks' gradients stand the zeros that came back to each of them (() if they are not counted), and the
+    sums that each gives, whose losses are differentiated as the head's.
     """
 
-    def block(kind: str, layer: Slot, weights: Any, x: jax.Array) -> jax.Array:
-        return work.pieces.block({"params": weights}, x, layer, kind)[0]
+    def block(kind: str, layer: Slot, weights: Any, x: jax.Array) -> tuple[jax.Array, Sums]:
+        y, written = work.pieces.block({"params": weights}, x, layer, kind)
+        return y, written.get(SUMS, {})
 
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
         stack = work.stacks[-1]
         layer, weights = jax.tree.map(lambda w: w[-1], (work.layers[stack.name], work.blocks[stack.name]))
-        y = block(stack.block, layer, weights, inputs_kbSD[-1])
+        y, _ = block(stack.block, layer, weights, inputs_kbSD[-1])
         more, pull = jax.vjp(work.pieces.leave, work.rest, y)
         d_rest, dy = pull(objective_cotangent(more, 1 / work.counted))
         return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
 
     def through(kind: str, dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
         def pull(dy: jax.Array, weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-            d_block, dx = jax.vjp(functools.partial(block, kind, Slot(part[0].flags)), weights, x)[1](dy)
-            return dx, (d_block, () if work.zeros is None else work.zeros(dy))
+            (_, given), back = jax.vjp(functools.partial(block, kind, Slot(part[0].flags)), weights, x)
+            d_block, dx = back((dy, sums_cotangent(given, 1 / work.counted)))
+            return dx, (d_block, () if work.zeros is None else work.zeros(dy), given)
 
         return in_slot(part[0], pull, dy, *part[1:])
 
@@ -285,12 +308,14 @@ def _differentiate_chunk(
     dy, rest_grads, sums = jax.lax.cond(work.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)
     dx, d_blocks, end_at = dy, {}, len(inputs_kbSD)
     zeros: list[Any] = []
+    given: list[tuple[int, Sums]] = []
     for name, kind, *_ in reversed(work.stacks):
         weights, at = work.blocks[name], end_at - _depth(work.blocks[name])
         parts, end_at = (work.layers[name], weights, inputs_kbSD[at:end_at]), at
-        dx, (d_blocks[name], of_slots) = jax.lax.scan(functools.partial(through, kind), dx, parts, reverse=True)
-        zeros.insert(0, of_slots)
-    blocks = d_blocks, _join(zeros)
+        dx, (d_blocks[name], *of_slots) = jax.lax.scan(functools.partial(through, kind), dx, parts, reverse=True)
+        zeros.insert(0, of_slots[0])
+        given.insert(0, (_depth(weights), of_slots[1]))
+    blocks = d_blocks, _join(zeros), join_sums(given)
     return dx, blocks, jax.lax.cond(work.first, begin, lambda _, grads: grads, dx, rest_grads), sums
 
 

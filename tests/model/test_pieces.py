@@ -20,7 +20,7 @@ def test_the_scan_is_every_block_in_turn(remat):
     """Layers that differ by flags, so that each piece gets its own."""
     of = shape(n_layers=3, window=3, global_every=2, d_model=16, n_heads=2, remat=remat)
     params, split = random_params(of), documents.split_inputs_targets(tokens(of), None)
-    end = transformer.end_in_loss(of, split, 1e-3)
+    end = pieces_lib.end_in_loss(of, split, 1e-3)
     pieces = transformer.make_pieces(of, FP32, split, end)
 
     @jax.jit

@@ -26,7 +26,7 @@ def test_loss_gradients_and_bytes_of_each_layout(names, tmp_path):
     result = json.loads(path.read_text())
     assert sorted(row["layout"] for row in result["rows"]) == sorted(names.split(","))
     for row in result["rows"]:
-        assert row["loss_rel_diff"] <= 2e-6 and row["grad_rel_diff"] <= 3e-6, row
+        assert row["loss_rel_diff"] <= 2e-6 and row["grad_rel_diff"] <= 3e-6 and row["sums_rel_diff"] <= 2e-6, row
         assert row["argument_bytes"] == pytest.approx(row["argument_bytes_formula"], rel=2e-3), row
         moved, split = row["collective_bytes"], {axis for axis, size in row["mesh"].items() if size > 1}
         assert {axis for axes in moved for axis in axes.split(" x ")} == split, row

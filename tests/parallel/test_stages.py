@@ -31,14 +31,14 @@ static, h = setting(**SIZES)
 random = np.random.default_rng(1)  # to draw them as the model does is a program more to compile
 draw = lambda x: (0.3 * random.standard_normal(x.shape)).astype(x.dtype)
 params = jax.tree.map(draw, state_lib.state_shapes(static).params)
-loss, grads = jax.device_get(run(static, params, batch, h))
+loss, grads, _ = jax.device_get(run(static, params, batch, h))
 for layout in json.loads(sys.argv[1]):
     static, h = setting(**SIZES | {f"parallel.{key}": value for key, value in layout.items()})
     mesh, specs = mesh_lib.make_mesh(static.layout), state_lib.state_specs(static).params
     with jax.set_mesh(mesh):
         put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
         placed = jax.tree.map(put, reorder_layers(params, specs, static.layout), specs)
-        found, of_mesh = run(static, placed, put(batch, PartitionSpec(BATCH_AXES, None)), h)
+        found, of_mesh, _ = run(static, placed, put(batch, PartitionSpec(BATCH_AXES, None)), h)
         of_mesh = reorder_layers(jax.device_get(of_mesh), specs, static.layout, back=True)
     print(json.dumps([abs(float(found / loss) - 1), worst_leaf(grads, jax.device_get(of_mesh), 1e-3)]))
 """

@@ -1,11 +1,12 @@
 """The layouts that are compared with one device, and the models: two variants for each layout, and models of options.
 
-Each layout comes with two variants of the model that differ in everything (heads, head, remat, accumulation,
-positions), so that the list covers all pairs of levels.
+Each layout comes with two variants of the model that differ in everything (heads, head, remat, accumulation, positions,
+a block with a loss of its own), so that the list covers all pairs of levels.
 """
 
 from typing import Any
 
+from checks.numerics.parallelism import side_loss
 from scalelab.config import Layout
 
 LAYOUTS = {
@@ -42,6 +43,7 @@ MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
     "model.remat": ("none", "full"),
     "train.accumulate": (1, 2),
     "data.documents": ("cross", "mask"),
+    "model.block": ("sequential", side_loss.NAME),
 }
 # Models with options of blocks and attention that recipes use, compared with one device like the variants (--options).
 FOUR_LAYERS = {"model.n_layers": 4}
@@ -71,5 +73,6 @@ def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Two variants of the model for the layout of this index, which differ in every factor."""
     levels = [index >> bit & 1 for bit in range(4)]
     levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
+    levels += [levels[1] ^ levels[2] ^ levels[3]]
     first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
     return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}

@@ -55,21 +55,21 @@ def draw_tokens() -> np.ndarray:
     return tokens
 
 
-def loss_and_gradients(static: Static, params: Any, batch: Any, h: Hparams) -> tuple[jax.Array, Any]:
-    """Token-mean loss with a z-loss, and its gradient, as at the first step."""
+def loss_and_gradients(static: Static, params: Any, batch: Any, h: Hparams) -> tuple[jax.Array, Any, Any]:
+    """Token-mean objective with a z-loss, its gradient, and sums that blocks give, as at the first step."""
     sums, grads = compute_gradients(
         static, params, batch, jnp.float32(1e-3), ends=document_ends(static, h, jnp.int32(0))
     )
-    return sums.objective / sums.tokens, grads
+    return sums.objective / sums.tokens, grads, sums.block or {}
 
 
 @functools.cache
-def single_device_reference(static: Static, h: Hparams) -> tuple[Any, float, Any]:
-    """(parameters, loss, gradients) on one device."""
+def single_device_reference(static: Static, h: Hparams) -> tuple[Any, float, Any, Any]:
+    """(parameters, loss, gradients, sums of blocks) on one device."""
     h0 = group_hparams(dict.fromkeys(hparam_keys(), 0.0) | {"train.seed": np.uint32(0)})  # init draws from the seed
     params = jax.jit(functools.partial(state_lib.init_state, static))(h0).params
-    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), h)
-    return params, float(loss), jax.device_get(grads)
+    loss, grads, block = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), h)
+    return params, float(loss), *jax.device_get((grads, block))
 
 
 def compare_layout(
@@ -82,8 +82,8 @@ def compare_layout(
     rounded by itself, so two that are as near to fp32 as bf16 allows may be twice as far from each other.
     """
     static, h = build_static(variant, layout, precision)
-    params, loss, grads = single_device_reference(_on_one_device(static), h)
-    layout_loss, layout_grads = _gradients_of_layout(static, h, params)
+    params, loss, grads, block = single_device_reference(_on_one_device(static), h)
+    layout_loss, layout_grads, layout_block = _gradients_of_layout(static, h, params)
     difference = worst_leaf(grads, layout_grads, ZERO_SHARE[precision])
     mesh, cost = mesh_lib.make_mesh(layout), {}
     if precision == "fp32" and costly:
@@ -96,14 +96,20 @@ def compare_layout(
     return {
         "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.MESH_AXES},
         **describe_pipeline(layout), "loss_rel_diff": abs(layout_loss / loss - 1),
-        "grad_rel_diff": difference, **cost,
+        "grad_rel_diff": difference, "sums_rel_diff": _worst_sum(block, layout_block), **cost,
     }  # fmt: skip
+
+
+def _worst_sum(expected: Any, actual: Any) -> float:
+    """The largest difference of a sum that blocks give, over its largest entry; 0 if they give none."""
+    pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True)
+    return float(max((np.abs(a - b).max() / np.abs(a).max() for a, b in pairs), default=0.0))
 
 
 def error_of_sums(variant: dict[str, Any], layout: Layout) -> float:
     """Distance of a layout's bf16 gradients from those in fp32, over that of one device, which adds up no parts."""
     static, h = build_static(variant, layout, "bf16")
-    params, _, exact = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), h)
+    params, _, exact, _ = single_device_reference(_on_one_device(build_static(variant, layout, "fp32")[0]), h)
     alone = single_device_reference(_on_one_device(static), h)[2]
     together = _gradients_of_layout(static, h, params)[1]
     return worst_leaf(exact, together, ZERO_SHARE["bf16"]) / worst_leaf(exact, alone, ZERO_SHARE["bf16"])
@@ -114,15 +120,16 @@ def _on_one_device(static: Static) -> Static:
     return dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
 
 
-def _gradients_of_layout(static: Static, h: Hparams, params: Any) -> tuple[float, Any]:
-    """(loss, gradients in the order of one device's) at `params` under a layout of several devices."""
+def _gradients_of_layout(static: Static, h: Hparams, params: Any) -> tuple[float, Any, Any]:
+    """(loss, gradients in the order of one device's, sums of blocks) at `params` under a layout of several devices."""
     layout, specs, mesh = static.layout, state_lib.state_specs(static), mesh_lib.make_mesh(static.layout)
     with jax.set_mesh(mesh):
         reordered = pipeline.reorder_layers(params, specs.params, layout)
         placed = jax.device_put(reordered, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
         batch = jax.device_put(draw_tokens(), NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
-        loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h)
-    return float(loss), pipeline.reorder_layers(jax.device_get(grads), specs.params, layout, back=True)
+        loss, grads, block = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h)
+    grads, block = jax.device_get((grads, block))
+    return float(loss), pipeline.reorder_layers(grads, specs.params, layout, back=True), block
 
 
 def describe_pipeline(layout: Layout) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def probe_norms(subject: Subject) -> dict[str, float]:
 
         @jax.jit
         def branch(x_BSD: jax.Array) -> jax.Array:
-            return optax.tree.norm(transformer.apply_block(kind, block, x_BSD, FP32, flags) - x_BSD)
+            return optax.tree.norm(transformer.apply_block(kind, block, x_BSD, FP32, flags)[0] - x_BSD)
 
         return float(branch(8.0 * unit_BSD) / branch(unit_BSD))
 

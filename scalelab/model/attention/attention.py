@@ -13,7 +13,6 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.config.choices import PARAMETRIZATIONS
-from scalelab.model import measures
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.kernels import choose_kernel, compute_attention, program_kernel
 from scalelab.model.attention.logit_measures import measure_logits
@@ -27,6 +26,7 @@ from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products
 from scalelab.model.stacks import LayerFlags, rope_positions
+from scalelab.model.sums import measures
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight, residual_axes, vary_like
 
@@ -56,7 +56,7 @@ class Attention(nn.Module):
     ) -> jax.Array:  # fmt: skip
         """x_BSD -> [B, S, D]; position i attends to positions up to i, with `packed` only of its document.
 
-        With `due` (see `model/measures.py`) it also measures its logits and the entropy of its weights.
+        With `due` (see `sums/measures.py`) it also measures its logits and the entropy of its weights.
         """
         s, compute = self.shape, array_dtype(self.policy.compute)
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))

@@ -262,7 +262,7 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
     tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
     ends, first = _ends(static, like), select_layers(all_layer_flags(shape), 0)
 
-    def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
+    def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> Any:
         packed = documents.split_inputs_targets(tokens, ends)[2]
         return transformer.apply_block(shape, *given, policy, first, packed)
 

@@ -153,13 +153,13 @@ def _block_dots(shape: ModelShape, backward: bool) -> tuple[Dot, ...]:
     x_BSD = jax.ShapeDtypeStruct((1, shape.seq_len, shape.d_model), jnp.float32)
     first = stacks.select_layers(stacks.all_layer_flags(shape), 0)
 
-    def forward(weights: Any, x_BSD: jax.Array) -> jax.Array:
+    def forward(weights: Any, x_BSD: jax.Array) -> Any:
         return transformer.apply_block(shape, weights, x_BSD, FP32, first)
 
     def both(weights: Any, x_BSD: jax.Array) -> Any:
         again = jax.checkpoint(forward, policy=jax.checkpoint_policies.nothing_saveable)
-        y_BSD, pull = jax.vjp(again, weights, x_BSD)
-        return y_BSD, pull(y_BSD)
+        given, pull = jax.vjp(again, weights, x_BSD)
+        return given, pull(given)
 
     with without_mesh():
         jaxpr = jax.make_jaxpr(both if backward else forward)(weights, x_BSD).jaxpr

@@ -11,14 +11,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import auto_axes
 
-from scalelab.config import Static
+from scalelab.config import ModelShape, Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import DocumentEnds, PackedDocuments
+from scalelab.model.attention.documents import DocumentEnds, PackedDocuments, SplitTokens
+from scalelab.model.loss import smooth_cross_entropy
+from scalelab.model.pieces import run_loss
+from scalelab.model.sums.loss_sums import LossSums
 from scalelab.parallel import rules
 from scalelab.precision.policy import FP32
 from scalelab.precision.products import product_precision
-from scalelab.sharding import activation_spec
+from scalelab.sharding import activation_spec, reshard_to
 from scalelab.train.step.gradients import split_micro_batches
 
 CURVATURE_STREAM = 0x63757276  # "curv": of the seed's random numbers
@@ -73,11 +76,23 @@ def hessian_product(static: Static, params: Any, u: Any, tokens: jax.Array, ends
         params: Any, inputs: jax.Array, targets: jax.Array, packed: PackedDocuments | None, rows: jax.Array
     ) -> jax.Array:
         del rows
-        gradient = jax.grad(lambda p: transformer.smooth_loss(shape, p, inputs, targets, packed))(params)
+        tokens = SplitTokens(inputs, targets, packed)
+        gradient = jax.grad(lambda p: _smooth_loss(shape, p, tokens))(params)
         products = jax.tree.map(lambda g, v: jnp.sum(g * v), gradient, u)
         return jax.tree.reduce(jnp.add, products)
 
     return _mean_gradient(static, params, tokens, along, ends)
+
+
+def _smooth_loss(shape: ModelShape, params: Any, tokens: SplitTokens) -> jax.Array:
+    """Summed loss in fp32, for derivatives of any order (reverse over reverse: products define their own backward)."""
+
+    def end(_: Any, x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
+        targets_BS, zero = reshard_to(tokens.targets_BS, "batch", "context"), jnp.zeros(())
+        return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, shape.logit_softcap)
+
+    pieces = transformer.make_pieces(shape, FP32, tokens, end)
+    return run_loss(shape, pieces, params).objective
 
 
 def gauss_newton_diagonal(
@@ -99,7 +114,7 @@ def gauss_newton_diagonal(
         by_token = activation_spec("batch", "context")
         placed = auto_axes(draw, out_sharding=by_token) if static.layout.devices > 1 else draw
         labels = jnp.where(targets >= 0, placed(key, logits_BSV, rows), -1)
-        return transformer.summed_loss(static.model, params, inputs, labels, 0.0, packed=packed).objective
+        return transformer.split_loss(static.model, params, SplitTokens(inputs, labels, packed), 0.0).objective
 
     counted = jnp.sum(documents.prediction_targets(tokens, ends) >= 0)
     return jax.tree.map(lambda g: counted * jnp.square(g), _mean_gradient(static, params, tokens, drawn, ends))

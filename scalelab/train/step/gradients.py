@@ -13,10 +13,13 @@ import optax
 from jax.sharding import reshard
 
 from scalelab.config import Static
-from scalelab.model import measures, transformer
+from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums, add_sums
+from scalelab.model.attention.documents import DocumentEnds, SplitTokens
+from scalelab.model.pieces import UNOBSERVED, Observe, end_in_loss, run_loss, variables_by_stack
+from scalelab.model.sums import measures
+from scalelab.model.sums.block_sums import no_sums
+from scalelab.model.sums.loss_sums import LossSums, add_sums, no_loss_sums
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import gathered, pipeline, rules
@@ -39,31 +42,28 @@ def document_ends(static: Static, h: Hparams, step: jax.Array | None = None) -> 
 
 
 def loss_sums(
-    static: Static,
-    params: Any,
-    tokens: jax.Array,
-    z_weight: jax.Array | float,
-    ends: DocumentEnds | None = None,
-    scales: Any = None,
-    due: jax.Array | None = None,
-    term: Callable[..., jax.Array] | None = None,
-    probes: Any = None,
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: DocumentEnds | None = None
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
 
-    With `ends`, attention stays within documents and the first token of a document is not predicted. `scales` are those
-    of delayed scaling; without them its products use the amax of their operands. With `due` the sums hold `measures`.
-    `term` and `probes`: see `transformer.summed_loss`.
+    With `ends`, attention stays within documents and the first token of a document is not predicted.
     """
     if static.layout.stage > 1:
         return pipeline.pipeline_loss_sums(static, pipeline.into_slots(static, params), tokens, z_weight, ends)
-    inputs_BS, targets_BS, packed = documents.split_inputs_targets(tokens, ends)
-    policy = POLICIES[static.precision]
+    return _whole_loss_sums(static, params, documents.split_inputs_targets(tokens, ends), z_weight)
+
+
+def _whole_loss_sums(
+    static: Static, params: Any, tokens: SplitTokens, z_weight: jax.Array | float, observe: Observe = UNOBSERVED,
+    scales: Any = None,
+) -> LossSums:  # fmt: skip
+    """Loss sums without stages; `scales` are those of delayed scaling, else its products use their operands' amax."""
+    shape, policy = static.model, POLICIES[static.precision]
+    more = variables_by_stack(shape, scales, observe.probes)
+    end = end_in_loss(shape, tokens, z_weight, observe)
     with product_precision(policy):
-        return transformer.summed_loss(
-            static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed, due=due,
-            term=term, probes=probes,
-        )  # fmt: skip
+        pieces = transformer.make_pieces(shape, policy, tokens, end, observe.due)
+        return run_loss(shape, pieces, params, more)
 
 
 def compute_gradients(
@@ -136,7 +136,9 @@ def micro_batch_objective(
 ) -> tuple[jax.Array, LossSums]:
     """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]; `copies`: see `parallel/gathered.py`."""
     params = gathered.with_gathered(params, copies)
-    sums = loss_sums(static, params, part, z_weight, ends, scales, due, hooks.loss_term(static), probes)
+    observe = Observe(due, probes, hooks.loss_term(static))
+    tokens = documents.split_inputs_targets(part, ends)
+    sums = _whole_loss_sums(static, params, tokens, z_weight, observe, scales)
     return sums.objective / counted, sums
 
 
@@ -230,7 +232,9 @@ def differentiate_micro_batch(
 
 def _nothing_summed(static: Static, params: Any, scales: Any, tokens: jax.Array, due: jax.Array | None) -> Summed:
     zeros = reshard_as(static, rules.gradient_specs, jax.tree.map(jnp.zeros_like, params))
-    nothing = LossSums(*[jnp.zeros(())] * 3)
+    nothing, declared = no_loss_sums(), transformer.block_sums(static.model)
+    if declared:
+        nothing = nothing._replace(block=no_sums(declared))
     if static.own_loss:
         nothing = nothing._replace(term=jnp.zeros(()))
     if due is not None:

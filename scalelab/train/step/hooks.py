@@ -20,7 +20,8 @@ from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import softcap_logits
-from scalelab.model.measures import when
+from scalelab.model.sums.block_sums import LOSSES
+from scalelab.model.sums.measures import when
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.precision.policy import POLICIES
@@ -84,6 +85,11 @@ def refuse_unsupported(static: Static) -> None:
         raise BadInput(
             f"train.loss={static.own_loss!r}: {static.optim.name} estimates the curvature of the built-in loss alone; "
             "nearest: optim.name=adamw"
+        )
+    if find_optimizer(static.optim.name).curvature and transformer.block_sums(static.model).get(LOSSES):
+        raise BadInput(
+            f"model.block={static.model.block!r} has a loss of its own: {static.optim.name} estimates the curvature of "
+            "the built-in loss alone; nearest: optim.name=adamw"
         )
 
 

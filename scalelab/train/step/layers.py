@@ -14,6 +14,9 @@ Names and definitions (L layers; a group is a parameter outside the blocks: `emb
     gradient_zeros [L]                        under fp16 and fp8: share of zeros in the gradient that comes back to the
                                               block's output, in the format of the backward's products
     logits/rms, logits/log_z, logits/max      root mean square of the head's logits, mean of their logsumexp, largest
+    block_NAME [L]                            what a block gives besides (`model/sums/block_sums.py`): of a loss, nats a
+                                              token; of a count, how many a token, or of one for each of E, its largest
+                                              entry over their mean; a maximum
     token_loss/p50, /p99, /max                quantiles (nearest rank) of the loss of the batch's tokens, in nats
     worst/loss_1, worst/row_1, …              mean loss of the WORST sequences, highest first; their rows of the batch
     embedding/frequent, /middle, /rare        mean norm of the embedding's rows after the update, by thirds of them in
@@ -25,7 +28,7 @@ mean square of the layer's activations, where it adds nothing to a sum in fp32.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,8 +37,10 @@ from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
 from scalelab.model.layers import has_zero_units
-from scalelab.model.measures import Measures, underflow_format, when
 from scalelab.model.stacks import BLOCKS, is_stack, join_stacks, stacks
+from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA
+from scalelab.model.sums.loss_sums import LossSums
+from scalelab.model.sums.measures import Measures, underflow_format, when
 from scalelab.optim.chain import second_moments
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline
@@ -125,6 +130,26 @@ def describe_tokens(token_nll: jax.Array) -> dict[str, jax.Array]:
     for i in range(len(losses)):
         values |= {f"worst/loss_{i + 1}": losses[i], f"worst/row_{i + 1}": rows[i]}
     return values
+
+
+def describe_block_sums(sums: LossSums) -> dict[str, jax.Array]:
+    """NAME of each layer [L]; {} if blocks give no sums."""
+
+    def describe(kind: str, x: jax.Array) -> jax.Array:
+        if kind == MAXIMA:
+            return jnp.max(x.reshape(x.shape[0], -1), axis=1)
+        if x.ndim == 1:
+            return x / jnp.maximum(sums.tokens, 1.0)
+        return jnp.max(x, axis=1) / jnp.maximum(jnp.mean(x, axis=1), 1e-30)
+
+    return {name: describe(kind, x) for kind, each in (sums.block or {}).items() for name, x in each.items()}
+
+
+def block_metrics(sums: LossSums) -> dict[str, jax.Array]:
+    """`block/NAME` of a step: a loss is the sum over layers, a count their mean, a maximum the largest."""
+    over: dict[str, Callable[..., jax.Array]] = {LOSSES: jnp.sum, COUNTS: jnp.mean, MAXIMA: jnp.max}
+    kinds = {name: kind for kind, each in (sums.block or {}).items() for name in each}
+    return {f"block/{name}": over[kinds[name]](x) for name, x in describe_block_sums(sums).items()}
 
 
 def embedding_norms(embedding: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:

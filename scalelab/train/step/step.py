@@ -13,8 +13,8 @@ from jax.sharding import auto_axes
 from scalelab.config import Static
 from scalelab.hardware.tactics.parameter_copy import copy_for_loss
 from scalelab.hardware.tactics.turn import tie_to_turn
-from scalelab.model.loss import LossSums
-from scalelab.model.measures import when
+from scalelab.model.sums.loss_sums import LossSums, add_sums, no_loss_sums
+from scalelab.model.sums.measures import when
 from scalelab.optim import schedules
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.optim.clip import clip_ratio
@@ -93,6 +93,7 @@ def train_step(
         new, metrics = new._replace(guard=memory), metrics | {guard.GUARD: report, "loss_sigmas": sigmas}
     if due is not None:
         metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer, new.params, tokens)}
+    metrics |= layers.block_metrics(sums)
     metrics |= {hooks.LOSS_TERM: sums.term / jnp.maximum(sums.tokens, 1.0)} if static.own_loss else {}
     if static.own_metrics:
         after = upcast(new.params, policy.parameters)
@@ -211,6 +212,7 @@ def _layer_metrics(
     norms = functools.partial(layers.layer_norms, static)
     grad_norm = when(due, norms, layers.nothing_measured(jax.eval_shape(norms, grads)), grads)
     values = layers.describe_layers(static, sums.measures, sums.tokens, **norms_by_layer, grad_norm=grad_norm)
+    values |= {f"block_{name}": x for name, x in layers.describe_block_sums(sums).items()}
     batch = layers.describe_batch(due, sums.measures.head.token_nll, params, tokens)
     return values | batch | {layers.DUE: due}
 
@@ -335,7 +337,8 @@ def evaluation_loss(static: Static, state: TrainState, batches: jax.Array, h: Hp
     params = state_lib.evaluation_params(static, state, h)
 
     def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
-        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0, document_ends(static, h))), None
+        batch = loss_sums(static, params, tokens, 0.0, document_ends(static, h))
+        return add_sums(sums, batch._replace(block=None)), None
 
-    sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
+    sums, _ = jax.lax.scan(body, no_loss_sums(), batches)
     return sums.nll / jnp.maximum(sums.tokens, 1.0)

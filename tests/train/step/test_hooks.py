@@ -39,6 +39,7 @@ OWN = {
     "train.metrics": "docs.own:moved", "eval.metrics": "docs.own:accuracy", "train.loss": "docs.own:confidence",
     "model.block": "docs.own:gained", "data.source": "docs.own:sums",
 }  # fmt: skip
+QUIET = "docs.own:quiet"  # a block with a loss of its own
 SEEDS = """
 from scalelab.configs.tiny import get_config
 
@@ -102,16 +103,16 @@ def test_a_stored_run_runs_no_code_that_only_it_names(swept, monkeypatch):
 
 
 def test_the_page_names_each_function_with_its_key():
-    named = dict(re.findall(r"--config\.((?:train|eval|model|data)\.\w+)=(docs\.own:\w+)", PAGE))
-    assert named == OWN
-    for name in OWN.values():
+    named = set(re.findall(r"--config\.((?:train|eval|model|data)\.\w+)=(docs\.own:\w+)", PAGE))
+    assert named == {*OWN.items(), ("model.block", QUIET)}
+    for name in (*OWN.values(), QUIET):
         source = re.search(
             rf"^def {name.partition(':')[2]}\(.*?(?=^def |\Z)", (ROOT / "docs/own.py").read_text(), re.M | re.S
         )
         assert len(source[0].strip().splitlines()) <= 15
-    user_code.trust_names(*OWN.values())
+    user_code.trust_names(*OWN.values(), QUIET)
     lines = re.findall(r"^    scalelab (train .*--config\.\w+\.(?:metrics|loss|block|source)=.*)$", PAGE, re.MULTILINE)
-    assert len(lines) == 4
+    assert len(lines) == 5
     for words in map(shlex.split, lines):
         overrides, rest = config_lib.split_overrides(words)
         assert rest[:2] == ["train", "--config=configs/tiny.py"]
@@ -256,6 +257,19 @@ def empty(path):
 def broken(path):
     yield "x"
     raise OSError("no disk")
+def of_batch(x, parts):
+    parts.loss("balance", jnp.mean(x))
+    return x + parts.mlp(x)
+def by_channel(x, parts):
+    parts.loss("balance", x)
+    return x + parts.mlp(x)
+def same_name(x, parts):
+    parts.loss("balance", x[..., 0])
+    parts.count("balance", x[..., 0])
+    return x + parts.mlp(x)
+def bad_name(x, parts):
+    parts.loss("z/loss", x[..., 0])
+    return x + parts.mlp(x)
 """
 REFUSED = {
     "train.metrics": {
@@ -282,6 +296,10 @@ REFUSED = {
         "half": "returned (1, 1, 16): a block returns the residual stream, here of shape (1, 16, 16)",
         "twice": "calls parts.attention twice",
         "axis": "'p' has an axis 'heads' of 4; axes are 'embed' (of 16) and 'mlp' (of any size)",
+        "of_batch": "the sum 'balance' (losses) has shape []: a value for each token is expected, [B, S]",
+        "by_channel": "the sum 'balance' (losses) has shape [1, 16, 16]: a value for each token is expected, [B, S]",
+        "same_name": "the sum 'balance' (counts) comes twice: a sum is given once a block",
+        "bad_name": "the sum 'z/loss' (losses) needs a name of letters, digits, _ and -: it is logged as block/z/loss",
     },
     "data.source": {
         "numbers": "document 2 is int, not str or bytes",
@@ -338,6 +356,10 @@ def test_a_command_prints_the_line_alone_unless_asked_for_the_traceback(mistakes
 def test_what_has_no_place_in_a_program_is_refused_by_both_keys():
     for changes, words in (
         ({"train__loss": "docs.own:confidence", "optim__name": "sophia_g"}, "sophia_g estimates the curvature"),
+        (
+            {"model__block": QUIET, "optim__name": "sophia_g"},
+            "docs.own:quiet' has a loss of its own: sophia_g estimates",
+        ),
         ({"train__loss": "docs.own:confidence", "parallel__stage": 2}, "parallel.stage=1, not 2"),
         ({"model__block": "docs.own:gained", "model__norm_place": "after"}, "nearest: 'before'"),
     ):

@@ -14,6 +14,7 @@ import pytest
 from scalelab.config import Layout, replace_hparams
 from scalelab.model import transformer
 from scalelab.model.attention.documents import SplitTokens
+from scalelab.model.pieces import end_in_loss
 from scalelab.model.stacks import all_layer_flags, select_layers
 from scalelab.precision.policy import FP32
 from scalelab.train.step import state as state_lib
@@ -210,7 +211,7 @@ def test_zeros_in_gradients_that_come_back_are_counted_in_the_format_they_come_i
     state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)._replace(step=jnp.int32(1))
     tokens = batches(seed=1)[0]
     split = SplitTokens(tokens[:, :-1], tokens[:, 1:])
-    end = transformer.end_in_loss(static.model, split, h.train.z_loss)
+    end = end_in_loss(static.model, split, h.train.z_loss)
     pieces = transformer.make_pieces(static.model, FP32, split, end)
     one = jax.tree.map(lambda w: w[0], state.params["blocks"])
     flags = select_layers(all_layer_flags(static.model), 0)

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from checks.numerics.parallelism import side_loss
 from scalelab import config as config_lib
 from scalelab.config import override
 from scalelab.configs import tiny
@@ -97,6 +98,18 @@ def test_the_step_is_that_over_the_other_micro_batches_to_the_bit(optimizer):
     assert (guard.SIGNALS[int(told.signal)], guard.ACTIONS[int(told.action)]) == ("bad", "skip_micro_batch")
     assert report(seen).left_out == 0 and new.skipped == 0
     assert (new.params["head"]["w"] != start.params["head"]["w"]).all()
+
+
+def test_sums_of_blocks_are_those_of_the_other_micro_batches():
+    ours = {"optim.name": "adamw", "model.block": side_loss.NAME}
+    static, h = setting(**SKIPS, **ours)
+    start, tokens = poisoned(static, h), rows(2)
+    new, metrics = step(static, start, tokens, h)
+    expected, seen = step(fewer(3, **ours), start, over_the_others(tokens, 2), h)
+    assert_same(new.params, expected.params)
+    names = [name for name in metrics if name.startswith("block/")]
+    assert names == ["block/router_z", "block/choices", "block/router_max"]
+    assert [metrics[name] for name in names] == [seen[name] for name in names] and metrics["block/router_z"] > 0
 
 
 def test_a_calm_step_keeps_its_bits_and_one_without_a_finite_part_or_budget_moves_none():

@@ -19,9 +19,10 @@ from scalelab.hardware.tactics.stack_layout import keep_layout
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums, objective_cotangent
-from scalelab.model.pieces import Pieces, Written
+from scalelab.model.pieces import Pieces, end_in_loss
 from scalelab.model.stacks import Stack, all_layer_flags, select_layers, stacks
+from scalelab.model.sums.block_sums import SUMS, Sums, join_sums, sums_cotangent
+from scalelab.model.sums.loss_sums import LossSums, add_block_sums, objective_cotangent
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
@@ -37,16 +38,25 @@ class Kept(NamedTuple):
     z_weight: jax.Array
     counted: jax.Array  # predicted tokens, by which the objective is divided
     ends: DocumentEnds | None
-    inputs: dict[str, jax.Array]  # of each stack's blocks, [its layers, B, S, D]
-    last_BSD: jax.Array
-    norm: jax.Array
+    inputs: Any = None  # of each stack's blocks, {its name: [its layers, B, S, D]}
+    last_BSD: Any = None
+    norm: Any = None
 
 
-def make_pieces(static: Static, tokens: jax.Array, z_weight: Any, ends: Any) -> Pieces:
-    """The pieces of the step on `tokens` [B, S+1]; they end in the loss sums."""
-    split = documents.split_inputs_targets(tokens, ends)
-    end = transformer.end_in_loss(static.model, split, z_weight)
-    return transformer.make_pieces(static.model, POLICIES[static.precision], split, end)
+class Backward(NamedTuple):
+    """What both backwards of a step work with."""
+
+    static: Static
+    pieces: Pieces  # that end in the loss sums
+    counted: jax.Array
+
+
+def make_backward(static: Static, kept: Kept) -> Backward:
+    """The backward of the step that `kept` stems from; its arrays of the forward are not read."""
+    split = documents.split_inputs_targets(kept.tokens, kept.ends)
+    end = end_in_loss(static.model, split, kept.z_weight)
+    pieces = transformer.make_pieces(static.model, POLICIES[static.precision], split, end)
+    return Backward(static, pieces, kept.counted)
 
 
 class Layer(NamedTuple):
@@ -82,28 +92,27 @@ def leaving(params: Any) -> tuple[str, ...]:
     return ("final_norm", "head" if "head" in params else "embed")
 
 
-def leave_gradient(
-    static: Static, pieces: Pieces, params: Any, last_BSD: jax.Array, counted: jax.Array
-) -> tuple[LossSums, Any, jax.Array]:
+def leave_gradient(backward: Backward, params: Any, last_BSD: jax.Array) -> tuple[LossSums, Any, jax.Array]:
     """(loss sums, gradient of what stands behind the blocks, gradient of `last_BSD`)."""
-    sums, pull = jax.vjp(pieces.leave, read_rest(static, params, leaving(params)), last_BSD)
-    return (sums, *pull(objective_cotangent(sums, 1 / counted)))
+    rest = read_rest(backward.static, params, leaving(params))
+    sums, pull = jax.vjp(backward.pieces.leave, rest, last_BSD)
+    return (sums, *pull(objective_cotangent(sums, 1 / backward.counted)))
 
 
-def apply_layer(
-    static: Static, pieces: Pieces, weights: Any, x_BSD: jax.Array, layer: Layer
-) -> tuple[jax.Array, Written]:
-    """`pieces.block` of the layer, whose `weights` are [1, …]."""
-    flags = select_layers(all_layer_flags(static.model), layer.number)
-    return pieces.block({"params": jax.tree.map(lambda w: w[0], weights)}, x_BSD, flags, layer.stack.block)
+def apply_layer(backward: Backward, weights: Any, x_BSD: jax.Array, layer: Layer) -> tuple[jax.Array, Sums]:
+    """(x_BSD after the layer, whose `weights` are [1, …], the sums that it gives)."""
+    flags = select_layers(all_layer_flags(backward.static.model), layer.number)
+    variables = {"params": jax.tree.map(lambda w: w[0], weights)}
+    y_BSD, written = backward.pieces.block(variables, x_BSD, flags, layer.stack.block)
+    return y_BSD, written.get(SUMS, {})
 
 
 def layer_gradient(
-    static: Static, pieces: Pieces, weights: Any, x_BSD: jax.Array, layer: Layer, dy_BSD: jax.Array
+    backward: Backward, weights: Any, x_BSD: jax.Array, layer: Layer, dy_BSD: jax.Array
 ) -> tuple[Any, jax.Array]:
-    """(gradient of a layer's `weights` [1, …], gradient of its input `x_BSD`)."""
-    apply = lambda w, x: apply_layer(static, pieces, w, x, layer)[0]  # noqa: E731
-    grads, dx_BSD = jax.vjp(apply, weights, x_BSD)[1](dy_BSD)
+    """(gradient of a layer's `weights` [1, …], gradient of its input `x_BSD`), from that of its output."""
+    (_, given), pull = jax.vjp(lambda w, x: apply_layer(backward, w, x, layer), weights, x_BSD)
+    grads, dx_BSD = pull((dy_BSD, sums_cotangent(given, 1 / backward.counted)))
     return grads, dx_BSD
 
 
@@ -116,9 +125,10 @@ def loop_back(static: Static, do_layer: Callable[[Layer, Carry], Carry], carry: 
     return carry
 
 
-def enter_gradient(static: Static, pieces: Pieces, params: Any, dx_BSD: jax.Array, tied: Any) -> Any:
+def enter_gradient(backward: Backward, params: Any, dx_BSD: jax.Array, tied: Any) -> Any:
     """The gradient of what stands before the blocks; `tied`: that of the head, if it is the embedding, or {}."""
-    grads = jax.vjp(pieces.enter, read_rest(static, params, entering(params)))[1](dx_BSD)[0]
+    rest = read_rest(backward.static, params, entering(params))
+    grads = jax.vjp(backward.pieces.enter, rest)[1](dx_BSD)[0]
     return grads | {name: jax.tree.map(jnp.add, grads[name], tied[name]) for name in tied}
 
 
@@ -128,26 +138,29 @@ def measure_gradient(
     """Loss sums of the batch [B, S+1], and what its second backward needs. `params` are as stored."""
     with product_precision(POLICIES[static.precision]):
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(tokens, ends) >= 0), 1)
-        pieces = make_pieces(static, tokens, z_weight, ends)
+        kept = Kept(tokens, jnp.asarray(z_weight), counted, ends)
+        backward = make_backward(static, kept)
 
-        def run_block(stack: Stack, x_BSD: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def run_block(stack: Stack, x_BSD: jax.Array, index: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Sums]]:
             layer = Layer(stack, index)
-            y_BSD, _ = apply_layer(static, pieces, read_layer(static, params, layer), x_BSD, layer)
-            return y_BSD, keep_layout(x_BSD)
+            y_BSD, given = apply_layer(backward, read_layer(static, params, layer), x_BSD, layer)
+            return y_BSD, (keep_layout(x_BSD), given)
 
-        last_BSD, inputs = pieces.enter(read_rest(static, params, entering(params))), {}
+        last_BSD, inputs, given = backward.pieces.enter(read_rest(static, params, entering(params))), {}, []
         for stack in stacks(static.model):
             run = functools.partial(run_block, stack)
-            last_BSD, inputs[stack.name] = jax.lax.scan(run, last_BSD, jnp.arange(stack.depth))
-        sums, grads, dx_BSD = leave_gradient(static, pieces, params, last_BSD, counted)
+            last_BSD, (inputs[stack.name], of_stack) = jax.lax.scan(run, last_BSD, jnp.arange(stack.depth))
+            given.append((stack.depth, of_stack))
+        sums, grads, dx_BSD = leave_gradient(backward, params, last_BSD)
         tied = {name: grads.pop(name) for name in entering(params) if name in grads}
 
         def add_layer(layer: Layer, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             (dy_BSD, squares), x_BSD = carry, keep_layout(inputs[layer.stack.name][layer.index])
             weights = read_layer(static, params, layer)
-            grads, dx_BSD = layer_gradient(static, pieces, weights, x_BSD, layer, dy_BSD)
+            grads, dx_BSD = layer_gradient(backward, weights, x_BSD, layer, dy_BSD)
             return dx_BSD, squares + sum_squares(grads)
 
         dx_BSD, squares = loop_back(static, add_layer, (dx_BSD, sum_squares(grads)))
-        squares += sum_squares(enter_gradient(static, pieces, params, dx_BSD, tied))
-    return sums, Kept(tokens, jnp.asarray(z_weight), counted, ends, inputs, last_BSD, jnp.sqrt(squares))
+        squares += sum_squares(enter_gradient(backward, params, dx_BSD, tied))
+    kept = kept._replace(inputs=inputs, last_BSD=last_BSD, norm=jnp.sqrt(squares))
+    return add_block_sums(sums, join_sums(given)), kept

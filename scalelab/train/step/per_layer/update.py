@@ -40,7 +40,7 @@ def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, par
     `step`: its number, by which weights are rounded where the policy asks for it.
     """
     factor = jnp.minimum(1.0, now.optim.clip_norm / kept.norm)
-    pieces = backward.make_pieces(static, kept.tokens, kept.z_weight, kept.ends)
+    again = backward.make_backward(static, kept)
     key = rounding.step_key(now.train.seed, step)
     single = parts.one_layer(static)
     chains = {
@@ -55,17 +55,17 @@ def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, par
     def update_layer(layer: Layer, carry: tuple[jax.Array, Updated]) -> tuple[jax.Array, Updated]:
         (dy_BSD, state), name = carry, layer.stack.name
         old, x_BSD = read_layer(static, state.params, layer), keep_layout(kept.inputs[name][layer.index])
-        grads, dx_BSD = backward.layer_gradient(static, pieces, old, x_BSD, layer, dy_BSD)
+        grads, dx_BSD = backward.layer_gradient(again, old, x_BSD, layer, dy_BSD)
         return dx_BSD, _move(static, chains[name], key, {name: grads}, {name: old}, state, layer.index)
 
     with product_precision(POLICIES[static.precision]):
         zero = jnp.zeros(())
         state = Updated(params, opt_state, zero, zero)
-        _, grads, dx_BSD = backward.leave_gradient(static, pieces, params, kept.last_BSD, kept.counted)
+        _, grads, dx_BSD = backward.leave_gradient(again, params, kept.last_BSD)
         tied = {name: grads.pop(name) for name in backward.entering(params) if name in grads}
         state = update_rest(state, grads, last=False)
         dx_BSD, state = backward.loop_back(static, update_layer, (dx_BSD, state))
-        return update_rest(state, backward.enter_gradient(static, pieces, params, dx_BSD, tied), last=True)
+        return update_rest(state, backward.enter_gradient(again, params, dx_BSD, tied), last=True)
 
 
 def _move(

@@ -1,0 +1,120 @@
+"""Sums that blocks give beside the residual stream: in the objective, in every way to take a step, and in the log."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checks.numerics.parallelism import side_loss
+from scalelab.__main__ import main
+from scalelab.model import transformer
+from scalelab.model.attention.documents import SplitTokens
+from scalelab.model.pieces import end_in_loss
+from scalelab.model.stacks import UNIFORM_LAYERS
+from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, SUMS
+from scalelab.precision.policy import FP32
+from scalelab.record import records
+from scalelab.testing import check_block
+from scalelab.train.step.gradients import compute_gradients
+from scalelab.train.step.layers import LAYERS
+from tests.train.runs import ROOT, SMALL
+from tests.train.step.test_step import batches, init, relative, setting, step
+
+ROUTED = {"model.block": side_loss.NAME, "model.n_layers": 2}
+gradients = jax.jit(compute_gradients, static_argnums=0)
+
+
+@functools.cache
+def whole():
+    """(static, parameters, tokens with positions that don't count, sums, gradients) of the whole batch at once."""
+    static, h = setting(**ROUTED)
+    tokens = np.array(batches()[0])
+    tokens[0], tokens[1, 5:], tokens[7, 2:9] = -1, -1, -1  # a whole micro-batch of 8 with nothing left
+    params = init(static, h).params
+    return static, params, tokens, *gradients(static, params, tokens, jnp.float32(0.1))
+
+
+def test_a_block_declares_its_sums_and_the_built_in_ones_have_none():
+    static, *_ = whole()
+    shapes = {
+        kind: {name: x.shape for name, x in each.items()} for kind, each in transformer.block_sums(static.model).items()
+    }
+    assert shapes == {LOSSES: {"router_z": (2,)}, COUNTS: {"choices": (2, 8)}, MAXIMA: {"router_max": (2,)}}
+    plain, h = setting()
+    assert transformer.block_sums(plain.model) == {}
+    assert gradients(plain, init(plain, h).params, batches()[0], jnp.float32(0))[0].block is None
+
+
+def test_losses_of_blocks_are_in_the_objective_over_tokens_that_count():
+    """Block by block, with the cross-entropy of the logits."""
+    static, params, tokens, sums, grads = whole()
+    of, targets = static.model, jnp.asarray(tokens[:, 1:])
+    split = SplitTokens(jnp.maximum(tokens[:, :-1], 0), targets)
+
+    def by_hand(params):
+        pieces = transformer.make_pieces(of, FP32, split, end_in_loss(of, split, 0.1))
+        x_BSD, side, choices = pieces.enter(params), 0.0, []
+        for layer in range(of.n_layers):
+            weights = jax.tree.map(lambda w: w[layer], params["blocks"])  # noqa: B023
+            x_BSD, written = pieces.block({"params": weights}, x_BSD, UNIFORM_LAYERS)
+            side += written[SUMS][LOSSES]["router_z"]
+            choices.append(written[SUMS][COUNTS]["choices"])
+        return (pieces.leave(params, x_BSD).objective + side) / jnp.sum(targets >= 0), (side, choices)
+
+    (objective, (side, choices)), expected = jax.jit(jax.value_and_grad(by_hand, has_aux=True))(params)
+    assert (
+        relative(grads, expected) < 2e-6 and float(jnp.abs(grads["blocks"]["router"]["w"]).min(axis=(1, 2)).max()) > 0
+    )
+    np.testing.assert_allclose(sums.objective / sums.tokens, objective, rtol=1e-6)
+    np.testing.assert_allclose(sums.block[LOSSES]["router_z"].sum(), side, rtol=1e-6)
+    np.testing.assert_array_equal(sums.block[COUNTS]["choices"], choices)
+    assert (sums.block[COUNTS]["choices"].sum(axis=1) == (tokens[:, 1:] >= 0).sum()).all()
+
+
+@pytest.mark.parametrize("changes", [{"accumulate": 8}, {"accumulate": 2, "remat": "full"}], ids=str)
+def test_they_are_the_same_in_micro_batches(changes):
+    static, params, tokens, sums, grads = whole()
+    split = dataclasses.replace(static, accumulate=changes["accumulate"])
+    split = dataclasses.replace(split, model=dataclasses.replace(split.model, remat=changes.get("remat", "none")))
+    split_sums, split_grads = gradients(split, params, tokens, jnp.float32(0.1))
+    assert relative(split_grads, grads) < 2e-6
+    np.testing.assert_array_equal(split_sums.block[COUNTS]["choices"], sums.block[COUNTS]["choices"])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-6), split_sums.block, sums.block)
+
+
+def test_a_step_logs_them_summed_over_layers_and_by_layer():
+    static, h = setting(**ROUTED, **{"log.layers_every": 1, "train.accumulate": 2})
+    _, metrics = step(static, init(static, h), batches()[0], h)
+    by_layer = {name: np.asarray(metrics[LAYERS][f"block_{name}"]) for name in ("router_z", "choices", "router_max")}
+    assert all(values.shape == (2,) for values in by_layer.values())
+    np.testing.assert_allclose(metrics["block/router_z"], by_layer["router_z"].sum(), rtol=1e-6)
+    assert 1 <= by_layer["choices"].min() <= metrics["block/choices"] <= by_layer["choices"].max() <= side_loss.CHOICES
+    assert metrics["block/router_max"] == by_layer["router_max"].max()
+
+
+def test_alone_in_a_pack_and_past_later_tokens():
+    values = check_block(side_loss.NAME).values
+    assert values["block/router_z"] > 0 and 1 <= values["block/choices"] <= side_loss.CHOICES
+
+
+def test_a_run_logs_and_draws_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    options = ["--config.model.block=docs.own:quiet", "--config.train.steps=2", "--config.log.layers_every=1"]
+    run = tmp_path / "run"
+    words = ["train", "--config=configs/tiny.py", f"--workdir={run}", *SMALL, *options, "--config.log.every_steps=1"]
+    assert main(words) == 0
+    trained = [line for line in records.read_metrics(run) if "train_loss" in line]
+    layers = records.read_layers(run)
+    assert len(trained) == len(layers) == 2
+    for line, by_layer in zip(trained, layers, strict=True):
+        assert line["block/size"] > 0 and line["block/size"] == pytest.approx(sum(by_layer["block_size"]), rel=1e-5)
+    capsys.readouterr()
+    assert main(["runs", str(tmp_path), "--show=name,block/size", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["block/size"] == trained[-1]["block/size"]
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert ">block<" in page and ">block_size<" in page  # a panel of curves, a map of layers
