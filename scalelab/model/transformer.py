@@ -205,11 +205,21 @@ def parameter_declarations(shape: ModelShape) -> Params:
 
 def block_sums(shape: ModelShape) -> Sums:
     """The sums that the blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none."""
-    declared = _declarations(shape.plain)
-    of_stacks = [take_sums({kind: declared.get(kind, {}).get(s.name, {}) for kind in SUM_KINDS}) for s in stacks(shape)]
     depths = [stack.depth for stack in stacks(shape)]
-    sums: Sums = jax.eval_shape(lambda each: join_sums(list(zip(depths, each, strict=True))), of_stacks)
+    sums: Sums = jax.eval_shape(lambda each: join_sums(list(zip(depths, each, strict=True))), _sums_by_stack(shape))
     return sums
+
+
+def layers_with_sum(shape: ModelShape, name: str) -> list[int]:
+    """The layers whose block gives the sum of this name."""
+    pairs = zip(stacks(shape), _sums_by_stack(shape), strict=True)
+    giving = [stack for stack, sums in pairs if any(name in each for each in sums.values())]
+    return [layer for stack in giving for layer in range(stack.first, stack.first + stack.depth)]
+
+
+def _sums_by_stack(shape: ModelShape) -> list[Sums]:
+    declared = _declarations(shape.plain)
+    return [take_sums({kind: declared.get(kind, {}).get(s.name, {}) for kind in SUM_KINDS}) for s in stacks(shape)]
 
 
 @functools.cache

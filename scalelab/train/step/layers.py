@@ -33,9 +33,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
+from scalelab.model import transformer
 from scalelab.model.layers import has_zero_units
 from scalelab.model.stacks import BLOCKS, is_stack, join_stacks, stacks
 from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA
@@ -132,8 +134,16 @@ def describe_tokens(token_nll: jax.Array) -> dict[str, jax.Array]:
     return values
 
 
-def describe_block_sums(sums: LossSums) -> dict[str, jax.Array]:
-    """NAME of each layer [L]; {} if blocks give no sums."""
+def describe_block_sums(static: Static, sums: LossSums) -> dict[str, jax.Array]:
+    """NAME of each layer [L], 0 where a layer's block does not give it; {} if blocks give no sums."""
+    n_layers, values = static.model.n_layers, {}
+    for name, (_, layers, x) in _block_values(static, sums).items():
+        values[name] = x if len(layers) == n_layers else jnp.zeros(n_layers).at[np.array(layers)].set(x)
+    return values
+
+
+def _block_values(static: Static, sums: LossSums) -> dict[str, tuple[str, list[int], jax.Array]]:
+    """{NAME: (kind, the layers whose block gives it, its values there)}."""
 
     def describe(kind: str, x: jax.Array) -> jax.Array:
         if kind == MAXIMA:
@@ -142,14 +152,18 @@ def describe_block_sums(sums: LossSums) -> dict[str, jax.Array]:
             return x / jnp.maximum(sums.tokens, 1.0)
         return jnp.max(x, axis=1) / jnp.maximum(jnp.mean(x, axis=1), 1e-30)
 
-    return {name: describe(kind, x) for kind, each in (sums.block or {}).items() for name, x in each.items()}
+    values = {}
+    for kind, name, x in ((kind, name, x) for kind, each in (sums.block or {}).items() for name, x in each.items()):
+        layers = transformer.layers_with_sum(static.model, name)
+        x = x if len(layers) == static.model.n_layers else x[np.array(layers)]
+        values[name] = kind, layers, describe(kind, x)
+    return values
 
 
-def block_metrics(sums: LossSums) -> dict[str, jax.Array]:
-    """`block/NAME` of a step: a loss is the sum over layers, a count their mean, a maximum the largest."""
+def block_metrics(static: Static, sums: LossSums) -> dict[str, jax.Array]:
+    """`block/NAME` of a step: a loss is the sum over layers that give it, a count their mean, a maximum the largest."""
     over: dict[str, Callable[..., jax.Array]] = {LOSSES: jnp.sum, COUNTS: jnp.mean, MAXIMA: jnp.max}
-    kinds = {name: kind for kind, each in (sums.block or {}).items() for name in each}
-    return {f"block/{name}": over[kinds[name]](x) for name, x in describe_block_sums(sums).items()}
+    return {f"block/{name}": over[kind](x) for name, (kind, _, x) in _block_values(static, sums).items()}
 
 
 def embedding_norms(embedding: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:
