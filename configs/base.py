@@ -238,7 +238,8 @@ PARALLEL = {
     "fsdp": setting(1, "replicas that each keep 1/fsdp of what parallel.zero names", unit="devices", range=AXIS),
     "context": setting(1, "parts of a sequence; keys and values go round a ring", unit="devices", range=AXIS,
         source="Liu et al. 2023"),
-    "stage": setting(1, "pipeline stages of layers; micro-batches pass through them", unit="devices", range=AXIS),
+    "stage": setting(1, "pipeline stages of layers, the ends with one less if need be; micro-batches pass through",
+        unit="devices", range=AXIS),
     "tensor": setting(1, "parts of heads, feed-forward units and vocabulary", unit="devices", range=AXIS,
         source="Shoeybi et al. 2019"),
     "sequence": setting(False, "whether `tensor` splits the sequence between blocks",
@@ -252,7 +253,7 @@ PARALLEL = {
     "schedule": setting("1f1b", "order of a pipeline; 1f1b holds at most 2 * stage - 1 micro-batches, the others all",
         choices="parallel/stages/ticks.py:PIPELINE_SCHEDULES"),  # gpipe 1f1b circular
     "microbatches": setting(1, "micro-batches of a pipeline; bubble: (p-1)/(rounds*m+p-1)", range=COUNT),
-    "rounds": setting(1, "not gpipe: rounds of a micro-batch, each through layers / (stage * rounds)", range=COUNT),
+    "rounds": setting(1, "not gpipe: rounds of a micro-batch; a stage holds so many chunks of layers", range=COUNT),
 }  # fmt: skip
 
 # The run: its length, batch and seed, and what it starts from.

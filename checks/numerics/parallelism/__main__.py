@@ -5,9 +5,9 @@
 At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss, every gradient and the sums that blocks
 give with those of a single device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and
 puts the formulas beside them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU
-devices; --quick takes each layout with one variant of the model instead of two, --options with models that have these
-options of the block and of attention; then nothing is counted. The whole (`make test-parallel`) is written to
-checks/results/parallelism.*.
+devices; --quick takes each layout with one variant of the model instead of two, of which stages get a third that has
+layers they don't divide; --options takes models that have these options of the block and of attention; then nothing is
+counted. The whole (`make test-parallel`) is written to checks/results/parallelism.*.
 
     python -m checks.numerics.parallelism --quick
 """
@@ -27,7 +27,7 @@ if __name__ == "__main__":  # before jax is imported: bf16 rounded where the pro
 from rich.console import Console
 from rich.table import Table
 
-from checks.numerics.parallelism.layouts import LAYOUTS, MODEL_OPTIONS, model_variants
+from checks.numerics.parallelism.layouts import LAYOUTS, MODEL_OPTIONS, model_variants, uneven_variants
 from checks.shared import RESULTS, command_line
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
@@ -66,7 +66,8 @@ def _main(argv: list[str]) -> int:
     for index, (name, layout) in enumerate(LAYOUTS.items()):
         if name not in chosen:
             continue
-        for variant in model_variants(index)[: 1 if options.quick else 2]:
+        variants = model_variants(index)
+        for variant in variants[:1] if options.quick else (*variants, *uneven_variants(index, layout)):
             print(f"{name}: {variant}", file=sys.stderr, flush=True)
             result["rows"].append(compare_layout(name, layout, variant, "fp32"))
         result["rows_bf16"].append(compare_layout(name, layout, model_variants(index)[0], "bf16"))
@@ -123,7 +124,8 @@ def table_cells(result: dict[str, list]) -> list[tuple[str, ...]]:
         differences = [f"{d:.1e}" for d in (r["loss_rel_diff"], r["grad_rel_diff"], bf16["grad_rel_diff"])]
         differences.append(f"{bf16['sums_in_bf16']:.2f} x" if "sums_in_bf16" in bf16 else "")
         bubble = [f"{r[f'bubble_{kind}']:.3f}" if r["schedule"] else "" for kind in ("measured", "predicted")]
-        cells.append((r["layout"], *differences, *bubble, *bytes_held, moved))
+        name = r["layout"] + (", uneven" if "model.n_layers" in r["variant"] else "")
+        cells.append((name, *differences, *bubble, *bytes_held, moved))
     return cells
 
 
@@ -152,7 +154,8 @@ def write_parallelism(result: dict[str, list]) -> None:
     lines = [f"`make test-parallel`, {facts['date']}; {installed}; eight fake CPU devices.", ""]
     lines += [
         "Two variants of the model a layout, opposite in family, key heads, tied head, remat, accumulation, and in "
-        "whether blocks have a loss of their own, which is exact where the loss and every gradient are.",
+        "whether blocks have a loss of their own, which is exact where the loss and every gradient are; with stages a "
+        "third with one layer more than they divide.",
         "",
     ]
     lines += [*markdown_table(COLUMNS, table_cells(result)), "", *temporaries_lines(result)]

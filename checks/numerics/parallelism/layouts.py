@@ -1,7 +1,8 @@
 """The layouts that are compared with one device, and the models: two variants for each layout, and models of options.
 
 Each layout comes with two variants of the model that differ in everything (heads, head, remat, accumulation, positions,
-a block with a loss of its own), so that the list covers all pairs of levels.
+a block with a loss of its own), so that the list covers all pairs of levels; with stages also with one more layer than
+these divide.
 """
 
 from typing import Any
@@ -79,3 +80,9 @@ def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     levels += [levels[1] ^ levels[2] ^ levels[3]]
     first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
     return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
+
+
+def uneven_variants(index: int, layout: Layout) -> list[dict[str, Any]]:
+    """For a layout with stages the second variant with layers that these don't divide: one more than chunks."""
+    chunks = layout.stage * layout.rounds
+    return [model_variants(index)[1] | {"model.n_layers": chunks + 1}] if layout.stage > 1 else []

@@ -19,6 +19,7 @@ from scalelab.experiments.studies.fsdp.traffic import collective_bytes
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules
 from scalelab.parallel.stages import ticks
+from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.sharding import BATCH_AXES, SPLIT_BY_TENSOR
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients, document_ends
@@ -101,9 +102,17 @@ def compare_layout(
 
 
 def _worst_sum(expected: Any, actual: Any) -> float:
-    """The largest difference of a sum that blocks give, over its largest entry; 0 if they give none."""
+    """The largest difference of a sum that blocks give, over its largest entry; 0 if they give none.
+
+    A maximum is -inf in layers that do not give it.
+    """
     pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True)
-    return float(max((np.abs(a - b).max() / np.abs(a).max() for a, b in pairs), default=0.0))
+    return float(max((_worst_entry(a, b) for a, b in pairs), default=0.0))
+
+
+def _worst_entry(expected: np.ndarray, actual: np.ndarray) -> float:
+    differ, size = expected != actual, np.abs(expected[np.isfinite(expected)]).max()
+    return float(np.abs(expected[differ] - actual[differ]).max(initial=0.0) / size)
 
 
 def error_of_sums(variant: dict[str, Any], layout: Layout) -> float:
@@ -184,15 +193,17 @@ def adam_state_bytes(static: Static) -> float:
     """Bytes per device of the fp32 Adam state: 4 for parameters and 8 for moments, split as the ZeRO stage says.
 
     Without tensor parallelism: 12 bytes a parameter at ZeRO 0, 12/n at the others (Rajbhandari et al. 2020, fig. 1: K;
-    in a pipeline 4 + 8/n at ZeRO 1 and 2); leaves without an `embed` axis are not split.
+    in a pipeline 4 + 8/n at ZeRO 1 and 2); leaves without an `embed` axis are not split. Uneven stages split that axis
+    where even ones split layers.
     """
-    layout = static.layout
+    layout, even = static.layout, has_even_stages(static.model, static.layout)
     split_at = 1 if layout.stage == 1 else 3
 
     def share(declaration: Any, split: bool) -> float:
         fsdp = layout.fsdp if split and "embed" in declaration.axes else 1
         tensor = layout.tensor if set(declaration.axes) & set(SPLIT_BY_TENSOR) else 1
-        stage = layout.stage if "layers" in declaration.axes else 1
+        split_by_stage = "layers" in declaration.axes and (even or "embed" in declaration.axes)
+        stage = layout.stage if split_by_stage else 1
         return declaration.size / (fsdp * tensor * stage)
 
     leaves = jax.tree.leaves(rules.parameter_declarations(static.model))

@@ -145,7 +145,7 @@ def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[
         for stage in _divisors(n // tensor, MOST_STAGES):
             for context in _context_sizes(static, n // (tensor * stage), long) if stage == 1 else [1]:
                 replicas = n // (tensor * stage * context)
-                if shape.n_layers % stage or static.global_batch % replicas:
+                if shape.n_layers < stage or static.global_batch % replicas:
                     continue
                 near = max(1, machine.devices_per_node // (tensor * context))
                 sizes = {replicas, math.gcd(replicas, near), math.gcd(replicas, layout_now.fsdp)}

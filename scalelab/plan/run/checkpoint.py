@@ -81,7 +81,7 @@ def _written_bytes(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec, static: Stat
     for axis, names in enumerate(spec):
         for name in (names,) if isinstance(names, str) else names or ():
             split[axis] *= getattr(static.layout, name)
-    # With uneven stages the fullest has one layer more.
+    # A plan may split what does not divide.
     shard = [math.ceil(size / parts) for size, parts in zip(leaf.shape, split, strict=True)]
     copies = static.layout.devices // math.prod(split)
     shares = copies if any(size % copies == 0 for size in shard) else 1

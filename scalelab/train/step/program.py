@@ -21,6 +21,7 @@ from scalelab.hardware.compiler_options import collective_options, initial_state
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rows
 from scalelab.parallel.processes import compile_together
+from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.sharding import BATCH_AXES, target_platform, without_mesh
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
@@ -132,7 +133,7 @@ def mesh_program(static: Static, hparams: HparamsList) -> Program:
     reordered = {back: reorder(back) for back in (False, True)}
 
     def in_order(states: Sequence[TrainState], back: bool) -> list[TrainState]:
-        if static.layout.rounds == 1:
+        if static.layout.rounds == 1 or not has_even_stages(static.model, static.layout):
             return list(states)
         with jax.set_mesh(mesh):
             return [reordered[back](state) for state in states]
