@@ -100,9 +100,10 @@ print(json.dumps({
 """
 
 
-def test_the_page_has_the_eight_edits_and_each_applies_to_todays_source(tmp_path):
+def test_the_page_has_the_nine_edits_and_each_applies_to_todays_source(tmp_path):
     """What they do once applied `make test-slow` runs."""
-    assert list(COMMANDS) == ["block", "metric", "law", "optimizer", "schedule", "activation", "key", "command"]
+    names = ["block", "block_loss", "metric", "law", "optimizer", "schedule", "activation", "key", "command"]
+    assert list(COMMANDS) == names
     apply_all(tmp_path)
     sources = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.py")}
     changed = [name for name in sources if not (ROOT / name).exists() or (ROOT / name).read_text() != sources[name]]
@@ -117,6 +118,13 @@ def test_a_changed_block_is_planned(fork):
     assert plan["params"]["total"] == count_parameters(SHAPE)["total"] + gate
     per_token = plan["flops"]["exact"]["total"] / plan["tokens"]
     assert per_token == pytest.approx(flops_per_token(SHAPE)["exact"] + 6 * gate)
+
+
+@pytest.mark.slow
+def test_a_new_loss_of_blocks_is_logged(fork):
+    lines = [json.loads(line) for line in (fork[0] / "runs" / "size" / "metrics.jsonl").read_text().splitlines()]
+    sizes = [line["block/size"] for line in lines if "train_loss" in line]
+    assert len(sizes) == 2 and min(sizes) > 0
 
 
 @pytest.mark.slow
