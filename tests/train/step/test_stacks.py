@@ -58,7 +58,7 @@ def test_layers_are_numbered_and_measured_across_stacks():
 
 
 def test_a_sum_of_some_layers_is_logged_of_these_alone():
-    """A loss, a count and a maximum of the second stack: metrics are over its layers, and by layer the others have 0."""
+    """A loss, a count and a maximum of the second stack: metrics are over its layers; by layer the others have 0."""
     static, h = setting(
         **{"model.n_layers": 3, "model.block": f"sequential=1,{side_loss.NAME}=2", "log.layers_every": 1}
     )
