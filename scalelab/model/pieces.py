@@ -19,9 +19,9 @@ from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.attention.order import deal, restore
 from scalelab.model.loss import cross_entropy, softcap_logits
 from scalelab.model.products.saved import save_products
-from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, name_stacks, stacks
+from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import SUMS, join_sums
+from scalelab.model.sums.block_sums import SUMS
 from scalelab.model.sums.loss_sums import LossSums, add_block_sums, add_loss_term
 from scalelab.sharding import gather_weight, reshard_to, target_platform
 
@@ -73,18 +73,7 @@ def run_pieces(
     for stack in stacks(shape):
         variables = {"params": params[stack.name], **(more[stack.name] if more else {})}
         x_BSD, written[stack.name] = scan_stack(shape, pieces, stack, variables, x_BSD)
-    sums = join_sums([(stack.depth, written[stack.name].pop(SUMS, {})) for stack in stacks(shape)])
-    return pieces.leave(params, x_BSD), join_stacks(shape, written) | ({SUMS: sums} if sums else {})
-
-
-def variables_by_stack(shape: ModelShape, scales: Any, probes: Any) -> dict[str, Variables]:
-    """`more` of `run_pieces`: delayed scaling's scales, as `stacks.name_stacks` takes them, and probes [L]; or none."""
-    more: dict[str, Variables] = {stack.name: {} for stack in stacks(shape)}
-    for name, part in name_stacks(shape, scales).items() if scales else ():
-        more[name]["scales"] = part
-    for name, part in by_stack(shape, probes).items() if probes is not None else ():
-        more[name]["probes"] = {"zeros": part}
-    return more
+    return pieces.leave(params, x_BSD), join_stacks(shape, written)
 
 
 def scan_stack(

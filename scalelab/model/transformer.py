@@ -45,7 +45,7 @@ from scalelab.model.stacks import (
     stacks,
 )
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, give_sum, join_sums, take_sums
+from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, fill_sums, give_sum, join_declared, take_sums
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
@@ -204,22 +204,16 @@ def parameter_declarations(shape: ModelShape) -> Params:
 
 
 def block_sums(shape: ModelShape) -> Sums:
-    """The sums that the blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none."""
-    depths = [stack.depth for stack in stacks(shape)]
-    sums: Sums = jax.eval_shape(lambda each: join_sums(list(zip(depths, each, strict=True))), _sums_by_stack(shape))
-    return sums
+    """The sums that blocks give beside x_BSD, as shapes [L, …] by kind and name; {} if there are none.
 
+    A layer whose stack does not give a sum that others do has nothing in its place: zero, or -inf in a maximum.
+    """
+    variables = _declarations(shape.plain)
 
-def layers_with_sum(shape: ModelShape, name: str) -> list[int]:
-    """The layers whose block gives the sum of this name."""
-    pairs = zip(stacks(shape), _sums_by_stack(shape), strict=True)
-    giving = [stack for stack, sums in pairs if any(name in each for each in sums.values())]
-    return [layer for stack in giving for layer in range(stack.first, stack.first + stack.depth)]
+    def of_stack(name: str) -> Sums:
+        return take_sums({kind: variables.get(kind, {}).get(name, {}) for kind in SUM_KINDS})
 
-
-def _sums_by_stack(shape: ModelShape) -> list[Sums]:
-    declared = _declarations(shape.plain)
-    return [take_sums({kind: declared.get(kind, {}).get(s.name, {}) for kind in SUM_KINDS}) for s in stacks(shape)]
+    return join_declared([of_stack(stack.name) for stack in stacks(shape)], shape.n_layers)
 
 
 @functools.cache
@@ -251,6 +245,8 @@ def make_pieces(
         (x_BSD, _), written = module.apply(variables, *given, mutable=returned)
         written = dict(written)
         sums = take_sums(written)
+        if len(stacks(shape)) > 1:
+            sums = fill_sums(block_sums(shape), sums, x_BSD)
         return x_BSD, written | ({SUMS: sums} if sums else {})
 
     return Pieces(

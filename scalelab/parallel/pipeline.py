@@ -166,8 +166,8 @@ def _run(
         axis_names=mapped,
     )
     out = (whole, *(specs[1:3] if counted is not None else (None, None)), by_stage)
-    sums, blocks, others, by_slot = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
-    given, measured = _by_layer(static, by_slot)
+    sums, blocks, others, by_layer = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
+    given, measured = _of_layers(static, by_layer)
     sums = add_block_sums(sums, given)
     if due is not None:
         of_all = Measures(positions=jnp.float32(rows[..., 1:].size), head=sums.measures, **measured)
@@ -175,10 +175,10 @@ def _run(
     return sums, None if counted is None else {**others, **blocks}
 
 
-def _by_layer(static: Static, by_slot: Any) -> Any:
-    """What the blocks of all stages give, in the model's order, on every device."""
+def _of_layers(static: Static, by_slot: Any) -> Any:
+    """What all stages' slots give, as arrays of the model's layers in its order, on every device."""
     layout, whole = static.layout, jax.tree.map(lambda x: reshard(x, PartitionSpec()), by_slot)
-    if layout.rounds == 1 and has_even_stages(static.model, layout):
-        return whole
-    slots = slots_of_layers(tuple(s.depth for s in stacks(static.model)), layout.stage, layout.rounds)
-    return jax.tree.map(lambda x: x[slots], whole)
+    if layout.rounds > 1 or not has_even_stages(static.model, layout):
+        slots = slots_of_layers(tuple(s.depth for s in stacks(static.model)), layout.stage, layout.rounds)
+        whole = jax.tree.map(lambda x: x[slots], whole)
+    return whole

@@ -20,7 +20,7 @@ from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.pieces import Observe, Pieces, end_in_loss
 from scalelab.model.stacks import Stack, stacks
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import MAXIMA, SUMS, Sums, add_sums_at, join_sums, no_sums, sums_cotangent
+from scalelab.model.sums.block_sums import MAXIMA, SUMS, Sums, add_sums_at, no_sums, sums_cotangent
 from scalelab.model.sums.loss_sums import LossSums, add_sums, objective_cotangent
 from scalelab.parallel.stages.slots import Slot, chunk_slots, in_slot, vary
 from scalelab.parallel.stages.ticks import Operations, TickTable
@@ -256,15 +256,11 @@ def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[ja
         return y, (x, written)
 
     x_bSD = jax.lax.cond(work.first, lambda rest, _: work.pieces.enter(rest), lambda _, x: x, work.rest, x_bSD)
-    parts, sums = [], []
+    parts = []
     for name, kind, *_ in work.stacks:
-        slots = work.layers[name], work.blocks[name]
-        x_bSD, (inputs, written) = jax.lax.scan(functools.partial(apply, kind), x_bSD, slots)
-        sums.append((_depth(work.blocks[name]), written.pop(SUMS, {})))
-        parts.append((inputs, written))
-    inputs, written = _join(parts)
-    given = join_sums(sums)
-    return x_bSD, (inputs, written | ({SUMS: given} if given else {}))
+        x_bSD, part = jax.lax.scan(functools.partial(apply, kind), x_bSD, (work.layers[name], work.blocks[name]))
+        parts.append(part)
+    return x_bSD, _join(parts)
 
 
 def _join(parts: list[Any]) -> Any:
@@ -295,8 +291,8 @@ def _differentiate_chunk(
 
     def through(kind: str, dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
         def pull(dy: jax.Array, weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-            (_, given), back = jax.vjp(functools.partial(block, kind, Slot(part[0].flags)), weights, x)
-            d_block, dx = back((dy, sums_cotangent(given, 1 / work.counted)))
+            (_, given), pull_back = jax.vjp(functools.partial(block, kind, Slot(part[0].flags)), weights, x)
+            d_block, dx = pull_back((dy, sums_cotangent(given, 1 / work.counted)))
             return dx, (d_block, () if work.zeros is None else work.zeros(dy), given)
 
         return in_slot(part[0], pull, dy, *part[1:])
@@ -307,15 +303,13 @@ def _differentiate_chunk(
 
     dy, rest_grads, sums = jax.lax.cond(work.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)
     dx, d_blocks, end_at = dy, {}, len(inputs_kbSD)
-    zeros: list[Any] = []
-    given: list[tuple[int, Sums]] = []
+    of_stacks: list[Any] = []
     for name, kind, *_ in reversed(work.stacks):
         weights, at = work.blocks[name], end_at - _depth(work.blocks[name])
         parts, end_at = (work.layers[name], weights, inputs_kbSD[at:end_at]), at
         dx, (d_blocks[name], *of_slots) = jax.lax.scan(functools.partial(through, kind), dx, parts, reverse=True)
-        zeros.insert(0, of_slots[0])
-        given.insert(0, (_depth(weights), of_slots[1]))
-    blocks = d_blocks, _join(zeros), join_sums(given)
+        of_stacks.insert(0, of_slots)
+    blocks = d_blocks, *_join(of_stacks)
     return dx, blocks, jax.lax.cond(work.first, begin, lambda _, grads: grads, dx, rest_grads), sums
 
 

@@ -92,7 +92,8 @@ def results(block, remat):
     def objective(params, probes):
         end = pieces.end_in_loss(of, split, 1e-3, pieces.Observe(due, probes))
         of_batch = transformer.make_pieces(of, FP32, split, end, due)
-        sums = pieces.run_loss(of, of_batch, params, pieces.variables_by_stack(of, None, probes))
+        more = {name: {"probes": {"zeros": part}} for name, part in by_stack(of, probes).items()}
+        sums = pieces.run_loss(of, of_batch, params, more)
         return sums.objective, sums
 
     (_, sums), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(

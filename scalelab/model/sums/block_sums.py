@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from scalelab.sharding import reshard_to
+from scalelab.sharding import reshard_to, vary_like
 
 Sums = dict[str, dict[str, jax.Array]]  # kind -> name -> sum of one block, or of all blocks [L, …]; {}: there is none
 
 SUMS = "sums"  # among what a block returns beside x_BSD
 LOSSES, COUNTS, MAXIMA = SUM_KINDS = ("losses", "counts", "maxima")  # kinds; also flax's collections of them
+NOTHING = {LOSSES: 0.0, COUNTS: 0.0, MAXIMA: -float("inf")}  # the sum of no token
 
 
 def give_sum(module: nn.Module, kind: str, name: str, value: jax.Array, counts_BS: jax.Array | None) -> None:
@@ -37,10 +38,9 @@ def give_sum(module: nn.Module, kind: str, name: str, value: jax.Array, counts_B
         return  # a pass that asks for no sums
     value = value if kind == LOSSES else jax.lax.stop_gradient(value)
     value = reshard_to(value.astype(jnp.float32), "batch", "context", *[None] * (value.ndim - 2))
-    nothing = -jnp.inf if kind == MAXIMA else 0.0
     if counts_BS is not None:
         counts = reshard_to(counts_BS, "batch", "context")
-        value = jnp.where(jnp.expand_dims(counts, range(2, value.ndim)), value, nothing)
+        value = jnp.where(jnp.expand_dims(counts, range(2, value.ndim)), value, NOTHING[kind])
     module.put_variable(kind, name, (jnp.max if kind == MAXIMA else jnp.sum)(value, axis=(0, 1)))
 
 
@@ -68,6 +68,28 @@ def take_sums(written: dict[str, Any]) -> Sums:
     return sums
 
 
+def join_declared(parts: Sequence[Sums], n_layers: int) -> Sums:
+    """The declared sums of all stacks, of `n_layers` layers, from those of each; AssertionError if they contradict."""
+    declared: Sums = {}
+    for part in parts:
+        for kind, each in part.items():
+            for name, x in each.items():
+                all_layers: Any = jax.ShapeDtypeStruct((n_layers, *x.shape[1:]), x.dtype)
+                known = declared.setdefault(kind, {}).setdefault(name, all_layers)
+                assert known.shape == all_layers.shape, f"two kinds of blocks give the sum {name!r} in two shapes"
+    return declared
+
+
+def fill_sums(declared: Sums, given: Sums, x_BSD: jax.Array) -> Sums:
+    """A layer's sums, with nothing where blocks of other kinds give one; it varies over devices as x_BSD does."""
+
+    def fill(kind: str, name: str, like: jax.Array) -> jax.Array:
+        present = given.get(kind, {}).get(name)
+        return vary_like(jnp.full(like.shape[1:], NOTHING[kind]), x_BSD) if present is None else present
+
+    return {kind: {name: fill(kind, name, x) for name, x in each.items()} for kind, each in declared.items()}
+
+
 def combine_sums(a: Sums, b: Sums) -> Sums:
     """The sums of two batches as those of one."""
     return {kind: jax.tree.map(jnp.maximum if kind == MAXIMA else jnp.add, a[kind], b[kind]) for kind in a}
@@ -82,23 +104,7 @@ def add_sums_at(total: Sums, index: jax.Array, part: Sums) -> Sums:
 def no_sums(declared: Sums, *layers: int) -> Sums:
     """The sums of no batch, like those of `transformer.block_sums`; `layers`: leading axes in the place of theirs."""
     shape = lambda x: (*layers, *x.shape[1:]) if layers else x.shape  # noqa: E731
-    nothing = {LOSSES: 0.0, COUNTS: 0.0, MAXIMA: -jnp.inf}
-    return {kind: jax.tree.map(lambda x: jnp.full(shape(x), nothing[kind]), declared[kind]) for kind in declared}  # noqa: B023
-
-
-def join_sums(parts: Sequence[tuple[int, Sums]]) -> Sums:
-    """Sums of several stacks as those of all layers, from (layers, sums [layers, …]) of each, in their order.
-
-    In the layers of a stack that does not give a sum it is that of no token. A sum of two stacks has one shape.
-    """
-    given = {kind: [each for _, sums in parts for each in sums.get(kind, {}).items()] for kind in SUM_KINDS}
-    joined: Sums = {}
-    for kind, name, like in ((kind, name, x) for kind, pairs in given.items() for name, x in pairs):
-        nothing = -jnp.inf if kind == MAXIMA else 0.0
-        each = [(n, sums.get(kind, {}).get(name)) for n, sums in parts]
-        filled = [jnp.full((n, *like.shape[1:]), nothing) if x is None else x for n, x in each]
-        joined.setdefault(kind, {})[name] = filled[0] if len(filled) == 1 else jnp.concatenate(filled)
-    return joined
+    return {kind: jax.tree.map(lambda x: jnp.full(shape(x), NOTHING[kind]), declared[kind]) for kind in declared}  # noqa: B023
 
 
 def sums_cotangent(sums: Sums, share: jax.Array) -> Sums:

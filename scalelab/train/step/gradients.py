@@ -16,7 +16,8 @@ from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds, SplitTokens
-from scalelab.model.pieces import UNOBSERVED, Observe, end_in_loss, run_loss, variables_by_stack
+from scalelab.model.pieces import UNOBSERVED, Observe, Variables, end_in_loss, run_loss
+from scalelab.model.stacks import by_stack, name_stacks, stacks
 from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import no_sums
 from scalelab.model.sums.loss_sums import LossSums, add_sums, no_loss_sums
@@ -59,7 +60,11 @@ def _whole_loss_sums(
 ) -> LossSums:  # fmt: skip
     """Loss sums without stages; `scales` are those of delayed scaling, else its products use their operands' amax."""
     shape, policy = static.model, POLICIES[static.precision]
-    more = variables_by_stack(shape, scales, observe.probes)
+    more: dict[str, Variables] = {stack.name: {} for stack in stacks(shape)}
+    for name, part in name_stacks(shape, scales).items() if scales else ():
+        more[name]["scales"] = part
+    for name, part in by_stack(shape, observe.probes).items() if observe.probes is not None else ():
+        more[name]["probes"] = {"zeros": part}
     end = end_in_loss(shape, tokens, z_weight, observe)
     with product_precision(policy):
         pieces = transformer.make_pieces(shape, policy, tokens, end, observe.due)

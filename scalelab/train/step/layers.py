@@ -28,19 +28,17 @@ mean square of the layer's activations, where it adds nothing to a sum in fp32.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Static
-from scalelab.model import transformer
 from scalelab.model.layers import has_zero_units
 from scalelab.model.stacks import BLOCKS, is_stack, join_stacks, stacks
-from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA
+from scalelab.model.sums.block_sums import MAXIMA
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.model.sums.measures import Measures, underflow_format, when
 from scalelab.optim.chain import second_moments
@@ -134,16 +132,8 @@ def describe_tokens(token_nll: jax.Array) -> dict[str, jax.Array]:
     return values
 
 
-def describe_block_sums(static: Static, sums: LossSums) -> dict[str, jax.Array]:
-    """NAME of each layer [L], 0 where a layer's block does not give it; {} if blocks give no sums."""
-    n_layers, values = static.model.n_layers, {}
-    for name, (_, layers, x) in _block_values(static, sums).items():
-        values[name] = x if len(layers) == n_layers else jnp.zeros(n_layers).at[np.array(layers)].set(x)
-    return values
-
-
-def _block_values(static: Static, sums: LossSums) -> dict[str, tuple[str, list[int], jax.Array]]:
-    """{NAME: (kind, the layers whose block gives it, its values there)}."""
+def describe_block_sums(sums: LossSums) -> dict[str, jax.Array]:
+    """NAME of each layer [L]; {} if blocks give no sums."""
 
     def describe(kind: str, x: jax.Array) -> jax.Array:
         if kind == MAXIMA:
@@ -152,18 +142,15 @@ def _block_values(static: Static, sums: LossSums) -> dict[str, tuple[str, list[i
             return x / jnp.maximum(sums.tokens, 1.0)
         return jnp.max(x, axis=1) / jnp.maximum(jnp.mean(x, axis=1), 1e-30)
 
-    values = {}
-    for kind, name, x in ((kind, name, x) for kind, each in (sums.block or {}).items() for name, x in each.items()):
-        layers = transformer.layers_with_sum(static.model, name)
-        x = x if len(layers) == static.model.n_layers else x[np.array(layers)]
-        values[name] = kind, layers, describe(kind, x)
-    return values
+    return {name: describe(kind, x) for kind, each in (sums.block or {}).items() for name, x in each.items()}
 
 
-def block_metrics(static: Static, sums: LossSums) -> dict[str, jax.Array]:
-    """`block/NAME` of a step: a loss is the sum over layers that give it, a count their mean, a maximum the largest."""
-    over: dict[str, Callable[..., jax.Array]] = {LOSSES: jnp.sum, COUNTS: jnp.mean, MAXIMA: jnp.max}
-    return {f"block/{name}": over[kind](x) for name, (kind, _, x) in _block_values(static, sums).items()}
+def block_metrics(sums: LossSums) -> dict[str, jax.Array]:
+    """`block/NAME` of a step: the sum over layers of a loss or a number, the largest of a maximum or an imbalance."""
+    given = [(kind, name, x) for kind, each in (sums.block or {}).items() for name, x in each.items()]
+    largest = [name for kind, name, x in given if kind == MAXIMA or x.ndim > 1]
+    values = describe_block_sums(sums).items()
+    return {f"block/{name}": (jnp.max if name in largest else jnp.sum)(x) for name, x in values}
 
 
 def embedding_norms(embedding: jax.Array, tokens: jax.Array) -> dict[str, jax.Array]:

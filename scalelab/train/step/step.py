@@ -93,7 +93,7 @@ def train_step(
         new, metrics = new._replace(guard=memory), metrics | {guard.GUARD: report, "loss_sigmas": sigmas}
     if due is not None:
         metrics |= {layers.LAYERS: _layer_metrics(static, due, sums, grads, norms_by_layer, new.params, tokens)}
-    metrics |= layers.block_metrics(static, sums)
+    metrics |= layers.block_metrics(sums)
     metrics |= {hooks.LOSS_TERM: sums.term / jnp.maximum(sums.tokens, 1.0)} if static.own_loss else {}
     if static.own_metrics:
         after = upcast(new.params, policy.parameters)
@@ -212,7 +212,7 @@ def _layer_metrics(
     norms = functools.partial(layers.layer_norms, static)
     grad_norm = when(due, norms, layers.nothing_measured(jax.eval_shape(norms, grads)), grads)
     values = layers.describe_layers(static, sums.measures, sums.tokens, **norms_by_layer, grad_norm=grad_norm)
-    values |= {f"block_{name}": x for name, x in layers.describe_block_sums(static, sums).items()}
+    values |= {f"block_{name}": x for name, x in layers.describe_block_sums(sums).items()}
     batch = layers.describe_batch(due, sums.measures.head.token_nll, params, tokens)
     return values | batch | {layers.DUE: due}
 

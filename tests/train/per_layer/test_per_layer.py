@@ -73,12 +73,6 @@ def test_galore_by_layer_is_galore():
     compare_updates({"optim.name": "galore", "optim.rank": 4, "optim.every": 2, "model.tied_head": True})
 
 
-def test_stacks_by_layer_are_themselves():
-    """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
-    stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
-    compare_updates(stacks | {"optim.name": "adam8bit", "parametrization.name": "completep"})
-
-
 def test_a_loss_of_blocks_is_differentiated_by_layer_too():
     """Both backwards; the router's matrix moves by this loss alone."""
     compare_updates({"model.block": side_loss.NAME})
@@ -87,6 +81,12 @@ def test_a_loss_of_blocks_is_differentiated_by_layer_too():
     sums, _ = jax.jit(compute_gradients, static_argnums=0)(static, params, tokens, h.train.z_loss)
     by_layer, _ = jax.jit(measure_gradient, static_argnums=0)(layered, params, tokens, h.train.z_loss, None)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), by_layer, sums)
+
+
+def test_stacks_by_layer_are_themselves():
+    """Each stack's layers with its own chain, under the name of its parameters; layers differ by number, too."""
+    stacks = {"model.block": "parallel=1,sequential=2", "model.window": 8, "model.global_every": 2}
+    compare_updates(stacks | {"optim.name": "adam8bit", "parametrization.name": "completep"})
 
 
 @pytest.mark.slow

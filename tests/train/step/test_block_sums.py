@@ -7,6 +7,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from checks.numerics.parallelism import side_loss
@@ -21,6 +22,7 @@ from scalelab.record import records
 from scalelab.testing import check_block
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.layers import LAYERS
+from scalelab.train.step.per_layer.backward import measure_gradient
 from tests.train.runs import ROOT, SMALL
 from tests.train.step.test_step import batches, init, relative, setting, step
 
@@ -92,8 +94,27 @@ def test_a_step_logs_them_summed_over_layers_and_by_layer():
     by_layer = {name: np.asarray(metrics[LAYERS][f"block_{name}"]) for name in ("router_z", "choices", "router_max")}
     assert all(values.shape == (2,) for values in by_layer.values())
     np.testing.assert_allclose(metrics["block/router_z"], by_layer["router_z"].sum(), rtol=1e-6)
-    assert 1 <= by_layer["choices"].min() <= metrics["block/choices"] <= by_layer["choices"].max() <= side_loss.CHOICES
+    assert 1 <= by_layer["choices"].min() <= metrics["block/choices"] == by_layer["choices"].max() <= side_loss.CHOICES
     assert metrics["block/router_max"] == by_layer["router_max"].max()
+
+
+def test_only_stacks_whose_blocks_have_a_loss_give_one():
+    """A dense first layer, as models of experts have; by layer as in the ordinary step."""
+    static, h = setting(
+        **{"model.block": f"sequential=1,{side_loss.NAME}=2", "model.n_layers": 3, "model.remat": "full"}
+    )
+    assert transformer.block_sums(static.model)[COUNTS]["choices"].shape == (3, 8)
+    params, tokens = init(static, h).params, batches()[0]
+    sums, grads = gradients(static, params, tokens, jnp.float32(0))
+    nats, counts = np.asarray(sums.block[LOSSES]["router_z"]), np.asarray(sums.block[COUNTS]["choices"])
+    assert nats[0] == 0 < nats[1:].min() and not counts[0].any() and (counts[1:].sum(axis=1) == sums.tokens).all()
+    assert sums.block[MAXIMA]["router_max"][0] == -np.inf
+    np.testing.assert_allclose(sums.objective - sums.nll, nats.sum(), rtol=1e-5)
+    assert jnp.abs(grads["blocks_1"]["router"]["w"]).max() > 0
+    layered = dataclasses.replace(static, updates="per_layer")
+    by_layer, kept = jax.jit(measure_gradient, static_argnums=0)(layered, params, tokens, jnp.float32(0), None)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), by_layer, sums)
+    np.testing.assert_allclose(kept.norm, optax.tree.norm(grads), rtol=1e-5)
 
 
 def test_alone_in_a_pack_and_past_later_tokens():

@@ -20,8 +20,8 @@ from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.pieces import Pieces, end_in_loss
-from scalelab.model.stacks import Stack, all_layer_flags, select_layers, stacks
-from scalelab.model.sums.block_sums import SUMS, Sums, join_sums, sums_cotangent
+from scalelab.model.stacks import Stack, all_layer_flags, join_stacks, select_layers, stacks
+from scalelab.model.sums.block_sums import SUMS, Sums, sums_cotangent
 from scalelab.model.sums.loss_sums import LossSums, add_block_sums, objective_cotangent
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     z_weight: jax.Array
     counted: jax.Array  # predicted tokens, by which the objective is divided
     ends: DocumentEnds | None
-    inputs: Any = None  # of each stack's blocks, {its name: [its layers, B, S, D]}
+    inputs: Any = None  # {stack: of its blocks, [its layers, B, S, D]}
     last_BSD: Any = None
     norm: Any = None
 
@@ -146,11 +146,10 @@ def measure_gradient(
             y_BSD, given = apply_layer(backward, read_layer(static, params, layer), x_BSD, layer)
             return y_BSD, (keep_layout(x_BSD), given)
 
-        last_BSD, inputs, given = backward.pieces.enter(read_rest(static, params, entering(params))), {}, []
+        last_BSD, inputs, given = backward.pieces.enter(read_rest(static, params, entering(params))), {}, {}
         for stack in stacks(static.model):
             run = functools.partial(run_block, stack)
-            last_BSD, (inputs[stack.name], of_stack) = jax.lax.scan(run, last_BSD, jnp.arange(stack.depth))
-            given.append((stack.depth, of_stack))
+            last_BSD, (inputs[stack.name], given[stack.name]) = jax.lax.scan(run, last_BSD, jnp.arange(stack.depth))
         sums, grads, dx_BSD = leave_gradient(backward, params, last_BSD)
         tied = {name: grads.pop(name) for name in entering(params) if name in grads}
 
@@ -163,4 +162,4 @@ def measure_gradient(
         dx_BSD, squares = loop_back(static, add_layer, (dx_BSD, sum_squares(grads)))
         squares += sum_squares(enter_gradient(backward, params, dx_BSD, tied))
     kept = kept._replace(inputs=inputs, last_BSD=last_BSD, norm=jnp.sqrt(squares))
-    return add_block_sums(sums, join_sums(given)), kept
+    return add_block_sums(sums, join_stacks(static.model, given)), kept
