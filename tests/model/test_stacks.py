@@ -11,9 +11,11 @@ import pytest
 from scalelab import config as config_lib
 from scalelab.config.mixture_text import format_stacks, parse_stacks, scale_stacks
 from scalelab.errors import BadInput
-from scalelab.model import count, transformer
+from scalelab.model import count, pieces, transformer
+from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.declare import named_leaves
 from scalelab.model.stacks import BLOCKS, Stack, by_stack, is_stack, join_stacks, kinds, stacks
+from scalelab.precision.policy import FP32
 from scalelab.sweep.scaling import proxy
 from scalelab.sweep.scaling.resize import resize_config
 from scalelab.sweep.scaling.shrink import shrink_recipe
@@ -86,10 +88,13 @@ def results(block, remat):
     params, of = random_params(of), dataclasses.replace(of, block=block)
     given, probes = tokens(of), jnp.zeros(4)
 
+    due, split = jnp.bool_(True), SplitTokens(given[:, :-1], given[:, 1:])
+
     def objective(params, probes):
-        sums = transformer.summed_loss(
-            of, params, given[:, :-1], given[:, 1:], 1e-3, due=jnp.bool_(True), probes=probes
-        )
+        end = pieces.end_in_loss(of, split, 1e-3, pieces.Observe(due, probes))
+        of_batch = transformer.make_pieces(of, FP32, split, end, due)
+        more = {name: {"probes": {"zeros": part}} for name, part in by_stack(of, probes).items()}
+        sums = pieces.run_loss(of, of_batch, params, more)
         return sums.objective, sums
 
     (_, sums), grads = jax.jit(jax.value_and_grad(objective, has_aux=True))(

@@ -50,7 +50,10 @@ MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
 FOUR_LAYERS = {"model.n_layers": 4}
 MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "parallel block": {"model.block": "parallel"},
-    "stacks": {"model.block": "parallel=1,sequential=3", "model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
+    "stacks": {
+        "model.block": f"parallel=1,{side_loss.NAME}=2,sequential=1", "model.window": 5, "model.global_every": 2,
+        **FOUR_LAYERS,
+    },
     "norms after": {"model.norm_place": "after", "model.qk_norm": True},
     "window": {"model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
     "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **FOUR_LAYERS},

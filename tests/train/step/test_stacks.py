@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from checks.numerics.parallelism import side_loss
 from scalelab.model.stacks import BLOCKS, by_stack, join_stacks
 from scalelab.precision.exponent_histograms import values_by_layer
 from scalelab.train.step import state as state_lib
@@ -56,3 +57,15 @@ def test_layers_are_numbered_and_measured_across_stacks():
     numbered = values_by_layer({f"blocks_{i}": {"w": jnp.full((1, 2), i)} for i in range(11)} | {"embed": jnp.ones(1)})
     assert list(numbered) == ["embed", *(f"block {i}" for i in range(11))]
     assert [values[0] for values in numbered.values()] == [1, *range(11)]
+
+
+def test_a_sum_of_some_layers_is_logged_of_these():
+    """A loss, an imbalance and a maximum of the second stack; the first has nothing in their place."""
+    block = {"model.n_layers": 3, "model.block": f"sequential=1,{side_loss.NAME}=2"}
+    static, h = setting(**block, **{"log.layers_every": 1})
+    state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
+    _, log = step(static, state, batches(1)[0], h)
+    for name, over in (("router_z", np.sum), ("choices", np.max), ("router_max", np.max)):
+        by_layer = log[LAYERS][f"block_{name}"]
+        assert by_layer.shape == (3,) and by_layer[0] <= 0 and (by_layer[1:] > 0).all()
+        np.testing.assert_allclose(log[f"block/{name}"], over(by_layer[1:]), rtol=1e-6)
