@@ -118,9 +118,9 @@ class Variable:
 
     `shape` and `axes` are those of one block; of a stack of blocks they begin with `layers`, as a parameter's do, and
     sharding follows from the axes. `move(value, sums)`: its value after a step that was taken, from that before, both
-    whole stacks, and the step's `LossSums`, of whose `block` it sees that stack's layers. `averaged`: whether `train.ema` averages it with the weights; else a model
-    with averaged weights has its last value. It goes wherever the weights go: into checkpoints, branches, rewinds,
-    `--init-from` and evaluation.
+    of a whole stack, and the step's `LossSums`, whose `block` holds that stack's layers alone. `averaged`: whether
+    `train.ema` averages it with the weights; else a model with averaged weights has its last value. It goes wherever
+    the weights go: into checkpoints, branches, rewinds, `--init-from` and evaluation.
     """
 
     shape: tuple[int, ...]
