@@ -1,7 +1,7 @@
 """The trunk is a list of stacks: layers with one kind of block, whose parameters lie along one axis and are scanned.
 
 Within a stack layers differ by flags, which go by a layer's number in the whole model. A single stack's parameters are
-`blocks`, those of several `blocks_0`, `blocks_1`, …
+`blocks`, those of several blocks_0, blocks_1, …
 """
 
 import dataclasses
@@ -78,8 +78,8 @@ def name_stacks(shape: ModelShape, tree: Any) -> dict[str, Any]:
 
 
 def bare_stack(shape: ModelShape, trees: Any) -> Any:
-    """The inverse of `name_stacks`, of a tree that may hold other groups, too."""
-    parts = {stack.name: trees[stack.name] for stack in stacks(shape)}
+    """The inverse of `name_stacks`, of a tree that may hold other groups, too; a block without parameters has none."""
+    parts = {stack.name: trees.get(stack.name, {}) for stack in stacks(shape)}
     return parts[BLOCKS] if len(parts) == 1 else parts
 
 
