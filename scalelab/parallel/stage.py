@@ -20,8 +20,9 @@ from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.pieces import Observe, Pieces, end_in_loss
 from scalelab.model.stacks import Stack, stacks
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import MAXIMA, SUMS, Sums, add_sums_at, no_sums, sums_cotangent
+from scalelab.model.sums.block_sums import SUMS, Sums, add_sums_at, no_sums, sums_cotangent
 from scalelab.model.sums.loss_sums import LossSums, add_sums, objective_cotangent
+from scalelab.parallel.stages.by_layer import measures_by_layer, sums_by_layer
 from scalelab.parallel.stages.slots import Slot, chunk_slots, in_slot, vary
 from scalelab.parallel.stages.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -102,33 +103,15 @@ def run_stage(
         head = measures.sum_over_devices(carry.sums.measures._replace(token_nll=()), everyone)
         each = jax.lax.pmax(carry.sums.measures.token_nll, STAGE_AXIS)
         sums = sums._replace(measures=head._replace(token_nll=each))
-    by_layer: tuple[Sums, dict] = sum_by_layer(carry.block, replicas), {}
+    by_layer: tuple[Sums, dict] = sums_by_layer(carry.block, replicas), {}
     if counted is None:
         return sums, None, None, by_layer
     of_chunks, of_rest, measured = carry.grads
-    by_layer = by_layer if due is None else (by_layer[0], _by_layer(measured, replicas))
+    by_layer = by_layer if due is None else (by_layer[0], measures_by_layer(measured, replicas))
     # Here a replica's gradients are added to the others', once for all micro-batches.
     of_blocks = jax.tree.map(lambda g, w: g.reshape(w.shape), of_chunks, blocks)
     of_blocks = jax.lax.psum(of_blocks, replicas) if replicas else of_blocks
     return sums, of_blocks, jax.lax.psum(of_rest, everyone), by_layer
-
-
-def _by_layer(measured: Any, replicas: tuple[str, ...]) -> dict[str, jax.Array]:
-    """Measures of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
-    fields = {name: getattr(measured, name) for name in measures.BLOCK_FIELDS}
-    if replicas:
-        fields = {
-            name: (jax.lax.pmax if name in measures.MAXIMA else jax.lax.psum)(x, replicas) for name, x in fields.items()
-        }
-    return {name: x.reshape(-1, *x.shape[2:]) for name, x in fields.items()}
-
-
-def sum_by_layer(block: Sums, replicas: tuple[str, ...]) -> Sums:
-    """Sums of the chunks [v, k, …] on one replica -> of the stage's layers [v k, …] on all."""
-    if replicas:
-        over = {True: jax.lax.pmax, False: jax.lax.psum}
-        block = {kind: jax.tree.map(lambda x: over[kind == MAXIMA](x, replicas), each) for kind, each in block.items()}  # noqa: B023
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), block)
 
 
 def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:

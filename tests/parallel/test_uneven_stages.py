@@ -74,8 +74,8 @@ for precision, layouts in json.loads(sys.argv[2]).items():
         with jax.set_mesh(mesh):
             put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
             placed = jax.tree.map(put, start[0].params, specs)
-            there, of_mesh = run(static, placed, put(tokens[0], PartitionSpec(BATCH_AXES, None)), h)
-        row |= {"loss": abs(float(there / loss) - 1), "gradients": worst_leaf(grads, jax.device_get(of_mesh), 1e-3)}
+            of_stages, of_mesh = run(static, placed, put(tokens[0], PartitionSpec(BATCH_AXES, None)), h)
+        row |= {"loss": abs(float(of_stages / loss) - 1), "gradients": worst_leaf(grads, jax.device_get(of_mesh), 1e-3)}
         print(json.dumps(row), flush=True)
 """
 
@@ -107,11 +107,11 @@ def assert_one_device(row: dict) -> None:
 @pytest.mark.slow
 def test_measures_evaluation_and_update_are_one_devices_too():
     assert not any(is_even(LAYERS, layout["stage"], layout.get("rounds", 1)) for layout in LAYOUTS)
-    found = lines(PROGRAM, 8, str(LAYERS), json.dumps({"fp32": LAYOUTS, "fp16": LAYOUTS[:1]}), "sequential")
-    assert len(found) == len(LAYOUTS) + 1
-    for row in found[:-1]:
+    rows = lines(PROGRAM, 8, str(LAYERS), json.dumps({"fp32": LAYOUTS, "fp16": LAYOUTS[:1]}), "sequential")
+    assert len(rows) == len(LAYOUTS) + 1
+    for row in rows[:-1]:
         assert_one_device(row)
-    assert min(found[-1]["zeros"]) > 0.05 and max(found[-1]["zeros"]) < 1 and found[-1]["off"] <= 0.02, found[-1]
+    assert min(rows[-1]["zeros"]) > 0.05 and max(rows[-1]["zeros"]) < 1 and rows[-1]["off"] <= 0.02, rows[-1]
 
 
 @pytest.mark.slow
@@ -137,9 +137,9 @@ MESHES = {"one": {}, "stages": {"parallel.stage": 2, "parallel.fsdp": 2, "parall
                                 "parallel.microbatches": 2, "parallel.data": 1}}
 
 def run(*argv):
-    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(io.StringIO()):
         code = main(list(argv))
-    assert code == 0, said.getvalue()
+    assert code == 0, errors.getvalue()
 
 def train(name, mesh, steps):
     values = SIZES | MESHES[mesh] | {"train.steps": steps}

@@ -64,10 +64,9 @@ def step_memory(
 
     `count_saved`: counts the saved activations; `saved_activations.estimate_saved_activations` is a fast one.
     """
-    name = machine.chip.name
+    chip, name = machine.chip, machine.chip.name
     backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
-    capability = compute_capability(machine.chip)
-    return memory_on_backend(static, backend, usable_bytes(machine.chip), 1, count_saved, capability)
+    return memory_on_backend(static, backend, usable_bytes(chip), 1, count_saved, compute_capability(chip))
 
 
 def memory_on_backend(
@@ -87,7 +86,9 @@ def memory_on_backend(
         "activations": grown + fixed,
         "logits": _logits_bytes(static, backend),
         "temporary": _temporary_bytes(static, backend),
-        "batch": 4 * math.ceil(static.global_batch / _rows_split(static.layout)) * (static.model.seq_len + 1),
+        "batch": 4
+        * math.ceil(static.global_batch / (static.layout.data * static.layout.fsdp))
+        * (static.model.seq_len + 1),
     }
     total = sum(components.values())
     least = total - sum(components[name] for name in ESTIMATES) - fixed
@@ -95,10 +96,6 @@ def memory_on_backend(
     return Memory(
         components, total, least, capacity, total <= capacity, capacity - total, _formula_bytes(static), notes
     )
-
-
-def _rows_split(layout: Layout) -> int:
-    return layout.data * layout.fsdp
 
 
 def _state_key(static: Static) -> Static:
@@ -132,19 +129,15 @@ def gathered_bytes(static: Static) -> int:
 
 
 def slot_bytes(static: Static) -> int:
-    """Bytes of the weights that a step lays out in slots, where stages hold unequal numbers of layers; empty ones too.
-
-    Their gradients come in slots; at rest there are no empty ones.
-    """
-    if has_even_stages(static.model, static.layout):
-        return 0
-    return _parameter_bytes(static, rules.stage_specs, blocks=True)
+    """Bytes of the weights that a step lays out in slots, the empty ones too; none where stages are even."""
+    even = has_even_stages(static.model, static.layout)
+    return 0 if even else _parameter_bytes(static, rules.stage_specs, blocks=True)
 
 
 def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
-    leaves = jax.tree.leaves(tree)
     split = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
-    return sum(device_bytes(x.shape, x.dtype, spec, layout) for x, spec in zip(leaves, split, strict=True))
+    pairs = zip(jax.tree.leaves(tree), split, strict=True)
+    return sum(device_bytes(x.shape, x.dtype, spec, layout) for x, spec in pairs)
 
 
 def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout: Layout) -> int:
@@ -189,8 +182,7 @@ def gradient_bytes(static: Static) -> int:
         return _largest_part_bytes(static.model.plain)
     if static.accumulate > 1:
         return 2 * _parameter_bytes(static, rules.gradient_specs)
-    staged = static.layout.stage > 1
-    return _parameter_bytes(static, rules.stage_specs if staged else rules.parameter_specs)
+    return _parameter_bytes(static, rules.stage_specs if static.layout.stage > 1 else rules.parameter_specs)
 
 
 @functools.cache
@@ -297,10 +289,9 @@ def _memory_notes(static: Static) -> list[str]:
     if away := state_lib.host_bytes(static):
         notes += [f"{away / 2**30:,.2f} GiB of optimizer state lie in the host's memory and cross its bus twice a step"]
     if not has_even_stages(shape, layout):
-        chunks, slots = layout.stage * layout.rounds, layout.rounds * _blocks_per_chunk(static)
+        slots = f"{layout.rounds * _blocks_per_chunk(static)} on the fullest stage, fewer at the ends"
         notes += [
-            f"{shape.n_layers} layers over {chunks}: {slots} on the fullest stage, fewer at the ends; at rest they are "
-            "split along d_model, and a step holds a copy in the order of the stages"
+            f"{shape.n_layers} layers over {layout.stage * layout.rounds}: {slots}; a step copies them into slots"
         ]
     if layout.stage > 1 and layout.context > 1:
         notes += ["the trainer refuses parallel.stage together with parallel.context"]
