@@ -17,7 +17,7 @@ from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
 from scalelab.model.attention.documents import SplitTokens
-from scalelab.model.declare import named_leaves
+from scalelab.model.declare import named_leaves, with_variables
 from scalelab.model.stacks import Stack, count_local_layers, stacks
 
 
@@ -133,8 +133,10 @@ def _traced_step(shape: ModelShape, remat: str) -> Any:
         lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.parameter_declarations(shape)
     )
     tokens = jax.ShapeDtypeStruct((1, shape.seq_len), jnp.int32)
+    variables = transformer.variable_shapes(shape)
 
-    def objective(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        return transformer.split_loss(shape, params, SplitTokens(inputs, targets), 0.0, chunk=shape.seq_len).objective
+    def objective(params: Any, variables: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        params, tokens = with_variables(params, variables), SplitTokens(inputs, targets)
+        return transformer.split_loss(shape, params, tokens, 0.0, chunk=shape.seq_len).objective
 
-    return jax.make_jaxpr(jax.grad(objective))(params, tokens, tokens).jaxpr
+    return jax.make_jaxpr(jax.grad(objective))(params, variables, tokens, tokens).jaxpr

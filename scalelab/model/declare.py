@@ -2,17 +2,23 @@
 
 Sharding, muP multipliers, the weight-decay mask, the choice of optimizer and every count are functions of this
 declaration; there is no second table. During `init`, Flax carries it as metadata beside the value.
+
+A `Variable` is declared likewise: state that the forward reads, and that moves by a rule of its own, not by a gradient.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+
+from scalelab.errors import BadInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +110,87 @@ def declare_parameter(module: nn.Module, name: str, declaration: Declaration) ->
     value: jax.Array = nn.meta.unbox(module.get_variable("params", name))
     assert value.shape == declaration.shape, f"{name} has shape {value.shape}, declared {declaration.shape}"
     return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """One variable of a module, which is not a parameter: no gradient, no optimizer, no decay, no part of a count.
+
+    `shape` and `axes` are those of one block; of a stack of blocks they begin with `layers`, as a parameter's do, and
+    sharding follows from the axes. `move(value, sums)`: its value after a step that was taken, from that before, both
+    whole stacks, and the step's `LossSums`. `averaged`: whether `train.ema` averages it with the weights; else a model
+    with averaged weights has its last value. It goes wherever the weights go: into checkpoints, branches, rewinds,
+    `--init-from` and evaluation.
+    """
+
+    shape: tuple[int, ...]
+    move: Callable[[jax.Array, Any], jax.Array]
+    axes: tuple[str, ...] = ()
+    fill: float = 0.0
+    dtype: str = "float32"
+    averaged: bool = False
+
+    def __post_init__(self) -> None:
+        """Give every dimension without a name one that is never split."""
+        object.__setattr__(self, "axes", self.axes or ("whole",) * len(self.shape))
+        assert len(self.axes) == len(self.shape), f"{self.shape} has axes {self.axes}"
+
+    def stacked(self, layers: int) -> "Variable":
+        """The variable of so many blocks."""
+        return dataclasses.replace(self, shape=(layers, *self.shape), axes=("layers", *self.axes))
+
+
+_declared: contextvars.ContextVar[dict[tuple[str, ...], Variable] | None] = contextvars.ContextVar(
+    "declared", default=None
+)
+
+
+@contextlib.contextmanager
+def collect_variables() -> Iterator[dict[tuple[str, ...], Variable]]:
+    """Collect, by path, the variables that modules declare while they are initialised in this context."""
+    variables: dict[tuple[str, ...], Variable] = {}
+    token = _declared.set(variables)
+    try:
+        yield variables
+    finally:
+        _declared.reset(token)
+
+
+def declare_variable(module: nn.Module, name: str, variable: Variable) -> jax.Array:
+    """Declare (at init) or fetch (at apply) a variable of `module`; returns the array, which carries no gradient.
+
+    At apply it stands among the parameters (`with_variables`), so every pass through the blocks reads it alike.
+    """
+    if module.is_initializing():
+        if (variables := _declared.get()) is not None:
+            variables[(*module.path, name)] = variable
+        return jnp.full(variable.shape, variable.fill, variable.dtype)
+    value: jax.Array | None = module.get_variable("params", name)
+    if value is None:
+        path = ".".join((*module.path, name))
+        raise BadInput(f"the block's variable {path} is not a parameter, and what runs here reads parameters alone")
+    return jax.lax.stop_gradient(value)
+
+
+def with_variables(params: Any, variables: Mapping[str, Any] | None) -> Any:
+    """Parameters with the variables of their modules beside them: a nested dict of both."""
+    result = dict(params)
+    for name, part in (variables or {}).items():
+        result[name] = with_variables(result.get(name, {}), part) if isinstance(part, Mapping) else part
+    return result
+
+
+def without_variables(tree: Any, variables: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """(the parameters, the variables) of a tree that `with_variables` made; `variables`: one like the second."""
+    params, rest = dict(tree), {}
+    for name, part in (variables or {}).items():
+        if isinstance(part, Mapping):
+            params[name], rest[name] = without_variables(params[name], part)
+            if not params[name]:
+                del params[name]
+        else:
+            rest[name] = params.pop(name)
+    return params, rest
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
-from scalelab.model.declare import Declaration, declare_parameter
+from scalelab.model.declare import Declaration, Variable, declare_parameter, declare_variable
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products, weight_product
 from scalelab.model.products.saved import keep_inputs, name_product, name_statistic
@@ -115,6 +115,17 @@ class BareParameter(nn.Module):
     def __call__(self) -> jax.Array:
         """The array as declared, in fp32."""
         return declare_parameter(self, "w", self.declaration)
+
+
+class BareVariable(nn.Module):
+    """A variable without an operation."""
+
+    declared: Variable
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        """The array as declared."""
+        return declare_variable(self, "v", self.declared)
 
 
 class NormKind(NamedTuple):
@@ -264,6 +275,13 @@ class BlockParts:
         declaration = Declaration(x.shape[-1:], (), (axis,), "gain", fill=fill)
         vector = gather_weight(BareParameter(declaration, name=name)(), axis)
         return (x * broadcast_trailing(vector, x)).astype(x.dtype)
+
+    def variable(
+        self, name: str, shape: tuple[int, ...], move: Callable[[jax.Array, Any], jax.Array], **more: Any
+    ) -> jax.Array:
+        """State of the block that is not a parameter, and that `move` moves: see `declare.Variable`, whole."""
+        variable = Variable(shape, move, **more)
+        return gather_weight(BareVariable(variable, name=name)(), *variable.axes)
 
     def _check_axes(self, name: str, *axes: tuple[str, int]) -> None:
         for axis, size in axes:

@@ -19,7 +19,7 @@ from scalelab.model import layers
 from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments, SplitTokens
 from scalelab.model.attention.order import deal, redeal, restore
-from scalelab.model.declare import Declaration, unbox
+from scalelab.model.declare import Declaration, collect_variables, unbox
 from scalelab.model.layers import MLP, BareParameter, Norm
 from scalelab.model.loss import head_token_losses
 from scalelab.model.pieces import (
@@ -200,7 +200,7 @@ def init_params(shape: ModelShape, key: jax.Array) -> Params:
 
 def parameter_declarations(shape: ModelShape) -> Params:
     """The declaration of every parameter, as a nested dict of the same structure. Nothing is computed."""
-    return unbox(_declarations(shape.plain)["params"])[1]
+    return unbox(_declared(shape.plain)[0]["params"])[1]
 
 
 def block_sums(shape: ModelShape) -> Sums:
@@ -208,19 +208,38 @@ def block_sums(shape: ModelShape) -> Sums:
 
     A layer whose stack does not give a sum that others do has nothing in its place: zero, or -inf in a maximum.
     """
-    variables = _declarations(shape.plain)
+    shapes = _declared(shape.plain)[0]
 
     def of_stack(name: str) -> Sums:
-        return take_sums({kind: variables.get(kind, {}).get(name, {}) for kind in SUM_KINDS})
+        return take_sums({kind: shapes.get(kind, {}).get(name, {}) for kind in SUM_KINDS})
 
     return join_declared([of_stack(stack.name) for stack in stacks(shape)], shape.n_layers)
 
 
+def variable_declarations(shape: ModelShape) -> Params:
+    """The declaration of every variable that is not a parameter, as a nested dict like theirs; {}: there is none."""
+    return _declared(shape.plain)[1]
+
+
+def variable_shapes(shape: ModelShape) -> Params:
+    """Shapes and dtypes of the variables, to stand among those of the parameters where a pass is only traced."""
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), variable_declarations(shape))
+
+
 @functools.cache
-def _declarations(shape: ModelShape) -> dict[str, Any]:
+def _declared(shape: ModelShape) -> tuple[dict[str, Any], Params]:
+    """(flax's collections as shapes, among them declared `params`; declarations of variables)."""
     key = jax.eval_shape(jax.random.key, 0)  # drawing a real one would compile something
-    variables: dict[str, Any] = jax.eval_shape(functools.partial(_init, shape), key)
-    return variables
+    with collect_variables() as collected:
+        collections: dict[str, Any] = jax.eval_shape(functools.partial(_init, shape), key)
+    variables: Params = {}
+    depths = {stack.name: stack.depth for stack in stacks(shape)}
+    for path, variable in collected.items():
+        part = variables
+        for name in path[:-1]:
+            part = part.setdefault(name, {})
+        part[path[-1]] = variable.stacked(depths[path[0]]) if path[0] in depths else variable
+    return collections, variables
 
 
 def make_pieces(

@@ -2,8 +2,8 @@
 
 m = b1 m + (1 - b1) g; every `every` steps h = b2 h + (1 - b2) estimate; the direction is clip(m / max(rho h, eps), 1),
 without bias correction. The estimate is Hutchinson's (H, Alg. 1) or Gauss-Newton-Bartlett's (G, Alg. 2), from
-`train/step/curvature.py`, and already counts in the step that measures it. optax's Sophia corrects m's bias and uses
-the estimate one step late.
+`train/step/update/curvature.py`, and already counts in the step that measures it. optax's Sophia corrects m's bias and
+uses the estimate one step late.
 """
 
 from typing import Any, NamedTuple

@@ -18,7 +18,7 @@ from scalelab.config import Layout, ModelShape, Static
 from scalelab.config.checks import validate
 from scalelab.config.checks.validate import check_divides
 from scalelab.errors import BadInput
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, Variable
 from scalelab.model.products.parts import choose_parts, refuses_parts
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
@@ -32,8 +32,8 @@ NO_LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its 
 MAX_UNSHARDED_SHARE = 0.02  # of the parameters: warn if FSDP leaves more unsharded
 
 
-def parameter_spec(declaration: Declaration, fsdp: bool, stages: bool) -> PartitionSpec:
-    """The mesh axis that splits each logical axis of a parameter."""
+def parameter_spec(declaration: Declaration | Variable, fsdp: bool, stages: bool) -> PartitionSpec:
+    """The mesh axis that splits each logical axis of a parameter, or of a variable."""
     split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | ({FSDP_AXIS: "fsdp"} if fsdp else {})
     split |= {"layers": STAGE_AXIS} if stages else {}
     return PartitionSpec(*[split.get(axis) for axis in declaration.axes])

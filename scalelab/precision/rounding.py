@@ -63,3 +63,15 @@ def split_tree(params: Any) -> tuple[Any, Any]:
 def join_trees(rounded: Any, lost: Any) -> Any:
     """The inverse of `split_tree`, to 16 bits of mantissa."""
     return jax.tree.map(lambda w, c: w.astype(jnp.float32) + c.astype(jnp.float32), rounded, lost)
+
+
+def cast_for_storage(tree: Any, form: str) -> Any:
+    """The tree as stored between steps: fp32 arrays, not scalars, cast to `form`."""
+    if form == "float32":
+        return tree
+    return jax.tree.map(lambda x: x.astype(form) if x.ndim and x.dtype == jnp.float32 else x, tree)
+
+
+def upcast(tree: Any, form: str) -> Any:
+    """The inverse of `cast_for_storage`: arrays stored in `form`, cast to fp32."""
+    return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)

@@ -219,7 +219,8 @@ def layers_section(page: ReportPage) -> str:
     if not lines:
         return ""
     caption = (
-        "What each layer did, at the steps that log.layers_every chose; names as in scalelab/train/step/layers.py."
+        "What each layer did, at the steps that log.layers_every chose; "
+        "names as in scalelab/train/step/report/layers.py."
     )
     figure = page.draw("layers", lambda: metricplots.layer_maps(lines), metricplots.layer_rows(lines), caption)
     rows = [

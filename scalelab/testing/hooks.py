@@ -24,9 +24,9 @@ from scalelab.train import formats_found
 from scalelab.train.lineage.spec import make_train_spec
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.hooks import EVAL_PREFIX, LOSS_TERM
-from scalelab.train.step.layers import LAYERS
+from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.program import PACKINGS
-from scalelab.train.step.step import STEP_METRICS
+from scalelab.train.step.report.report import STEP_METRICS
 
 TOLERANCE = 1e-4  # relative, of one step's values: packs and meshes sum in another order
 Function = str | Callable[..., Any]

@@ -26,7 +26,8 @@ from scalelab.optim.table import state_bytes
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.step import compute_updates, many_steps
+from scalelab.train.step.step import many_steps
+from scalelab.train.step.update.update import compute_updates
 from scalelab.user_code import load_user_object
 
 SMALL_CONFIG = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24,

@@ -23,9 +23,9 @@ from scalelab.errors import WorkFailed
 from scalelab.model.attention.attention import LOGITS_NAME
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.precision.rounding import upcast
 from scalelab.train.activations import BRANCH_MODULES, collect_activations
 from scalelab.train.step.program import sequential_program
-from scalelab.train.step.state import upcast
 
 GROWING_SLOPE = 0.25  # log-log slope: half of the smallest power seen under standard, sqrt(width)
 ActivationSizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}

@@ -22,8 +22,9 @@ from scalelab.model.declare import named_leaves
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import resolve_layout
-from scalelab.train.step import curvature, state
+from scalelab.train.step import state
 from scalelab.train.step.step import train_step
+from scalelab.train.step.update import curvature
 from tests.optim.frame import STEPS, assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
 
 TINY = {
@@ -199,7 +200,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scalelab.config import static
 from scalelab.model import transformer
 from scalelab.parallel import mesh as mesh_lib, rules
-from scalelab.train.step import curvature
+from scalelab.train.step.update import curvature
 from tests.optim.test_sophia import little
 
 made = static(little(**{"model.d_model": 8, "model.vocab_size": 16, "model.seq_len": 8, "train.global_batch": 4}))

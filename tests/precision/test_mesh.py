@@ -35,6 +35,7 @@ from scalelab.experiments.studies.fsdp.rows import worst_leaf
 from scalelab.sharding import BATCH_AXES
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import upcast
 from scalelab.train.step import guard, state as state_lib
 from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import train_step
@@ -55,7 +56,7 @@ def tokens():
 def both(static, state, batch, h):
     policy = POLICIES[static.precision]
     scale = state.precision.scale if policy.scaled_loss else 1.0
-    params = state_lib.upcast(state.params, policy.parameters)
+    params = upcast(state.params, policy.parameters)
     _, grads = compute_gradients(static, params, batch, h.train.z_loss, scale)
     return train_step(static, state, batch, h), grads
 

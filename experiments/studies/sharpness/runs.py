@@ -16,8 +16,8 @@ from scalelab.data.batches.batches import train_batches
 from scalelab.diagnose.probes.sharpness import largest_eigenvalue
 from scalelab.train.single import load_run_dataset
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.curvature import hessian_product
 from scalelab.train.step.gradients import compute_gradients
+from scalelab.train.step.update.curvature import hessian_product
 
 ROWS, SEQ_LEN, WIDTH = 32, 16, 16
 EVERY, CHECKS = 150, 20  # steps between measurements, and their number

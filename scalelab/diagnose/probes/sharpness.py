@@ -13,8 +13,8 @@ from jax.flatten_util import ravel_pytree
 
 from scalelab.diagnose.probes.subject import ADAMS, Subject, adam_roots
 from scalelab.optim import schedules
-from scalelab.train.step.curvature import hessian_product
 from scalelab.train.step.gradients import document_ends
+from scalelab.train.step.update.curvature import hessian_product
 
 LANCZOS_STEPS = 12  # products; the largest eigenvalue of a network's Hessian stands apart and is met within some ten
 BATCHES = 4  # batches whose mean loss is differentiated: one batch is sharper than the data

@@ -13,12 +13,13 @@ from scalelab.data.batches.batches import TrainBatches
 from scalelab.diagnose.evidence import Evidence
 from scalelab.errors import BadInput
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import upcast
 from scalelab.record import records
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.resume import handover
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.run.feed import DataShift
-from scalelab.train.step import program, state
+from scalelab.train.step import program
 from scalelab.train.step.gradients import compute_gradients, document_ends
 from scalelab.train.step.state import TrainState
 
@@ -39,7 +40,7 @@ class Subject(NamedTuple):
     @property
     def params(self) -> Any:
         """The parameters in fp32."""
-        return state.upcast(self.state.params, POLICIES[self.static.precision].parameters)
+        return upcast(self.state.params, POLICIES[self.static.precision].parameters)
 
     def batch(self, step: int) -> jax.Array:
         """The batch [B, S+1] that `step` (from 0) takes."""

@@ -20,6 +20,7 @@ from scalelab.diagnose.replay.what_ifs import ORIGINAL, WhatIf
 from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import cast_for_storage, upcast
 from scalelab.record import records
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
@@ -31,7 +32,7 @@ from scalelab.train.run.sources import make_train_batches
 from scalelab.train.single import load_run_dataset
 from scalelab.train.step import program
 from scalelab.train.step.guard import GuardState
-from scalelab.train.step.state import TrainState, cast_for_storage, state_from_params, upcast
+from scalelab.train.step.state import TrainState, state_from_params
 
 OUTPUTS = ("train_loss", "grad_norm", "update_norm", "lr", "skipped")  # per-step values that a replay keeps
 Curves = dict[str, np.ndarray]  # output -> [n], of the steps after the checkpoint

@@ -20,7 +20,7 @@ def plain_attention(
     q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float,
     mask_info: MaskInfo = NO_MASK, window: int = 0, chunks: int = 1,
 ) -> jax.Array:  # fmt: skip
-    """Attention with all logits at once and softmax in fp32; has second derivatives (`train/step/curvature.py`).
+    """Attention with all logits at once and softmax in fp32; has second derivatives (`train/step/update/curvature.py`).
 
     The queries are cut into up to so many `chunks`, each with the keys that causality and the window leave it.
     """

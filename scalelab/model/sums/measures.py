@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from scalelab.config import ModelShape
-from scalelab.hardware.tactics.turn import tie_to_turn
+from scalelab.hardware.tactics.turn import run_if
 from scalelab.precision.fp8 import cast_to_fp8, fp8_scale, max_magnitude
 from scalelab.precision.policy import E4M3, E5M2, Policy
 from scalelab.sharding import TENSOR_AXIS, activation_spec, has_explicit_mesh, reshard_to, vary_like
@@ -111,17 +111,8 @@ def of_blocks(written: Any, positions: int, head: Any = ()) -> Measures:
 
 
 def when(due: jax.Array, measure: Callable[..., Any], start: Any, *values: Any) -> Any:
-    """`measure(*values)` if `due` (a traced boolean), else `start` of equal shape; carries no gradient.
-
-    This is a loop of one turn or none, not a conditional: under vmap trials would take both sides at every step.
-    """
-
-    def once(turn: jax.Array, _: Any) -> Any:
-        # One by one: all results of a tie vary over the devices as all of its arguments do.
-        return measure(*jax.tree.map(lambda x: tie_to_turn((turn, x))[1], values))
-
-    values = jax.lax.stop_gradient(values)
-    return jax.lax.fori_loop(0, due.astype(jnp.int32), once, start)
+    """`measure(*values)` if `due` (a traced boolean), else `start` of equal shape; carries no gradient."""
+    return run_if(due, lambda _, *values: measure(*values), start, *jax.lax.stop_gradient(values))
 
 
 def sum_of_squares(x: jax.Array) -> jax.Array:

@@ -112,14 +112,15 @@ def _state_bytes(static: Static) -> dict[str, int]:
     like, specs = state_lib.state_shapes(static), state_lib.state_specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
-    small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"] + by_part["guard"]
+    small = sum(n for name, n in by_part.items() if name not in ("params", "opt_state", "ema", "variables"))
     moments = by_part["opt_state"] - state_lib.host_bytes(static)
     parts = {"parameters": by_part["params"], "optimizer": moments + small}
     if POLICIES[static.precision].parameters != "float32" and not static.updates_layers:  # widened before they are used
         parts["master"] = _parameter_bytes(static, rules.parameter_specs)
     if copies := gathered_bytes(static) + slot_bytes(static):
         parts["copies"] = copies
-    return parts | ({"average": by_part["ema"]} if static.ema else {})
+    parts |= {"average": by_part["ema"]} if static.ema else {}
+    return parts | ({"variables": by_part["variables"]} if by_part["variables"] else {})
 
 
 def gathered_bytes(static: Static) -> int:

@@ -22,7 +22,7 @@ from scalelab.config.choices import pick
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, with_variables
 from scalelab.model.products.saved import keep_all
 from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, kinds, select_layers
 from scalelab.parallel import gathered, rules
@@ -230,7 +230,11 @@ def _parameters(static: Static, like: Callable) -> Any:
         return master if form is None else GatheredWeight(like(declaration.shape, form, whole), master)
 
     specs = rules.parameter_specs(static.model, static.layout), rules.whole_specs(static.model)
-    return jax.tree.map(parameter, transformer.parameter_declarations(static.model), *specs)
+    params = jax.tree.map(parameter, transformer.parameter_declarations(static.model), *specs)
+    variables = transformer.variable_declarations(static.model)
+    stages = static.layout.stage > 1
+    place = lambda v: like(v.shape, jnp.dtype(v.dtype), rules.parameter_spec(v, False, stages))  # noqa: E731
+    return with_variables(params, jax.tree.map(place, variables))
 
 
 def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:

@@ -18,7 +18,7 @@ from scalelab.config import Layout, ModelShape
 from scalelab.errors import BadInput
 from scalelab.jaxprs import Dot, Value, trace_dots
 from scalelab.model import count, stacks, transformer
-from scalelab.model.declare import Declaration, named_leaves
+from scalelab.model.declare import Declaration, named_leaves, with_variables
 from scalelab.precision.policy import FP32
 from scalelab.sharding import SPLIT_BY_TENSOR, without_mesh
 
@@ -150,11 +150,13 @@ def _short_names(declared: dict[str, Declaration]) -> dict[str, str]:
 def _block_dots(shape: ModelShape, backward: bool) -> tuple[Dot, ...]:
     """The products of one block's program on one sequence; `backward`: with its gradients, everything recomputed."""
     weights = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape[1:], jnp.float32), _declared_blocks(shape))
+    variables = transformer.variable_shapes(shape).get("blocks", {})
     x_BSD = jax.ShapeDtypeStruct((1, shape.seq_len, shape.d_model), jnp.float32)
     first = stacks.select_layers(stacks.all_layer_flags(shape), 0)
 
     def forward(weights: Any, x_BSD: jax.Array) -> Any:
-        return transformer.apply_block(shape, weights, x_BSD, FP32, first)
+        zeros = jax.tree.map(lambda v: jnp.zeros(v.shape[1:], v.dtype), variables)
+        return transformer.apply_block(shape, with_variables(weights, zeros), x_BSD, FP32, first)
 
     def both(weights: Any, x_BSD: jax.Array) -> Any:
         again = jax.checkpoint(forward, policy=jax.checkpoint_policies.nothing_saveable)

@@ -14,7 +14,7 @@ from scalelab.optim.optimizer import claims_everything
 from scalelab.optim.registry import find_optimizer
 from scalelab.plan.step.device_share import Operation, fullest_device_share, params_at_rest
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.step import compute_updates
+from scalelab.train.step.update.update import compute_updates
 
 
 def update_operations(static: Static) -> list[Operation]:

@@ -22,7 +22,7 @@ from scalelab.optim.registry import find_optimizer
 from scalelab.train.checkpoints import manifest
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.step import compute_updates
+from scalelab.train.step.update.update import compute_updates
 
 STEPS_KEY = "train.steps"  # what --allow-change names to go on nevertheless
 

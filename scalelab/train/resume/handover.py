@@ -14,26 +14,43 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import Optim, Static
 from scalelab.errors import BadInput
+from scalelab.model.declare import with_variables
 from scalelab.optim.registry import find_optimizer
 from scalelab.parallel import mesh
 from scalelab.parallel.processes import compile_together
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.rounding import cast_for_storage, upcast
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.leaves import describe_leaves
 from scalelab.train.lineage.facts import config_from_facts
 from scalelab.train.step import program, state
 from scalelab.train.step.state import TrainState
+from scalelab.train.step.variables import MODEL, ModelVariables, with_means
 
 OPTIMIZER_FIELDS = ("params", "opt_state")  # what an optimizer moves: only together are they its own
 
 
 def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: str, wanted: Static) -> Any:
-    """The parameters that the run `name` of a checked step hands on, as `wanted` has them on its mesh and in its
-    format.
+    """The weights that the run `name` of a checked step hands on, as `wanted` has them on its mesh and in its format:
+    parameters, and beside them the model's variables.
 
     Of an optimizer that evaluates another point than it trains, that point: its state is then read too. BadInput where
     the model's shapes are others.
     """
+    params = _load_evaluated_point(checkpoints, checked, name, wanted)
+    return with_variables(params, _load_variables(checkpoints, checked, name, wanted).values)
+
+
+def _load_variables(checkpoints: Checkpoints, checked: LoadedStep, name: str, wanted: Static) -> ModelVariables:
+    """The model's variables in a checked step; {} of a model without."""
+    (like,) = program.restore_targets(_without_optimizer(wanted), 1, "turn")
+    if not isinstance(like.part(MODEL.name), ModelVariables):
+        return ModelVariables({}, {})
+    variables = checkpoints.restore(checked.step, {name: {"variables": like.variables}})[name]["variables"]
+    return ModelVariables(*like._replace(variables=variables).part(MODEL.name))
+
+
+def _load_evaluated_point(checkpoints: Checkpoints, checked: LoadedStep, name: str, wanted: Static) -> Any:
     layout = mesh.resolve_layout(wanted.layout, jax.device_count())
     config = config_from_facts(checked.facts[name])
     form, saved_form = (POLICIES[precision].parameters for precision in (wanted.precision, config.precision.name))
@@ -42,16 +59,16 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
     )
     if not _evaluates_another_point(checked.facts[name], config):
         params = checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
-        return params if form == saved_form else state.cast_for_storage(state.upcast(params, saved_form), form)
+        return params if form == saved_form else cast_for_storage(upcast(params, saved_form), form)
     saved = dataclasses.replace(config_lib.static(config), layout=layout)
     (saved_state,) = program.restore_targets(saved, 1, "turn")
     parts = {"params": like.params, "opt_state": saved_state.opt_state}
     both = checkpoints.restore(checked.step, {name: parts})[name]
     h = config_lib.hparams(config)
-    evaluated = jax.jit(lambda both: state.evaluation_params(saved, saved_state._replace(**both), h))
+    evaluated = jax.jit(lambda both: state.evaluation_point(saved, saved_state._replace(**both), h))
     of = compile_together(evaluated, "the point that the optimizer evaluates")
     with jax.set_mesh(mesh.make_mesh(layout)) if layout.devices > 1 else contextlib.nullcontext():
-        return state.cast_for_storage(of(both), form)
+        return cast_for_storage(of(both), form)
 
 
 def _without_optimizer(wanted: Static) -> Static:
@@ -75,7 +92,8 @@ def load_ema_params(checkpoints: Checkpoints, checked: LoadedStep, name: str, wa
     average = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
     if not average.steps:
         raise BadInput(f"{checkpoints.folder / str(checked.step)}: no step was averaged yet, as none was taken")
-    return average.mean
+    variables = _load_variables(checkpoints, checked, name, wanted)
+    return with_variables(average.mean, with_means(variables))
 
 
 def select_restorable_fields(
@@ -111,7 +129,7 @@ def complete_state(
     BadInput where the model's shapes are others.
     """
     wanted = dataclasses.replace(wanted, layout=mesh.resolve_layout(wanted.layout, jax.device_count()))
-    params = fields["params"] if "params" in fields else load_evaluation_params(checkpoints, checked, name, wanted)
+    params = fields["params"] if "params" in fields else _load_evaluated_point(checkpoints, checked, name, wanted)
     whole = place_initial_state(wanted, h, params)._replace(**{"params": params, **fields})
     others = [field for field in whole._fields if field not in ("params", *fields)]
     return whole, [field for field in others if jax.tree.leaves(getattr(whole, field))]
@@ -120,7 +138,7 @@ def complete_state(
 def place_initial_state(wanted: Static, h: Any, params: Any) -> TrainState:
     """The state of step 0 on these parameters, as `wanted` has them, each array where its program wants it."""
     form = POLICIES[wanted.precision].parameters
-    begin = lambda params: state.state_from_params(wanted, h, state.upcast(params, form))  # noqa: E731
+    begin = lambda params: state.state_from_params(wanted, h, upcast(params, form))  # noqa: E731
     if wanted.layout.devices == 1:
         return jax.jit(begin)(params)
     explicit, specs = mesh.make_mesh(wanted.layout), state.state_specs(wanted)

@@ -27,7 +27,7 @@ from scalelab.train.run.alarms import Call
 from scalelab.train.run.feed import DataShift
 from scalelab.train.run.run import Run
 from scalelab.train.step import guard
-from scalelab.train.step.state import TrainState
+from scalelab.train.step.state import PARTS, TrainState
 
 MOST_REWINDS = 3
 MARGIN, LEAST, MOST = 100, 200, 500  # steps before and after the flags, and how many batches are skipped
@@ -58,7 +58,9 @@ def apply_change(state: TrainState, spec: TrainSpec, change: Change) -> TrainSta
     counts = guard.Counts(*(int(x) for x in gather_to_host(memory.counts)))
     if change.reset:
         fresh = handover.place_initial_state(spec.static, spec.hparams, state.params)
-        state, counts = state._replace(opt_state=fresh.opt_state), counts._replace(rewarm_from=step)
+        anew = {part.name: fresh.part(part.name) for part in PARTS if part.fresh_with_moments}
+        state = state._replace(opt_state=fresh.opt_state).with_parts(anew)
+        counts = counts._replace(rewarm_from=step)
     lr, clip = (float(gather_to_host(x)) for x in (memory.lr_factor, memory.clip_factor))
     values = {
         "counts": np.array(counts, np.int32),

@@ -21,6 +21,7 @@ from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
+from scalelab.model.declare import named_leaves, without_variables
 from scalelab.record import records
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.checkpoints.manifest import find_saved_steps
@@ -29,6 +30,7 @@ from scalelab.train.resume.handover import load_ema_params, load_evaluation_para
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.run.run import IMPORTED_STATUS
 from scalelab.train.step import state
+from scalelab.train.step.variables import MODEL, ModelVariables
 
 
 class Weights(NamedTuple):
@@ -129,9 +131,21 @@ def write_weights(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer |
         folder.mkdir(parents=True, exist_ok=True)
         (folder / TOKENIZER_FILES[tokenizer.kind]).write_bytes(tokenizer.content)
     checkpoints = Checkpoints(folder / "checkpoints", facts={"run": facts})
-    checkpoints.save(0, {"run": {"params": params}})
+    params, variables = _split_variables(config, params)
+    checkpoints.save(0, {"run": {"params": params} | variables})
     checkpoints.close()
     record = {"name": folder.name, "status": IMPORTED_STATUS, "steps": 0, "tokens": 0, "val_loss": None}
     record |= {"init_from": origin, "identity": facts["identity"], "params": count.count_parameters(weights.shape)}
     records.write_json(folder / "record.json", record | {"versions": facts["versions"]})
     records.write_json(folder / "config.json", config.to_dict())  # last: it is what makes the folder a run's
+
+
+def _split_variables(config: ConfigDict, weights: Any) -> tuple[Any, dict[str, Any]]:
+    """(parameters, the field `variables` of a state, where the model has any); a mean over one value is the value."""
+    static = dataclasses.replace(config_lib.static(config), layout=Layout())
+    like = state.state_shapes(static).part(MODEL.name)
+    if not isinstance(like, ModelVariables):
+        return weights, {}
+    params, values = without_variables(weights, like.values)
+    newest = named_leaves(values)
+    return params, {"variables": {MODEL.name: ModelVariables(values, {name: newest[name] for name in like.means})}}

@@ -23,7 +23,8 @@ from scalelab.train.run.run import Run
 from scalelab.train.step import guard, incident
 from scalelab.train.step.guard import RECENT, SIGNALS
 from scalelab.train.step.incident import SHAPES
-from scalelab.train.step.layers import DUE, LAYERS, WORST
+from scalelab.train.step.metrics import LAYERS
+from scalelab.train.step.report.layers import DUE, WORST
 
 LAST, BEFORE = 32, 64  # steps whose medians are compared
 RISEN_SIGMAS, RISEN_STEPS = 6.0, 500

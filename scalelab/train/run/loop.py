@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -239,13 +238,8 @@ def _initial_states(program: Program, start: StartStates | None, params: Sequenc
     states = program.init()
     if params:
         drawn = program.separate(states)
-        states = program.join([s._replace(params=_as_drawn(s.params, p)) for s, p in zip(drawn, params, strict=True)])
+        states = program.join([state_lib.replace_weights(s, p) for s, p in zip(drawn, params, strict=True)])
     return 0, states
-
-
-def _as_drawn(drawn: Params, given: Params) -> Params:
-    """The given weights (fp32), cast to the dtypes of the drawn ones."""
-    return jax.tree.map(lambda d, g: g if g.dtype == d.dtype else g.astype(d.dtype), drawn, given)
 
 
 def _verdict(run: Run, step: int, stopped: bool) -> None:

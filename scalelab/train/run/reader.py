@@ -14,9 +14,9 @@ from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.run.session import Progress
 from scalelab.train.step.guard import GUARD, OUTLIERS
-from scalelab.train.step.layers import DUE, LAYERS
-from scalelab.train.step.metrics import as_number
-from scalelab.train.step.step import STEP_METRICS
+from scalelab.train.step.metrics import LAYERS, as_number
+from scalelab.train.step.report.layers import DUE
+from scalelab.train.step.report.report import STEP_METRICS
 
 # Values whose not being finite skips a step: name in the logbook -> metric.
 GUARDED_METRICS = {"loss": "train_loss", "gradient norm": "grad_norm", "LR": "lr"}

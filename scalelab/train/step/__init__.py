@@ -1,7 +1,7 @@
 """One training step as a pure function, and what it is made of.
 
-Read in this order: `step` (the whole step), `gradients` (loss and gradient over micro-batches), `state` (what a run
-carries), `metrics` (which metrics can be logged), `layers` (what is measured of each layer), `guard` and `incident`
-(alarms, and what they change), `program` (the step compiled for one or many trials), `ema`, `curvature`,
-`formats_found` (number formats of the traced step).
+Read in this order: `step` (the whole step in six calls), `gradients` (loss and gradient over micro-batches), `update/`
+(parameters, optimizer state, average), `report/` (a step's metrics), `state` (what a run carries), `variables` (the
+parts of it that are not parameters), `metrics` (which metrics can be logged), `guard` and `incident` (alarms, and what
+they change), `program` (the step compiled for one or many trials), `hooks` (a user's functions).
 """

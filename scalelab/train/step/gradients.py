@@ -13,9 +13,11 @@ import optax
 from jax.sharding import reshard
 
 from scalelab.config import Static
+from scalelab.hardware.tactics.turn import run_if
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds, SplitTokens
+from scalelab.model.declare import with_variables
 from scalelab.model.pieces import UNOBSERVED, Observe, Variables, end_in_loss, run_loss
 from scalelab.model.stacks import by_stack, name_stacks, stacks
 from scalelab.model.sums import measures
@@ -24,14 +26,34 @@ from scalelab.model.sums.loss_sums import LossSums, add_sums, no_loss_sums
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import gathered, pipeline, rules
-from scalelab.precision import delayed
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.precision.states import policy_state
 from scalelab.sharding import activation_spec, has_explicit_mesh
 from scalelab.train.step import hooks
 
 Summed = tuple[LossSums, Any, Any]  # loss sums, gradient, amax: as `scaled_gradients` returns them
+
+
+class LeftOut(NamedTuple):
+    """Which micro-batches a step does without: int32, how many, and the first (-1: none)."""
+
+    number: jax.Array
+    first: jax.Array
+
+
+class Gradient(NamedTuple):
+    """The gradient of a step's mean loss: `tree`, like the parameters, or the `replay` by which layers are updated."""
+
+    sums: LossSums
+    tree: Any
+    replay: Any  # `per_layer.backward.Kept`
+    norm: jax.Array  # before the clip
+    amax: Any = None  # of the blocks' operands, under delayed scaling
+    left_out: LeftOut | None = None  # None: no micro-batch may be
+
+
 NO_TOKEN = -1  # neither read nor predicted: what a step's rows hold that it does without
 
 
@@ -97,6 +119,7 @@ def scaled_gradients(
     n_micro_batches: jax.Array | None = None,
     ends: DocumentEnds | None = None,
     due: jax.Array | None = None,
+    variables: Any = None,
 ) -> Summed:
     """Like `gradients`, with the loss scale taken from the policy's state; also returns amax for delayed scaling.
 
@@ -104,16 +127,18 @@ def scaled_gradients(
     times as large, so that less of it underflows; dividing by a power of two is exact in fp32. If `n_micro_batches`
     (traced) is given, only that many micro-batches are run: row r belongs to micro-batch r % accumulate, and the other
     rows are ignored. With `due` the sums also hold `measures` of all layers, taken in the same pass where it is true.
+    `variables`: the model's, which the forward reads beside the parameters (`declare.Variable`).
     """
     policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, n_micro_batches, ends), 1)
-    scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
+    keeping = policy_state(policy)
+    scales, factor = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
     with product_precision(policy):
-        if not policy.scaled_loss:
-            return _gradients(static, params, scales, tokens, z_weight, counted, n_micro_batches, ends, due)
+        if factor is None:
+            return _gradients(static, params, scales, tokens, z_weight, counted, n_micro_batches, ends, due, variables)
         sums, grads, amax = _gradients(
-            static, params, scales, tokens, z_weight, counted / precision_state.scale, n_micro_batches, ends, due
+            static, params, scales, tokens, z_weight, counted / factor, n_micro_batches, ends, due, variables
         )
-        return sums, jax.tree.map(lambda g: g / precision_state.scale, grads), amax
+        return sums, jax.tree.map(lambda g: g / factor, grads), amax
 
 
 def _count_targets(
@@ -138,9 +163,10 @@ def micro_batch_objective(
     due: jax.Array | None = None,
     probes: Any = None,
     copies: Any = None,
+    variables: Any = None,
 ) -> tuple[jax.Array, LossSums]:
     """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]; `copies`: see `parallel/gathered.py`."""
-    params = gathered.with_gathered(params, copies)
+    params = with_variables(gathered.with_gathered(params, copies), variables)
     observe = Observe(due, probes, hooks.loss_term(static))
     tokens = documents.split_inputs_targets(part, ends)
     sums = _whole_loss_sums(static, params, tokens, z_weight, observe, scales)
@@ -157,11 +183,12 @@ def _gradients(
     n_micro_batches: jax.Array | None,
     ends: DocumentEnds | None,
     due: jax.Array | None,
+    variables: Any,
 ) -> Summed:
     copies, params = gathered.gather_weights(static, params), pipeline.into_slots(static, params)
 
     def differentiate(params: Any, part: jax.Array) -> Summed:
-        return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies)
+        return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies, variables)
 
     if static.accumulate == 1:
         sums, grads, amax = differentiate(params, tokens)
@@ -218,6 +245,7 @@ def differentiate_micro_batch(
     counted: jax.Array,
     part: jax.Array,
     copies: Any = None,
+    variables: Any = None,
 ) -> Summed:
     """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`.
 
@@ -229,7 +257,9 @@ def differentiate_micro_batch(
     probes = jnp.zeros(static.model.n_layers) if can_underflow else None
     objective = functools.partial(micro_batch_objective, static)
     differentiate = jax.value_and_grad(objective, argnums=(0, 1, 7), has_aux=True)
-    (_, sums), (grads, amax, zeros) = differentiate(params, scales, part, z_weight, counted, ends, due, probes, copies)
+    (_, sums), (grads, amax, zeros) = differentiate(
+        params, scales, part, z_weight, counted, ends, due, probes, copies, variables
+    )
     if zeros is not None:
         sums = sums._replace(measures=sums.measures._replace(gradient_zeros=zeros))
     return sums, grads, amax
@@ -248,13 +278,6 @@ def _nothing_summed(static: Static, params: Any, scales: Any, tokens: jax.Array,
     return nothing, zeros, jax.tree.map(jnp.zeros_like, scales)
 
 
-class LeftOut(NamedTuple):
-    """Which micro-batches a step does without: int32, how many, and the first (-1: none)."""
-
-    number: jax.Array
-    first: jax.Array
-
-
 def leave_out_bad(
     static: Static,
     params: Any,
@@ -264,6 +287,7 @@ def leave_out_bad(
     n_micro_batches: jax.Array | None,
     ends: DocumentEnds | None,
     due: jax.Array | None,
+    variables: Any,
     summed: Summed,
     allowed: jax.Array,
 ) -> tuple[Summed, LeftOut]:
@@ -277,20 +301,22 @@ def leave_out_bad(
     """
     policy, n = POLICIES[static.precision], static.accumulate
     run = jnp.int32(n) if n_micro_batches is None else n_micro_batches
-    scale = precision_state.scale if policy.scaled_loss else jnp.float32(1.0)
-    scales = delayed.delayed_scales(precision_state, policy) if policy.scaling == "delayed" else ()
+    keeping = policy_state(policy)
+    scales, scale = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
+    scale = jnp.float32(1.0) if scale is None else scale
     held = pipeline.into_slots(static, params)
     differentiate = functools.partial(differentiate_micro_batch, static, held, scales, z_weight, ends, None)
     parts = split_micro_batches(static, tokens)
 
     def look(i: jax.Array, kept: jax.Array) -> jax.Array:
         counted = jnp.maximum(jnp.sum(documents.prediction_targets(parts[i], ends) >= 0), 1)
-        return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i]), scale))
+        return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i], variables=variables), scale))
 
-    def without(turn: jax.Array, summed: Summed) -> Summed:
-        # Read by the number of the turn: what does not depend on it, the compiler runs before the loop, turn or none.
-        rest = jnp.where(turn < 1, remaining, NO_TOKEN)
-        return scaled_gradients(static, params, rest, z_weight, precision_state, n_micro_batches, ends, due)
+    def without(summed: Summed, remaining: jax.Array) -> Summed:
+        del summed
+        return scaled_gradients(
+            static, params, remaining, z_weight, precision_state, n_micro_batches, ends, due, variables
+        )
 
     with product_precision(policy):
         looks = jnp.where(allowed & ~_is_usable(summed, scale), run, 0)
@@ -298,7 +324,7 @@ def leave_out_bad(
     out = (jnp.arange(n) < run) & ~kept
     out &= jnp.any((jnp.arange(n) < run) & kept)
     remaining = jnp.where(jnp.tile(out, len(tokens) // n)[:, None], NO_TOKEN, tokens)
-    summed = jax.lax.fori_loop(0, jnp.any(out).astype(jnp.int32), without, summed)
+    summed = run_if(jnp.any(out), without, summed, remaining)
     return summed, LeftOut(
         jnp.sum(out, dtype=jnp.int32), jnp.where(jnp.any(out), jnp.argmax(out), -1).astype(jnp.int32)
     )

@@ -26,6 +26,7 @@ from scalelab.config.choices import DETECTORS, PARAMETRIZATIONS
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.precision.policy import POLICIES
+from scalelab.precision.states import policy_state
 
 GUARD = "guard"  # the metric that is an array, an `incident.Report`: for the logbook, not for metrics.jsonl
 SIGNALS = ("", "bad", "loss", "grad_norm", "early", "large_updates")
@@ -92,6 +93,20 @@ class GuardState(NamedTuple):
     clip_factor: jax.Array
 
 
+class Signals(NamedTuple):
+    """What the guard looks at, of step `step`: loss in nats a token, gradient norm before the clip.
+
+    `finite`: whether all that an update needs is; `left_out`: how many micro-batches are not in loss and gradient, and
+    the first of them.
+    """
+
+    step: jax.Array
+    loss: jax.Array
+    grad_norm: jax.Array
+    finite: jax.Array
+    left_out: Sequence[jax.Array | int] = (0, -1)
+
+
 class Decision(NamedTuple):
     """What the guard decides on one step. `clip`: a bound on its gradient norm; inf where there is none."""
 
@@ -137,19 +152,24 @@ def adjust_rates(memory: Any, step: jax.Array, now: Hparams) -> Hparams:
 
 
 def decide(
-    rule: Guard, memory: GuardState, step: jax.Array, loss: jax.Array, grad_norm: jax.Array, finite: jax.Array,
-    overflow: jax.Array | bool, restarted: jax.Array | bool, h: Hparams, left_out: Sequence[jax.Array | int] = (0, -1),
-) -> Decision:  # fmt: skip
-    """The decision on a step of this loss (nats a token) and gradient norm (before the clip), from scalars alone.
+    rule: Guard,
+    memory: GuardState,
+    signals: Signals,
+    overflow: jax.Array | bool,
+    restarted: jax.Array | bool,
+    h: Hparams,
+) -> Decision:
+    """The decision on a step, from scalars alone.
 
-    `finite`: whether all that an update needs is; `overflow`: whether only the loss scale is to blame if not;
-    `restarted`: whether the run changes at this step in a known way, which begins a new window; `left_out`: how many
-    micro-batches are not in its loss and gradient, and the first of them.
+    `overflow`: whether only the loss scale is to blame if it is not finite; `restarted`: whether the run changes at
+    this step in a known way, which begins a new window.
     """
+    step, loss, grad_norm, finite, left_out = signals
     counts, marks = Counts(*memory.counts), Marks(*memory.marks)
     entered = jnp.where(restarted, 0, counts.entered)
-    held = _hold_to_window(rule, memory.window, entered, loss, grad_norm, h.guard.sigmas)
-    values, thresholds, sigmas, outliers = held
+    values = jnp.stack([loss, grad_norm])
+    held = _hold_to_window(rule, memory.window, entered, values, h.guard.sigmas)
+    thresholds, sigmas, outliers = held
     # OLMo-core counts the value at hand among those that it needs.
     judged = finite & (entered >= h.guard.minimum - DETECTORS[rule.detector].outliers_enter)
     early = finite & (step < EARLY_STEPS) & (loss > marks.first_loss + EARLY_RISE)
@@ -181,32 +201,24 @@ def may_leave_out(memory: GuardState, step: jax.Array) -> jax.Array:
     return ~_is_budget_spent(memory, step)
 
 
-def decide_step(
-    static: Static, state: Any, loss: jax.Array, grad_norm: jax.Array, finite: jax.Array, planned: Hparams,
-    now: Hparams, left_out: Sequence[jax.Array] | None = None,
-) -> tuple[Decision | None, Hparams]:  # fmt: skip
-    """The decision on a step of a `TrainState`, and the numbers of its update under it; None: the guard is off.
+def decide_step(static: Static, state: Any, signals: Signals, planned: Hparams) -> Decision:
+    """The decision on a step of a `TrainState`; `planned` are the schedules' numbers."""
+    overflow = _is_overflow(static, state.precision, signals)
+    restarted = is_known_change(static, state.step, planned, planned.step.lr)
+    return decide(static.guard, state.guard, signals, overflow, restarted, planned)
 
-    `planned` are the schedules' numbers, `now` those after `adjust_rates`; `left_out` as for `decide`.
-    """
-    rule, step = static.guard, state.step
-    if not rule.watches:
-        return None, now
-    overflow = is_overflow(static, state.precision, loss, grad_norm)
-    restarted = is_known_change(static, step, planned, planned.step.lr)
-    decision = decide(
-        rule, state.guard, step, loss, grad_norm, finite, overflow, restarted, planned, left_out or (0, -1)
-    )
-    if rule.clips:
-        now = replace_hparams(now, {"optim.clip_norm": jnp.minimum(now.optim.clip_norm, decision.clip)})
-    return decision, now
+
+def clip_outlier(rule: Guard, now: Hparams, decision: Decision) -> Hparams:
+    """The numbers `now` of an update under this decision."""
+    if not rule.clips:
+        return now
+    return replace_hparams(now, {"optim.clip_norm": jnp.minimum(now.optim.clip_norm, decision.clip)})
 
 
 def _hold_to_window(
-    rule: Guard, window: jax.Array, entered: jax.Array, loss: jax.Array, grad_norm: jax.Array, sigmas: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Of loss and gradient norm, each [2]: value, threshold, standard deviations above the mean, whether outliers."""
-    values = jnp.stack([loss, grad_norm])
+    rule: Guard, window: jax.Array, entered: jax.Array, values: jax.Array, sigmas: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of loss and gradient norm, each [2]: threshold, standard deviations above the mean, whether outliers."""
     x = as_entered(rule, values)
     filled = (jnp.arange(rule.window) < entered)[None]
     n = jnp.clip(entered, 2, rule.window).astype(jnp.float32)
@@ -218,7 +230,7 @@ def _hold_to_window(
         margin = jnp.maximum(margin, jnp.stack([LEAST_MARGIN, largest - mean[1] + jnp.log(LARGER)]))
     threshold = mean + margin
     threshold = jnp.exp(threshold) if DETECTORS[rule.detector].logs else threshold
-    return values, threshold, (x - mean) / jnp.maximum(std, TINY), x - mean > margin
+    return threshold, (x - mean) / jnp.maximum(std, TINY), x - mean > margin
 
 
 def as_entered(rule: Guard, values: jax.Array) -> jax.Array:
@@ -270,11 +282,12 @@ def is_known_change(static: Static, step: jax.Array, h: Hparams, lr: jax.Array) 
     return jump | jnp.any(step == jnp.asarray(stages, jnp.int32)) if stages else jump
 
 
-def is_overflow(static: Static, precision: Any, loss: jax.Array, grad_norm: jax.Array) -> jax.Array | bool:
+def _is_overflow(static: Static, precision: Any, signals: Signals) -> jax.Array | bool:
     """Whether the gradients of a finite loss overflowed because of the loss scale, which is then lowered."""
-    if not POLICIES[static.precision].scaled_loss:
+    scale = policy_state(POLICIES[static.precision]).loss_factor(precision)
+    if scale is None:
         return False
-    return jnp.isfinite(loss) & ~jnp.isfinite(grad_norm) & (precision.scale > 1)
+    return jnp.isfinite(signals.loss) & ~jnp.isfinite(signals.grad_norm) & (scale > 1)
 
 
 def measures_updates(static: Static, step: jax.Array) -> jax.Array | bool:

@@ -81,6 +81,22 @@ def refuse_unsupported(static: Static) -> None:
         if name and static.layout.stage > 1:
             raise BadInput(f"{key}={name!r} needs the last hidden states in one piece: parallel.stage=1, not "
                            f"{static.layout.stage}")  # fmt: skip
+    if transformer.variable_declarations(static.model):
+        places = (
+            (static.layout.stage > 1, f"parallel.stage={static.layout.stage}", "parallel.stage=1"),
+            (static.updates_layers, "train.updates='per_layer'", "train.updates=whole"),
+            (
+                bool(find_optimizer(static.optim.name).curvature),
+                f"optim.name={static.optim.name!r}",
+                "optim.name=adamw",
+            ),
+        )
+        for refused, key, nearest in places:
+            if refused:
+                raise BadInput(
+                    f"model.block={static.model.block!r} has variables that are not parameters, which {key} does not "
+                    f"read; nearest: {nearest}"
+                )
     if static.own_loss and find_optimizer(static.optim.name).curvature:
         raise BadInput(
             f"train.loss={static.own_loss!r}: {static.optim.name} estimates the curvature of the built-in loss alone; "

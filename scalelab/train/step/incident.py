@@ -7,18 +7,20 @@ growing      the third burst of flags in a row has a higher loss than the one be
 diverged     32 losses in a row above ln(vocabulary) + 0.5, after step 100
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from scalelab.config import Guard
+from scalelab.config import Guard, Static
 from scalelab.config.choices import DETECTORS
 from scalelab.train.step.guard import (
     ACTIONS,
     BLOCK,
     BLOCKS,
     EARLY_STEPS,
+    GUARD,
     LARGE_IN_A_ROW,
     LARGE_RATIO,
     LARGE_UPDATES,
@@ -28,9 +30,13 @@ from scalelab.train.step.guard import (
     Decision,
     GuardState,
     Marks,
+    Signals,
     as_entered,
+    init_guard,
+    loss_sigmas,
     median,
 )
+from scalelab.train.step.variables import Outcome, Part, signals_of
 
 SHAPES = ("", "benign", "slow", "persistent", "growing", "diverged")  # of an incident, at the step that shows it
 BENIGN, SLOW, PERSISTENT, GROWING, DIVERGED = range(1, len(SHAPES))
@@ -55,15 +61,34 @@ class Report(NamedTuple):
     first_left_out: Any
 
 
+def next_memory(static: Static, memory: Any, outcome: Outcome) -> tuple[Any, dict[str, jax.Array]]:
+    """The memory after a step, and the guard's metrics; both empty where it is off."""
+    alarm, norms = outcome.verdict.alarm, outcome.updated.norms
+    if alarm is None:
+        return memory, {}
+    signals = signals_of(outcome.step, outcome.gradient, outcome.verdict)
+    uniform = math.log(static.model.vocab_size)
+    new, report = remember(static.guard, memory, signals, alarm, norms.update / norms.weights, uniform)
+    return new, {GUARD: report, "loss_sigmas": loss_sigmas(memory, outcome.step, signals.loss)}
+
+
+MEMORY = Part("guard", lambda static, params: init_guard(static.guard), next_memory)
+
+
 def remember(
-    rule: Guard, memory: GuardState, step: jax.Array, decision: Decision, loss: jax.Array, grad_norm: jax.Array,
-    update_ratio: jax.Array, uniform_loss: float,
-) -> tuple[GuardState, jax.Array]:  # fmt: skip
+    rule: Guard,
+    memory: GuardState,
+    signals: Signals,
+    decision: Decision,
+    update_ratio: jax.Array,
+    uniform_loss: float,
+) -> tuple[GuardState, jax.Array]:
     """The memory after a step, and what the logbook wants to know of it: a `Report`, stacked (the metric GUARD).
 
     `update_ratio`: norm of the update over that of the weights, NaN where it was not measured; `uniform_loss`: nats of
     a uniform guess.
     """
+    step, loss = signals.step, signals.loss
     d, counts = decision, Counts(*memory.counts)
     raw = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
     memory = memory._replace(recent=jnp.where(jnp.arange(RECENT) == step % RECENT, raw, memory.recent))
@@ -85,7 +110,7 @@ def remember(
     jumps = memory.jumps[:, 0] == step + 1
     block = jnp.arange(BLOCKS) == step // BLOCK % BLOCKS
     blocks = jnp.where(block & (step % BLOCK == 0), 0, memory.blocks) + jnp.where(block, flagged, 0)
-    window, entered = _enter(rule, memory.window, counts.entered, d, loss, grad_norm)
+    window, entered = _enter(rule, memory.window, counts.entered, d, signals)
     state = memory._replace(
         window=window,
         blocks=blocks,
@@ -111,9 +136,10 @@ def remember(
 
 
 def _enter(
-    rule: Guard, window: jax.Array, entered: jax.Array, decision: Decision, loss: jax.Array, grad_norm: jax.Array
+    rule: Guard, window: jax.Array, entered: jax.Array, decision: Decision, signals: Signals
 ) -> tuple[jax.Array, jax.Array]:
     """The window and its count after this step."""
+    loss, grad_norm = signals.loss, signals.grad_norm
     enters = (decision.signal == 0) & decision.accepted & (loss > 0)  # a batch with nothing to predict has loss 0
     if DETECTORS[rule.detector].outliers_enter:
         enters = jnp.isfinite(loss) & jnp.isfinite(grad_norm)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.record import listing
 from scalelab.train.step.guard import GUARD
-from scalelab.train.step.layers import LAYERS
 
+LAYERS = "layers"  # the one metric that is not a number: a dict of [L] and [] arrays, written to layers.jsonl
 NAME = re.compile(r"[A-Za-z_][\w-]*(/[\w-]+)*")
 READ_BY_LOOP = (
     "train_loss",
@@ -26,7 +26,7 @@ def refuse_unloggable(metrics: Mapping[str, Any]) -> None:
     """Raise BadInput for a metric that cannot be logged; call it with the shapes that tracing gives.
 
     `metrics` maps names to arrays or ShapeDtypeStructs. A metric is one real number, called `name` or `group/name`; a
-    group is one panel of the report. `layers.LAYERS` and `guard.GUARD`, which hold arrays, are exempt. Names that the
+    group is one panel of the report. `LAYERS` and `guard.GUARD`, which hold arrays, are exempt. Names that the
     loop writes itself, and columns of `scalelab runs`, are taken.
     """
     for name, value in metrics.items():

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,23 +13,39 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from scalelab.config import Layout, Static, group_hparams, traced_names
 from scalelab.model import transformer
-from scalelab.model.declare import named_leaves
-from scalelab.model.stacks import bare_stack
+from scalelab.model.declare import named_leaves, with_variables, without_variables
 from scalelab.model.transformer import parameter_declarations
-from scalelab.optim import user_numbers
+from scalelab.optim import ema, user_numbers
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.optim.parts import fetch
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.parallel.processes import gather_to_host
-from scalelab.precision import delayed, loss_scale, rounding
 from scalelab.precision.policy import POLICIES
-from scalelab.train.step import ema, guard
+from scalelab.precision.rounding import cast_for_storage, upcast
+from scalelab.train.step.incident import MEMORY
+from scalelab.train.step.variables import (
+    MODEL,
+    PRECISION,
+    SKIPPED,
+    STREAK,
+    Metrics,
+    ModelVariables,
+    Outcome,
+    Part,
+)
+
+# What a run carries beside parameters, optimizer state and their average. The first four are fields of a state, by
+# whose names checkpoints hold them; those of any further one stand in its field `variables`.
+PARTS: tuple[Part, ...] = (SKIPPED, STREAK, PRECISION, MEMORY, MODEL)
 
 
 class TrainState(NamedTuple):
-    """`step` counts batches consumed; a skipped batch counts, but changes neither `params` nor `opt_state`."""
+    """`step` counts batches consumed; a skipped batch counts, but changes neither `params` nor `opt_state`.
+
+    All but the first three and `ema` are PARTS, declared in `variables.py`.
+    """
 
     step: jax.Array  # int32
     params: Any  # nested dict, fp32 except under policy bf16_master
@@ -38,6 +55,17 @@ class TrainState(NamedTuple):
     ema: Any = ()  # an `ema.Ema` if train.ema > 0
     precision: Any = ()  # the precision policy's state: a LossScale, amax of past steps, what rounding lost, or nothing
     guard: Any = ()  # a `guard.GuardState` unless guard.policy is off
+    variables: dict[str, Any] = {}  # noqa: RUF012 - the other PARTS by name, of those that this config has
+
+    def part(self, name: str) -> Any:
+        """The value of one of PARTS."""
+        return getattr(self, name) if name in self._fields else self.variables.get(name, ())
+
+    def with_parts(self, values: Mapping[str, Any]) -> "TrainState":
+        """This state with these values of PARTS."""
+        fields = {name: value for name, value in values.items() if name in self._fields}
+        others = {name: value for name, value in values.items() if name not in fields and jax.tree.leaves(value)}
+        return self._replace(**fields, variables=self.variables | others)
 
 
 def init_state(static: Static, h: Hparams) -> TrainState:
@@ -50,33 +78,24 @@ def init_state(static: Static, h: Hparams) -> TrainState:
 def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
     """The state of step 0 on these parameters (fp32)."""
     zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
+    parts = {part.name: part.init(static, params) for part in PARTS}
     opt_state = cast_for_storage(build_optimizer_chain(static, h, jnp.zeros(())).init(params), policy.moments)
-    precision: Any = loss_scale.init_loss_scale() if policy.scaled_loss else ()
-    precision = (
-        delayed.init_amax_history(bare_stack(static.model, parameter_declarations(static.model)))
-        if policy.scaling == "delayed"
-        else precision
-    )
     if static.moments_on_host:
         send = lambda x: jax.device_put(x, jax.memory.Space.Host) if x.ndim else x  # noqa: E731
         opt_state = jax.tree.map(send, opt_state)
     average = ema.init_ema(params) if static.ema else ()
-    if policy.rounding == "kahan":
-        precision = rounding.split_tree(params)[1]
-    params, memory = cast_for_storage(params, policy.parameters), guard.init_guard(static.guard)
-    return TrainState(zero, params, opt_state, zero, zero, average, precision, memory)
+    stored = cast_for_storage(params, policy.parameters)
+    return TrainState(zero, stored, opt_state, zero, zero, average).with_parts(parts)
 
 
-def cast_for_storage(tree: Any, form: str) -> Any:
-    """The tree as stored between steps: fp32 arrays, not scalars, cast to `form`."""
-    if form == "float32":
-        return tree
-    return jax.tree.map(lambda x: x.astype(form) if x.ndim and x.dtype == jnp.float32 else x, tree)
-
-
-def upcast(tree: Any, form: str) -> Any:
-    """The inverse of `cast_for_storage`: arrays stored in `form`, cast to fp32."""
-    return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)
+def next_state(static: Static, state: TrainState, outcome: Outcome) -> tuple[TrainState, Metrics]:
+    """The state after a step, and the metrics of its PARTS."""
+    updated, metrics, values = outcome.updated, Metrics(), dict[str, Any]()
+    for part in PARTS:
+        values[part.name], noted = part.next(static, state.part(part.name), outcome)
+        metrics |= noted
+    after = state._replace(step=state.step + 1, params=updated.params, opt_state=updated.opt_state, ema=updated.ema)
+    return after.with_parts(values), metrics
 
 
 def state_shapes(static: Static) -> TrainState:
@@ -120,11 +139,9 @@ def state_specs(static: Static, like: TrainState | None = None) -> Any:
         return rules.reshaped_moment_spec(declared[name], leaf.shape, layout)
 
     opt_state, average = jax.tree_util.tree_map_with_path(of, (like.opt_state, like.ema))
-    precision, memory = jax.tree.map(lambda _: whole, (like.precision, like.guard))
-    if POLICIES[static.precision].rounding == "kahan":
-        precision = rules.parameter_specs(shape, layout)
-    each: Any = (whole, rules.parameter_specs(shape, layout), opt_state, whole, whole, average, precision, memory)
-    return TrainState(*each)
+    parts = {part.name: part.specs(static, like.part(part.name)) for part in PARTS}
+    fixed: Any = (whole, rules.parameter_specs(shape, layout), opt_state, whole, whole, average)
+    return TrainState(*fixed).with_parts(parts)
 
 
 def state_memories(static: Static, device: jax.Device) -> TrainState:
@@ -160,7 +177,18 @@ def sharded_state_shapes(static: Static, mesh: Mesh) -> TrainState:
     )  # fmt: skip
 
 
+def model_variables(state: TrainState) -> Any:
+    """The model's variables, as the forward reads them beside parameters (`declare.with_variables`); {}: none."""
+    value = state.part(MODEL.name)
+    return value.values if isinstance(value, ModelVariables) else {}
+
+
 def evaluation_params(static: Static, state: TrainState, h: Hparams) -> Any:
+    """What a forward of the trained model reads: `evaluation_point` and the model's variables, in their places."""
+    return with_variables(evaluation_point(static, state, h), model_variables(state))
+
+
+def evaluation_point(static: Static, state: TrainState, h: Hparams) -> Any:
     """The parameters to evaluate and export, in fp32: the optimizer's average if it has one, else the trained ones."""
     policy, point = POLICIES[static.precision], find_optimizer(static.optim.name).evaluated
     params = upcast(state.params, policy.parameters)
@@ -169,6 +197,18 @@ def evaluation_params(static: Static, state: TrainState, h: Hparams) -> Any:
     if static.layout.devices > 1:  # parameters and optimizer state may be sharded differently
         point = auto_axes(point, out_sharding=rules.parameter_specs(static.model, static.layout))
     return point(params, upcast(fetch(state.opt_state), policy.moments), user_numbers.readable_hparams(static.optim, h))
+
+
+def replace_weights(state: TrainState, weights: Any) -> TrainState:
+    """`state` with the parameters and model's variables in `weights`, a tree as `evaluation_params` gives."""
+    params, variables = without_variables(weights, model_variables(state))
+    params = jax.tree.map(
+        lambda old, new: new if new.dtype == old.dtype else new.astype(old.dtype), state.params, params
+    )
+    value = state.part(MODEL.name)
+    if not isinstance(value, ModelVariables):
+        return state._replace(params=params)
+    return state._replace(params=params).with_parts({MODEL.name: value._replace(values=variables)})
 
 
 def params_digest(params: Any) -> str:

@@ -44,8 +44,9 @@ def run(rule):
     def body(memory, row):
         step, loss, norm, ratio, restarted = row
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        decision = guard.decide(rule, memory, step, loss, norm, finite, False, restarted > 0, h)
-        memory, report = incident.remember(rule, memory, step, decision, loss, norm, ratio, UNIFORM)
+        signals = guard.Signals(step, loss, norm, finite)
+        decision = guard.decide(rule, memory, signals, False, restarted > 0, h)
+        memory, report = incident.remember(rule, memory, signals, decision, ratio, UNIFORM)
         return memory, (decision, report)
 
     def whole(memory, first, losses, norms, ratios, restarts):

@@ -20,7 +20,8 @@ from scalelab.precision.policy import FP32
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import loss_sums
 from scalelab.train.step.guard import Counts
-from scalelab.train.step.layers import DUE, LAYERS, OFF
+from scalelab.train.step.metrics import LAYERS
+from scalelab.train.step.report.layers import DUE, OFF
 from scalelab.train.step.step import many_steps, train_step
 from tests.train.runs import ROOT
 from tests.train.step.test_step import BATCH, SEQ_LEN, assert_same, batches, setting
@@ -271,7 +272,7 @@ MESH = """
 import dataclasses, sys
 import jax, numpy as np
 from scalelab.config import Layout, replace_hparams
-from scalelab.train.step.layers import LAYERS
+from scalelab.train.step.metrics import LAYERS
 from scalelab.train.step.program import PACKINGS
 from tests.train.step.test_step import setting
 

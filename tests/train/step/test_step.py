@@ -17,7 +17,8 @@ from scalelab.configs import tiny
 from scalelab.model import transformer
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import compute_gradients, loss_sums
-from scalelab.train.step.step import STEP_METRICS, evaluation_loss, many_steps, train_step
+from scalelab.train.step.report.report import STEP_METRICS
+from scalelab.train.step.step import evaluation_loss, many_steps, train_step
 from tests.train.runs import ROOT
 
 SEQ_LEN, BATCH, K = 16, 8, 4

@@ -26,7 +26,7 @@ from scalelab.model.sums.loss_sums import LossSums, add_block_sums, objective_co
 from scalelab.optim.parts import select, sum_squares
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
-from scalelab.train.step.state import upcast
+from scalelab.precision.rounding import upcast
 
 Carry = TypeVar("Carry")
 

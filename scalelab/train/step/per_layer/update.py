@@ -20,9 +20,9 @@ from scalelab.optim.schedules import Hparams
 from scalelab.precision import rounding
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
+from scalelab.precision.rounding import upcast
 from scalelab.train.step.per_layer import backward
 from scalelab.train.step.per_layer.backward import Kept, Layer, read_layer, read_rest
-from scalelab.train.step.state import upcast
 
 
 class Updated(NamedTuple):

@@ -48,8 +48,7 @@ from scalelab.precision.policy import POLICIES
 from scalelab.train.step.guard import Counts, GuardState
 
 OFF = 1e-6  # times the root mean square; half an ulp of fp32 is 6e-8, and a sum has tens of terms
-LAYERS = "layers"  # the one metric that is not a number: a dict of [L] and [] arrays, written to layers.jsonl
-DUE = "due"  # in that dict: whether the step was measured; not written
+DUE = "due"  # in the metric LAYERS: whether the step was measured; not written
 WORST = 4  # sequences
 QUANTILES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 THIRDS = ("frequent", "middle", "rare")

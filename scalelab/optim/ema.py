@@ -27,5 +27,9 @@ def init_ema(params: Any) -> Ema:
 def update_ema(ema: Ema, params: Any, decay: jax.Array) -> Ema:
     """With one more step's `params` (fp32); `decay` in (0, 1) is traced."""
     steps = optax.safe_increment(ema.steps)
-    weight = (1.0 - decay) / -jnp.expm1(steps * jnp.log(decay))  # 1 - d^t without its cancellation
-    return Ema(steps, optax.incremental_update(params, ema.mean, weight))
+    return Ema(steps, optax.incremental_update(params, ema.mean, newest_weight(steps, decay)))
+
+
+def newest_weight(steps: jax.Array, decay: jax.Array) -> jax.Array:
+    """The weight of the newest of so many values in their mean."""
+    return (1.0 - decay) / -jnp.expm1(steps * jnp.log(decay))  # 1 - d^t without its cancellation
