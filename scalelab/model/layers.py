@@ -237,7 +237,7 @@ class BlockParts:
     attention: Branch
     mlp: Branch
     times: float
-    give: Callable[[str, str, jax.Array], None]  # `pieces.give_sum` of the block, with the tokens that count
+    give: Callable[[str, str, jax.Array], None]  # `block_sums.give_sum` of the block, with the tokens that count
 
     def loss(self, name: str, value_BS: jax.Array) -> None:
         """Add a loss of the block's own to the objective, in nats of each token [B, S].

@@ -71,7 +71,7 @@ def run_pieces(
     """(what `leave` gives, what the blocks wrote [L, …]); `more`: collections beside `params` by stack, stacked."""
     x_BSD, written = pieces.enter(params), {}
     for stack in stacks(shape):
-        variables = {"params": params[stack.name], **(more[stack.name] if more else {})}
+        variables = {"params": params.get(stack.name, {}), **(more[stack.name] if more else {})}
         x_BSD, written[stack.name] = scan_stack(shape, pieces, stack, variables, x_BSD)
     return pieces.leave(params, x_BSD), join_stacks(shape, written)
 

@@ -84,7 +84,7 @@ class Block(nn.Module):
         """x_BSD -> (x_BSD, None); with `packed`, attention stays within documents.
 
         With `due`, a traced boolean, the collection `measures` is written (`sums/measures.py`). `counts_BS`: whether a
-        token counts in sums that the block gives (`pieces.give_sum`), in the order of x_BSD; None: all do.
+        token counts in sums that the block gives (`block_sums.give_sum`), in the order of x_BSD; None: all do.
         """
         s, policy = self.shape, self.policy.of_model(self.shape.sums, self.shape.remat)
         policy = dataclasses.replace(policy, parts=count_parts(s, policy, *x_BSD.shape[:2]))

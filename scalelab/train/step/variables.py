@@ -116,9 +116,8 @@ STREAK = Part("streak", _zero, lambda _, count, outcome: (jnp.where(outcome.verd
 
 
 def _init_precision(static: Static, params: Tree) -> Tree:
-    return policy_state(POLICIES[static.precision]).init(
-        params, bare_stack(static.model, parameter_declarations(static.model))
-    )
+    blocks = bare_stack(static.model, parameter_declarations(static.model))
+    return policy_state(POLICIES[static.precision]).init(params, blocks)
 
 
 def _next_precision(static: Static, old: Tree, outcome: Outcome) -> tuple[Tree, Metrics]:
