@@ -90,7 +90,8 @@ def scan_stack(
         return block(layer[0], x_BSD, layer[1])
 
     flags = by_stack(shape, all_layer_flags(shape))[stack.name]
-    return jax.lax.scan(step, x_BSD, (variables, flags), unroll=layers_at_once(shape, stack.depth))
+    unroll = layers_at_once(shape, stack.depth)
+    return jax.lax.scan(step, x_BSD, (variables, flags), length=stack.depth, unroll=unroll)
 
 
 def layers_at_once(shape: ModelShape, depth: int) -> int:
