@@ -52,7 +52,8 @@ def try_mutant(clone: pathlib.Path, parts: dict[str, list[str]], seconds: int) -
             if caught:
                 return part, answer
             answers.append(f"{part}: {answer}")
-    return "none", "; ".join(answers) or "no test reaches it"
+    verdict = "not done" if any("not done" in answer for answer in answers) else "none"
+    return verdict, "; ".join(answers) or "no test reaches it"
 
 
 def choose_tests(tests: dict[str, str], reached: list[str], room: str, cost: dict[str, float]) -> list[str]:
@@ -89,19 +90,18 @@ def write_page(folder: pathlib.Path, results: dict[str, Any], facts: dict[str, A
     """The verdicts as mutants.json and mutants.md."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mutants.json").write_text(json.dumps(facts | {"mutants": results}, indent=1) + "\n")
-    verdicts = [verdict for verdict, _ in results.values()]
+    mutants, verdicts = read_mutants(), [verdict for verdict, _ in results.values()]
     counts = ", ".join(f"{verdicts.count(name)} by {name}" for name in (*PARTS, "none"))
     page = f"""# Which part of the suite notices a wrong line
 
 `python -m checks.mutants run` at commit {facts["commit"]}: each change of checks/mutants/mutants.json against the tests
 that reach its line, those of `make test` first, then the others of `make test-all`.
 
-Noticed: {counts}; {verdicts.count("gone")} lines are gone.
+Noticed: {counts}; {verdicts.count("not done")} not done in time, {verdicts.count("gone")} gone, of {len(mutants)}.
 
 | line | change | noticed by | test |
 |---|---|---|---|
 """
-    mutants = read_mutants()
     for number, (verdict, answer) in sorted(results.items(), key=lambda item: int(item[0])):
         before, after = (mutants[int(number)][key].strip().replace("|", "\\|") for key in ("before", "after"))
         test = answer.removeprefix("FAILED ").replace("|", "\\|")
