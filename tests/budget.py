@@ -19,7 +19,7 @@ import pytest
 
 BUDGETS = pathlib.Path(__file__).with_name("budgets.toml")
 LIMIT_S = 3.0  # of CPU: a test that takes more is marked full
-SLACK = 2.0  # for what comes first and for neighbours on the core
+SLACK = 4.0  # for what comes first, for a cold cache of programs and for neighbours on the core
 REFERENCE_S = 0.022  # CPU seconds of `calibrate` on the machine of budgets.toml
 QUICK = "not full"  # what `make test` selects by
 

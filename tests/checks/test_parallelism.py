@@ -17,9 +17,15 @@ from checks.numerics.parallelism.__main__ import is_within_tolerance
     ],
 )
 def test_a_layout_in_bf16_is_near_one_device_or_as_near_to_fp32(row, passes):
-    exact = {"loss_rel_diff": 1e-7, "grad_rel_diff": 1e-6}
+    exact = {"loss_rel_diff": 1e-7, "grad_rel_diff": 1e-6, "sums_rel_diff": 0.0}
     assert is_within_tolerance({"rows": [exact], "rows_bf16": [{"loss_rel_diff": 1e-6} | row]}) is passes
 
 
 def test_a_layout_in_fp32_that_is_not_one_devices_fails():
-    assert not is_within_tolerance({"rows": [{"loss_rel_diff": 1e-7, "grad_rel_diff": 4e-6}], "rows_bf16": []})
+    row = {"loss_rel_diff": 1e-7, "grad_rel_diff": 4e-6, "sums_rel_diff": 0.0}
+    assert not is_within_tolerance({"rows": [row], "rows_bf16": []})
+
+
+def test_sums_of_blocks_that_are_not_one_devices_fail():
+    row = {"loss_rel_diff": 1e-7, "grad_rel_diff": 1e-6, "sums_rel_diff": 3e-6}
+    assert not is_within_tolerance({"rows": [row], "rows_bf16": []})

@@ -347,7 +347,7 @@ def test_no_digits_of_what_is_not_identified(capsys):
 
 def test_the_tournament_ranks_by_held_out_error(capsys, table, monkeypatch):
     few = ("chinchilla", "kaplan", "saturating", "data_constrained", "downstream")  # the others only cost compilations
-    monkeypatch.setattr("scalelab.laws.law.names.LAWS", {name: LAWS[name] for name in few})
+    monkeypatch.setattr("scalelab.api.laws.after.LAWS", {name: LAWS[name] for name in few})
     result = answer(
         capsys, table, "--columns=N=params,C=flops,loss=nll", "--bootstrap=0", "--tournament", "--holdout=4"
     )

@@ -117,11 +117,13 @@ def test_only_stacks_whose_blocks_have_a_loss_give_one():
     np.testing.assert_allclose(kept.norm, optax.tree.norm(grads), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_alone_in_a_pack_and_past_later_tokens():
     values = check_block(side_loss.NAME).values
     assert values["block/router_z"] > 0 and 1 <= values["block/choices"] <= side_loss.CHOICES
 
 
+@pytest.mark.full
 def test_a_run_logs_and_draws_them(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     options = ["--config.model.block=docs.own:quiet", "--config.train.steps=2", "--config.log.layers_every=1"]

@@ -268,6 +268,7 @@ print(json.dumps(result))
 """
 
 
+@pytest.mark.full
 def test_a_mesh_of_eight_devices_splits_it_as_declared():
     env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"}
     done = subprocess.run([sys.executable, "-c", MESH], env=env, capture_output=True, text=True, cwd=ROOT)
