@@ -16,7 +16,7 @@ from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.model.attention import kernels
 from scalelab.model.attention.mask import NO_MASK, MaskInfo
-from scalelab.model.loss import cross_entropy
+from scalelab.model.loss import LossOptions, cross_entropy
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import mixed_matmul, product_precision
 from scalelab.train.step.program import PACKINGS
@@ -110,7 +110,7 @@ def test_a_loss_in_chunks(chunk):
 
     def objective(x, head):
         with jax.default_matmul_precision("highest"):
-            return cross_entropy(x, head, jnp.asarray(targets), jnp.float32(0.0), 0.0, chunk).objective
+            return cross_entropy(x, head, jnp.asarray(targets), jnp.float32(0.0), LossOptions(chunk=chunk)).objective
 
     value, gradients = jax.jit(jax.value_and_grad(objective, argnums=(0, 1)))(jnp.float32(x), jnp.float32(head))
     x, head = np.float64(np.float32(x)), np.float64(np.float32(head))
