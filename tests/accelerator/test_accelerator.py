@@ -15,7 +15,7 @@ from scalelab import api
 from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.model.attention import kernels
-from scalelab.model.attention.mask import NO_MASK, MaskInfo
+from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring
 from scalelab.model.loss import LossOptions, cross_entropy
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import mixed_matmul, product_precision
@@ -76,7 +76,7 @@ def test_attention_and_its_gradients(kind, documents, window):
     info = MaskInfo(jnp.asarray(segments, jnp.int32)) if documents else NO_MASK
 
     def weighted(q, k, v):
-        y = kernels.compute_attention(q, k, v, None, WIDTH**-0.5, kind, info, window)
+        y = kernels.compute_attention(q, k, v, Scoring(WIDTH**-0.5, info, window), kind)
         return jnp.sum(y.astype(jnp.float32) * jnp.asarray(slope_of(y), jnp.float32)), y
 
     (_, y), gradients = jax.jit(jax.value_and_grad(weighted, argnums=(0, 1, 2), has_aux=True))(q, k, v)
