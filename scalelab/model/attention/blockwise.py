@@ -81,9 +81,9 @@ def blockwise_forward(
 ) -> tuple[jax.Array, tuple]:
     """(attention, what the backward takes: its last is the log of the softmax's sum [B, K, G, S in whole blocks])."""
     length, block = q.shape[1], min(block, q.shape[1])
+    blocks = _visible_blocks(length, scoring, block)
     grouped = group_heads(q * scoring.scale, k.shape[2]), move_heads_first(k), move_heads_first(v)
     q_, k_, v_ = (_pad_to_blocks(x, block) for x in grouped)
-    blocks = _visible_blocks(length, scoring, block)
     y, log_z = finish_softmax(accumulate_attention(q_, k_, v_, empty_sums(q_), blocks))
     residuals = (q, k, v, scoring, y[..., :length, :], log_z)
     return ungroup_heads(y[..., :length, :]).astype(q.dtype), residuals
@@ -93,12 +93,12 @@ def blockwise_backward(block: int, residuals: tuple, dy: jax.Array) -> tuple[jax
     """Gradients of `blockwise_attention`'s arrays; `residuals` of `blockwise_forward`."""
     q, k, v, scoring, y, log_z = residuals
     length, block, heads, scale = q.shape[1], min(block, q.shape[1]), k.shape[2], scoring.scale
+    blocks = _visible_blocks(length, scoring, block)
     dy_ = group_heads(dy, heads)
     dy_dot_y = _pad_to_blocks(jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)[..., None], block)[..., 0]
     q_, k_, v_, dy_ = (
         _pad_to_blocks(x, block) for x in (group_heads(q * scale, heads), move_heads_first(k), move_heads_first(v), dy_)
     )
-    blocks = _visible_blocks(length, scoring, block)
     grads = zero_gradients(q, q_, k_, v_, blocks.distances)
     output = SoftmaxGradient(log_z, dy_, dy_dot_y)
     dq, dk, dv, dr = accumulate_gradients(q_, k_, v_, output, grads, blocks)
