@@ -96,6 +96,20 @@ def test_every_command_explains_itself_without_jax(name):
     assert "jax" not in imported(answer.stderr)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["train --workdir=new", "sweep --workdir=new", "schedule", "optim"],
+)
+def test_a_mistyped_key_is_refused_without_jax_and_writes_nothing(command, tmp_path, monkeypatch):
+    config = ROOT / "configs" / ("lr_checks.py" if command.startswith("sweep") else "tiny.py")
+    monkeypatch.chdir(tmp_path)
+    answer = scalelab(*command.split(), f"--config={config}", "--config.train.stepz=3", python=["-X", "importtime"])
+    line = "scalelab: unknown config key 'train.stepz'; did you mean 'train.steps'?"
+    assert (answer.returncode, answer.stdout, answer.stderr.splitlines()[-1]) == (2, "", line)
+    assert "jax" not in imported(answer.stderr)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_option_ends_in_one_line(name):
     answer = scalelab(name, "--jsn")

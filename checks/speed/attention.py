@@ -26,30 +26,30 @@ from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.model.attention import kernels
 from scalelab.model.attention.blockwise import blockwise_attention
-from scalelab.model.attention.mask import NO_MASK
-from scalelab.model.attention.relative import RelativeInputs, relative_scores
+from scalelab.model.attention.mask import Scoring
+from scalelab.model.attention.relative import RelativeInputs
 
 HEADS, WIDTH, TOKENS, SCALE = 4, 64, 4096, 0.125
 
 
 def make_blockwise(block: int) -> Callable:
     """Attention in blocks of this many tokens."""
-    return lambda q, k, v: blockwise_attention(q, k, v, NO_MASK, SCALE, 0, block)
+    return lambda q, k, v: blockwise_attention(q, k, v, Scoring(SCALE), block)
 
 
 def blockwise_relative(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
     """The same in blocks of 128 with relative positions."""
-    return blockwise_attention(q, k, v, NO_MASK, SCALE, 0, 128, RelativeInputs(*far))
+    return blockwise_attention(q, k, v, Scoring(SCALE, relative=RelativeInputs(*far)), 128)
 
 
 def plain_relative(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
     """All logits at once, with relative positions."""
-    return kernels.plain_attention(q, k, v, relative_scores(RelativeInputs(*far), SCALE), SCALE)
+    return kernels.plain_attention(q, k, v, Scoring(SCALE, relative=RelativeInputs(*far)))
 
 
 ATTENTION_KINDS: dict[str, Callable] = {
     "xla": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True, scale=SCALE, implementation="xla"),
-    "plain": lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE),
+    "plain": lambda q, k, v: kernels.plain_attention(q, k, v, Scoring(SCALE)),
     **{f"blockwise {block}": make_blockwise(block) for block in (128, 256, 512)},
     "plain, by distance": plain_relative,
     "blockwise 128, by distance": blockwise_relative,

@@ -10,7 +10,6 @@ from scalelab.api.arguments import ANY_PATH, Facts, Path, check_arguments
 from scalelab.api.door import Config, Overrides, load_config
 from scalelab.config.steps import schedule_steps
 from scalelab.errors import BadInput
-from scalelab.optim import chain, schedules, table
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -34,6 +33,9 @@ def optim(config: Config, overrides: Overrides | None = None) -> OptimShown:
     """Optimizer, learning-rate factor, decay and state of each group of parameters (`scalelab optim`)."""
     resolved = load_config(config, overrides)
     origins = config_lib.config_value_origins(resolved)
+
+    from scalelab.optim import chain, table  # here: a mistake in the config is refused without jax
+
     chain.check_optimizer_options(config_lib.static(resolved))
     rows = table.optimizer_rows(config_lib.static(resolved), config_lib.hparams(resolved))
     return OptimShown(resolved, rows, origins)
@@ -79,6 +81,8 @@ def draw_schedule(scheduled: Scheduled, plot: Path) -> list[str]:
 
 
 def _schedule_rows(config: "ConfigDict", steps: Sequence[int]) -> list[Facts]:
+    from scalelab.optim import schedules
+
     curves, seen = schedules.schedule_curves(config, steps), functools.partial(schedule_steps.tokens_before, config)
     return [
         {"step": step, "tokens": seen(step)}

@@ -16,6 +16,7 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, Variable, declare_parameter, declare_variable
+from scalelab.model.products.operands import ProductAxes
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products, weight_product
 from scalelab.model.products.saved import keep_inputs, name_product, name_statistic
@@ -99,7 +100,8 @@ class Einsum(nn.Module):
         w = declare_parameter(self, "w", weight)
         x = jax.tree.map(lambda x: x.astype(array_dtype(self.policy.compute)), x)  # in parts, or one array
         scales: Any = self.get_variable("scales", "s")  # None unless scaling is delayed
-        y = name_product(weight_product(x, w, scales, len(in_sizes), in_names + out_names, self.place, self.policy))
+        axes = ProductAxes(len(in_sizes), in_names + out_names, self.place)
+        y = name_product(weight_product(x, w, scales, axes, self.policy))
         if self.bias:
             b = declare_parameter(self, "b", Declaration(out_sizes, (), out_names, "bias"))
             y = add_bias(y, gather_weight(b, *out_names))

@@ -6,7 +6,7 @@ recomputing the logits in the backward would take four. Both hold one chunk.
 Shapes: B batch, S sequence, T tokens, D d_model, V vocab.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,16 @@ CPU_LOGITS = 2**24  # held at once by a CPU: 64 MiB in fp32; with fewer, re-read
 # Tokens of a chunk on an accelerator, at least. Each chunk adds to the head's fp32 gradient, 8 bytes for 6 FLOPs a
 # token: on an H100 30 % of the time of the three products in chunks of 1,024 tokens, 240 % in chunks of 130.
 ACCELERATOR_TOKENS = 1024
+
+
+class LossOptions(NamedTuple):
+    """`softcap` > 0 bounds logits by a tanh (Gemma 2). At most `chunk` tokens at a time; 0: `chunk_tokens`."""
+
+    softcap: float = 0.0
+    chunk: int = 0
+
+
+UNBOUNDED = LossOptions()
 
 
 def chunk_tokens(platform: str, d_model: int, vocab: int) -> int:
@@ -93,18 +103,17 @@ def _split_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.A
 
 
 def smooth_cross_entropy(
-    x_BSD: jax.Array, head_DV: Weight, targets_BS: jax.Array, z_weight: jax.Array, softcap: float = 0.0,
-    chunk: int = 0, due: jax.Array | None = None,
+    x_BSD: jax.Array, head_DV: Weight, targets_BS: jax.Array, z_weight: jax.Array,
+    options: LossOptions = UNBOUNDED, due: jax.Array | None = None,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats of next-token logits `x_BSD @ head_DV`; targets below zero are ignored.
 
-    `z_weight` scales sum(logsumexp^2) (PaLM, section 5); `softcap` > 0 bounds logits by a tanh (Gemma 2).
-    At most `chunk` tokens at a time; 0: `chunk_tokens`. jax can differentiate this any number of times,
+    `z_weight` scales sum(logsumexp^2) (PaLM, section 5). jax can differentiate this any number of times,
     but then keeps all logits; `cross_entropy` computes the same sums for one derivative, and only its `objective`
     carries gradients. On a mesh each device computes its own sequences and part of the vocabulary. With `due` the
     sums' `measures` are `HeadMeasures`, taken where it is true.
     """
-    head_DV = weight_values(head_DV)
+    head_DV, (softcap, chunk) = weight_values(head_DV), options
     split, axes = _split_axes(head_DV), token_axes()
 
     def device_sums(
@@ -198,8 +207,9 @@ def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: 
     return x, jnp.pad(targets_BS.reshape(tokens), (0, padding), constant_values=-1).reshape(n, chunk)
 
 
-def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
+def _forward(x_BSD, head_DV, targets_BS, z_weight, options, due):
     weight, master, head_DV = head_DV, weight_master(head_DV), weight_values(head_DV)
+    softcap, chunk = options
     gathered, split, postponed, axes = _split_axes(head_DV), _split_axes(master), spec_of(master).reduced, token_axes()
     rest = tuple(axis for axis in axes if axis not in {*split, *postponed})
     shared = tuple(spec_of(x_BSD).reduced)  # devices along these have parts of the gradient of x, added up elsewhere
@@ -247,13 +257,13 @@ def _scatter(head_grad: jax.Array, split: tuple[str, ...], rest: tuple[str, ...]
     return jax.lax.psum(head_grad, rest) if rest else head_grad
 
 
-def _backward(softcap, chunk, residuals, cotangents):
-    del softcap, chunk
+def _backward(options, residuals, cotangents):
+    del options
     x_grad, head_grad, like_x = residuals
     scale = cotangents.objective
     head_grad = jax.tree.map(lambda grad: times_scalar(grad, scale), head_grad)
     return times_scalar(x_grad, scale).astype(like_x.dtype), head_grad, None, None, None
 
 
-cross_entropy = jax.custom_vjp(smooth_cross_entropy, nondiff_argnums=(4, 5))
+cross_entropy = jax.custom_vjp(smooth_cross_entropy, nondiff_argnums=(4,))
 cross_entropy.defvjp(_forward, _backward)

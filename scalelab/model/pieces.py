@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.attention.order import deal, restore
-from scalelab.model.loss import cross_entropy, softcap_logits
+from scalelab.model.loss import LossOptions, cross_entropy, softcap_logits
 from scalelab.model.products.saved import save_products
 from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
 from scalelab.model.sums import measures
@@ -124,7 +124,8 @@ def end_in_loss(
 
     def end(params: Params, x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
         targets_BS, weight = reshard_to(tokens.targets_BS, "batch", "context"), jnp.asarray(z_weight, jnp.float32)
-        sums = cross_entropy(x_BSD, head_DV, targets_BS, weight, shape.logit_softcap, chunk, observe.due)
+        options = LossOptions(shape.logit_softcap, chunk)
+        sums = cross_entropy(x_BSD, head_DV, targets_BS, weight, options, observe.due)
         if observe.term is None:
             return sums
         whole = deal(tokens.inputs_BS, back=True), deal(tokens.targets_BS, back=True), restore(x_BSD)

@@ -15,8 +15,8 @@ from scalelab import api
 from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.model.attention import kernels
-from scalelab.model.attention.mask import NO_MASK, MaskInfo
-from scalelab.model.loss import cross_entropy
+from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring
+from scalelab.model.loss import LossOptions, cross_entropy
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import mixed_matmul, product_precision
 from scalelab.train.step.program import PACKINGS
@@ -76,7 +76,7 @@ def test_attention_and_its_gradients(kind, documents, window):
     info = MaskInfo(jnp.asarray(segments, jnp.int32)) if documents else NO_MASK
 
     def weighted(q, k, v):
-        y = kernels.compute_attention(q, k, v, None, WIDTH**-0.5, kind, info, window)
+        y = kernels.compute_attention(q, k, v, Scoring(WIDTH**-0.5, info, window), kind)
         return jnp.sum(y.astype(jnp.float32) * jnp.asarray(slope_of(y), jnp.float32)), y
 
     (_, y), gradients = jax.jit(jax.value_and_grad(weighted, argnums=(0, 1, 2), has_aux=True))(q, k, v)
@@ -110,7 +110,7 @@ def test_a_loss_in_chunks(chunk):
 
     def objective(x, head):
         with jax.default_matmul_precision("highest"):
-            return cross_entropy(x, head, jnp.asarray(targets), jnp.float32(0.0), 0.0, chunk).objective
+            return cross_entropy(x, head, jnp.asarray(targets), jnp.float32(0.0), LossOptions(chunk=chunk)).objective
 
     value, gradients = jax.jit(jax.value_and_grad(objective, argnums=(0, 1)))(jnp.float32(x), jnp.float32(head))
     x, head = np.float64(np.float32(x)), np.float64(np.float32(head))

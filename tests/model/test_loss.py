@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model.loss import CPU_LOGITS, chunk_tokens, cross_entropy
+from scalelab.model.loss import CPU_LOGITS, LossOptions, chunk_tokens, cross_entropy
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.sharding import trace_for_platform
 from tests.quick import one_in
@@ -47,7 +47,7 @@ def by_hand(x, head, targets, z_weight, softcap):
 @functools.partial(jax.jit, static_argnums=(4, 5))
 def value_and_grads(x, head, targets, z_weight, softcap, chunk):
     def objective(x, head):
-        sums = cross_entropy(x, head, targets, jnp.float32(z_weight), softcap, chunk)
+        sums = cross_entropy(x, head, targets, jnp.float32(z_weight), LossOptions(softcap, chunk))
         return sums.objective, sums
 
     (_, sums), grads = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(x, head)
@@ -63,7 +63,7 @@ def test_sums_and_gradients_are_those_of_a_full_log_softmax(chunk, softcap):
     np.testing.assert_allclose(sums[:3], (nll + Z * z, nll, count), rtol=1e-6)
     for grad, expected in zip(grads, (x_grad, head_grad), strict=True):  # from logits, their sum and one over V or T
         np.testing.assert_allclose(grad, expected, atol=sum_error(D + 2 * V, np.abs(expected).max()))
-    without_grad = cross_entropy(x, head, targets, jnp.float32(Z), softcap, chunk)
+    without_grad = cross_entropy(x, head, targets, jnp.float32(Z), LossOptions(softcap, chunk))
     np.testing.assert_allclose(without_grad[:3], sums[:3], rtol=1e-6)
 
 
@@ -71,7 +71,7 @@ def test_gradient_scales_with_its_cotangent():
     x, head, targets = example()
 
     def thrice(x):
-        return 3 * cross_entropy(x, head, targets, jnp.float32(0), 0.0, 5).objective
+        return 3 * cross_entropy(x, head, targets, jnp.float32(0), LossOptions(chunk=5)).objective
 
     np.testing.assert_allclose(jax.grad(thrice)(x), 3 * by_hand(x, head, targets, 0, 0)[3], atol=6e-6)
 

@@ -13,7 +13,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType
 from scalelab.model.attention import kernels, order
 from scalelab.model.attention.fused import cudnn, ring, splash
-from scalelab.model.attention.mask import MaskInfo
+from scalelab.model.attention.mask import MaskInfo, Scoring
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.sharding import activation_spec
 from tests.model.attention import cudnn_by_hand
@@ -25,7 +25,7 @@ ring.PARTS["splash"] = functools.partial(splash.splash_parts, interpret=True)
 
 def run(kernel, window, q, k, v, weights, documents, is_global):
     def loss(q, k, v):
-        y = kernels.compute_attention(q, k, v, None, 0.1, kernel, MaskInfo(documents, is_global), window)
+        y = kernels.compute_attention(q, k, v, Scoring(0.1, MaskInfo(documents, is_global), window), kernel)
         return (y * weights).sum(), y
     grads, y = jax.grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
     return y, *grads

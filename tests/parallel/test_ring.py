@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 from scalelab.jaxprs import matmul_flops
 from scalelab.model.attention import ring
 from scalelab.model.attention.kernels import compute_attention
+from scalelab.model.attention.mask import Scoring
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.sharding import activation_spec
 
@@ -22,7 +23,7 @@ import json
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType
 from scalelab.model.attention import kernels, order, ring
-from scalelab.model.attention.mask import MaskInfo
+from scalelab.model.attention.mask import MaskInfo, Scoring
 from scalelab.model.attention.relative import RelativeInputs
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.sharding import activation_spec
@@ -38,7 +39,7 @@ documents = jnp.asarray(np.cumsum(random.random((2, length)) < 0.1, axis=1), jnp
 def run(q, k, v, far, weights, documents, window, is_global):
     mask = MaskInfo(documents, is_global)
     def loss(q, k, v, far):
-        y = kernels.compute_attention(q, k, v, far, 0.3, "plain", mask, window)
+        y = kernels.compute_attention(q, k, v, Scoring(0.3, mask, window, far), "plain")
         return (y * weights).sum(), y
     grads, y = jax.grad(loss, (0, 1, 2, 3), has_aux=True)(q, k, v, far)
     return y, grads
@@ -131,9 +132,9 @@ def test_a_device_multiplies_half_of_the_square():
     split = jax.sharding.NamedSharding(mesh, activation_spec("batch", "context", "heads", None))
     x = jax.ShapeDtypeStruct((1, length, heads, width), np.float32, sharding=split)
     with jax.sharding.use_abstract_mesh(mesh):
-        forward = jax.make_jaxpr(lambda q, k, v: compute_attention(q, k, v, None, 0.3, "plain"))(x, x, x)
+        forward = jax.make_jaxpr(lambda q, k, v: compute_attention(q, k, v, Scoring(0.3), "plain"))(x, x, x)
         backward = jax.make_jaxpr(
-            lambda q, k, v, dy: jax.vjp(lambda *a: compute_attention(*a, None, 0.3, "plain"), q, k, v)[1](dy)
+            lambda q, k, v, dy: jax.vjp(lambda *a: compute_attention(*a, Scoring(0.3), "plain"), q, k, v)[1](dy)
         )(x, x, x, x)
     mean = 4 * heads * width * (length * (length + 1) / 2) / n
     for program, products in ((forward, 2), (backward, 7)):

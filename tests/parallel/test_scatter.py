@@ -32,6 +32,7 @@ COLLECTIVES = (
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from scalelab.config import Layout
+from scalelab.model.products.operands import ProductAxes
 from scalelab.model.products.product import weight_product
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.compiled import program
@@ -41,7 +42,7 @@ mesh = mesh_lib.make_mesh(Layout(fsdp=8))
 names = (("embed", "mlp"), PartitionSpec("fsdp", None)), (("mlp", "embed"), PartitionSpec(None, "fsdp"))
 for axes, split in names:
     def loss(w, x):
-        y = weight_product(x, w, None, 1, axes, ("batch", "context", None), POLICIES["fp32"])
+        y = weight_product(x, w, None, ProductAxes(1, axes, ("batch", "context", None)), POLICIES["fp32"])
         return jnp.sum(jnp.square(y))
     w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, split))
     x = jax.ShapeDtypeStruct((8, 16, 64), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("fsdp")))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalelab.model.products.operands import ProductAxes
 from scalelab.model.products.product import weight_product
 from scalelab.precision import delayed
 from scalelab.precision.exponent_histograms import zero_shares
@@ -20,6 +21,8 @@ from scalelab.train.step.step import many_steps
 from tests.rounding import RMS, sum_error
 from tests.train.step.test_step import batches, setting
 
+AXES = ProductAxes(1, ("embed", "mlp"), ("batch", "context", "mlp"))
+
 
 @functools.partial(jax.jit, static_argnums=0)
 def pulled(name, x, w, dy):
@@ -28,7 +31,7 @@ def pulled(name, x, w, dy):
     dtype = array_dtype(policy.compute)
 
     def run(x, w):
-        return weight_product(x.astype(dtype), w, None, 1, ("embed", "mlp"), ("batch", "context", "mlp"), policy)
+        return weight_product(x.astype(dtype), w, None, AXES, policy)
 
     with product_precision(policy):
         y, pull = jax.vjp(run, x, w)
@@ -154,9 +157,7 @@ def test_delayed_scales_are_the_largest_of_the_last_steps_and_what_outgrows_them
 
     x, w, dy = operands()
     scale = jnp.array([1.0, np.abs(w).max(), np.abs(dy).max()]) / jnp.array([448.0, 448.0, 57344.0])
-    run = functools.partial(
-        weight_product, ins=1, names=("embed", "mlp"), out_axes=("batch", "context", "mlp"), policy=policy
-    )
+    run = functools.partial(weight_product, axes=AXES, policy=policy)
     y, pull = jax.vjp(lambda x, w, s: run(x.astype(jnp.bfloat16), w, s), x, w, scale)
     expected = np.clip(x, -1, 1) @ w  # the past knew nothing above 1
     assert np.linalg.norm(np.float64(y) - expected) / np.linalg.norm(expected) < 0.06
@@ -170,9 +171,7 @@ def test_a_gpu_multiplies_fp8_operands_and_rounds_their_fp32_sums_once(name):
     policy, like = POLICIES[name], jax.ShapeDtypeStruct
 
     def run(x, w, scales, dy):
-        product = functools.partial(
-            weight_product, ins=1, names=("embed", "mlp"), out_axes=("batch", "context", "mlp"), policy=policy
-        )
+        product = functools.partial(weight_product, axes=AXES, policy=policy)
         y, pull = jax.vjp(product, x, w, scales)
         return y, pull(dy)
 

@@ -12,7 +12,7 @@ import numpy as np
 from checks.gpu.question import Context, Question
 from scalelab.hardware import measured
 from scalelab.model.attention import kernels
-from scalelab.model.attention.mask import NO_MASK, MaskInfo
+from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring
 
 KERNEL_KINDS = ("cudnn", "blockwise", "xla")
 DOCUMENT_SHARE = 0.23  # documents end at about every such share of a sequence
@@ -51,7 +51,7 @@ def make_gradients(kind: str, masked: bool) -> Callable:
         batch, length, _, width = q.shape
         ends = jnp.arange(length) // max(1, int(DOCUMENT_SHARE * length))
         sight = MaskInfo(jnp.broadcast_to(ends, (batch, length))) if masked else NO_MASK
-        y = kernels.compute_attention(q, k, v, None, width**-0.5, kind, sight)
+        y = kernels.compute_attention(q, k, v, Scoring(width**-0.5, sight), kind)
         return jnp.sum(jnp.sin(y.astype(jnp.float32)))
 
     return jax.grad(scalar, argnums=(0, 1, 2))

@@ -44,7 +44,6 @@ from scalelab.index.waiting import wait_until_free
 from scalelab.stores import mirror
 from scalelab.sweep import trials
 from scalelab.sweep.executors import choice, jobs
-from scalelab.sweep.run import keep_begun_packs, run_sweep
 from scalelab.sweep.trials import group_into_packs
 
 if TYPE_CHECKING:
@@ -139,6 +138,8 @@ def _train_trials(
     folder: pathlib.Path, trials: "Mapping[str, ConfigDict]", file: str | None, judge: "Judge | None",
     allow: frozenset[str], force: bool, take_over: bool, progress: Progress, display: Display,
 ) -> dict[str, str]:  # fmt: skip
+    from scalelab.sweep.run import keep_begun_packs, run_sweep  # here: a mistake in the grid is refused without jax
+
     code = git.code_state(file)
     packs = keep_begun_packs(folder, group_into_packs(trials))
     one = len(packs) == 1 and choice.is_local()

@@ -25,21 +25,17 @@ from scalelab.api.door import (
     settle_memory,
     silent,
 )
-from scalelab.api.work.together import work_together
 from scalelab.config.files import list_not_reproduced
 from scalelab.errors import BadInput
-from scalelab.parallel import processes as processes_lib
 from scalelab.stores import mirror
 from scalelab.stores.urls import url_of
-from scalelab.train.lineage.compatibility import refuse_foreign_files
-from scalelab.train.resume.branch import plan_branch
-from scalelab.train.single import ByHand, train_single
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from scalelab.parallel.peers import ProcessPlace
     from scalelab.parallel.pulse import Pulse
+    from scalelab.train.single import ByHand
 
 
 TWO_BATCHES = Kind(
@@ -107,6 +103,10 @@ def train(
         if branch_from and init_from:
             raise BadInput("--branch-from loads a run's whole state, --init-from only its weights: give one of them")
         resolved = _plan_branch(branch_from, config, values, folder) if branch_from else _load(config, values)
+
+        from scalelab.api.work.together import work_together  # here: a mistake in the config is refused without jax
+        from scalelab.parallel import processes as processes_lib
+
         place = processes_lib.find_process_place(coordinator, processes, process_id)
         if place is None:
             return training.run(resolved)
@@ -124,7 +124,7 @@ class _Training:
     allow: frozenset[str]
     force: bool
     take_over: bool
-    change: ByHand | None
+    change: "ByHand | None"
     progress: Progress
     display: Display
 
@@ -134,6 +134,9 @@ class _Training:
 
     def run(self, config: "ConfigDict", place: "ProcessPlace | None" = None, pulse: "Pulse | None" = None) -> Trained:
         """Train to the end, alone or as one of several processes, of which the first speaks."""
+        from scalelab.train.lineage.compatibility import refuse_foreign_files
+        from scalelab.train.single import train_single
+
         first = place is None or place.index == 0
         if first:
             refuse_foreign_files(self.folder)
@@ -161,10 +164,14 @@ def _plan_branch(source: str, config: Config | None, overrides: Overrides, folde
     file = config_file(config)
     if config is not None and file is None:
         raise BadInput("a branch takes a config's file or its trunk's config, not a tree: give a path, or None")
+    from scalelab.train.resume.branch import plan_branch
+
     return plan_branch(source, file, overrides, folder)
 
 
-def _change_by_hand(lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None) -> ByHand | None:
+def _change_by_hand(
+    lr_factor: float | None, skip_batches: tuple[int, int] | None, reset: str | None
+) -> "ByHand | None":
     """Collect the changes by hand for the step at which the run goes on; None without any."""
     if lr_factor is None and skip_batches is None and reset is None:
         return None
@@ -173,4 +180,6 @@ def _change_by_hand(lr_factor: float | None, skip_batches: tuple[int, int] | Non
         raise BadInput(f"--lr-factor={factor:g} must be finite and above zero; nearest: 0.7")
     if reset not in (None, "moments"):
         raise BadInput(f"reset={reset!r} is not something to begin anew; known: moments")
+    from scalelab.train.single import ByHand
+
     return ByHand(factor, skip_batches and (skip_batches[0], skip_batches[1]), reset is not None)

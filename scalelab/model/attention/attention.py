@@ -3,7 +3,6 @@
 Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N / K queries a key, H d_head.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from scalelab.config.choices import PARAMETRIZATIONS
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.kernels import choose_kernel, compute_attention, program_kernel
 from scalelab.model.attention.logit_measures import measure_logits
-from scalelab.model.attention.mask import MaskInfo, attention_mask
+from scalelab.model.attention.mask import MaskInfo, Scoring, attention_mask
 from scalelab.model.attention.order import token_positions
 from scalelab.model.attention.plain import attention_logits, masked_attention
 from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
@@ -71,15 +70,15 @@ class Attention(nn.Module):
             first = QK_NORM_AXES[s.qk_norm_over]
             q_BSNH = Norm("rmsnorm", queries[first:], s.norm_eps, compute, name="q_norm")(q_BSNH)
             k_BSKH = Norm("rmsnorm", keys[first:], s.norm_eps, compute, name="k_norm")(k_BSKH)
-        q_BSNH, k_BSKH, scale, relative = POSITIONS[s.position](self, q_BSNH, k_BSKH, layer, packed)
+        placed = POSITIONS[s.position](self, q_BSNH, k_BSKH, layer, packed)
         if packed is not None and packed.past is not None:
-            y_BSNH = self.attend_to_cache(q_BSNH, k_BSKH, v_BSKH, relative, scale, layer, packed)
+            y_BSNH = self.attend_to_cache(placed, v_BSKH, layer, packed)
         else:
             mask_info = MaskInfo(packed and packed.segment_BS, layer.is_global)
-            self.observe_logits(q_BSNH, k_BSKH, relative, scale, mask_info, due)
-            kernel = choose_kernel(s, compute, packed is not None)
-            kernel = program_kernel(kernel, s.attention)
-            y_BSNH = compute_attention(q_BSNH, k_BSKH, v_BSKH, relative, scale, kernel, mask_info, s.window)
+            scoring = Scoring(placed.scale, mask_info, s.window, placed.relative)
+            self.observe_logits(placed.q_BSNH, placed.k_BSKH, scoring, due)
+            kernel = program_kernel(choose_kernel(s, compute, packed is not None), s.attention)
+            y_BSNH = compute_attention(placed.q_BSNH, placed.k_BSKH, v_BSKH, scoring, kernel)
         place = residual_axes(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")
         return out(y_BSNH)
@@ -101,28 +100,21 @@ class Attention(nn.Module):
             return Placed((q_BSNH * logit_factor).astype(q_BSNH.dtype), k_BSKH, attention_scale(self.shape), None)
         return Placed(q_BSNH, k_BSKH, attention_scale(self.shape) * logit_factor, None)
 
-    def observe_logits(
-        self, q_BSNH: jax.Array, k_BSKH: jax.Array, relative: RelativeInputs | None, scale: float, mask_info: MaskInfo,
-        due: jax.Array | None,
-    ) -> None:  # fmt: skip
+    def observe_logits(self, q_BSNH: jax.Array, k_BSKH: jax.Array, scoring: Scoring, due: jax.Array | None) -> None:
         """Record the logits where they are asked for, and with `due` their measures: kernels return neither."""
-        window = self.shape.window
         if self.is_mutable_collection("intermediates"):
-            logits_BNST = attention_logits(q_BSNH, k_BSKH, relative, scale, mask_info, window)
-            self.sow("intermediates", LOGITS_NAME, logits_BNST)
+            self.sow("intermediates", LOGITS_NAME, attention_logits(q_BSNH, k_BSKH, scoring))
         if due is not None:
-            measure = functools.partial(measure_logits, scale=scale, window=window)
             zero = measures.like(jnp.zeros(()), q_BSNH)
             start = {"attention_logit_max": zero - jnp.inf, "attention_entropy": zero, "attention_queries": zero}
-            measured = measures.when(due, measure, start, q_BSNH, k_BSKH, relative, mask_info)
+            measured = measures.when(due, measure_logits, start, q_BSNH, k_BSKH, scoring)
             self.put_variable(measures.COLLECTION, "logits", measured)
 
     def attend_to_cache(
-        self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: RelativeInputs | None, scale: float,
-        layer: LayerFlags, packed: PackedDocuments,
-    ) -> jax.Array:  # fmt: skip
+        self, placed: Placed, v_BTKH: jax.Array, layer: LayerFlags, packed: PackedDocuments
+    ) -> jax.Array:
         """Attention of new tokens to the cached ones and to each other; the new ones are added to the cache."""
-        cache, past = {}, packed.past
+        cache, past, (q_BTNH, k_BTKH, scale, relative) = {}, packed.past, placed
         assert past is not None
         for name, new in (("k", k_BTKH), ("v", v_BTKH)):
             old: jax.Array = self.get_variable("cache", name)
@@ -132,7 +124,7 @@ class Attention(nn.Module):
         limits = self.shape.window, layer.is_global, packed.segment_BS, past.segment_BC
         mask = attention_mask(index_T, index_C, *limits)
         bias_BNTC = None if relative is None else relative_scores(relative, scale, past.filled)
-        return masked_attention(q_BTNH, cache["k"], cache["v"], bias_BNTC, scale, mask)
+        return masked_attention(q_BTNH * scale, cache["k"], cache["v"], bias_BNTC, mask)
 
     def add_distances(
         self, q_BSNH: jax.Array, k_BSKH: jax.Array, layer: LayerFlags, packed: PackedDocuments | None

@@ -6,6 +6,7 @@ Memory grows linearly with the sequence, forward and backward. The backward is w
 Shapes: B batch, S queries, T keys, N heads, K key/value heads, G = N / K, H d_head; s, t: queries and keys of a block.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.model.attention.mask import NO_MASK, MaskInfo, attention_mask
+from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring, attention_mask
 from scalelab.model.attention.relative import (
     BlockedRelative,
-    RelativeInputs,
     add_block_gradients,
     blocked_relative_gradients,
     make_blocked_relative,
@@ -45,58 +45,77 @@ class SoftmaxSums(NamedTuple):
     y: jax.Array  # sum of exp(logit - most) times values [B, K, G, S, H]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+class Blocks(NamedTuple):
+    """Blocks of logits to compute: `pairs` [n, 2] of a block of queries and one of keys, each of `size` tokens.
+
+    `mask(i, j)`: mask of queries from i on and keys from j on, [s, t] or [B, s, t].
+    """
+
+    pairs: np.ndarray | jax.Array
+    size: int
+    mask: Callable
+    distances: BlockedRelative | None = None
+
+
+class SoftmaxGradient(NamedTuple):
+    """Inputs of the softmax's backward besides logits: log of its sum [B, K, G, S], dy, sum of dy y over H."""
+
+    log_z: jax.Array
+    dy: jax.Array
+    dy_dot_y: jax.Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def blockwise_attention(
-    q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask_info: MaskInfo, scale: float, window: int, block: int,
-    relative: RelativeInputs | None = None,
-) -> jax.Array:  # fmt: skip
-    """Causal attention [B, S, N, H]; `window` in tokens, 0: none; `relative` adds scores of distances.
+    q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, scoring: Scoring, block: int
+) -> jax.Array:
+    """Causal attention [B, S, N, H] in blocks of `block` queries and keys.
 
     Blocks that causality or the window mask completely are not computed.
     """
-    return blockwise_forward(q_BSNH, k_BSKH, v_BSKH, mask_info, scale, window, block, relative)[0]
+    return blockwise_forward(q_BSNH, k_BSKH, v_BSKH, scoring, block)[0]
 
 
 def blockwise_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask_info: MaskInfo, scale: float, window: int, block: int,
-    relative: RelativeInputs | None,
-) -> tuple[jax.Array, tuple]:  # fmt: skip
+    q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring, block: int
+) -> tuple[jax.Array, tuple]:
     """(attention, what the backward takes: its last is the log of the softmax's sum [B, K, G, S in whole blocks])."""
     length, block = q.shape[1], min(block, q.shape[1])
-    block_mask = _masks(length, mask_info, window, block)
-    pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
-    q_, k_, v_ = (
-        _pad_to_blocks(x, block) for x in (group_heads(q * scale, k.shape[2]), move_heads_first(k), move_heads_first(v))
-    )
-    distances = None if relative is None else make_blocked_relative(relative, scale, block)
-    y, log_z = finish_softmax(accumulate_attention(q_, k_, v_, empty_sums(q_), pairs, block, block_mask, distances))
-    residuals = (q, k, v, mask_info, relative, y[..., :length, :], log_z)
+    blocks = _visible_blocks(length, scoring, block)
+    grouped = group_heads(q * scoring.scale, k.shape[2]), move_heads_first(k), move_heads_first(v)
+    q_, k_, v_ = (_pad_to_blocks(x, block) for x in grouped)
+    y, log_z = finish_softmax(accumulate_attention(q_, k_, v_, empty_sums(q_), blocks))
+    residuals = (q, k, v, scoring, y[..., :length, :], log_z)
     return ungroup_heads(y[..., :length, :]).astype(q.dtype), residuals
 
 
-def blockwise_backward(
-    scale: float, window: int, block: int, residuals: tuple, dy: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None, RelativeInputs | None]:
+def blockwise_backward(block: int, residuals: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, Scoring]:
     """Gradients of `blockwise_attention`'s arrays; `residuals` of `blockwise_forward`."""
-    q, k, v, mask_info, relative, y, log_z = residuals
-    length, block, heads = q.shape[1], min(block, q.shape[1]), k.shape[2]
-    block_mask = _masks(length, mask_info, window, block)
-    pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
+    q, k, v, scoring, y, log_z = residuals
+    length, block, heads, scale = q.shape[1], min(block, q.shape[1]), k.shape[2], scoring.scale
+    blocks = _visible_blocks(length, scoring, block)
     dy_ = group_heads(dy, heads)
     dy_dot_y = _pad_to_blocks(jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)[..., None], block)[..., 0]
     q_, k_, v_, dy_ = (
         _pad_to_blocks(x, block) for x in (group_heads(q * scale, heads), move_heads_first(k), move_heads_first(v), dy_)
     )
-    distances = None if relative is None else make_blocked_relative(relative, scale, block)
-    grads = zero_gradients(q, q_, k_, v_, distances)
-    dq, dk, dv, dr = accumulate_gradients(q_, k_, v_, log_z, dy_, dy_dot_y, grads, pairs, block, block_mask, distances)
+    grads = zero_gradients(q, q_, k_, v_, blocks.distances)
+    output = SoftmaxGradient(log_z, dy_, dy_dot_y)
+    dq, dk, dv, dr = accumulate_gradients(q_, k_, v_, output, grads, blocks)
     dq, dk, dv = (x[..., :length, :] for x in (dq, dk, dv))
-    by_distance = None if relative is None else blocked_relative_gradients(dr, relative, scale, block)
+    by_distance = scoring_gradient(scoring, dr, block)
     dq = (scale * ungroup_heads(dq)).astype(q.dtype)
-    return dq, move_heads_first(dk).astype(k.dtype), move_heads_first(dv).astype(v.dtype), None, by_distance
+    return dq, move_heads_first(dk).astype(k.dtype), move_heads_first(dv).astype(v.dtype), by_distance
 
 
 blockwise_attention.defvjp(blockwise_forward, blockwise_backward)
+
+
+def scoring_gradient(scoring: Scoring, dr: Any, block: int) -> Scoring:
+    """The gradient of a `Scoring`: that of its distances, from those of a `BlockedRelative`'s q and r."""
+    relative = scoring.relative
+    by_distance = None if relative is None else blocked_relative_gradients(dr, relative, scoring.scale, block)
+    return dataclasses.replace(scoring, mask_info=None, relative=by_distance)  # type: ignore[arg-type]
 
 
 def visible_block_pairs(blocks: int, block: int, window: int = 0, mask_info: MaskInfo = NO_MASK) -> np.ndarray:
@@ -128,38 +147,31 @@ def zero_gradients(
     return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape), like), inputs)
 
 
-def accumulate_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, sums: SoftmaxSums, pairs: np.ndarray | jax.Array, block: int,
-    block_mask: Callable, distances: BlockedRelative | None = None,
-) -> SoftmaxSums:  # fmt: skip
-    """Add the keys of these pairs of blocks to `sums`: q [B, K, G, S, H], scaled; k, v [B, K, T, H].
-
-    `block_mask(i, j)`: mask of queries from i on and keys from j on, [s, t] or [B, s, t].
-    """
+def accumulate_attention(q: jax.Array, k: jax.Array, v: jax.Array, sums: SoftmaxSums, blocks: Blocks) -> SoftmaxSums:
+    """Add the keys of these blocks to `sums`: q [B, K, G, S, H], scaled; k, v [B, K, T, H]."""
+    block = blocks.size
 
     def add_pair(sums: SoftmaxSums, pair: jax.Array) -> tuple[SoftmaxSums, None]:
         i, j = pair[0] * block, pair[1] * block
         k_j, v_j = _slice_axis(k, j, block, -2), _slice_axis(v, j, block, -2)
         most, total, y = (_slice_axis(x, i, block, 3) for x in sums)
-        logits = _logits(_slice_axis(q, i, block, 3), k_j, block_mask(i, j), distances, i, j)
+        logits = _logits(_slice_axis(q, i, block, 3), k_j, blocks, i, j)
         new = jnp.maximum(most, jnp.max(logits, axis=-1))
         weights, before = jnp.exp(logits - new[..., None]), jnp.exp(most - new)
         y = y * before[..., None] + _product("cmt,cth->cmh", weights.astype(v.dtype), v_j)
         block_sums = SoftmaxSums(new, total * before + jnp.sum(weights, axis=-1), y)
         return jax.tree.map(lambda x, part: _update_axis(x, part, i, 3), sums, block_sums), None
 
-    return jax.lax.scan(add_pair, sums, jnp.asarray(pairs))[0]
+    return jax.lax.scan(add_pair, sums, jnp.asarray(blocks.pairs))[0]
 
 
-def largest_and_entropy(
-    q: jax.Array, k: jax.Array, pairs: np.ndarray, block: int, block_mask: Callable,
-    distances: BlockedRelative | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """The largest logit [] of these pairs of blocks, the sum of the softmax's entropies in nats, and their number.
+def largest_and_entropy(q: jax.Array, k: jax.Array, blocks: Blocks) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The largest logit [] of these blocks, the sum of the softmax's entropies in nats, and their number.
 
     Arguments as for `accumulate_attention`, padded here. The entropy, whose exponentials cost most, is of every
     ENTROPY_STRIDE-th query of a block and all heads if that divides the block, else of all queries.
     """
+    block = blocks.size
     stride = ENTROPY_STRIDE if block % ENTROPY_STRIDE == 0 else 1
     q, k = _pad_to_blocks(q, block), _pad_to_blocks(k, block)
 
@@ -167,7 +179,7 @@ def largest_and_entropy(
         i, j, at = pair[0] * block, pair[1] * block, pair[0] * (block // stride)
         largest, *sums = sums
         most, total, shifted_sum = (_slice_axis(x, at, block // stride, 3) for x in sums)
-        logits = _logits(_slice_axis(q, i, block, 3), _slice_axis(k, j, block, -2), block_mask(i, j), distances, i, j)
+        logits = _logits(_slice_axis(q, i, block, 3), _slice_axis(k, j, block, -2), blocks, i, j)
         largest, logits = jnp.maximum(largest, jnp.max(logits)), logits[..., stride - 1 :: stride, :]
         new = jnp.maximum(most, jnp.max(logits, axis=-1))
         base = jnp.where(jnp.isfinite(new), new, 0.0)  # a query that has met no key yet
@@ -181,7 +193,7 @@ def largest_and_entropy(
 
     zeros = vary_like(jnp.zeros((*q.shape[:3], q.shape[3] // stride)), q, k)
     start = vary_like(jnp.float32(-jnp.inf), q, k), zeros - jnp.inf, zeros, zeros
-    largest, _, total, shifted_sum = jax.lax.scan(add_pair, start, jnp.asarray(pairs))[0]
+    largest, _, total, shifted_sum = jax.lax.scan(add_pair, start, jnp.asarray(blocks.pairs))[0]
     has_keys = total > 0
     total = jnp.where(has_keys, total, 1.0)
     entropies = jnp.where(has_keys, jnp.log(total) - shifted_sum / total, 0.0)
@@ -189,17 +201,18 @@ def largest_and_entropy(
 
 
 def accumulate_gradients(
-    q: jax.Array, k: jax.Array, v: jax.Array, log_z: jax.Array, dy: jax.Array, dy_dot_y: jax.Array, grads: Any,
-    pairs: np.ndarray | jax.Array, block: int, block_mask: Callable, distances: BlockedRelative | None = None,
-) -> Any:  # fmt: skip
-    """Add these pairs of blocks to `grads` (as `zero_gradients`); `dy_dot_y`: sum of dy y over H, [B, K, G, S]."""
+    q: jax.Array, k: jax.Array, v: jax.Array, output: SoftmaxGradient, grads: Any, blocks: Blocks
+) -> Any:
+    """Add the part of these blocks to `grads` (as `zero_gradients`)."""
+    block, distances = blocks.size, blocks.distances
 
     def add_pair(grads: Any, pair: jax.Array) -> tuple[Any, None]:
         i, j = pair[0] * block, pair[1] * block
         dq, dk, dv, dr = grads
-        q_i, dy_i, log_z_i, dy_dot_y_i = (_slice_axis(x, i, block, 3) for x in (q, dy, log_z, dy_dot_y))
+        by_query = q, output.dy, output.log_z, output.dy_dot_y
+        q_i, dy_i, log_z_i, dy_dot_y_i = (_slice_axis(x, i, block, 3) for x in by_query)
         k_j, v_j = _slice_axis(k, j, block, -2), _slice_axis(v, j, block, -2)
-        p = jnp.exp(_logits(q_i, k_j, block_mask(i, j), distances, i, j) - log_z_i[..., None])
+        p = jnp.exp(_logits(q_i, k_j, blocks, i, j) - log_z_i[..., None])
         dp = _product("cmh,cth->cmt", dy_i, v_j)
         ds = p * (dp - dy_dot_y_i[..., None])  # stays fp32: rounded to bf16, gradients of q and k are off by 1 %
         dv = _update_axis(dv, _slice_axis(dv, j, block, -2) + _product("cmt,cmh->cth", p.astype(v.dtype), dy_i), j, -2)
@@ -210,16 +223,14 @@ def accumulate_gradients(
             dr = add_block_gradients(dr, distances, heads_first, i, j)
         return (dq, dk, dv, dr), None
 
-    return jax.lax.scan(add_pair, grads, jnp.asarray(pairs))[0]
+    return jax.lax.scan(add_pair, grads, jnp.asarray(blocks.pairs))[0]
 
 
-def _logits(
-    q: jax.Array, k: jax.Array, mask: jax.Array, distances: BlockedRelative | None, i: jax.Array, j: jax.Array
-) -> jax.Array:
-    """Logits [B, K, G, s, t] in fp32, -inf where masked."""
-    logits = _product("cmh,cth->cmt", q, k)
-    if distances is not None:
-        logits += relative_block_scores(distances, i, j, q.shape[3]).swapaxes(0, 1).reshape(logits.shape)
+def _logits(q: jax.Array, k: jax.Array, blocks: Blocks, i: jax.Array, j: jax.Array) -> jax.Array:
+    """Logits [B, K, G, s, t] in fp32 of queries from i on and keys from j on, -inf where masked."""
+    mask, logits = blocks.mask(i, j), _product("cmh,cth->cmt", q, k)
+    if blocks.distances is not None:
+        logits += relative_block_scores(blocks.distances, i, j, q.shape[3]).swapaxes(0, 1).reshape(logits.shape)
     return jnp.where(mask if mask.ndim == 2 else mask[:, None, None], logits, -jnp.inf)
 
 
@@ -239,7 +250,9 @@ def _update_axis(x: jax.Array, part: jax.Array, start: jax.Array, axis: int) -> 
     return part if x.shape == part.shape else jax.lax.dynamic_update_slice_in_dim(x, part, start, axis % x.ndim)
 
 
-def _masks(length: int, mask_info: MaskInfo, window: int, block: int) -> Callable:
+def _visible_blocks(length: int, scoring: Scoring, block: int) -> Blocks:
+    """The blocks of a sequence that are not completely masked."""
+    mask_info, window, relative = scoring.mask_info, scoring.window, scoring.relative
     index = jnp.arange(block)
     segment = mask_info.segment_BS
     if segment is not None:  # padding of the last block comes after all real queries, so causality masks it
@@ -249,7 +262,9 @@ def _masks(length: int, mask_info: MaskInfo, window: int, block: int) -> Callabl
         segments = [None if segment is None else _slice_axis(segment, start, block, 1) for start in (i, j)]
         return attention_mask(i + index, j + index, window, mask_info.is_global, *segments)
 
-    return mask_of
+    pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
+    distances = None if relative is None else make_blocked_relative(relative, scoring.scale, block)
+    return Blocks(pairs, block, mask_of, distances)
 
 
 def _pad_to_blocks(x: jax.Array, block: int) -> jax.Array:

@@ -3,13 +3,13 @@
 Shapes: B batch, S queries, T keys, N heads, K key/value heads, H d_head.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from scalelab.config import ModelShape, Static
 from scalelab.errors import BadInput
@@ -18,9 +18,8 @@ from scalelab.model.attention.fused import cudnn, packed
 from scalelab.model.attention.fused.cudnn import HOPPER
 from scalelab.model.attention.fused.ring import PARTS, fused_ring_attention
 from scalelab.model.attention.fused.splash import TPU_LANES, splash_attention
-from scalelab.model.attention.mask import NO_MASK, MaskInfo, by_window
+from scalelab.model.attention.mask import MaskInfo, Scoring, by_window
 from scalelab.model.attention.plain import QUERY_CHUNKS, plain_attention, xla_attention
-from scalelab.model.attention.relative import RelativeInputs, relative_scores
 from scalelab.model.attention.ring import ring_attention
 from scalelab.model.stacks import count_local_layers
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -34,7 +33,6 @@ from scalelab.sharding import (
     per_device,
     target_capability,
     target_platform,
-    vary_like,
 )
 
 # Tokens from which blockwise is faster than plain (1.7 times there) and takes less memory (checks/speed/attention.py).
@@ -167,94 +165,57 @@ def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, target: Ta
 
 
 def compute_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: RelativeInputs | None, scale: float, kernel: str,
-    mask_info: MaskInfo = NO_MASK, window: int = 0,
-) -> jax.Array:  # fmt: skip
-    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `relative` adds scores of distances.
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scoring: Scoring, kernel: str
+) -> jax.Array:
+    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K).
 
-    `mask_info` and `window` (tokens, the query's included; 0: none) limit the keys. On a mesh each device computes the
-    sequences and heads it holds, so kernels need not know about other devices.
+    On a mesh each device computes the sequences and heads it holds, so kernels need not know about other devices.
     """
     by_head = activation_spec("batch", "context", "heads", None)
-    far = (None, None) if relative is None else relative
-    others = {
-        "q": (far[0], by_head),
-        "r": (far[1], activation_spec(None, "heads", None)),
-        "segment_BS": (mask_info.segment_BS, activation_spec("batch", "context")),
-        "is_global": (mask_info.is_global, PartitionSpec()),
-    }
-    names = [name for name, (value, _) in others.items() if value is not None]
+    arrays, specs = scoring.split()
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, *more: jax.Array) -> jax.Array:
-        arrays: dict[str, Any] = dict(zip(names, more, strict=True))
-        far = RelativeInputs(arrays.pop("q"), vary_like(arrays.pop("r"), q)) if relative is not None else None
-        mask_info = MaskInfo(**arrays)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, *parts: jax.Array) -> jax.Array:
+        part = scoring.join(parts, q)
         if mesh_axis_size(CONTEXT_AXIS) > 1:
-            return _ring_of(kernel, q, k, v, mask_info, scale, window, far)
-        return (KERNELS | {CHUNKED: _chunked_kernel})[kernel](q, k, v, scale, mask_info, window, far)
+            return _ring_of(kernel, q, k, v, part)
+        return (KERNELS | {CHUNKED: _chunked_kernel})[kernel](q, k, v, part)
 
-    specs = (*(by_head,) * 3, *(others[name][1] for name in names))
     checked = kernel != "splash"
-    return per_device(attend, specs, by_head, checked)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))
+    return per_device(attend, (*(by_head,) * 3, *specs), by_head, checked)(q_BSNH, k_BTKH, v_BTKH, *arrays)
 
 
-def _plain_kernel(
-    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int,
-    relative: RelativeInputs | None, attend: Callable = plain_attention,
-) -> jax.Array:  # fmt: skip
-    """A kernel that holds all logits, to which it adds scores of distances."""
-    bias = None if relative is None else relative_scores(relative, scale)
-    return attend(q, k, v, bias, scale, mask_info, window)
+def _blockwise_kernel(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> jax.Array:
+    return blockwise_attention(q, k, v, scoring, block_size())
 
 
-def _blockwise_kernel(
-    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int,
-    relative: RelativeInputs | None,
-) -> jax.Array:  # fmt: skip
-    return blockwise_attention(q, k, v, mask_info, scale, window, block_size(), relative)
-
-
-def _ring_of(
-    kernel: str, q: jax.Array, k: jax.Array, v: jax.Array, mask_info: MaskInfo, scale: float, window: int,
-    relative: RelativeInputs | None,
-) -> jax.Array:  # fmt: skip
+def _ring_of(kernel: str, q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> jax.Array:
     """Ring attention by a fused kernel where it is one and the layer has no window, else in blocks."""
-    blocks = functools.partial(ring_attention, q, k, v, scale=scale, relative=relative)
     if kernel not in PARTS:
-        return blocks(mask_info=mask_info, window=window)
-    whole = functools.partial(fused_ring_attention, q, k, v, mask_info.segment_BS, scale, kernel)
-    if not window:
+        return ring_attention(q, k, v, scoring)
+    segment_BS, is_global = scoring.mask_info
+    whole = functools.partial(fused_ring_attention, q, k, v, segment_BS, scoring.scale, kernel)
+    if not scoring.window:
         return whole()
-    return by_window(
-        lambda: blocks(mask_info=MaskInfo(mask_info.segment_BS), window=window), whole, mask_info.is_global
-    )
+    windowed = dataclasses.replace(scoring, mask_info=MaskInfo(segment_BS))
+    return by_window(lambda: ring_attention(q, k, v, windowed), whole, is_global)
 
 
-def _cudnn_kernel(
-    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int, relative: None
-) -> jax.Array:
-    del relative  # refused by `kernel_obstacle`
-    offsets = target_capability() >= HOPPER
+def _cudnn_kernel(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> jax.Array:
+    """By cuDNN; distances are refused by `kernel_obstacle`."""
+    offsets, (segment_BS, is_global) = target_capability() >= HOPPER, scoring.mask_info
 
     def attend(window: int) -> Callable:
-        options = cudnn.Options(scale, True, window, offsets)
-        return lambda: cudnn.cudnn_attention(q, k, v, mask_info.segment_BS, options)
+        options = cudnn.Options(scoring.scale, True, window, offsets)
+        return lambda: cudnn.cudnn_attention(q, k, v, segment_BS, options)
 
-    return by_window(attend(window), attend(0), mask_info.is_global)
-
-
-def _splash_kernel(
-    q: jax.Array, k: jax.Array, v: jax.Array, scale: float, mask_info: MaskInfo, window: int, relative: None
-) -> jax.Array:
-    del relative
-    return splash_attention(q, k, v, scale, mask_info, window)
+    return by_window(attend(scoring.window), attend(0), is_global)
 
 
-_chunked_kernel = functools.partial(_plain_kernel, attend=functools.partial(plain_attention, chunks=QUERY_CHUNKS))
-KERNELS: dict[str, Callable[..., jax.Array]] = {
-    "plain": _plain_kernel,
+_chunked_kernel = functools.partial(plain_attention, chunks=QUERY_CHUNKS)
+KERNELS: dict[str, Callable[[jax.Array, jax.Array, jax.Array, Scoring], jax.Array]] = {
+    "plain": plain_attention,
     "blockwise": _blockwise_kernel,
     "cudnn": _cudnn_kernel,
-    "splash": _splash_kernel,
-    "xla": functools.partial(_plain_kernel, attend=xla_attention),
+    "splash": splash_attention,
+    "xla": xla_attention,
 }

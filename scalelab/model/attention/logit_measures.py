@@ -15,15 +15,16 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from scalelab.model.attention.blockwise import (
+    Blocks,
     block_size,
     group_heads,
     largest_and_entropy,
     move_heads_first,
     visible_block_pairs,
 )
-from scalelab.model.attention.mask import MaskInfo, attention_mask
+from scalelab.model.attention.mask import Scoring, attention_mask
 from scalelab.model.attention.order import held_position
-from scalelab.model.attention.relative import RelativeInputs, make_blocked_relative
+from scalelab.model.attention.relative import make_blocked_relative
 from scalelab.model.attention.ring import ring_block
 from scalelab.sharding import (
     CONTEXT_AXIS,
@@ -33,18 +34,10 @@ from scalelab.sharding import (
     mesh_axis_size,
     per_device,
     token_axes,
-    vary_like,
 )
 
 
-def measure_logits(
-    q_BSNH: jax.Array,
-    k_BTKH: jax.Array,
-    relative: RelativeInputs | None,
-    mask_info: MaskInfo,
-    scale: float,
-    window: int,
-) -> dict[str, jax.Array]:
+def measure_logits(q_BSNH: jax.Array, k_BTKH: jax.Array, scoring: Scoring) -> dict[str, jax.Array]:
     """`attention_logit_max` [] over all pairs that are not masked, `attention_entropy` [] and `attention_queries` [].
 
     The entropy of the weights in nats is summed over heads and every ENTROPY_STRIDE-th query, whose number is the last.
@@ -53,36 +46,23 @@ def measure_logits(
     Where the mesh splits the sequence, each device gathers all keys, which are small compared to the logits.
     """
     heads = activation_spec("batch", "context", "heads", None)
-    optional = {
-        "q": (relative and relative.q_BSNH, heads),
-        "r": (relative and relative.r_TNH, activation_spec(None, "heads", None)),
-        "segment_BS": (mask_info.segment_BS, activation_spec("batch", "context")),
-        "is_global": (mask_info.is_global, PartitionSpec()),
-    }
-    arrays = {name: pair for name, pair in optional.items() if pair[0] is not None}
+    arrays, specs = scoring.split()
     axes = (*token_axes(), TENSOR_AXIS)
 
     def on_device(q: jax.Array, k: jax.Array, *more: jax.Array) -> dict[str, jax.Array]:
-        values = dict(zip(arrays, more, strict=True))
-        distances = RelativeInputs(values["q"], vary_like(values["r"], q)) if relative is not None else None
-        limits = MaskInfo(values.get("segment_BS"), values.get("is_global"))
-        most, *sums = _measure_on_device(q, k, distances, limits, scale, window)
+        most, *sums = _measure_on_device(q, k, scoring.join(more, q))
         if has_explicit_mesh():
             most, sums = jax.lax.pmax(most, axes), jax.lax.psum(sums, axes)
         return {"attention_logit_max": most, "attention_entropy": sums[0], "attention_queries": sums[1]}
 
-    specs = (heads, heads, *(where for _, where in arrays.values()))
-    result: dict[str, jax.Array] = per_device(on_device, specs, PartitionSpec())(
-        q_BSNH, k_BTKH, *(value for value, _ in arrays.values())
-    )
+    mapped = per_device(on_device, (heads, heads, *specs), PartitionSpec())
+    result: dict[str, jax.Array] = mapped(q_BSNH, k_BTKH, *arrays)
     return result
 
 
-def _measure_on_device(
-    q: jax.Array, k: jax.Array, relative: RelativeInputs | None, mask_info: MaskInfo, scale: float, window: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _measure_on_device(q: jax.Array, k: jax.Array, scoring: Scoring) -> tuple[jax.Array, jax.Array, jax.Array]:
     length, split = q.shape[1], mesh_axis_size(CONTEXT_AXIS) > 1
-    block = min(block_size(), length)
+    block, mask_info, window, relative = min(block_size(), length), scoring.mask_info, scoring.window, scoring.relative
     key_segment, positions = mask_info.segment_BS, (lambda i: i, lambda j: j)
     pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
     if split:
@@ -91,7 +71,7 @@ def _measure_on_device(
         k, key_segment = gather(k), None if key_segment is None else gather(key_segment)
         pairs = np.indices((length // block, k.shape[1] // block)).reshape(2, -1).T.astype(np.int32)
     query, key = positions
-    distances = None if relative is None else make_blocked_relative(relative, scale, block)
+    distances = None if relative is None else make_blocked_relative(relative, scoring.scale, block)
     distances = distances and distances._replace(ahead=lambda i, j: query(i) - key(j))
     index, segments = jnp.arange(block), [_filled(x, block) for x in (mask_info.segment_BS, key_segment)]
 
@@ -101,8 +81,8 @@ def _measure_on_device(
         real = (i + index < length)[:, None]  # padding of the last block is not a query
         return mask & (real if mask.ndim == 2 else real[None])
 
-    heads = group_heads(q * scale, k.shape[2]), move_heads_first(k)
-    return largest_and_entropy(*heads, pairs, block, block_mask, distances)
+    blocks = Blocks(pairs, block, block_mask, distances)
+    return largest_and_entropy(group_heads(q * scoring.scale, k.shape[2]), move_heads_first(k), blocks)
 
 
 def _positions(length: int) -> tuple[Callable, Callable]:

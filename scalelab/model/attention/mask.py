@@ -1,12 +1,17 @@
-"""The attention mask: keys up to the query's position, of its document, within its window.
+"""The attention mask: keys up to the query's position, of its document, within its window. How pairs are scored.
 
 Shapes: B batch, S queries, T keys.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import PartitionSpec
+
+from scalelab.model.attention.relative import RelativeInputs
+from scalelab.sharding import activation_spec, vary_like
 
 
 class MaskInfo(NamedTuple):
@@ -21,6 +26,39 @@ class MaskInfo(NamedTuple):
 
 
 NO_MASK = MaskInfo()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scoring:
+    """How attention scores a query and a key: what a kernel takes besides queries, keys and values.
+
+    `scale` multiplies their products, `relative` adds scores of distances. `mask_info` and `window` (tokens, the
+    query's included; 0: none) limit the keys. A tree of arrays to jax, with `scale` and `window` fixed.
+    """
+
+    scale: float = dataclasses.field(metadata={"static": True})
+    mask_info: MaskInfo = NO_MASK
+    window: int = dataclasses.field(default=0, metadata={"static": True})
+    relative: RelativeInputs | None = None
+
+    def split(self) -> tuple[list[jax.Array], list[PartitionSpec]]:
+        """(its arrays, how a mesh splits each: by sequences, positions and heads)."""
+        by_head: Any = activation_spec("batch", "context", "heads", None)
+        by_token: Any = activation_spec("batch", "context")
+        by_distance: Any = activation_spec(None, "heads", None)
+        whole: Any = PartitionSpec()
+        masks, distances = MaskInfo(by_token, whole), RelativeInputs(by_head, by_distance)
+        specs = dataclasses.replace(self, mask_info=masks, relative=distances)
+        present = jax.tree.map(lambda x, spec: x if x is None else spec, self, specs, is_leaf=lambda x: x is None)
+        return jax.tree.leaves(self), jax.tree.leaves(present)
+
+    def join(self, arrays: Sequence[jax.Array], q: jax.Array) -> "Scoring":
+        """This scoring with a device's parts of its arrays, for the device's queries."""
+        part: Scoring = jax.tree.unflatten(jax.tree.structure(self), arrays)
+        if part.relative is None:
+            return part
+        return dataclasses.replace(part, relative=part.relative._replace(r_TNH=vary_like(part.relative.r_TNH, q)))
 
 
 def attention_mask(

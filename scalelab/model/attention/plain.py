@@ -4,26 +4,25 @@ Shapes: B batch, S queries, T keys, N heads, K key/value heads, H d_head.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from scalelab.model.attention.mask import NO_MASK, MaskInfo, attention_mask, by_window
-from scalelab.model.attention.relative import RelativeInputs, relative_scores
+from scalelab.model.attention.mask import Scoring, attention_mask, by_window
+from scalelab.model.attention.relative import relative_scores
 from scalelab.precision.products import fp32_einsum
 
 QUERY_CHUNKS, LEAST_QUERIES = 4, 64  # on a CPU: most chunks of the queries, fewest queries of one
 
 
 def plain_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float,
-    mask_info: MaskInfo = NO_MASK, window: int = 0, chunks: int = 1,
-) -> jax.Array:  # fmt: skip
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scoring: Scoring, chunks: int = 1
+) -> jax.Array:
     """Attention with all logits at once and softmax in fp32; has second derivatives (`train/step/update/curvature.py`).
 
     The queries are cut into up to so many `chunks`, each with the keys that causality and the window leave it.
     """
+    bias_BNST, mask_info, window = _distance_scores(scoring), scoring.mask_info, scoring.window
     length, index_S = q_BSNH.shape[1], jnp.arange(q_BSNH.shape[1])
     size = length if chunks == 1 else max(LEAST_QUERIES, -(-length // chunks))
     y_chunks = []
@@ -33,22 +32,28 @@ def plain_attention(
         segments = [mask_info.segment_BS[:, keys] for keys in (rows, seen)] if mask_info.segment_BS is not None else []
         mask = attention_mask(index_S[rows], index_S[seen], window, mask_info.is_global, *segments)
         bias = None if bias_BNST is None else bias_BNST[:, :, rows, seen]
-        qkv = q_BSNH[:, rows], k_BTKH[:, seen], v_BTKH[:, seen]
-        y_chunks.append(masked_attention(*qkv, bias, scale, mask, divide_last=chunks > 1))
+        q, k, v = q_BSNH[:, rows] * scoring.scale, k_BTKH[:, seen], v_BTKH[:, seen]
+        y_chunks.append(masked_attention(q, k, v, bias, mask, divide_last=chunks > 1))
     return y_chunks[0] if len(y_chunks) == 1 else jnp.concatenate(y_chunks, axis=1)
 
 
+def _distance_scores(scoring: Scoring) -> jax.Array | None:
+    return None if scoring.relative is None else relative_scores(scoring.relative, scoring.scale)
+
+
 def masked_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float,
-    mask: jax.Array, divide_last: bool = False,
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, mask: jax.Array,
+    divide_last: bool = False,
 ) -> jax.Array:  # fmt: skip
-    """Attention where `mask` [S, T] or [B, S, T] is true; one batched product over (sequence, key head).
+    """Attention of scaled queries where `mask` [S, T] or [B, S, T] is true.
+
+    One batched product over (sequence, key head).
 
     `divide_last`: weights are divided by their sum after the product with the values, which saves passes over [S, T].
     """
     batch, length, heads, width = q_BSNH.shape
     keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
-    q = (q_BSNH * scale).transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
+    q = q_BSNH.transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
     k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, width) for x in (k_BTKH, v_BTKH))
     logits, hidden = fp32_einsum("bsh,bth->bst", q, k), jnp.where(mask, 0.0, -1e30)
     if mask.ndim == 2:
@@ -67,33 +72,25 @@ def masked_attention(
     return y.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
-def attention_logits(
-    q_BSNH: jax.Array,
-    k_BTKH: jax.Array,
-    relative: RelativeInputs | None,
-    scale: float,
-    mask_info: MaskInfo,
-    window: int,
-) -> jax.Array:
+def attention_logits(q_BSNH: jax.Array, k_BTKH: jax.Array, scoring: Scoring) -> jax.Array:
     """The softmax's input [B, N, S, T] in fp32, NaN where masked; for inspection on one device."""
     index_S = jnp.arange(q_BSNH.shape[1])
-    mask = attention_mask(index_S, index_S, window, mask_info.is_global, mask_info.segment_BS, mask_info.segment_BS)
+    segment_BS, is_global = scoring.mask_info
+    mask = attention_mask(index_S, index_S, scoring.window, is_global, segment_BS, segment_BS)
     k_BTNH = jnp.repeat(k_BTKH, q_BSNH.shape[2] // k_BTKH.shape[2], axis=2)
-    logits_BNST = fp32_einsum("bsnh,btnh->bnst", q_BSNH * scale, k_BTNH)
-    if relative is not None:
-        logits_BNST = logits_BNST + relative_scores(relative, scale)
+    logits_BNST = fp32_einsum("bsnh,btnh->bnst", q_BSNH * scoring.scale, k_BTNH)
+    if scoring.relative is not None:
+        logits_BNST = logits_BNST + relative_scores(scoring.relative, scoring.scale)
     return jnp.where(mask if mask.ndim == 2 else mask[:, None], logits_BNST, jnp.nan)
 
 
-def xla_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: Any, scale: float, mask_info: MaskInfo, window: int
-) -> jax.Array:
+def xla_attention(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> jax.Array:
     """`jax.nn.dot_product_attention` by XLA's own products."""
-    index, segment = jnp.arange(q.shape[1]), mask_info.segment_BS
+    bias, index, (segment, is_global) = _distance_scores(scoring), jnp.arange(q.shape[1]), scoring.mask_info
     mask = None if segment is None else attention_mask(index, index, 0, None, segment, segment)[:, None]
     whole = functools.partial(
         jax.nn.dot_product_attention,
-        q, k, v, bias=bias, mask=mask, is_causal=True, scale=scale, implementation="xla",
+        q, k, v, bias=bias, mask=mask, is_causal=True, scale=scoring.scale, implementation="xla",
     )  # fmt: skip
-    near = functools.partial(whole, local_window_size=(window - 1, 0)) if window else whole
-    return by_window(near, whole, mask_info.is_global)
+    near = functools.partial(whole, local_window_size=(scoring.window - 1, 0)) if scoring.window else whole
+    return by_window(near, whole, is_global)

@@ -8,7 +8,6 @@ comes before, else the tails. So a turn is equal work for all devices, without a
 Shapes: B batch, s a device's tokens of the sequence, N heads, K key/value heads, H d_head.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -19,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab.model.attention.blockwise import (
+    Blocks,
+    SoftmaxGradient,
     accumulate_attention,
     accumulate_gradients,
     block_size,
@@ -26,12 +27,13 @@ from scalelab.model.attention.blockwise import (
     finish_softmax,
     group_heads,
     move_heads_first,
+    scoring_gradient,
     ungroup_heads,
     zero_gradients,
 )
-from scalelab.model.attention.mask import MaskInfo, attention_mask
+from scalelab.model.attention.mask import Scoring, attention_mask
 from scalelab.model.attention.order import held_position
-from scalelab.model.attention.relative import RelativeInputs, blocked_relative_gradients, make_blocked_relative
+from scalelab.model.attention.relative import BlockedRelative, make_blocked_relative
 from scalelab.sharding import CONTEXT_AXIS, mesh_axis_size
 
 BlockPairs = tuple[tuple[int, int], ...]  # (block of queries, block of keys), each counted within its chunk
@@ -45,57 +47,47 @@ class Stretch(NamedTuple):
     alike: BlockPairs
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def ring_attention(
-    q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, mask_info: MaskInfo, scale: float, window: int = 0,
-    relative: RelativeInputs | None = None,
-) -> jax.Array:  # fmt: skip
+@jax.custom_vjp
+def ring_attention(q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, scoring: Scoring) -> jax.Array:
     """Causal attention [B, s, N, H] over the whole sequence, to be called within a shard_map over `context`.
 
-    `relative` holds all distances on every device.
+    `scoring.relative` holds all distances on every device.
     """
-    return _forward(q_BsNH, k_BsKH, v_BsKH, mask_info, scale, window, relative)[0]
+    return _forward(q_BsNH, k_BsKH, v_BsKH, scoring)[0]
 
 
-def _forward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    mask_info: MaskInfo,
-    scale: float,
-    window: int,
-    relative: RelativeInputs | None,
-) -> tuple[jax.Array, tuple]:
-    q_, block = group_heads(q * scale, k.shape[2]), ring_block(q.shape[1])
-    distances = None if relative is None else make_blocked_relative(relative, scale, block)
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array, scoring: Scoring) -> tuple[jax.Array, tuple]:
+    q_, block, mask_info = group_heads(q * scoring.scale, k.shape[2]), ring_block(q.shape[1]), scoring.mask_info
+    distances = _distances(scoring, block)
 
     def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int, by: int) -> tuple[Any, Any]:
         del by
         k, v, key_segments = held
         mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
         turned = distances and distances._replace(ahead=ahead)
-        return held, accumulate_attention(q_, k, v, sums, pairs, block, mask, turned)
+        return held, accumulate_attention(q_, k, v, sums, Blocks(pairs, block, mask, turned))
 
     held = move_heads_first(k), move_heads_first(v), mask_info.segment_BS
     start = empty_sums(q_)
-    sums = _by_window(lambda window: _go_round(attend, held, start, block, window)[1], window, mask_info.is_global)
+    sums = _by_window(lambda window: _go_round(attend, held, start, block, window)[1], scoring)
     y, log_z = finish_softmax(sums)
     # y stays in fp32: the gradient of keys is a small difference
-    return ungroup_heads(y).astype(q.dtype), (q, k, v, mask_info, relative, y, log_z)
+    return ungroup_heads(y).astype(q.dtype), (q, k, v, scoring, y, log_z)
 
 
-def _backward(scale: float, window: int, residuals: tuple, dy: jax.Array) -> tuple[Any, ...]:
-    q, k, v, mask_info, relative, y, log_z = residuals
+def _backward(residuals: tuple, dy: jax.Array) -> tuple[Any, ...]:
+    q, k, v, scoring, y, log_z = residuals
+    scale, mask_info = scoring.scale, scoring.mask_info
     heads, block = k.shape[2], ring_block(q.shape[1])
     q_, dy_ = group_heads(q * scale, heads), group_heads(dy, heads)
     dy_dot_y = jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)  # sum of p dp over keys
-    distances = None if relative is None else make_blocked_relative(relative, scale, block)
+    output, distances = SoftmaxGradient(log_z, dy_, dy_dot_y), _distances(scoring, block)
 
     def attend(held: Any, sums: Any, turn: Any, pairs: jax.Array, window: int, by: int) -> tuple[Any, Any]:
         (k, v, key_segments), (dq, dr, before) = held, sums
         mask, ahead = _relations(mask_info.segment_BS, key_segments, turn, window, q.shape[1] // 2, block)
         turned, grads = distances and distances._replace(ahead=ahead), (dq, *zeros, dr)
-        dq, *new, dr = accumulate_gradients(q_, k, v, log_z, dy_, dy_dot_y, grads, pairs, block, mask, turned)
+        dq, *new, dr = accumulate_gradients(q_, k, v, output, grads, Blocks(pairs, block, mask, turned))
         # What keys have gathered so far follows them while this turn's part is computed.
         return held, (dq, dr, jax.tree.map(jnp.add, send(before, by), new))
 
@@ -106,10 +98,10 @@ def _backward(scale: float, window: int, residuals: tuple, dy: jax.Array) -> tup
     k_, v_ = move_heads_first(k), move_heads_first(v)
     dq, *zeros, dr = zero_gradients(q, q_, k_, v_, distances)
     held, start = (k_, v_, mask_info.segment_BS), (dq, dr, zeros)
-    dq, dr, (dk, dv) = _by_window(go_round, window, mask_info.is_global)
-    by_distance = None if relative is None else blocked_relative_gradients(dr, relative, scale, block)
+    dq, dr, (dk, dv) = _by_window(go_round, scoring)
+    by_distance = scoring_gradient(scoring, dr, block)
     dq = (scale * ungroup_heads(dq)).astype(q.dtype)
-    return dq, move_heads_first(dk).astype(k.dtype), move_heads_first(dv).astype(v.dtype), None, by_distance
+    return dq, move_heads_first(dk).astype(k.dtype), move_heads_first(dv).astype(v.dtype), by_distance
 
 
 ring_attention.defvjp(_forward, _backward)
@@ -189,8 +181,13 @@ def _go_round(attend: Callable, held: Any, sums: Any, block: int, window: int) -
     return held, sums, turn
 
 
-def _by_window(go_round: Callable, window: int, is_global: jax.Array | None) -> Any:
+def _distances(scoring: Scoring, block: int) -> BlockedRelative | None:
+    return None if scoring.relative is None else make_blocked_relative(scoring.relative, scoring.scale, block)
+
+
+def _by_window(go_round: Callable, scoring: Scoring) -> Any:
     """One round with or without the window, by the layer's flag; all devices take the same one, as they exchange."""
+    window, is_global = scoring.window, scoring.mask_info.is_global
     if not window or is_global is None:
         return go_round(window)
     return jax.lax.cond(is_global, lambda: go_round(0), lambda: go_round(window))

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from jax.sharding import reshard
 
+from scalelab.model.products.operands import ProductAxes
 from scalelab.precision import fp8
 from scalelab.precision.policy import Policy
 from scalelab.sharding import (
-    AxisNames,
     Weight,
     activation_spec,
     axes_of,
@@ -30,10 +30,9 @@ from scalelab.sharding import (
 )
 
 
-def block_forward(
-    x: jax.Array, w: jax.Array, ins: int, names: tuple[str, ...], out_axes: AxisNames, policy: Policy
-) -> jax.Array:
+def block_forward(x: jax.Array, w: jax.Array, axes: ProductAxes, policy: Policy) -> jax.Array:
     """x [..., ins] times w [ins, outs] -> [..., outs]."""
+    ins, names, out_axes = axes
     added = axes_of(*names[:ins])
 
     def device_product(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -50,11 +49,10 @@ def block_forward(
 
 
 def block_backward(
-    ins: int, names: tuple[str, ...], out_axes: AxisNames, policy: Policy, residuals: tuple[jax.Array, Weight],
-    dy: jax.Array,
-) -> tuple[jax.Array, Any, None]:  # fmt: skip
+    axes: ProductAxes, policy: Policy, residuals: tuple[jax.Array, Weight], dy: jax.Array
+) -> tuple[jax.Array, Any, None]:
     """The gradients of x and of the weight, and none of scales."""
-    x, weight = residuals
+    (x, weight), (ins, names, out_axes) = residuals, axes
     w, lead = weight_values(weight), x.ndim - ins
     of_x, of_w = axes_of(*names[ins:]), axes_of(*within_block(out_axes)[:lead])
 

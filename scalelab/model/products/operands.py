@@ -8,7 +8,15 @@ from scalelab.hardware.tactics.cast_with_maximum import cast_with_maximum
 from scalelab.precision import fp8
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.precision.products import round_to_tf32
-from scalelab.sharding import times_scalar
+from scalelab.sharding import AxisNames, times_scalar
+
+
+class ProductAxes(NamedTuple):
+    """How many axes of a weight are contracted, the weight's logical axes, and those of the product."""
+
+    ins: int
+    names: tuple[str, ...]
+    outs: AxisNames
 
 
 class Operand(NamedTuple):

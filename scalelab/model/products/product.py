@@ -11,7 +11,7 @@ tactic gains, and the code reads the same without them.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from scalelab.hardware.tactics.held_gradient import hold_gradient
 from scalelab.hardware.tactics.narrow_result import result_format
 from scalelab.hardware.tactics.two_matrices import flat_gradients, flattens, multiply_flat
 from scalelab.model.products.fp8_blocks import block_backward, block_forward
-from scalelab.model.products.operands import cast_operand, scale_result, stack_amax, unpack_scales
+from scalelab.model.products.operands import ProductAxes, cast_operand, scale_result, stack_amax, unpack_scales
 from scalelab.model.products.parts import (
     GatheredSequence,
     cast_parts,
@@ -35,7 +35,6 @@ from scalelab.precision import fp8
 from scalelab.precision.policy import Policy
 from scalelab.sharding import (
     TENSOR_AXIS,
-    AxisNames,
     Weight,
     activation_spec,
     axes_of,
@@ -54,29 +53,23 @@ from scalelab.sharding import (
 )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def weight_product(
-    x: jax.Array | GatheredSequence,
-    w: Weight,
-    scales: jax.Array | None,
-    ins: int,
-    names: tuple[str, ...],
-    out_axes: AxisNames,
-    policy: Policy,
+    x: jax.Array | GatheredSequence, w: Weight, scales: jax.Array | None, axes: ProductAxes, policy: Policy
 ) -> jax.Array:
-    """x [..., ins] times w [ins, outs] (logical axes `names`) -> [..., outs] in x's dtype, split by `out_axes`.
+    """x [..., ins] times w [ins, outs] (logical axes `axes.names`) -> [..., outs] in x's dtype, split by `axes.outs`.
 
     An x that was gathered in parts is multiplied in parts; so is one whose products are added up in `policy.parts`.
     `scales` [3]: delayed scaling's scales of x, w and the gradient that flows back. Their "gradient" is not a gradient:
     it carries the amax of the three.
     """
-    return _forward(x, w, scales, ins, names, out_axes, policy)[0]
+    return _forward(x, w, scales, axes, policy)[0]
 
 
-def _forward(x, w, scales, ins, names, out_axes, policy):
-    values = weight_values(w)
+def _forward(x, w, scales, axes, policy):
+    values, (ins, names, out_axes) = weight_values(w), axes
     if policy.scaling == "block":
-        return block_forward(x, values, ins, names, out_axes, policy), (x, w)
+        return block_forward(x, values, axes, policy), (x, w)
     x_scale, w_scale, _ = unpack_scales(scales)
     a = cast_operand(whole_sequence(x), policy.forward, policy, x_scale)
     b = cast_operand(values, policy.forward, policy, w_scale)
@@ -98,22 +91,22 @@ def _forward(x, w, scales, ins, names, out_axes, policy):
     return y.astype(dtype), (a._replace(values=sequence_like(x, a.values)), w, gathered, scales)
 
 
-def _backward(ins, names, out_axes, policy, residuals, dy):
+def _backward(axes, policy, residuals, dy):
     if policy.scaling == "block":
-        return block_backward(ins, names, out_axes, policy, residuals, dy)
+        return block_backward(axes, policy, residuals, dy)
     saved, weight, gathered, scales = residuals
     w, a = weight_master(weight), saved._replace(values=whole_sequence(saved.values))
     _, w_scale, dy_scale = unpack_scales(scales)
     b = gathered or cast_operand(weight_values(weight), policy.forward, policy, w_scale)
     c = cast_operand(dy, policy.backward, policy, dy_scale)
-    added = any(mesh_axis_size(axis) > 1 for axis in axes_of(*names[ins:]))
+    added = any(mesh_axis_size(axis) > 1 for axis in axes_of(*axes.names[axes.ins :]))
     form = result_format(dy.dtype, a.scale is not None, added)
     amax = stack_amax(scales, a, b, c)
-    lead = a.values.ndim - ins
+    lead = a.values.ndim - axes.ins
     if flattens():
         dx, dw = flat_gradients(_dot_general, a.values, b.values, c.values, lead, form)
     else:
-        dx, dw = _gradients(a.values, b.values, c.values, w, ProductAxes(ins, names, out_axes), form)
+        dx, dw = _gradients(a.values, b.values, c.values, w, axes, form)
     dx = scale_result(dx.reshape(a.values.shape), c, b, dy.dtype)
     dw = scale_result(dw.reshape(w.shape), a, c, w.dtype)
     dw = reshard(dw, gradient_spec(w)) if has_explicit_mesh() else dw
@@ -121,14 +114,6 @@ def _backward(ins, names, out_axes, policy, residuals, dy):
 
 
 weight_product.defvjp(_forward, _backward)
-
-
-class ProductAxes(NamedTuple):
-    """How many axes of a weight are contracted, the weight's logical axes, and those of the product."""
-
-    ins: int
-    names: tuple[str, ...]
-    outs: AxisNames
 
 
 def _gradients(

@@ -10,6 +10,7 @@ import pytest
 
 from scalelab.model import transformer
 from scalelab.model.attention import attention, blockwise, kernels
+from scalelab.model.attention.mask import Scoring
 from scalelab.model.attention.relative import RelativeInputs, shift_distances, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, rope_frequencies
 from scalelab.model.stacks import UNIFORM_LAYERS
@@ -20,7 +21,7 @@ from tests.rounding import sum_error
 
 B, S, H = 2, 7, 8
 SCALE = 0.3
-attend = jax.jit(kernels.compute_attention, static_argnums=(4, 5))
+attend = jax.jit(kernels.compute_attention, static_argnums=4)
 HOWS = ("plain", "xla", "blockwise")
 
 
@@ -62,7 +63,9 @@ def test_every_way_equals_a_loop(n_kv_heads, by_distance, monkeypatch):
     relative = random_relative() if by_distance else None
     expected = slow_attention(q, k, v, SCALE, relative)
     for how in HOWS:
-        np.testing.assert_allclose(attend(q, k, v, relative, SCALE, how), expected, atol=2e-6, err_msg=how)
+        np.testing.assert_allclose(
+            attend(q, k, v, Scoring(SCALE, relative=relative), how), expected, atol=2e-6, err_msg=how
+        )
 
 
 @pytest.mark.parametrize("by_distance", [False, True])
@@ -71,7 +74,7 @@ def test_every_way_in_bf16(by_distance):
     relative = random_relative(dtype=jnp.bfloat16) if by_distance else None
     expected = slow_attention(q, k, v, SCALE, relative)
     for how in HOWS:
-        y = attend(q, k, v, relative, SCALE, how)
+        y = attend(q, k, v, Scoring(SCALE, relative=relative), how)
         assert y.dtype == jnp.bfloat16
         np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.02, err_msg=how)
 
@@ -80,7 +83,9 @@ def test_every_way_has_the_same_gradient():
     q, k, v = random_qkv(n_kv_heads=2)
 
     def gradient(how):
-        return jax.jit(jax.grad(lambda *x: jnp.sum(jnp.sin(attend(*x, None, SCALE, how))), argnums=(0, 1, 2)))(q, k, v)
+        return jax.jit(jax.grad(lambda *x: jnp.sum(jnp.sin(attend(*x, Scoring(SCALE), how))), argnums=(0, 1, 2)))(
+            q, k, v
+        )
 
     for plain, xla in zip(gradient("plain"), gradient("xla"), strict=True):
         np.testing.assert_allclose(plain, xla, atol=sum_error(4 * (S + H), np.abs(xla).max()))  # both ways, twice

@@ -7,7 +7,7 @@ import pytest
 
 from scalelab.model.attention import kernels
 from scalelab.model.attention.fused import cudnn, packed
-from scalelab.model.attention.mask import MaskInfo
+from scalelab.model.attention.mask import MaskInfo, Scoring
 from tests.model.attention import cudnn_by_hand
 from tests.model.attention.test_kernels import SCALE, SIGHTS, arrays, plain, with_gradients
 from tests.quick import one_in
@@ -60,7 +60,7 @@ def test_any_documents_are_plain_attention_forward_and_backward(seed, by_hand):
 def test_each_mask_is_plain_attention_forward_and_backward(sight, window, offsets, monkeypatch):
     """By offsets or with a mask of all pairs; a layer's flag chooses among the program's two windows."""
     monkeypatch.setattr(kernels, "target_capability", lambda: (9, 0) if offsets else (8, 0))
-    attend = lambda q, k, v: kernels.compute_attention(q, k, v, None, SCALE, "cudnn", sight, window)  # noqa: E731
+    attend = lambda q, k, v: kernels.compute_attention(q, k, v, Scoring(SCALE, sight, window), "cudnn")  # noqa: E731
     given = arrays(50)
     for wanted, actual in zip(
         with_gradients(plain(sight, window), *given), with_gradients(attend, *given), strict=True

@@ -12,8 +12,8 @@ from scalelab.model import transformer
 from scalelab.model.attention import kernels
 from scalelab.model.attention import plain as plain_kernels
 from scalelab.model.attention.blockwise import blockwise_attention, visible_block_pairs
-from scalelab.model.attention.mask import MaskInfo
-from scalelab.model.attention.relative import RelativeInputs, relative_scores
+from scalelab.model.attention.mask import MaskInfo, Scoring
+from scalelab.model.attention.relative import RelativeInputs
 from tests.model.shapes import shape
 from tests.quick import one_in
 from tests.rounding import sum_error
@@ -54,11 +54,11 @@ SIGHTS = {
 
 
 def plain(sight, window):
-    return lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE, sight, window)
+    return lambda q, k, v: kernels.plain_attention(q, k, v, Scoring(SCALE, sight, window))
 
 
 def blockwise(sight, window, block=16):
-    return lambda q, k, v: blockwise_attention(q, k, v, sight, SCALE, window, block)
+    return lambda q, k, v: blockwise_attention(q, k, v, Scoring(SCALE, sight, window), block)
 
 
 @pytest.mark.parametrize(("sight", "window"), one_in(3, SIGHTS.values()), ids=SIGHTS)
@@ -66,7 +66,7 @@ def test_plain_in_chunks_is_plain_forward_and_backward(sight, window, monkeypatc
     """Fifty queries in three chunks of seventeen, the last one shorter."""
     monkeypatch.setattr(plain_kernels, "LEAST_QUERIES", 8)
     given = arrays(50)
-    chunked = lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE, sight, window, chunks=3)  # noqa: E731
+    chunked = lambda q, k, v: kernels.plain_attention(q, k, v, Scoring(SCALE, sight, window), chunks=3)  # noqa: E731
     for expected, actual in zip(
         with_gradients(plain(sight, window), *given), with_gradients(chunked, *given), strict=True
     ):
@@ -111,13 +111,13 @@ def test_blocks_that_nobody_sees_are_not_computed():
 
 
 def plain_by_distance(sight=MaskInfo(), window=0):  # noqa: B008  a constant
-    return lambda q, k, v, *far: kernels.plain_attention(
-        q, k, v, relative_scores(RelativeInputs(*far), SCALE), SCALE, sight, window
-    )
+    return lambda q, k, v, *far: kernels.plain_attention(q, k, v, Scoring(SCALE, sight, window, RelativeInputs(*far)))
 
 
 def blockwise_by_distance(sight=MaskInfo(), window=0, block=16):  # noqa: B008
-    return lambda q, k, v, *far: blockwise_attention(q, k, v, sight, SCALE, window, block, RelativeInputs(*far))
+    return lambda q, k, v, *far: blockwise_attention(
+        q, k, v, Scoring(SCALE, sight, window, RelativeInputs(*far)), block
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -260,8 +260,8 @@ def test_splash_is_plain_forward_and_backward(name):
     sight, window = SIGHTS[name]
     sight = sight._replace(segment_BS=None if sight.segment_BS is None else segments(256))
     given = arrays(256, width=128)
-    splash = lambda q, k, v: kernels.splash_attention(q, k, v, 0.1, sight, window, interpret=True)  # noqa: E731
-    expected = with_gradients(lambda q, k, v: kernels.plain_attention(q, k, v, None, 0.1, sight, window), *given)
+    splash = lambda q, k, v: kernels.splash_attention(q, k, v, Scoring(0.1, sight, window), interpret=True)  # noqa: E731
+    expected = with_gradients(lambda q, k, v: kernels.plain_attention(q, k, v, Scoring(0.1, sight, window)), *given)
     for a, b in zip(expected, with_gradients(splash, *given), strict=True):
         np.testing.assert_allclose(b, a, atol=2e-5)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scalelab.model.attention import kernels
-from scalelab.model.attention.mask import MaskInfo
+from scalelab.model.attention.mask import MaskInfo, Scoring
 from scalelab.sharding import trace_for_platform
 from tests.quick import one_in
 
@@ -27,7 +27,7 @@ def lowered(kernel, platform, length, width, documents, window, flagged=False, k
 
     def loss(q, k, v, segment_BS, is_global):
         mask_info = MaskInfo(segment_BS if documents else None, is_global if flagged else None)
-        return kernels.compute_attention(q, k, v, None, 0.125, kernel, mask_info, window).astype(jnp.float32).sum()
+        return kernels.compute_attention(q, k, v, Scoring(0.125, mask_info, window), kernel).astype(jnp.float32).sum()
 
     keys = like(2, length, KEY_HEADS, width)
     given = like(2, length, HEADS, width), keys, keys, like(2, length, dtype=jnp.int32), like(dtype=jnp.bool_)

@@ -60,7 +60,7 @@ def test_force_starts_it(monkeypatch, tmp_path):
     ended = dict.fromkeys(field.name for field in dataclasses.fields(api.Trained) if field.name != "process")
     monkeypatch.setattr("scalelab.api.door._find_excess", lambda *_: pytest.fail("asked in spite of --force"))
     monkeypatch.setattr(
-        "scalelab.api.work.training.train_single",
+        "scalelab.train.single.train_single",
         lambda config, *rest: started.append(config) or ended | {"status": "stopped", "by_source": {}},
     )
     argv = ["train", "--config=configs/recipes/safe_7b.py", f"--workdir={tmp_path}", "--force"]

@@ -17,8 +17,9 @@ from jax._src.cudnn import fused_attention_stablehlo as jax_cudnn
 
 from scalelab.model.attention.blockwise import block_size, blockwise_backward, blockwise_forward, group_heads
 from scalelab.model.attention.fused import packed
+from scalelab.model.attention.fused.output import PartOutput
 from scalelab.model.attention.fused.packed import Runs
-from scalelab.model.attention.mask import MaskInfo, attention_mask
+from scalelab.model.attention.mask import MaskInfo, Scoring, attention_mask
 from scalelab.sharding import vary_like
 
 PRIMITIVES = ("_dot_product_attention_fwd_p", "_dot_product_attention_bwd_p")  # of jax 0.10.2 to 0.11.2
@@ -73,7 +74,8 @@ def _forward(
 
 
 def _backward(options: Options, residuals: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    return (*backward(options)(*residuals, dy), None)
+    q, k, v, documents, log_z, y = residuals
+    return (*backward(options)(q, k, v, documents, PartOutput(log_z, y, dy)), None)
 
 
 cudnn_attention.defvjp(_forward, _backward)
@@ -91,7 +93,7 @@ def forward(options: Options) -> Callable:
 
 @functools.cache
 def backward(options: Options) -> Callable:
-    """(q, k, v, documents, log of the sum over all keys, y over all keys, dy) -> (dq, dk, dv)."""
+    """(q, k, v, documents, a `PartOutput`) -> (dq, dk, dv)."""
     return _fold_trials(functools.partial(_by_rows, _backward_rows, options=options))
 
 
@@ -126,16 +128,16 @@ def _by_rows(function: Callable, q: jax.Array, k: jax.Array, *others: Any, optio
 
 def _forward_rows(q: jax.Array, k: jax.Array, v: jax.Array, documents: Any, options: Options) -> Any:
     if documents is None or not options.offsets:
-        return call_forward(q, k, v, _hidden_pairs(q, documents), None, options)
+        return call_forward(q, k, v, _hidden_pairs(q, documents), options)
 
     def in_runs(runs: Runs) -> tuple[jax.Array, jax.Array]:
-        y, log_z = call_forward(q, k, v, None, runs, options)
+        y, log_z = call_forward(q, k, v, runs, options)
         log_z = packed.sums_by_row(log_z, runs)
         return _where(runs.q_covered, y), vary_like(log_z, y)
 
     def in_blocks() -> tuple[jax.Array, jax.Array]:
-        limits = MaskInfo(documents[0]), options.scale, options.window, block_size()
-        y, residuals = blockwise_forward(q, k, v, *limits, None)
+        scoring = Scoring(options.scale, MaskInfo(documents[0]), options.window)
+        y, residuals = blockwise_forward(q, k, v, scoring, block_size())
         batch, length, heads, _ = q.shape
         return y, residuals[-1].reshape(batch, heads, -1)[..., :length]
 
@@ -143,22 +145,22 @@ def _forward_rows(q: jax.Array, k: jax.Array, v: jax.Array, documents: Any, opti
 
 
 def _backward_rows(
-    q: jax.Array, k: jax.Array, v: jax.Array, documents: Any, log_z: jax.Array, y: jax.Array, dy: jax.Array,
-    options: Options,
-) -> Any:  # fmt: skip
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: Any, output: PartOutput, options: Options
+) -> Any:
     if documents is None or not options.offsets:
-        return call_backward(q, k, v, _hidden_pairs(q, documents), None, log_z, y, dy, options)
+        return call_backward(q, k, v, _hidden_pairs(q, documents), output, options)
 
     def in_runs(runs: Runs) -> tuple[jax.Array, ...]:
-        dq, dk, dv = call_backward(q, k, v, None, runs, packed.sums_by_run(log_z, runs), y, dy, options)
+        by_run = output._replace(log_z=packed.sums_by_run(output.log_z, runs))
+        dq, dk, dv = call_backward(q, k, v, runs, by_run, options)
         return _where(runs.q_covered, dq), _where(runs.k_covered, dk), _where(runs.k_covered, dv)
 
     def in_blocks() -> tuple[jax.Array, ...]:
         batch, length, heads = q.shape[0], q.shape[1], k.shape[2]
-        filled = jnp.pad(log_z, ((0, 0), (0, 0), (0, -length % min(block_size(), length))))
-        grouped = group_heads(y, heads).astype(jnp.float32), filled.reshape(batch, heads, -1, filled.shape[-1])
-        residuals = (q, k, v, MaskInfo(documents[0]), None, *grouped)
-        return blockwise_backward(options.scale, options.window, block_size(), residuals, dy)[:3]
+        filled = jnp.pad(output.log_z, ((0, 0), (0, 0), (0, -length % min(block_size(), length))))
+        grouped = group_heads(output.y, heads).astype(jnp.float32), filled.reshape(batch, heads, -1, filled.shape[-1])
+        scoring = Scoring(options.scale, MaskInfo(documents[0]), options.window)
+        return blockwise_backward(block_size(), (q, k, v, scoring, *grouped), output.dy)[:3]
 
     return _if_few_documents(documents, options, in_runs, in_blocks)
 
@@ -188,28 +190,31 @@ def _hidden_pairs(q: jax.Array, documents: Any) -> jax.Array | None:
 
 
 def call_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, runs: Runs | None, options: Options
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | Runs | None, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """(y, log of the softmax's sum: [B, N, S], or by run [R, N, S]); both undefined for queries of no run."""
-    inputs, params = _call_arguments(q, k, v, bias, runs, options)
+    """(y, log of the softmax's sum: [B, N, S], or by run [R, N, S]); both undefined for queries of no run.
+
+    `documents`: runs, or what is added to logits.
+    """
+    inputs, params = _call_arguments(q, k, v, documents, options)
     y, log_z = jax_cudnn._dot_product_attention_fwd_p.bind(*inputs, **params, is_training=True)
     return y, log_z
 
 
 def call_backward(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, runs: Runs | None, log_z: jax.Array,
-    y: jax.Array, dy: jax.Array, options: Options,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """(dq, dk, dv), undefined for tokens of no run; `log_z` as `call_forward` returns it."""
-    inputs, params = _call_arguments(q, k, v, bias, runs, options)
-    dq, dk, dv = jax_cudnn._dot_product_attention_bwd_p.bind(*inputs, log_z, y, dy, **params)
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | Runs | None, output: PartOutput, options: Options
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(dq, dk, dv), undefined for tokens of no run; `output.log_z` as `call_forward` returns it."""
+    inputs, params = _call_arguments(q, k, v, documents, options)
+    dq, dk, dv = jax_cudnn._dot_product_attention_bwd_p.bind(*inputs, *output, **params)
     return dq, dk, dv
 
 
 def _call_arguments(
-    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, runs: Runs | None, options: Options
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | Runs | None, options: Options
 ) -> tuple[tuple, dict[str, Any]]:
     """(arrays, parameters) of jax's primitives."""
+    bias, runs = (None, documents) if isinstance(documents, Runs) else (documents, None)
     unused = jnp.zeros(0, q.dtype)
     lengths_and_offsets = (unused,) * 4 if runs is None else memory_runs(runs, q.shape, k.shape)
     kinds = jax_cudnn.MaskType

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.model.attention.fused import cudnn
+from scalelab.model.attention.fused.output import PartOutput
 from scalelab.model.attention.fused.splash import splash_parts
 from scalelab.model.attention.ring import send
 from scalelab.sharding import CONTEXT_AXIS, mesh_axis_size
@@ -61,7 +62,7 @@ def _forward(
 def _backward(scale: float, kernel: str, residuals: tuple, dy: jax.Array) -> tuple[Any, ...]:
     q, k, v, segment_Bs, log_z, y = residuals
     (_, own), (_, part) = (PARTS[kernel](scale, causal) for causal in (True, False))
-    grads = own(q, k, v, _documents(segment_Bs, segment_Bs), log_z, y, dy)
+    grads = own(q, k, v, _documents(segment_Bs, segment_Bs), PartOutput(log_z, y, dy))
     chunk = q.shape[1] // 2
 
     def meet(held: Any, grads: Any, turn: Any) -> Any:
@@ -72,7 +73,8 @@ def _backward(scale: float, kernel: str, residuals: tuple, dy: jax.Array) -> tup
             q_, y_, dy_, segment_ = (_chunk(x, at, chunk) for x in (q, y, dy, segment_Bs))
             k_, v_, key_segment_ = (_chunk(x, key_at, chunk) for x in held)
             documents = _documents(segment_, key_segment_)
-            new, *of_keys = part(q_, k_, v_, documents, _chunk(log_z, at, chunk, 2), y_, dy_)
+            output = PartOutput(_chunk(log_z, at, chunk, 2), y_, dy_)
+            new, *of_keys = part(q_, k_, v_, documents, output)
             dq = _add_chunk(dq, new, at)
             gathered = [_add_chunk(x, new, key_at) for x, new in zip(gathered, of_keys, strict=True)]
         return dq, *gathered

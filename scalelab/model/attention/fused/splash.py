@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from scalelab.model.attention.mask import MaskInfo, by_window
+from scalelab.model.attention.fused.output import PartOutput
+from scalelab.model.attention.mask import Scoring, by_window
 
 TPU_LANES = 128  # sequences and heads come in multiples of a TPU's lanes
 
@@ -17,24 +18,23 @@ def splash_attention(
     q_BSNH: jax.Array,
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,
-    scale: float,
-    mask_info: MaskInfo,
-    window: int,
+    scoring: Scoring,
     interpret: bool = False,
 ) -> jax.Array:
-    """Causal attention [B, S, N, H] within documents; `window` in tokens, 0: none."""
+    """Causal attention [B, S, N, H] within documents; distances are refused by `kernel_obstacle`."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+    (segment_BS, is_global), window = scoring.mask_info, scoring.window
     length, heads = q_BSNH.shape[1], q_BSNH.shape[2]
-    q_BNSH, k_BKTH, v_BKTH = _heads_first(q_BSNH * scale, k_BSKH, v_BSKH)
-    segments = None if mask_info.segment_BS is None else (mask_info.segment_BS,) * 2
+    q_BNSH, k_BKTH, v_BKTH = _heads_first(q_BSNH * scoring.scale, k_BSKH, v_BSKH)
+    segments = None if segment_BS is None else (segment_BS,) * 2
 
     def attend_with(mask: Any) -> Callable:
         return lambda: jax.vmap(_make_kernel(mask, heads, interpret))(q_BNSH, k_BKTH, v_BKTH, _documents(segments))
 
     whole = attend_with(masks.CausalMask((length, length)))
     near = attend_with(masks.LocalMask((length, length), (window - 1, 0), 0)) if window else whole
-    return by_window(near, whole, mask_info.is_global).swapaxes(1, 2)
+    return by_window(near, whole, is_global).swapaxes(1, 2)
 
 
 def splash_parts(scale: float, causal: bool, interpret: bool = False) -> tuple[Callable, Callable]:
@@ -67,16 +67,15 @@ def splash_parts(scale: float, causal: bool, interpret: bool = False) -> tuple[C
         y_BNSH, log_z_BNS = jax.vmap(attend)(*arrays)
         return y_BNSH.swapaxes(1, 2), log_z_BNS
 
-    def backward(
-        q: jax.Array, k: jax.Array, v: jax.Array, documents: Any, log_z_BNS: jax.Array, y: jax.Array, dy: jax.Array
-    ) -> tuple[jax.Array, ...]:
+    def backward(q: jax.Array, k: jax.Array, v: jax.Array, documents: Any, output: PartOutput) -> tuple[jax.Array, ...]:
         kernel = kernel_of(q, k)
 
-        def pull(q: Any, k: Any, v: Any, segments: Any, log_z: Any, y: Any, dy: Any) -> tuple[jax.Array, ...]:
-            residuals = (q, k, v, segments, None, y, log_z, kernel.dq_mask_info, kernel.dkv_mask_info)
-            return splash._splash_attention_bwd(*options(kernel), residuals, dy)[3:6]
+        def pull(q: Any, k: Any, v: Any, segments: Any, output: PartOutput) -> tuple[jax.Array, ...]:
+            residuals = (q, k, v, segments, None, output.y, output.log_z, kernel.dq_mask_info, kernel.dkv_mask_info)
+            return splash._splash_attention_bwd(*options(kernel), residuals, output.dy)[3:6]
 
-        arrays = *_heads_first(q * scale, k, v), _documents(documents), log_z_BNS, *_heads_first(y, dy)
+        outputs = PartOutput(output.log_z, *_heads_first(output.y, output.dy))
+        arrays = *_heads_first(q * scale, k, v), _documents(documents), outputs
         dq, dk, dv = _heads_first(*jax.vmap(pull)(*arrays))
         return dq * scale, dk, dv
 

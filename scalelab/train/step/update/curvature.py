@@ -16,7 +16,7 @@ from scalelab.hardware.tactics.turn import run_if
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds, PackedDocuments, SplitTokens
-from scalelab.model.loss import smooth_cross_entropy
+from scalelab.model.loss import LossOptions, smooth_cross_entropy
 from scalelab.model.pieces import run_loss
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.optim.registry import find_optimizer
@@ -115,7 +115,7 @@ def _smooth_loss(shape: ModelShape, params: Tree, tokens: SplitTokens) -> jax.Ar
 
     def end(_: Tree, x_BSD: jax.Array, head_DV: jax.Array) -> LossSums:
         targets_BS, zero = reshard_to(tokens.targets_BS, "batch", "context"), jnp.zeros(())
-        return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, shape.logit_softcap)
+        return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, LossOptions(shape.logit_softcap))
 
     pieces = transformer.make_pieces(shape, FP32, tokens, end)
     return run_loss(shape, pieces, params).objective
