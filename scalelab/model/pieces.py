@@ -2,7 +2,7 @@
 
 `transformer.make_pieces` makes the record; whatever goes through the layers is a driver of it: the scan below (loss,
 logits, and decoding with a cache), a stage of a pipeline (`parallel/stage.py`), and updates layer by layer
-(`train/step/per_layer/`).
+(`train/step/update/per_layer/`).
 
 Shapes: B batch, S sequence, D d_model, L layers.
 """

@@ -30,10 +30,10 @@ from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
 
 
 class StageInputs(NamedTuple):
-    """What a stage reads at every tick; `counted` is None where no gradients are wanted."""
+    """What a stage reads; `counted` is None where no gradients are wanted."""
 
-    number: jax.Array
-    chunks: Any  # parameters of its blocks by stack [v, k, …]
+    number: Any  # of the stage, traced
+    blocks: Any  # parameters of its blocks by stack [v k, …]; in a tick by chunk [v, k, …]
     rest: Any  # parameters outside the blocks, as on every stage
     rows_mbS: jax.Array  # tokens [m, b, S+1], as on every stage
     z_weight: jax.Array
@@ -44,7 +44,7 @@ class StageInputs(NamedTuple):
     @property
     def depth(self) -> int:
         """Slots of a chunk, of all stacks."""
-        return sum(_depth(part, 1) for part in self.chunks.values())
+        return sum(_depth(part, 1) for part in self.blocks.values())
 
 
 class Carry(NamedTuple):
@@ -82,18 +82,16 @@ def _depth(tree: Any, axis: int = 0) -> int:
     return int(jax.tree.leaves(tree)[0].shape[axis])
 
 
-def run_stage(
-    static: Static, ticks: TickTable, number: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any,
-    due: Any,
-) -> tuple:  # fmt: skip
-    """Run stage `number` [1] through the table; `blocks`: its v k slots by stack; `rows` [m, b, S+1]: of all stages.
+def run_stage(static: Static, ticks: TickTable, given: StageInputs) -> tuple:
+    """Run a stage through the table; `given`, whose number is [1], holds the stage's v k slots by stack.
 
     Returns the loss sums, with `counted` the gradients of blocks and rest (else None), and what the blocks give by
     layer [v k, …]: their sums, whose losses are not in the objective yet, and the measures if they are due.
     """
+    blocks, counted, due = given.blocks, given.counted, given.due
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
-    chunks, rest, rows, z, ends, due = vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
-    inputs = StageInputs(number[0], chunks, rest, rows, z, counted, ends, due)
+    alike = given._replace(number=None, blocks=chunks, rows_mbS=given.rows_mbS.astype(jnp.int32), counted=None)
+    inputs = vary(alike)._replace(number=given.number[0], counted=counted)
     tick = functools.partial(_tick, static, inputs)
     columns = jax.tree.map(jnp.asarray, (ticks.forward, ticks.backward))
     carry, _ = jax.lax.scan(tick, _first_carry(static, inputs, ticks.slots), columns)
@@ -127,7 +125,7 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     if inputs.counted is None:
         return Carry(empty, (), (), sums, (), block)
     slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
-    grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
+    grads = jax.tree.map(jnp.zeros_like, (inputs.blocks, inputs.rest))
     none_measured = () if inputs.due is None else vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
     return Carry(empty, empty, slots, sums, (*grads, none_measured), block)
 
@@ -194,7 +192,7 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
         measured=due is not None,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
         stacks=stacks(shape),
-        blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
+        blocks=jax.tree.map(lambda w: w[chunk], inputs.blocks),
         layers=chunk_slots(static, inputs.number, chunk),
         rest=inputs.rest,
         chunk=chunk,
