@@ -80,6 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 LINKS = {"configs": {"config", "index", "plan", "record", "sweep"}, "experiments": {"api"}}
 MOST_ENTRIES = 12  # files and folders of a room, `__init__.py` aside; of the ground floor, files
 LISTS = ("commands", "optim")  # rooms of one file a member
+MOST_LINES = 300  # of a file
 MOST_PARAMETERS = 6  # of a function in these rooms: more are a record
 RECORDS = ("scalelab/parallel", "scalelab/train/step")
 SOURCES = sorted((ROOT / "scalelab").rglob("*.py"))
@@ -210,6 +211,11 @@ def test_a_room_has_few_entries_and_says_what_it_is_for(folder):
     assert ast.get_docstring(ast.parse(source)), f"{relative(folder)}/__init__.py says nothing about the room"
     if folder.name not in LISTS or folder.parent.name != "scalelab":
         assert len(house.entries(folder)) <= MOST_ENTRIES, f"{relative(folder)}: {house.entries(folder)}"
+
+
+def test_no_file_is_long():
+    lengths = {relative(path): len(path.read_text().splitlines()) for path in SOURCES}
+    assert not {name: n for name, n in lengths.items() if n > MOST_LINES}
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith(RECORDS)], ids=relative)
