@@ -59,10 +59,10 @@ MODEL = {
     "block": key("sequential", "attention, then MLP; parallel: both after one norm, added; or your own as pkg.mod:fn; "
         'stacks of unequal layers, each with its depth: "sequential=1,parallel=5"',
         source="parallel: PaLM (Chowdhery et al. 2022), sec. 2", user_code=True, stacked=True,
-        choices="model/transformer.py:BLOCKS"),  # sequential parallel
+        choices="model/block.py:BLOCKS"),  # sequential parallel
     "norm_place": key("before", "norms before attention and MLP, or after them, on their outputs",
         source="after: OLMo 2 (2024), sec. 2.1",
-        choices="model/transformer.py:NORM_PLACES"),  # before after
+        choices="model/block.py:NORM_PLACES"),  # before after
     "norm": key("rmsnorm", "kind of norm",
         source="rmsnorm: Zhang & Sennrich 2019; layernorm_nobias: PaLM, sec. 2",
         choices="model/layers.py:NORMS"),  # rmsnorm layernorm layernorm_nobias

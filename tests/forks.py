@@ -5,7 +5,7 @@ import pathlib
 import types
 
 from checks.diagnosis.diagnose.forks import forget_shapes
-from scalelab.model import transformer
+from scalelab.model import block
 from scalelab.model.attention import attention
 
 # A gate on attention's output, declared and applied as in a fork of `model/attention/attention.py` (Qiu et al. 2025,
@@ -28,6 +28,6 @@ def attention_edited(monkeypatch, edits):
     exec(compile(text, "forked_attention.py", "exec"), fork.__dict__)
     forget_shapes()
     with monkeypatch.context() as patch:
-        patch.setattr(transformer, "Attention", fork.Attention)
+        patch.setattr(block, "Attention", fork.Attention)
         yield
     forget_shapes()

@@ -80,6 +80,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 LINKS = {"configs": {"config", "index", "plan", "record", "sweep"}, "experiments": {"api"}}
 MOST_ENTRIES = 12  # files and folders of a room, `__init__.py` aside; of the ground floor, files
 LISTS = ("commands", "optim")  # rooms of one file a member
+MOST_LINES = 300  # of a file
+MOST_PARAMETERS = 6  # of a function in these rooms: more are a record
+RECORDS = ("scalelab/parallel", "scalelab/train/step")
 SOURCES = sorted((ROOT / "scalelab").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
@@ -208,6 +211,18 @@ def test_a_room_has_few_entries_and_says_what_it_is_for(folder):
     assert ast.get_docstring(ast.parse(source)), f"{relative(folder)}/__init__.py says nothing about the room"
     if folder.name not in LISTS or folder.parent.name != "scalelab":
         assert len(house.entries(folder)) <= MOST_ENTRIES, f"{relative(folder)}: {house.entries(folder)}"
+
+
+def test_no_file_is_long():
+    lengths = {relative(path): len(path.read_text().splitlines()) for path in SOURCES}
+    assert not {name: n for name, n in lengths.items() if n > MOST_LINES}
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p).startswith(RECORDS)], ids=relative)
+def test_what_goes_through_the_step_is_passed_in_records(path):
+    functions = {node.name: node.args for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)}
+    names = {f: [a.arg for a in [*x.posonlyargs, *x.args, *x.kwonlyargs]] for f, x in functions.items()}
+    assert not {f: each for f, each in names.items() if len([a for a in each if a != "self"]) > MOST_PARAMETERS}
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if room(p) == "laws"], ids=relative)

@@ -123,7 +123,7 @@ def settle_memory(
     """
     from scalelab.plan.memory import remat
     from scalelab.train.lineage import determinism
-    from scalelab.train.step.per_layer.refusals import reserve_for_moments
+    from scalelab.train.step.update.per_layer.refusals import reserve_for_moments
 
     if config.model.remat == remat.AUTO or not force:
         determinism.set_deterministic_flags(config, place)  # before jax is asked for its devices

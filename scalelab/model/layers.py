@@ -3,7 +3,6 @@
 Shapes: B batch, S sequence, D d_model, N heads, K key/value heads, H d_head, F d_ff, V vocab.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -14,20 +13,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, Variable, declare_parameter, declare_variable
 from scalelab.model.products.operands import ProductAxes
 from scalelab.model.products.parts import GatheredSequence
 from scalelab.model.products.product import share_among_products, weight_product
 from scalelab.model.products.saved import keep_inputs, name_product, name_statistic
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import COUNTS, LOSSES, MAXIMA, describe_bad_sum
 from scalelab.precision.policy import Policy, array_dtype
-from scalelab.sharding import gather_weight, reshard_to, residual_axes
-from scalelab.user_code import user_function
+from scalelab.sharding import gather_weight
 
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
-Branch = Callable[[jax.Array], jax.Array]  # [B, S, D] -> [B, S, D]
 
 
 def add_bias(x: jax.Array, b: jax.Array) -> jax.Array:
@@ -223,106 +218,3 @@ class MLP(nn.Module):
             self.put_variable(measures.COLLECTION, "units", measures.mlp_measures(due, h_BSF))
         out = Einsum(hidden, embed, self.bias, self.policy, self.residual, std=std, times=self.stds.last, name="down")
         return out(h_BSF)
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockParts:
-    """The parts of a user's block, `model.block=pkg.mod:fn` with fn(x_BSD, parts) -> x_BSD.
-
-    `attention(x_BSD)` and `mlp(x_BSD)` are the model's, for one call each: branches, to be added to the residual stream
-    `times` a factor (CompleteP's; else 1). Each parameter that a part makes is declared, so sharding, muP, decay,
-    optimizers, counts and plans follow from it.
-    """
-
-    shape: ModelShape
-    policy: Policy
-    attention: Branch
-    mlp: Branch
-    times: float
-    give: Callable[[str, str, jax.Array], None]  # `block_sums.give_sum` of the block, with the tokens that count
-
-    def loss(self, name: str, value_BS: jax.Array) -> None:
-        """Add a loss of the block's own to the objective, in nats of each token [B, S].
-
-        A sum over tokens is exact however a batch is split; a product of means is not. Logged as `block/NAME`.
-        """
-        self.give(LOSSES, name, value_BS)
-
-    def count(self, name: str, value: jax.Array) -> None:
-        """Count something, without a gradient: each token's share, [B, S], or [B, S, E] for each of E experts."""
-        self.give(COUNTS, name, value)
-
-    def maximum(self, name: str, value: jax.Array) -> None:
-        """Note the largest value, without a gradient: of each token's, [B, S] or [B, S, E]."""
-        self.give(MAXIMA, name, value)
-
-    def norm(self, name: str, x_BSD: jax.Array) -> jax.Array:
-        """x_BSD after a norm of the kind `model.norm`, whole along the sequence."""
-        s = self.shape
-        norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute), name=name)
-        return reshard_to(norm(x_BSD), "batch", "context", None)
-
-    def product(self, name: str, x: jax.Array, ins: str, outs: str, size: int) -> jax.Array:
-        """x [B, S, ins] W [ins, outs] -> [B, S, size]; the axes are `embed` (d_model) or `mlp` (any size)."""
-        self._check_axes(name, (ins, x.shape[-1]), (outs, size))
-        init, to_stream = projection_init(self.shape), outs == "embed"
-        place = residual_axes(self.shape.sequence_parallel) if to_stream else ("batch", "context", outs)
-        times = init.last if to_stream else 1.0
-        weight = ((ins, x.shape[-1]),), ((outs, size),)
-        return Einsum(*weight, self.shape.bias, self.policy, place, std=init.std, times=times, name=name)(x)
-
-    def gain(self, name: str, x: jax.Array, fill: float = 1.0, axis: str = "embed") -> jax.Array:
-        """x [B, S, axis] times a learned vector, initially `fill`."""
-        self._check_axes(name, (axis, x.shape[-1]))
-        declaration = Declaration(x.shape[-1:], (), (axis,), "gain", fill=fill)
-        vector = gather_weight(BareParameter(declaration, name=name)(), axis)
-        return (x * broadcast_trailing(vector, x)).astype(x.dtype)
-
-    def variable(
-        self, name: str, shape: tuple[int, ...], move: Callable[[jax.Array, Any], jax.Array], **more: Any
-    ) -> jax.Array:
-        """State of the block that is not a parameter, and that `move` moves: see `declare.Variable`, whole."""
-        variable = Variable(shape, move, **more)
-        return gather_weight(BareVariable(variable, name=name)(), *variable.axes)
-
-    def _check_axes(self, name: str, *axes: tuple[str, int]) -> None:
-        for axis, size in axes:
-            if axis not in ("embed", "mlp") or (axis == "embed" and size != self.shape.d_model):
-                raise BadInput(
-                    f"model.block={self.shape.block!r}: {name!r} has an axis {axis!r} of {size}; "
-                    f"axes are 'embed' (of {self.shape.d_model}) and 'mlp' (of any size)"
-                )
-
-
-def run_user_block(parts: BlockParts, x_BSD: jax.Array, due: jax.Array | None) -> jax.Array:
-    """x_BSD after the user's function `model.block`, from the block's parts; `due` as in `transformer.Block`."""
-    shape = parts.shape
-    what = f"model.block={shape.block!r}"
-    function = user_function(shape.block, "model.block", "a function (x, parts) -> x")
-    inside, used = ("batch", "context", None), []
-
-    def branch(name: str, apply: Branch) -> Branch:
-        def call(x_BSD: jax.Array) -> jax.Array:
-            if name in used:
-                raise BadInput(f"{what} calls parts.{name} twice: it has one set of parameters, for one call a block")
-            used.append(name)
-            return apply(reshard_to(x_BSD, *inside))
-
-        return call
-
-    once = branch("attention", parts.attention), branch("mlp", parts.mlp)
-    names: list[str] = []
-
-    def give(kind: str, name: str, value: jax.Array) -> None:
-        if problem := describe_bad_sum(kind, name, value, x_BSD, names):
-            raise BadInput(f"{what}: the sum {name!r} ({kind}) {problem}")
-        names.append(name)
-        parts.give(kind, name, value)
-
-    y_BSD = function(x_BSD, dataclasses.replace(parts, attention=once[0], mlp=once[1], give=give))
-    if getattr(y_BSD, "shape", None) != x_BSD.shape:
-        got = getattr(y_BSD, "shape", type(y_BSD).__name__)
-        raise BadInput(f"{what} returned {got}: a block returns the residual stream, here of shape {x_BSD.shape}")
-    if due is not None and len(used) < 2:
-        raise BadInput(f"{what} does not use both parts.attention and parts.mlp, which log.layers_every measures")
-    return reshard_to(y_BSD.astype(x_BSD.dtype), *residual_axes(shape.sequence_parallel))

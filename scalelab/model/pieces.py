@@ -2,7 +2,7 @@
 
 `transformer.make_pieces` makes the record; whatever goes through the layers is a driver of it: the scan below (loss,
 logits, and decoding with a cache), a stage of a pipeline (`parallel/stage.py`), and updates layer by layer
-(`train/step/per_layer/`).
+(`train/step/update/per_layer/`).
 
 Shapes: B batch, S sequence, D d_model, L layers.
 """
@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.model.attention.documents import SplitTokens
 from scalelab.model.attention.order import deal, restore
-from scalelab.model.loss import LossOptions, cross_entropy, softcap_logits
 from scalelab.model.products.saved import save_products
 from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
 from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import SUMS
+from scalelab.model.sums.cross_entropy import cross_entropy, softcap_logits
 from scalelab.model.sums.loss_sums import LossSums, add_block_sums, add_loss_term
 from scalelab.sharding import gather_weight, reshard_to, target_platform
 

@@ -7,7 +7,6 @@ Shapes: B batch, S sequence, D d_model, V vocab.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,12 +15,11 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model import layers
-from scalelab.model.attention.attention import Attention
 from scalelab.model.attention.documents import PackedDocuments, SplitTokens
-from scalelab.model.attention.order import deal, redeal, restore
+from scalelab.model.attention.order import deal
+from scalelab.model.block import Block
 from scalelab.model.declare import Declaration, collect_variables, unbox
-from scalelab.model.layers import MLP, BareParameter, Norm
-from scalelab.model.loss import head_token_losses
+from scalelab.model.layers import BareParameter, Norm
 from scalelab.model.pieces import (
     End,
     Params,
@@ -33,11 +31,9 @@ from scalelab.model.pieces import (
     run_loss,
     run_pieces,
 )
-from scalelab.model.products.parts import SPLIT, Parts, count_parts, gather_sequence, join_parts, map_parts, split_parts
 from scalelab.model.products.product import share_among_products
 from scalelab.model.products.rows import gather_rows, lookup_embeddings
 from scalelab.model.stacks import (
-    UNIFORM_LAYERS,
     LayerFlags,
     all_layer_flags,
     by_stack,
@@ -45,85 +41,11 @@ from scalelab.model.stacks import (
     stacks,
 )
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, fill_sums, give_sum, join_declared, take_sums
+from scalelab.model.sums.block_sums import SUM_KINDS, SUMS, Sums, fill_sums, join_declared, take_sums
+from scalelab.model.sums.cross_entropy import head_token_losses
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import gather_weight, reshard_to, residual_axes, without_mesh
-
-# Both branches on the residual stream x: `add(branch, norm's name, x)` is x + the branch of x's norm.
-BLOCKS: dict[str, Callable[..., Parts]] = {
-    "sequential": lambda add, attend, mlp, xs: add(mlp, "mlp_norm", add(attend, "attention_norm", xs)),
-    "parallel": lambda add, attend, mlp, xs: add(lambda y_BSD: attend(y_BSD) + mlp(y_BSD), "attention_norm", xs),
-}
-# A branch of the stream, whole along the sequence, and the norm of its input or of its output, in parts.
-NORM_PLACES: dict[str, Callable[..., Parts]] = {
-    "before": lambda branch, norm, split, xs: split(branch(gather_sequence(map_parts(norm, xs)))),
-    "after": lambda branch, norm, split, xs: map_parts(norm, split(branch(gather_sequence(xs)))),
-}
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). Returns (x, None): `nn.scan`'s carry and output.
-
-    Norms `after`: x + norm(attention(x)), x + norm(mlp(x)) (OLMo 2, section 2.1). `parallel`: x + attention(norm(x)) +
-    mlp(norm(x)) with one norm (PaLM, section 2). A user's own block gets the same parts (`layers.BlockParts`).
-    """
-
-    shape: ModelShape
-    policy: Policy
-
-    @nn.compact
-    def __call__(
-        self,
-        x_BSD: jax.Array,
-        layer: LayerFlags = UNIFORM_LAYERS,
-        packed: PackedDocuments | None = None,
-        due: jax.Array | None = None,
-        counts_BS: jax.Array | None = None,
-    ) -> tuple[jax.Array, None]:
-        """x_BSD -> (x_BSD, None); with `packed`, attention stays within documents.
-
-        With `due`, a traced boolean, the collection `measures` is written (`sums/measures.py`). `counts_BS`: whether a
-        token counts in sums that the block gives (`block_sums.give_sum`), in the order of x_BSD; None: all do.
-        """
-        s, policy = self.shape, self.policy.of_model(self.shape.sums, self.shape.remat)
-        policy = dataclasses.replace(policy, parts=count_parts(s, policy, *x_BSD.shape[:2]))
-        norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(policy.compute))
-        out = residual_axes(s.sequence_parallel)
-        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, policy, out, layers.projection_init(s), name="mlp")
-        attention, times = Attention(s, policy, name="attention"), layers.branch_multiplier(s)
-        attend = functools.partial(attention, layer=layer, packed=packed, due=due)
-        if ":" in s.block:
-            branches = (lambda x_BSD: restore(attend(redeal(x_BSD)))), functools.partial(mlp, due=due)
-            counts_BS = None if counts_BS is None else deal(counts_BS, back=True)
-            give = functools.partial(give_sum, self, counts_BS=counts_BS)
-            parts = layers.BlockParts(s, policy, *branches, times, give)
-            x_BSD = redeal(layers.run_user_block(parts, restore(x_BSD), due))
-        else:
-            x_BSD = self.add_branches(x_BSD, norm, attend, functools.partial(mlp, due=due), times, policy.parts)
-        if due is not None:
-            start = measures.like(jnp.zeros(()), x_BSD)
-            self.put_variable(measures.COLLECTION, "squares", measures.when(due, measures.sum_of_squares, start, x_BSD))
-            probe: Any = self.get_variable("probes", "zeros")  # None unless the policy's gradients can underflow
-            x_BSD = x_BSD if probe is None else measures.count_zeros(x_BSD, probe, due, policy.backward)
-        return x_BSD, None
-
-    def add_branches(
-        self, x_BSD: jax.Array, norm: Callable[..., Norm], attend: Callable, mlp: Callable, times: float, parts: int
-    ) -> jax.Array:
-        """The residual stream after both branches; in parts between them, so that what follows one waits for no other.
-
-        Norms and sums may be split along the sequence; products take all of it (`parts.gather_sequence`).
-        """
-
-        def split(x_BSD: jax.Array) -> Parts:
-            return split_parts(x_BSD, parts, *SPLIT)
-
-        def add(branch: Callable, name: str, xs: Parts) -> Parts:
-            ys = NORM_PLACES[self.shape.norm_place](branch, norm(name=name), split, xs)
-            return tuple(x + times * y for x, y in zip(xs, ys, strict=True))
-
-        return join_parts(BLOCKS[self.shape.block](add, attend, mlp, split(x_BSD)), *SPLIT)
 
 
 class Transformer(nn.Module):

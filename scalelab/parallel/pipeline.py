@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 
 from scalelab.config import Layout, Static
-from scalelab.model.attention.documents import DocumentEnds
+from scalelab.model.attention.documents import Batch
 from scalelab.model.declare import Declaration
 from scalelab.model.stacks import stacks
 from scalelab.model.sums.loss_sums import LossSums, add_block_sums
@@ -26,7 +26,7 @@ from scalelab.model.sums.measures import HeadMeasures, Measures
 from scalelab.model.transformer import parameter_declarations
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
-from scalelab.parallel.stage import run_stage
+from scalelab.parallel.stage import StageInputs, run_stage
 from scalelab.parallel.stages.assignment import EMPTY, assign_layers, slots_of_layers
 from scalelab.parallel.stages.checks import has_even_stages
 from scalelab.parallel.stages.slots import layer_tables
@@ -107,51 +107,44 @@ def out_of_slots(static: Static, grads: Any) -> Any:
     return grads | by_stack
 
 
-def pipeline_loss_sums(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: DocumentEnds | None = None
-) -> LossSums:
-    """Summed next-token loss of `tokens` [B, S+1], in documents cut by `ends`; no gradients.
+def pipeline_loss_sums(static: Static, params: Any, batch: Batch, z_weight: jax.Array | float) -> LossSums:
+    """Summed next-token loss of a batch [B, S+1]; no gradients.
 
     The layers of `params` are as the stages hold them (`into_slots`).
     """
-    return _run(static, params, tokens, z_weight, None, ends)[0]
+    return _run(static, params, batch, z_weight, None)[0]
 
 
 def pipeline_gradients(
     static: Static,
     params: Any,
-    tokens: jax.Array,
+    batch: Batch,
     z_weight: jax.Array | float,
     counted: jax.Array,
-    ends: DocumentEnds | None = None,
     due: jax.Array | None = None,
 ) -> tuple[LossSums, Any]:
     """Like `pipeline_loss_sums`; also returns the gradient of objective / counted. With `due`: also `measures`."""
-    return _run(static, params, tokens, z_weight, counted, ends, due)
+    return _run(static, params, batch, z_weight, counted, due)
 
 
 def _run(
-    static: Static,
-    params: Any,
-    tokens: jax.Array,
-    z_weight: Any,
-    counted: jax.Array | None,
-    ends: DocumentEnds | None,
-    due: jax.Array | None = None,
+    static: Static, params: Any, batch: Batch, z_weight: Any, counted: jax.Array | None, due: jax.Array | None = None
 ) -> tuple:
     layout = static.layout
     ticks = make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
-    rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/step/gradients.py`
+    # every m-th row: see `train/step/gradients.py`
+    rows = batch.tokens.reshape(-1, layout.microbatches, batch.tokens.shape[-1])
     names = [stack.name for stack in stacks(static.model)]
     blocks, rest = ({n: part for n, part in params.items() if (n in names) == of_stack} for of_stack in (True, False))
     numbers = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE_AXIS))
     by_stage: Any = PartitionSpec(STAGE_AXIS)
     whole: Any = PartitionSpec()
     z_weight = jnp.asarray(z_weight, jnp.float32)
-    arguments = numbers, blocks, rest, rows.swapaxes(0, 1), z_weight, counted, ends, due
-    specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
+    inputs = StageInputs(numbers, blocks, rest, rows.swapaxes(0, 1), z_weight, counted, batch.ends, due)
+    specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, inputs)
     mapped = {STAGE_AXIS} | replica_axes(static)
     by_row = PartitionSpec(tuple(axis for axis in BATCH_AXES if axis in mapped) or None)
+    of_rows: Any = PartitionSpec(None, *by_row)
     by_compiler = tuple(axis for axis in MESH_AXES if axis != STAGE_AXIS)
     within = jax.tree.map(lambda spec: without_axes(spec, mapped), specs)
     of_sums = LossSums(whole, whole, whole, HeadMeasures(whole, whole, whole, by_row) if due is not None else ())
@@ -159,14 +152,14 @@ def _run(
         explicit_axes(
             functools.partial(run_stage, static, ticks),
             axes=tuple(axis for axis in by_compiler if axis not in mapped),
-            in_sharding=within,
+            in_sharding=(within,),
         ),
-        in_specs=(by_stage, by_stage, whole, PartitionSpec(None, *by_row), whole, whole, whole, whole),
+        in_specs=(StageInputs(by_stage, by_stage, whole, of_rows, whole, whole, whole, whole),),
         out_specs=(of_sums, *((by_stage, whole) if counted is not None else (None, None)), by_stage),
         axis_names=mapped,
     )
-    out = (whole, *(specs[1:3] if counted is not None else (None, None)), by_stage)
-    sums, blocks, others, by_layer = auto_axes(run, axes=by_compiler, out_sharding=out)(*arguments)
+    out = (whole, *((specs.blocks, specs.rest) if counted is not None else (None, None)), by_stage)
+    sums, blocks, others, by_layer = auto_axes(run, axes=by_compiler, out_sharding=out)(inputs)
     given, measured = _of_layers(static, by_layer)
     sums = add_block_sums(sums, given)
     if due is not None:

@@ -7,7 +7,6 @@ Shapes: p stages, m micro-batches, v rounds, k blocks in a chunk, b sequences in
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,12 +16,13 @@ from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.pieces import Observe, Pieces, end_in_loss
-from scalelab.model.stacks import Stack, stacks
+from scalelab.model.pieces import Observe, end_in_loss
+from scalelab.model.stacks import stacks
 from scalelab.model.sums import measures
-from scalelab.model.sums.block_sums import SUMS, Sums, add_sums_at, no_sums, sums_cotangent
-from scalelab.model.sums.loss_sums import LossSums, add_sums, objective_cotangent
+from scalelab.model.sums.block_sums import SUMS, Sums, add_sums_at, no_sums
+from scalelab.model.sums.loss_sums import LossSums
 from scalelab.parallel.stages.by_layer import measures_by_layer, sums_by_layer
+from scalelab.parallel.stages.chunk import ChunkWork, apply_chunk, count_slots, differentiate_chunk
 from scalelab.parallel.stages.slots import Slot, chunk_slots, in_slot, vary
 from scalelab.parallel.stages.ticks import Operations, TickTable
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -30,10 +30,10 @@ from scalelab.sharding import STAGE_AXIS, mapped_axes, reshard_to, residual_axes
 
 
 class StageInputs(NamedTuple):
-    """What a stage reads at every tick; `counted` is None where no gradients are wanted."""
+    """What a stage reads; `counted` is None where no gradients are wanted."""
 
-    number: jax.Array
-    chunks: Any  # parameters of its blocks by stack [v, k, …]
+    number: Any  # of the stage, traced
+    blocks: Any  # parameters of its blocks by stack [v k, …]; in a tick by chunk [v, k, …]
     rest: Any  # parameters outside the blocks, as on every stage
     rows_mbS: jax.Array  # tokens [m, b, S+1], as on every stage
     z_weight: jax.Array
@@ -44,7 +44,7 @@ class StageInputs(NamedTuple):
     @property
     def depth(self) -> int:
         """Slots of a chunk, of all stacks."""
-        return sum(_depth(part, 1) for part in self.chunks.values())
+        return sum(count_slots(part, 1) for part in self.blocks.values())
 
 
 class Carry(NamedTuple):
@@ -58,42 +58,16 @@ class Carry(NamedTuple):
     block: Sums  # that the stage's blocks give, by kind and name [v, k, …]; {} if they give none
 
 
-class ChunkWork(NamedTuple):
-    """A chunk's work at a tick; `first` and `last`: whether it is the model's first or last chunk (traced).
-
-    An empty slot passes on what it is given.
-    """
-
-    pieces: Pieces  # of the micro-batch; `leave` gives its loss sums
-    measured: bool  # whether blocks write their measures
-    zeros: Callable | None  # counts zeros in a gradient, where it can underflow; None: nothing is counted
-    stacks: tuple[Stack, ...]  # a chunk runs them one after the other, each in slots of its own
-    blocks: Any  # parameters of the chunk's blocks by stack [k, …]
-    layers: dict[str, Slot]  # of these blocks [k]
-    rest: Any  # parameters outside the blocks
-    chunk: jax.Array  # its number in the stage
-    first: jax.Array
-    last: jax.Array
-    counted: Any  # as in `StageInputs`
-
-
-def _depth(tree: Any, axis: int = 0) -> int:
-    """Slots along an axis of stacked arrays."""
-    return int(jax.tree.leaves(tree)[0].shape[axis])
-
-
-def run_stage(
-    static: Static, ticks: TickTable, number: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any,
-    due: Any,
-) -> tuple:  # fmt: skip
-    """Run stage `number` [1] through the table; `blocks`: its v k slots by stack; `rows` [m, b, S+1]: of all stages.
+def run_stage(static: Static, ticks: TickTable, given: StageInputs) -> tuple:
+    """Run a stage through the table; `given`, whose number is [1], holds the stage's v k slots by stack.
 
     Returns the loss sums, with `counted` the gradients of blocks and rest (else None), and what the blocks give by
     layer [v k, …]: their sums, whose losses are not in the objective yet, and the measures if they are due.
     """
+    blocks, counted, due = given.blocks, given.counted, given.due
     chunks = jax.tree.map(lambda w: w.reshape(static.layout.rounds, -1, *w.shape[1:]), blocks)
-    chunks, rest, rows, z, ends, due = vary((chunks, rest, rows.astype(jnp.int32), z, ends, due))
-    inputs = StageInputs(number[0], chunks, rest, rows, z, counted, ends, due)
+    alike = given._replace(number=None, blocks=chunks, rows_mbS=given.rows_mbS.astype(jnp.int32), counted=None)
+    inputs = vary(alike)._replace(number=given.number[0], counted=counted)
     tick = functools.partial(_tick, static, inputs)
     columns = jax.tree.map(jnp.asarray, (ticks.forward, ticks.backward))
     carry, _ = jax.lax.scan(tick, _first_carry(static, inputs, ticks.slots), columns)
@@ -127,7 +101,7 @@ def _first_carry(static: Static, inputs: StageInputs, n_slots: int) -> Carry:
     if inputs.counted is None:
         return Carry(empty, (), (), sums, (), block)
     slots = jnp.stack([jnp.stack([empty] * inputs.depth)] * (n_slots + 1))
-    grads = jax.tree.map(jnp.zeros_like, (inputs.chunks, inputs.rest))
+    grads = jax.tree.map(jnp.zeros_like, (inputs.blocks, inputs.rest))
     none_measured = () if inputs.due is None else vary(measures.nothing(shape, (), static.layout.rounds, inputs.depth))
     return Carry(empty, empty, slots, sums, (*grads, none_measured), block)
 
@@ -194,7 +168,7 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
         measured=due is not None,
         zeros=functools.partial(measures.zeros_after_cast, due, form=form) if due is not None and form else None,
         stacks=stacks(shape),
-        blocks=jax.tree.map(lambda w: w[chunk], inputs.chunks),
+        blocks=jax.tree.map(lambda w: w[chunk], inputs.blocks),
         layers=chunk_slots(static, inputs.number, chunk),
         rest=inputs.rest,
         chunk=chunk,
@@ -206,14 +180,14 @@ def _chunk_work(static: Static, inputs: StageInputs, now: Operations) -> ChunkWo
 
 def _evaluate(work: ChunkWork, x_bSD: jax.Array, sums: LossSums, block: Sums) -> tuple[jax.Array, LossSums, Sums]:
     """Forward without gradients: nothing waits for a backward."""
-    y_bSD, (_, written) = _apply_chunk(work, x_bSD)
+    y_bSD, (_, written) = apply_chunk(work, x_bSD)
     more = jax.lax.cond(work.last, work.pieces.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), work.rest, y_bSD)
     return y_bSD, jax.tree.map(jnp.add, sums, more), add_sums_at(block, work.chunk, written.get(SUMS, {}))
 
 
 def _forward(work: ChunkWork, x_bSD: jax.Array, _: jax.Array, measured: Any) -> tuple[jax.Array, jax.Array, Any]:
     """Forward of training: output, block inputs for the slot, and measures; losses are left to the backward."""
-    y_bSD, (inputs_kbSD, written) = _apply_chunk(work, x_bSD)
+    y_bSD, (inputs_kbSD, written) = apply_chunk(work, x_bSD)
     if work.measured:
         measured = measures.add_at(measured, work.chunk, measures.of_blocks(written[measures.COLLECTION], 0))
     return y_bSD, inputs_kbSD, measured
@@ -224,76 +198,11 @@ def _backward(
 ) -> tuple[jax.Array, LossSums, Any, Sums]:
     """Add the gradients and sums of one micro-batch to those so far; also returns the gradient of the chunk's input."""
     of_chunks, of_rest, measured = grads
-    dx_bSD, (d_blocks, zeros_k, block_k), of_rest, sums = _differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
+    dx_bSD, (d_blocks, zeros_k, block_k), of_rest, sums = differentiate_chunk(work, inputs_kbSD, dy_bSD, of_rest, sums)
     if work.zeros is not None:
         measured = measured._replace(gradient_zeros=measured.gradient_zeros.at[work.chunk].add(zeros_k))
     of_chunks = jax.tree.map(lambda g, d: g.at[work.chunk].add(d), of_chunks, d_blocks)
     return dx_bSD, sums, (of_chunks, of_rest, measured), add_sums_at(block, work.chunk, block_k)
-
-
-def _apply_chunk(work: ChunkWork, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-    """A chunk's output, and the input [k, b, S, D] and measures of each block; the first chunk embeds tokens."""
-
-    def apply(kind: str, x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        y, written = work.pieces.block({"params": part[1]}, x, part[0], kind)
-        return y, (x, written)
-
-    x_bSD = jax.lax.cond(work.first, lambda rest, _: work.pieces.enter(rest), lambda _, x: x, work.rest, x_bSD)
-    parts = []
-    for name, kind, *_ in work.stacks:
-        x_bSD, part = jax.lax.scan(functools.partial(apply, kind), x_bSD, (work.layers[name], work.blocks[name]))
-        parts.append(part)
-    return x_bSD, _join(parts)
-
-
-def _join(parts: list[Any]) -> Any:
-    """Arrays of the slots of all stacks, one stack's after the other's."""
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
-
-
-def _differentiate_chunk(
-    work: ChunkWork, inputs_kbSD: jax.Array, dy_bSD: jax.Array, rest_grads: Any, sums: LossSums
-) -> tuple[jax.Array, Any, Any, LossSums]:
-    """Gradients of a chunk's input, of its blocks and of the rest so far, and loss sums so far, from its output's.
-
-    Beside the blocks' gradients stand the zeros that came back to each of them (() if they are not counted), and the
-    sums that each gives, whose losses are differentiated as the head's.
-    """
-
-    def block(kind: str, layer: Slot, weights: Any, x: jax.Array) -> tuple[jax.Array, Sums]:
-        y, written = work.pieces.block({"params": weights}, x, layer, kind)
-        return y, written.get(SUMS, {})
-
-    def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
-        stack = work.stacks[-1]
-        layer, weights = jax.tree.map(lambda w: w[-1], (work.layers[stack.name], work.blocks[stack.name]))
-        y, _ = block(stack.block, layer, weights, inputs_kbSD[-1])
-        more, pull = jax.vjp(work.pieces.leave, work.rest, y)
-        d_rest, dy = pull(objective_cotangent(more, 1 / work.counted))
-        return dy, jax.tree.map(jnp.add, grads, d_rest), add_sums(sums, more)
-
-    def through(kind: str, dy: jax.Array, part: tuple[Slot, Any, jax.Array]) -> tuple[jax.Array, Any]:
-        def pull(dy: jax.Array, weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-            (_, given), pull_back = jax.vjp(functools.partial(block, kind, Slot(part[0].flags)), weights, x)
-            d_block, dx = pull_back((dy, sums_cotangent(given, 1 / work.counted)))
-            return dx, (d_block, () if work.zeros is None else work.zeros(dy), given)
-
-        return in_slot(part[0], pull, dy, *part[1:])
-
-    def begin(dx: jax.Array, grads: Any) -> Any:
-        (d_rest,) = jax.vjp(work.pieces.enter, work.rest)[1](dx)
-        return jax.tree.map(jnp.add, grads, d_rest)
-
-    dy, rest_grads, sums = jax.lax.cond(work.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)
-    dx, d_blocks, end_at = dy, {}, len(inputs_kbSD)
-    of_stacks: list[Any] = []
-    for name, kind, *_ in reversed(work.stacks):
-        weights, at = work.blocks[name], end_at - _depth(work.blocks[name])
-        parts, end_at = (work.layers[name], weights, inputs_kbSD[at:end_at]), at
-        dx, (d_blocks[name], *of_slots) = jax.lax.scan(functools.partial(through, kind), dx, parts, reverse=True)
-        of_stacks.insert(0, of_slots)
-    blocks = d_blocks, *_join(of_stacks)
-    return dx, blocks, jax.lax.cond(work.first, begin, lambda _, grads: grads, dx, rest_grads), sums
 
 
 def _send(x: jax.Array, by: int, stages: int) -> jax.Array:

@@ -28,7 +28,7 @@ from scalelab.plan.step.flops import Flops, count_flops
 from scalelab.plan.step.savings import cost_of_traits
 from scalelab.plan.step.time import StepTime, step_time
 from scalelab.train.step.hooks import refuse_unsupported
-from scalelab.train.step.per_layer import refusals
+from scalelab.train.step.update.per_layer import refusals
 
 
 @dataclasses.dataclass(frozen=True)

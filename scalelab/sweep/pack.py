@@ -30,8 +30,8 @@ from scalelab.train.run.opening.opening import open_run
 from scalelab.train.run.run import Run
 from scalelab.train.run.session import Progress, Session
 from scalelab.train.single import continued_config, load_run_dataset, refuse_lost_checkpoints
-from scalelab.train.step.per_layer.refusals import reserve_for_moments
 from scalelab.train.step.program import resolve_packing, spread_trials
+from scalelab.train.step.update.per_layer.refusals import reserve_for_moments
 from scalelab.untrusted.paths import path_below
 
 

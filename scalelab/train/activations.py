@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.attention.attention import LOGITS_NAME
+from scalelab.model.block import Block
 from scalelab.model.stacks import all_layer_flags, list_layers, select_layers
-from scalelab.model.transformer import Block, Params, Transformer, embed_tokens
+from scalelab.model.transformer import Params, Transformer, embed_tokens
 from scalelab.precision.policy import FP32, Policy
 
 BRANCH_MODULES = ("attention", "mlp")  # a block's branches, before the branch multiplier

@@ -26,7 +26,7 @@ from scalelab.train.run import loop
 from scalelab.train.run.opening.opening import open_run
 from scalelab.train.run.run import Run, has_ended
 from scalelab.train.run.session import Progress, Session
-from scalelab.train.step.per_layer.refusals import reserve_for_moments
+from scalelab.train.step.update.per_layer.refusals import reserve_for_moments
 
 
 class ByHand(NamedTuple):

@@ -8,7 +8,8 @@ import jax
 import pytest
 
 from scalelab.jaxprs import matmul_flops
-from scalelab.model import count, loss, transformer
+from scalelab.model import count, transformer
+from scalelab.model.sums import cross_entropy
 from tests.model.shapes import shape
 from tests.quick import one_in
 from tests.tables import table_path
@@ -145,7 +146,7 @@ def test_exact_flops_of_released_models():
 
 def test_chunks_of_the_loss_are_not_counted(monkeypatch):
     """13 tokens at most 8 at a time are two chunks of 7: the one that is filled up is no arithmetic of the model."""
-    monkeypatch.setattr(loss, "CPU_LOGITS", 8 * 31)
+    monkeypatch.setattr(cross_entropy, "CPU_LOGITS", 8 * 31)
     of = shape(seq_len=13)
     count._jaxpr_flops.cache_clear()
     assert count.flops_per_token(of)["exact"] == exact_by_hand(of)

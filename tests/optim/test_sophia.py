@@ -18,6 +18,7 @@ from scalelab.config import override
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.model import transformer
+from scalelab.model.attention.documents import Batch
 from scalelab.model.declare import named_leaves
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.parallel import rules
@@ -97,7 +98,9 @@ def written_out(made, params, tokens):
 
 
 def draws(made, params, tokens, kind, n):
-    one = lambda step: ravel_pytree(curvature.estimate_curvature(made, kind, params, tokens, step, jnp.uint32(0)))[0]  # noqa: E731
+    def one(step):
+        return ravel_pytree(curvature.estimate_curvature(made, kind, params, Batch(tokens), step, jnp.uint32(0)))[0]
+
     return np.float64(jax.jit(lambda steps: jax.lax.map(one, steps, batch_size=500))(jnp.arange(n)))
 
 
@@ -135,7 +138,7 @@ def test_micro_batches_measure_the_same(model, kind):
     made, params, tokens = model
     parts = dataclasses.replace(made, accumulate=2)
     whole, added = (
-        curvature.estimate_curvature(s, kind, params, tokens, jnp.int32(3), jnp.uint32(5)) for s in (made, parts)
+        curvature.estimate_curvature(s, kind, params, Batch(tokens), jnp.int32(3), jnp.uint32(5)) for s in (made, parts)
     )
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(added), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5 * np.abs(b).max())
@@ -151,7 +154,8 @@ def test_the_step_measures_every_so_many_steps_and_keeps_what_it_had_in_between(
         old, new = (ravel_pytree(_sophia(s))[0] for s in (before, now))
         seen.append(bool(np.any(old != new)))
         if seen[-1]:
-            fresh = curvature.estimate_curvature(made, "hutchinson", before.params, model[2], before.step, h.train.seed)
+            batch = Batch(model[2])
+            fresh = curvature.estimate_curvature(made, "hutchinson", before.params, batch, before.step, h.train.seed)
             np.testing.assert_allclose(new, 0.99 * old + 0.01 * ravel_pytree(fresh)[0], rtol=1e-3, atol=1e-7)
     assert seen == [True, False, False, True, False]
 
@@ -200,6 +204,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from scalelab.config import static
 from scalelab.model import transformer
+from scalelab.model.attention.documents import Batch
 from scalelab.parallel import mesh as mesh_lib, rules
 from scalelab.train.step.update import curvature
 from tests.optim.test_sophia import little
@@ -210,7 +215,7 @@ tokens = np.random.default_rng(0).integers(0, 16, (4, 9)).astype(np.int32)
 apart = {}
 for kind in ("hutchinson", "gauss_newton"):
     def measured(of):
-        return jax.jit(lambda p, t: curvature.estimate_curvature(of, kind, p, t, jnp.int32(3), jnp.uint32(5)))
+        return jax.jit(lambda p, t: curvature.estimate_curvature(of, kind, p, Batch(t), jnp.int32(3), jnp.uint32(5)))
     one = measured(made)(params, tokens)
     for sizes in ({"fsdp": 2, "tensor": 2}, {"data": 2, "fsdp": 2}):
         of = dataclasses.replace(made, layout=dataclasses.replace(made.layout, **sizes))

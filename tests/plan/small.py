@@ -16,12 +16,13 @@ from scalelab import config as config_lib
 from scalelab.config import Layout
 from scalelab.configs import base
 from scalelab.model import transformer
+from scalelab.model.attention.documents import Batch
 from scalelab.parallel import pipeline, rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 from scalelab.sharding import BATCH_AXES
-from scalelab.train.step.gradients import micro_batch_objective
+from scalelab.train.step.gradients import PassInputs, micro_batch_objective
 
 
 def static_of(layout=None, batch=8, model=None, **values):
@@ -39,7 +40,9 @@ def kept(static, params, tokens):
     """Arrays that the backward of a micro-batch keeps, computed, but those that are a parameter, bit by bit."""
 
     def leaves(params, tokens):
-        differentiated = lambda p: micro_batch_objective(static, p, (), tokens, jnp.float32(0), jnp.float32(1), None)[0]  # noqa: E731
+        def differentiated(p):
+            return micro_batch_objective(static, PassInputs(p, jnp.float32(0)), Batch(tokens), jnp.float32(1))[0]
+
         return jax.tree.leaves(jax.vjp(differentiated, params)[1])
 
     with product_precision(POLICIES[static.precision]):
@@ -76,7 +79,9 @@ def pipelined(static):
     tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
     number = jax.ShapeDtypeStruct((), jnp.float32)
     with jax.sharding.use_abstract_mesh(mesh):
-        return jax.jit(functools.partial(pipeline.pipeline_gradients, static)).trace(params, tokens, number, number)
+        return jax.jit(functools.partial(pipeline.pipeline_gradients, static)).trace(
+            params, Batch(tokens), number, number
+        )
 
 
 def on_eight(layouts, *remats):

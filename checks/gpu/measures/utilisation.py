@@ -12,7 +12,7 @@ import numpy as np
 from checks.gpu.question import Context, Question
 from checks.gpu.settings import Settings, build_config
 from scalelab import config as config_lib
-from scalelab.model import loss
+from scalelab.model.sums import cross_entropy
 from scalelab.plan.compiled.products import ProgramFacts, read_products
 from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.memory import step_memory
@@ -159,10 +159,10 @@ def describe_kernels(facts: ProgramFacts) -> dict[str, Any]:
 @contextlib.contextmanager
 def chunks_of(tokens: int) -> Iterator[None]:
     """Programs traced here take so many tokens a chunk of the loss."""
-    usual, loss.chunk_tokens = loss.chunk_tokens, lambda *_: tokens
+    usual, cross_entropy.chunk_tokens = cross_entropy.chunk_tokens, lambda *_: tokens
     jax.clear_caches()  # traces with other chunks
     try:
         yield
     finally:
-        loss.chunk_tokens = usual
+        cross_entropy.chunk_tokens = usual
         jax.clear_caches()

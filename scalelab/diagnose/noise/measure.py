@@ -19,9 +19,10 @@ from scalelab.diagnose.evidence import Evidence
 from scalelab.diagnose.noise.estimate import LEAST_SEQUENCES, NoiseScale, estimate_noise_scale
 from scalelab.diagnose.probes.subject import Subject, adam_roots, load_subject
 from scalelab.errors import BadInput
+from scalelab.model.attention.documents import Batch
 from scalelab.model.declare import Declaration
 from scalelab.model.transformer import parameter_declarations
-from scalelab.train.step.gradients import document_ends, scaled_gradients
+from scalelab.train.step.gradients import document_ends, pass_inputs, scaled_gradients
 
 Progress = Callable[[str, int, int], None]  # called with the name of the work, how many are done, and of how many
 
@@ -137,8 +138,8 @@ def _multiply_gradients(static: Static, h: Any, state: Any, scales: Any, total: 
 def _row_gradient(static: Static, h: Any, state: Any, row: jax.Array) -> tuple[jax.Array, Any]:
     """([nats, predicted tokens], gradient of the summed loss) of a row [S + 1], as the training step takes it."""
     params, precision, step = state
-    ends = document_ends(static, h, step)
-    sums, grads, _ = scaled_gradients(static, params, row[None], h.train.z_loss, precision, ends=ends)
+    inputs = pass_inputs(static, params, h.train.z_loss, precision)
+    sums, grads, _ = scaled_gradients(static, inputs, Batch(row[None], document_ends(static, h, step)))
     return jnp.stack([sums.nll, sums.tokens]), jax.tree.map(lambda g: g * sums.tokens, grads)
 
 

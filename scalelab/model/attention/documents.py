@@ -19,6 +19,14 @@ class DocumentEnds(NamedTuple):
     length: jax.Array | None = None
 
 
+class Batch(NamedTuple):
+    """Rows of tokens [B, S+1], and how they are read."""
+
+    tokens: jax.Array
+    ends: DocumentEnds | None = None  # None: rows are read in full, across documents
+    n_micro: jax.Array | None = None  # how many micro-batches are run (traced); None: all
+
+
 class CachePast(NamedTuple):
     """State of a cache of C tokens before new ones: how many it holds, and their documents' numbers (`decode.py`)."""
 

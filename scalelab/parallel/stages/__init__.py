@@ -1,1 +1,1 @@
-"""What the stages of a pipeline do and hold: ticks, layers in slots."""
+"""What the stages of a pipeline do and hold: ticks, layers in slots, the work on a chunk of them."""

@@ -23,8 +23,8 @@ from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.declare import Declaration
-from scalelab.model.loss import chunk_tokens
 from scalelab.model.stacks import kinds, stacks
+from scalelab.model.sums.cross_entropy import chunk_tokens
 from scalelab.parallel import gathered, rules
 from scalelab.parallel.stages import ticks
 from scalelab.parallel.stages.checks import has_even_stages
@@ -231,7 +231,7 @@ def _vocabulary_rows(static: Static) -> int:
 
 
 def _logits_bytes(static: Static, backend: str) -> int:
-    """A chunk of logits and their gradient, fp32 (model/loss.py)."""
+    """A chunk of logits and their gradient, fp32 (model/sums/cross_entropy.py)."""
     tokens = saved_activations.rows_per_device(static) * math.ceil(static.model.seq_len / static.layout.context)
     chunk = min(tokens, chunk_tokens(backend, static.model.d_model, _vocabulary_rows(static)))
     return 2 * 4 * math.ceil(tokens / math.ceil(tokens / chunk)) * _vocabulary_rows(static)

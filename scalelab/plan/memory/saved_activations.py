@@ -21,7 +21,7 @@ from scalelab.config import Layout, ModelShape, Optim, Static
 from scalelab.config.choices import pick
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import DocumentEnds
+from scalelab.model.attention.documents import Batch, DocumentEnds
 from scalelab.model.declare import Declaration, with_variables
 from scalelab.model.products.saved import keep_all
 from scalelab.model.stacks import BLOCKS, all_layer_flags, bare_stack, kinds, select_layers
@@ -32,7 +32,7 @@ from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
 from scalelab.sharding import BATCH_AXES, GatheredWeight, activation_spec, residual_axes, trace_for_platform
-from scalelab.train.step.gradients import micro_batch_objective
+from scalelab.train.step.gradients import PassInputs, micro_batch_objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
 
@@ -249,7 +249,9 @@ def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:
     ends = _ends(static, like)
 
     def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
-        return micro_batch_objective(static, *given, tokens, jnp.float32(0), jnp.float32(1), ends)[0]
+        params, scales = given
+        inputs = PassInputs(params, jnp.float32(0), scales)
+        return micro_batch_objective(static, inputs, Batch(tokens, ends), jnp.float32(1))[0]
 
     return function, ((_parameters(static, like), scales), tokens, ends)
 

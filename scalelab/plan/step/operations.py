@@ -12,8 +12,8 @@ import math
 from scalelab.config import ModelShape, Static
 from scalelab.hardware.chips import compute_capability
 from scalelab.model.attention.kernels import FUSED, step_kernel
-from scalelab.model.loss import chunk_tokens
 from scalelab.model.stacks import count_local_layers
+from scalelab.model.sums.cross_entropy import chunk_tokens
 from scalelab.parallel import gathered
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import update

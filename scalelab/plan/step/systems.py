@@ -22,7 +22,7 @@ class SystemTraits:
     # train/step/gradients.py, parallel/pipeline.py: gradients are summed over devices once a step; in fp8 pipelines sum
     # them after each micro-batch
     reduced_once: bool = True
-    # model/loss.py: logits exist for a chunk of tokens at a time
+    # model/sums/cross_entropy.py: logits exist for a chunk of tokens at a time
     chunked_head: bool = True
     # model/attention/kernels.py: XLA's own products, whose logits pass through memory, where no fused kernel fits;
     # "ring": not where devices share a sequence; "all": nowhere

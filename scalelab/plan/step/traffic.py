@@ -121,7 +121,8 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     parameters, updated = of.parameters, of.parameters * 4.0
     transfers = []
     if zero >= 3:
-        # model/loss.py gathers the head once for both passes; model/layers.py sends an embedding's rows, not the table.
+        # model/sums/cross_entropy.py gathers the head once for both passes; model/layers.py sends an embedding's rows,
+        # not the table.
         head, layers, rows = _tables(static, parameters)
         scattered = GRADIENT_BYTES * (layers + head)
         transfers += [

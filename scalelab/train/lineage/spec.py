@@ -17,7 +17,7 @@ from scalelab.parallel import mesh
 from scalelab.record.identity import identity
 from scalelab.train.lineage import own_code
 from scalelab.train.step import hooks
-from scalelab.train.step.per_layer import refusals
+from scalelab.train.step.update.per_layer import refusals
 
 
 @dataclasses.dataclass(frozen=True)

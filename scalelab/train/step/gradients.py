@@ -1,22 +1,16 @@
-"""The loss of a batch and its gradient, summed over micro-batches; shared by the step, evaluation and the planner.
+"""The loss of a batch and its gradient, summed over micro-batches; shared by the step, evaluation and the planner."""
 
-Under `guard.skip=micro_batch` a step does without the micro-batches that are not finite (`leave_out_bad`).
-"""
-
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import reshard
 
 from scalelab.config import Static
-from scalelab.hardware.tactics.turn import run_if
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import DocumentEnds, SplitTokens
+from scalelab.model.attention.documents import Batch, DocumentEnds, SplitTokens
 from scalelab.model.declare import with_variables
 from scalelab.model.pieces import UNOBSERVED, Observe, Variables, end_in_loss, run_loss
 from scalelab.model.stacks import by_stack, name_stacks, stacks
@@ -43,6 +37,17 @@ class LeftOut(NamedTuple):
     first: jax.Array
 
 
+class PassInputs(NamedTuple):
+    """What a forward and its backward read beside the batch; `pass_inputs` makes them."""
+
+    params: Any
+    z_weight: jax.Array | float
+    scales: Any = ()  # of delayed scaling; (): products use their operands' amax
+    loss_factor: jax.Array | None = None  # the loss scale; None: the policy has none
+    variables: Any = None  # the model's, beside the parameters (`declare.Variable`)
+    copies: Any = None  # of weights, gathered once a step (`parallel/gathered.py`)
+
+
 class Gradient(NamedTuple):
     """The gradient of a step's mean loss: `tree`, like the parameters, or the `replay` by which layers are updated."""
 
@@ -54,7 +59,13 @@ class Gradient(NamedTuple):
     left_out: LeftOut | None = None  # None: no micro-batch may be
 
 
-NO_TOKEN = -1  # neither read nor predicted: what a step's rows hold that it does without
+def pass_inputs(
+    static: Static, params: Any, z_weight: jax.Array | float, precision_state: Any, variables: Any = None
+) -> PassInputs:
+    """The inputs of a pass, with the scales that the policy's state `TrainState.precision` holds."""
+    keeping = policy_state(POLICIES[static.precision])
+    scales, factor = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
+    return PassInputs(params, z_weight, scales, factor, variables)
 
 
 def document_ends(static: Static, h: Hparams, step: jax.Array | None = None) -> DocumentEnds | None:
@@ -72,25 +83,24 @@ def loss_sums(
     With `ends`, attention stays within documents and the first token of a document is not predicted.
     """
     if static.layout.stage > 1:
-        return pipeline.pipeline_loss_sums(static, pipeline.into_slots(static, params), tokens, z_weight, ends)
-    return _whole_loss_sums(static, params, documents.split_inputs_targets(tokens, ends), z_weight)
+        return pipeline.pipeline_loss_sums(static, pipeline.into_slots(static, params), Batch(tokens, ends), z_weight)
+    return _whole_loss_sums(static, PassInputs(params, z_weight), documents.split_inputs_targets(tokens, ends))
 
 
 def _whole_loss_sums(
-    static: Static, params: Any, tokens: SplitTokens, z_weight: jax.Array | float, observe: Observe = UNOBSERVED,
-    scales: Any = None,
-) -> LossSums:  # fmt: skip
-    """Loss sums without stages; `scales` are those of delayed scaling, else its products use their operands' amax."""
+    static: Static, inputs: PassInputs, tokens: SplitTokens, observe: Observe = UNOBSERVED
+) -> LossSums:
+    """Loss sums without stages."""
     shape, policy = static.model, POLICIES[static.precision]
     more: dict[str, Variables] = {stack.name: {} for stack in stacks(shape)}
-    for name, part in name_stacks(shape, scales).items() if scales else ():
+    for name, part in name_stacks(shape, inputs.scales).items() if inputs.scales else ():
         more[name]["scales"] = part
     for name, part in by_stack(shape, observe.probes).items() if observe.probes is not None else ():
         more[name]["probes"] = {"zeros": part}
-    end = end_in_loss(shape, tokens, z_weight, observe)
+    end = end_in_loss(shape, tokens, inputs.z_weight, observe)
     with product_precision(policy):
         pieces = transformer.make_pieces(shape, policy, tokens, end, observe.due)
-        return run_loss(shape, pieces, params, more)
+        return run_loss(shape, pieces, inputs.params, more)
 
 
 def compute_gradients(
@@ -107,88 +117,57 @@ def compute_gradients(
     of them. The result is that of the whole batch, even if micro-batches ignore different numbers of positions.
     """
     precision_state = LossScale(jnp.asarray(scale), jnp.int32(0)) if POLICIES[static.precision].scaled_loss else ()
-    return scaled_gradients(static, params, tokens, z_weight, precision_state, ends=ends)[:2]
+    return scaled_gradients(static, pass_inputs(static, params, z_weight, precision_state), Batch(tokens, ends))[:2]
 
 
-def scaled_gradients(
-    static: Static,
-    params: Any,
-    tokens: jax.Array,
-    z_weight: jax.Array,
-    precision_state: Any,
-    n_micro_batches: jax.Array | None = None,
-    ends: DocumentEnds | None = None,
-    due: jax.Array | None = None,
-    variables: Any = None,
-) -> Summed:
-    """Like `gradients`, with the loss scale taken from the policy's state; also returns amax for delayed scaling.
+def scaled_gradients(static: Static, inputs: PassInputs, batch: Batch, due: jax.Array | None = None) -> Summed:
+    """Sums over the batch, the gradient of the token mean, and amax for delayed scaling.
 
-    `precision_state` is `TrainState.precision`. Under a loss scale the backward pass computes a gradient that many
-    times as large, so that less of it underflows; dividing by a power of two is exact in fp32. If `n_micro_batches`
-    (traced) is given, only that many micro-batches are run: row r belongs to micro-batch r % accumulate, and the other
-    rows are ignored. With `due` the sums also hold `measures` of all layers, taken in the same pass where it is true.
-    `variables`: the model's, which the forward reads beside the parameters (`declare.Variable`).
+    Under a loss scale the backward pass computes a gradient that many times as large, so that less of it underflows;
+    dividing by a power of two is exact in fp32. If `batch.n_micro` is given, only that many micro-batches are run: row
+    r belongs to micro-batch r % accumulate, and the other rows are ignored. With `due` the sums also hold `measures` of
+    all layers, taken in the same pass where it is true.
     """
-    policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, n_micro_batches, ends), 1)
-    keeping = policy_state(policy)
-    scales, factor = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
-    with product_precision(policy):
+    counted, factor = jnp.maximum(_count_targets(static, batch), 1), inputs.loss_factor
+    with product_precision(POLICIES[static.precision]):
         if factor is None:
-            return _gradients(static, params, scales, tokens, z_weight, counted, n_micro_batches, ends, due, variables)
-        sums, grads, amax = _gradients(
-            static, params, scales, tokens, z_weight, counted / factor, n_micro_batches, ends, due, variables
-        )
+            return _gradients(static, inputs, batch, counted, due)
+        sums, grads, amax = _gradients(static, inputs, batch, counted / factor, due)
         return sums, jax.tree.map(lambda g: g / factor, grads), amax
 
 
-def _count_targets(
-    static: Static, tokens: jax.Array, n_micro_batches: jax.Array | None, ends: DocumentEnds | None
-) -> jax.Array:
+def _count_targets(static: Static, batch: Batch) -> jax.Array:
     """The number of predicted tokens."""
-    predicted_BS = documents.prediction_targets(tokens, ends) >= 0
-    if n_micro_batches is None:
+    predicted_BS = documents.prediction_targets(batch.tokens, batch.ends) >= 0
+    if batch.n_micro is None:
         return jnp.sum(predicted_BS)
     each = jnp.sum(_split_rows(predicted_BS, static.accumulate), axis=(0, 2))
-    return jnp.sum(jnp.where(jnp.arange(static.accumulate) < n_micro_batches, each, 0))
+    return jnp.sum(jnp.where(jnp.arange(static.accumulate) < batch.n_micro, each, 0))
 
 
 def micro_batch_objective(
     static: Static,
-    params: Any,
-    scales: Any,
-    part: jax.Array,
-    z_weight: jax.Array,
+    inputs: PassInputs,
+    batch: Batch,
     counted: jax.Array,
-    ends: DocumentEnds | None,
     due: jax.Array | None = None,
     probes: Any = None,
-    copies: Any = None,
-    variables: Any = None,
 ) -> tuple[jax.Array, LossSums]:
-    """(differentiated scalar, sums) of a micro-batch `part` [b, S+1]; `copies`: see `parallel/gathered.py`."""
-    params = with_variables(gathered.with_gathered(params, copies), variables)
+    """(differentiated scalar, sums) of a micro-batch [b, S+1]; `due` and `probes` as in `Observe`."""
+    params = with_variables(gathered.with_gathered(inputs.params, inputs.copies), inputs.variables)
     observe = Observe(due, probes, hooks.loss_term(static))
-    tokens = documents.split_inputs_targets(part, ends)
-    sums = _whole_loss_sums(static, params, tokens, z_weight, observe, scales)
+    tokens = documents.split_inputs_targets(batch.tokens, batch.ends)
+    sums = _whole_loss_sums(static, inputs._replace(params=params), tokens, observe)
     return sums.objective / counted, sums
 
 
-def _gradients(
-    static: Static,
-    params: Any,
-    scales: Any,
-    tokens: jax.Array,
-    z_weight: jax.Array,
-    counted: jax.Array,
-    n_micro_batches: jax.Array | None,
-    ends: DocumentEnds | None,
-    due: jax.Array | None,
-    variables: Any,
-) -> Summed:
-    copies, params = gathered.gather_weights(static, params), pipeline.into_slots(static, params)
+def _gradients(static: Static, inputs: PassInputs, batch: Batch, counted: jax.Array, due: jax.Array | None) -> Summed:
+    """The sums of all micro-batches, whose gradients are divided by `counted`."""
+    copies, params = gathered.gather_weights(static, inputs.params), pipeline.into_slots(static, inputs.params)
+    held, tokens = inputs._replace(copies=copies), batch.tokens
 
     def differentiate(params: Any, part: jax.Array) -> Summed:
-        return differentiate_micro_batch(static, params, scales, z_weight, ends, due, counted, part, copies, variables)
+        return differentiate_micro_batch(static, held._replace(params=params), Batch(part, batch.ends), counted, due)
 
     if static.accumulate == 1:
         sums, grads, amax = differentiate(params, tokens)
@@ -208,11 +187,11 @@ def _gradients(
         total = add_sums(carry[0], sums)
         return (total, jax.tree.map(jnp.add, carry[1], grads), jax.tree.map(jnp.maximum, carry[2], amax)), None
 
-    sums, zeros, amax = _nothing_summed(static, params, scales, tokens, due)
+    sums, zeros, amax = _nothing_summed(static, held._replace(params=params), tokens, due)
     summed: Summed = sums, reshard_as(static, laid_out, zeros), amax
-    if n_micro_batches is not None:
+    if batch.n_micro is not None:
         at = lambda i: (parts[i], i) if measured else parts[i]  # noqa: E731
-        summed = jax.lax.fori_loop(0, n_micro_batches, lambda i, carry: micro(carry, at(i))[0], summed)
+        summed = jax.lax.fori_loop(0, batch.n_micro, lambda i, carry: micro(carry, at(i))[0], summed)
     else:
         summed = jax.lax.scan(micro, summed, (parts, jnp.arange(static.accumulate)) if measured else parts)[0]
     grads = pipeline.out_of_slots(static, summed[1])
@@ -236,37 +215,31 @@ def _split_rows(x_BS: jax.Array, parts: int) -> jax.Array:
 
 
 def differentiate_micro_batch(
-    static: Static,
-    params: Any,
-    scales: Any,
-    z_weight: jax.Array,
-    ends: DocumentEnds | None,
-    due: jax.Array | None,
-    counted: jax.Array,
-    part: jax.Array,
-    copies: Any = None,
-    variables: Any = None,
+    static: Static, inputs: PassInputs, batch: Batch, counted: jax.Array, due: jax.Array | None = None
 ) -> Summed:
-    """Sums, gradient and amax of a micro-batch `part` [b, S+1], whose gradient is divided by `counted`.
+    """Sums, gradient and amax of a micro-batch [b, S+1], whose gradient is divided by `counted`.
 
-    In a pipeline the layers of `params` and of the gradient are as the stages hold them.
+    In a pipeline the layers of the parameters and of the gradient are as the stages hold them.
     """
     if static.layout.stage > 1:
-        return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
+        z_weight, scales = inputs.z_weight, inputs.scales
+        return *pipeline.pipeline_gradients(static, inputs.params, batch, z_weight, counted, due), scales
     can_underflow = due is not None and measures.underflow_format(POLICIES[static.precision])
     probes = jnp.zeros(static.model.n_layers) if can_underflow else None
-    objective = functools.partial(micro_batch_objective, static)
-    differentiate = jax.value_and_grad(objective, argnums=(0, 1, 7), has_aux=True)
-    (_, sums), (grads, amax, zeros) = differentiate(
-        params, scales, part, z_weight, counted, ends, due, probes, copies, variables
-    )
+
+    def objective(params: Any, scales: Any, probes: Any) -> tuple[jax.Array, LossSums]:
+        read = inputs._replace(params=params, scales=scales)
+        return micro_batch_objective(static, read, batch, counted, due, probes)
+
+    differentiate = jax.value_and_grad(objective, argnums=(0, 1, 2), has_aux=True)
+    (_, sums), (grads, amax, zeros) = differentiate(inputs.params, inputs.scales, probes)
     if zeros is not None:
         sums = sums._replace(measures=sums.measures._replace(gradient_zeros=zeros))
     return sums, grads, amax
 
 
-def _nothing_summed(static: Static, params: Any, scales: Any, tokens: jax.Array, due: jax.Array | None) -> Summed:
-    zeros = reshard_as(static, rules.gradient_specs, jax.tree.map(jnp.zeros_like, params))
+def _nothing_summed(static: Static, inputs: PassInputs, tokens: jax.Array, due: jax.Array | None) -> Summed:
+    zeros = reshard_as(static, rules.gradient_specs, jax.tree.map(jnp.zeros_like, inputs.params))
     nothing, declared = no_loss_sums(), transformer.block_sums(static.model)
     if declared:
         nothing = nothing._replace(block=no_sums(declared))
@@ -275,65 +248,7 @@ def _nothing_summed(static: Static, params: Any, scales: Any, tokens: jax.Array,
     if due is not None:
         head = measures.nothing_of_head(tokens.shape[0], tokens.shape[1] - 1)
         nothing = nothing._replace(measures=measures.nothing(static.model, head))
-    return nothing, zeros, jax.tree.map(jnp.zeros_like, scales)
-
-
-def leave_out_bad(
-    static: Static,
-    params: Any,
-    tokens: jax.Array,
-    z_weight: jax.Array,
-    precision_state: Any,
-    n_micro_batches: jax.Array | None,
-    ends: DocumentEnds | None,
-    due: jax.Array | None,
-    variables: Any,
-    summed: Summed,
-    allowed: jax.Array,
-) -> tuple[Summed, LeftOut]:
-    """`summed` of the whole batch; where it is not finite and `allowed`, that of the micro-batches that are.
-
-    These are run twice more, first each by itself to see whether it is finite, then without the others, so that their
-    gradient is the mean over the tokens that remain. A step that is finite runs nothing of this. Where no micro-batch
-    is finite, `summed` stays as it is. An overflow that the loss scale may have made is left to the loss scale.
-
-    The other arguments are those of `scaled_gradients`.
-    """
-    policy, n = POLICIES[static.precision], static.accumulate
-    run = jnp.int32(n) if n_micro_batches is None else n_micro_batches
-    keeping = policy_state(policy)
-    scales, scale = keeping.operand_scales(precision_state), keeping.loss_factor(precision_state)
-    scale = jnp.float32(1.0) if scale is None else scale
-    held = pipeline.into_slots(static, params)
-    differentiate = functools.partial(differentiate_micro_batch, static, held, scales, z_weight, ends, None)
-    parts = split_micro_batches(static, tokens)
-
-    def look(i: jax.Array, kept: jax.Array) -> jax.Array:
-        counted = jnp.maximum(jnp.sum(documents.prediction_targets(parts[i], ends) >= 0), 1)
-        return kept.at[i].set(_is_usable(differentiate(counted / scale, parts[i], variables=variables), scale))
-
-    def without(summed: Summed, remaining: jax.Array) -> Summed:
-        del summed
-        return scaled_gradients(
-            static, params, remaining, z_weight, precision_state, n_micro_batches, ends, due, variables
-        )
-
-    with product_precision(policy):
-        looks = jnp.where(allowed & ~_is_usable(summed, scale), run, 0)
-        kept = jax.lax.fori_loop(0, looks, look, jnp.ones(n, bool))
-    out = (jnp.arange(n) < run) & ~kept
-    out &= jnp.any((jnp.arange(n) < run) & kept)
-    remaining = jnp.where(jnp.tile(out, len(tokens) // n)[:, None], NO_TOKEN, tokens)
-    summed = run_if(jnp.any(out), without, summed, remaining)
-    return summed, LeftOut(
-        jnp.sum(out, dtype=jnp.int32), jnp.where(jnp.any(out), jnp.argmax(out), -1).astype(jnp.int32)
-    )
-
-
-def _is_usable(summed: Summed, scale: jax.Array) -> jax.Array:
-    """Whether loss and gradient are finite, or the gradient alone is not and the loss scale may be why."""
-    finite = jnp.isfinite(summed[0].nll)
-    return finite & (jnp.isfinite(optax.tree.norm(summed[1])) | (scale > 1))
+    return nothing, zeros, jax.tree.map(jnp.zeros_like, inputs.scales)
 
 
 def reshard_as(static: Static, rule: Callable, tree: Any) -> Any:

@@ -19,8 +19,8 @@ from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import softcap_logits
 from scalelab.model.sums.block_sums import LOSSES
+from scalelab.model.sums.cross_entropy import softcap_logits
 from scalelab.model.sums.measures import when
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams

@@ -10,6 +10,7 @@ from jax.stages import Wrapped
 
 from scalelab.config import Static
 from scalelab.hardware.tactics.parameter_copy import copy_for_loss
+from scalelab.model.attention.documents import Batch
 from scalelab.model.sums.loss_sums import LossSums, add_sums, no_loss_sums
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
@@ -20,17 +21,18 @@ from scalelab.train.step import guard, hooks
 from scalelab.train.step.gradients import (
     Gradient,
     document_ends,
-    leave_out_bad,
     loss_sums,
+    pass_inputs,
     reshard_as,
     scaled_gradients,
 )
+from scalelab.train.step.leave_out import leave_out_bad
 from scalelab.train.step.metrics import refuse_unloggable
-from scalelab.train.step.per_layer.backward import measure_gradient
 from scalelab.train.step.report import layers
 from scalelab.train.step.report.report import report
 from scalelab.train.step.state import TrainState, evaluation_params, model_variables, next_state
 from scalelab.train.step.update.curvature import curvature_if_due
+from scalelab.train.step.update.per_layer.backward import measure_gradient
 from scalelab.train.step.update.update import stays_finite, update_if_accepted
 from scalelab.train.step.variables import Metrics, Outcome, Verdict, signals_of
 
@@ -58,12 +60,14 @@ def take_gradient(static: Static, state: TrainState, tokens: jax.Array, h: Hpara
     if static.updates_layers:
         sums, replay = measure_gradient(static, state.params, tokens, h.train.z_loss, ends)
         return Gradient(sums, None, replay, replay.norm)
-    n_micro_batches = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
+    n_micro = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
+    batch = Batch(tokens, ends, n_micro)
     params = copy_for_loss(upcast(state.params, POLICIES[static.precision].parameters), static.layout.devices)
-    batch = static, params, tokens, h.train.z_loss, state.precision, n_micro_batches, ends, due, model_variables(state)
-    summed, left_out = scaled_gradients(*batch), None
+    inputs = pass_inputs(static, params, h.train.z_loss, state.precision, model_variables(state))
+    summed, left_out = scaled_gradients(static, inputs, batch, due), None
     if static.guard.leaves_out:
-        summed, left_out = leave_out_bad(*batch, summed, guard.may_leave_out(state.guard, state.step))
+        allowed = guard.may_leave_out(state.guard, state.step)
+        summed, left_out = leave_out_bad(static, inputs, batch, due, summed, allowed)
     sums, grads, amax = summed
     grads = checkpoint_name(reshard_as(static, rules.moment_specs, grads), "gradients")
     return Gradient(sums, grads, None, optax.tree.norm(grads), amax, left_out)

@@ -11,13 +11,14 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Layout
 from scalelab.model import transformer
+from scalelab.model.attention.documents import Batch
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.memory.saved_activations import count_saved_activations
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 from scalelab.sharding import BATCH_AXES
-from scalelab.train.step.gradients import micro_batch_objective
+from scalelab.train.step.gradients import PassInputs, micro_batch_objective
 from tests.plan.small import drawn, static_of
 from tests.quick import one_in
 
@@ -61,7 +62,7 @@ def traced(static):
 
 
 def loss_of(static, params, tokens):
-    return micro_batch_objective(static, params, (), tokens, jnp.float32(0), jnp.float32(1), None)[0]
+    return micro_batch_objective(static, PassInputs(params, jnp.float32(0)), Batch(tokens), jnp.float32(1))[0]
 
 
 def device_bytes(aval):

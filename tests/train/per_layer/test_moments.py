@@ -18,8 +18,8 @@ from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.time import moments_s
 from scalelab.train.single import train_single
 from scalelab.train.step import program
-from scalelab.train.step.per_layer.refusals import refuse_missing_memory, refuse_unsupported
 from scalelab.train.step.state import host_bytes, move_moments
+from scalelab.train.step.update.per_layer.refusals import refuse_missing_memory, refuse_unsupported
 from tests.plan.tiny import tiny
 from tests.train.per_layer.test_per_layer import both, two_ways
 from tests.train.step.test_step import batches, init

@@ -18,10 +18,10 @@ from scalelab.plan.memory.memory import gradient_bytes
 from scalelab.plan.step.flops import count_flops
 from scalelab.train.single import train_single
 from scalelab.train.step.gradients import compute_gradients
-from scalelab.train.step.per_layer.backward import measure_gradient
-from scalelab.train.step.per_layer.refusals import refuse_unsupported
-from scalelab.train.step.per_layer.update import update_layers
 from scalelab.train.step.step import train_step
+from scalelab.train.step.update.per_layer.backward import measure_gradient
+from scalelab.train.step.update.per_layer.refusals import refuse_unsupported
+from scalelab.train.step.update.per_layer.update import update_layers
 from scalelab.train.step.update.update import compute_updates
 from tests.plan.tiny import tiny
 from tests.train.step.test_step import assert_same, batches, init, setting

@@ -17,6 +17,7 @@ from scalelab.__main__ import main
 from scalelab.configs import tiny
 from scalelab.errors import BadInput
 from scalelab.model import transformer
+from scalelab.model.attention.documents import Batch
 from scalelab.model.declare import Variable, with_variables, without_variables
 from scalelab.record import records
 from scalelab.train.checkpoints import manifest
@@ -26,7 +27,7 @@ from scalelab.train.resume import rewind, weights
 from scalelab.train.single import train_single
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
-from scalelab.train.step.gradients import scaled_gradients
+from scalelab.train.step.gradients import pass_inputs, scaled_gradients
 from scalelab.train.step.program import sequential_program, traced_hparams, vmapped_program
 from scalelab.train.step.step import train_step
 from scalelab.train.step.variables import Part, whole_on_devices
@@ -202,7 +203,7 @@ def test_a_bias_moves_by_the_sign_of_the_load_errors_of_the_whole_batch(accumula
     for _ in range(2):
         gradients = jax.jit(scaled_gradients, static_argnums=0)
         old = state_lib.model_variables(state)
-        sums = gradients(static, state.params, tokens, h.train.z_loss, (), variables=old)[0]
+        sums = gradients(static, pass_inputs(static, state.params, h.train.z_loss, (), old), Batch(tokens))[0]
         load_LE = np.asarray(sums.block["counts"]["load"])
         assert load_LE.shape == (2, 3) and (load_LE.sum(axis=1) == 8 * 16).all()
         state, metrics = jax.jit(train_step, static_argnums=0)(static, state, tokens, h)

@@ -20,9 +20,9 @@ from scalelab.precision.states import Tree, policy_state
 from scalelab.train.step import guard
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import Gradient, reshard_as
-from scalelab.train.step.per_layer.update import update_layers
 from scalelab.train.step.report import layers
 from scalelab.train.step.state import TrainState
+from scalelab.train.step.update.per_layer.update import update_layers
 from scalelab.train.step.variables import Norms, Updated, Verdict
 
 

@@ -21,8 +21,17 @@ from scalelab.precision import rounding
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 from scalelab.precision.rounding import upcast
-from scalelab.train.step.per_layer import backward
-from scalelab.train.step.per_layer.backward import Kept, Layer, read_layer, read_rest
+from scalelab.train.step.update.per_layer import backward
+from scalelab.train.step.update.per_layer.backward import Kept, Layer, read_layer, read_rest
+
+
+class Part(NamedTuple):
+    """Parameters that are moved together: a layer, or what stands before or behind the blocks."""
+
+    chain: optax.GradientTransformationExtraArgs
+    old: Any  # the parameters in fp32
+    layer: Any = None  # its index in the stack; None: they are not stacked
+    last: bool = False  # of the step
 
 
 class Updated(NamedTuple):
@@ -50,13 +59,14 @@ def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, par
     def update_rest(state: Updated, grads: Any, last: bool) -> Updated:
         chain = parts.part_chain(static, now, now.step.lr, tuple(grads), factor)
         old = read_rest(static, state.params, tuple(grads))
-        return _move(static, chain, key, grads, old, state, None, last)
+        return _move(static, key, Part(chain, old, last=last), grads, state)
 
     def update_layer(layer: Layer, carry: tuple[jax.Array, Updated]) -> tuple[jax.Array, Updated]:
         (dy_BSD, state), name = carry, layer.stack.name
         old, x_BSD = read_layer(static, state.params, layer), keep_layout(kept.inputs[name][layer.index])
         grads, dx_BSD = backward.layer_gradient(again, old, x_BSD, layer, dy_BSD)
-        return dx_BSD, _move(static, chains[name], key, {name: grads}, {name: old}, state, layer.index)
+        part = Part(chains[name], {name: old}, layer.index)
+        return dx_BSD, _move(static, key, part, {name: grads}, state)
 
     with product_precision(POLICIES[static.precision]):
         zero = jnp.zeros(())
@@ -68,20 +78,17 @@ def update_layers(static: Static, kept: Kept, now: Hparams, step: jax.Array, par
         return update_rest(state, backward.enter_gradient(again, params, dx_BSD, tied), last=True)
 
 
-def _move(
-    static: Static, chain: optax.GradientTransformationExtraArgs, key: jax.Array, grads: Any, old: Any, state: Updated,
-    layer: Any, last: bool = False,
-) -> Updated:  # fmt: skip
-    """`state` with the parameters `old` (fp32) moved by their part's chain; those of `layer`, if they are stacked."""
-    opt_state = state.opt_state
-    part = parts.read_part(opt_state, jax.eval_shape(chain.init, old), layer)
-    part = upcast(part, POLICIES[static.precision].moments)
-    moves, part = chain.update(checkpoint_name(grads, "gradients"), part, old)
-    new = optax.apply_updates(old, moves)
+def _move(static: Static, key: jax.Array, part: Part, grads: Any, state: Updated) -> Updated:
+    """`state` with the parameters of a part moved by its chain."""
+    opt_state, layer = state.opt_state, part.layer
+    part_state = parts.read_part(opt_state, jax.eval_shape(part.chain.init, part.old), layer)
+    part_state = upcast(part_state, POLICIES[static.precision].moments)
+    moves, part_state = part.chain.update(checkpoint_name(grads, "gradients"), part_state, part.old)
+    new = optax.apply_updates(part.old, moves)
     stored = rounding.round_tree(new, key, layer) if POLICIES[static.precision].rounding == "stochastic" else new
     return Updated(
         state.params | {name: _write(state.params[name], stored[name], layer) for name in stored},
-        parts.write_part(opt_state, part, layer, last),
+        parts.write_part(opt_state, part_state, layer, part.last),
         state.move_squares + sum_squares(moves),
         state.param_squares + sum_squares(new),
     )
