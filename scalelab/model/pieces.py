@@ -21,7 +21,7 @@ from scalelab.model.products.saved import save_products
 from scalelab.model.stacks import LayerFlags, Stack, all_layer_flags, by_stack, join_stacks, stacks
 from scalelab.model.sums import measures
 from scalelab.model.sums.block_sums import SUMS
-from scalelab.model.sums.cross_entropy import cross_entropy, softcap_logits
+from scalelab.model.sums.cross_entropy import LossOptions, cross_entropy, softcap_logits
 from scalelab.model.sums.loss_sums import LossSums, add_block_sums, add_loss_term
 from scalelab.sharding import gather_weight, reshard_to, target_platform
 

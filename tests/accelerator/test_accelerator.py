@@ -16,7 +16,7 @@ from scalelab import config as config_lib
 from scalelab.configs import tiny
 from scalelab.model.attention import kernels
 from scalelab.model.attention.mask import NO_MASK, MaskInfo, Scoring
-from scalelab.model.sums.cross_entropy import cross_entropy
+from scalelab.model.sums.cross_entropy import LossOptions, cross_entropy
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import mixed_matmul, product_precision
 from scalelab.train.step.program import PACKINGS

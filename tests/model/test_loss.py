@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model.sums.cross_entropy import CPU_LOGITS, chunk_tokens, cross_entropy
+from scalelab.model.sums.cross_entropy import CPU_LOGITS, LossOptions, chunk_tokens, cross_entropy
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.sharding import trace_for_platform
 from tests.quick import one_in

@@ -17,7 +17,7 @@ from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Batch, DocumentEnds, PackedDocuments, SplitTokens
 from scalelab.model.pieces import run_loss
-from scalelab.model.sums.cross_entropy import smooth_cross_entropy
+from scalelab.model.sums.cross_entropy import LossOptions, smooth_cross_entropy
 from scalelab.model.sums.loss_sums import LossSums
 from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
