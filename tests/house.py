@@ -38,8 +38,12 @@ left out of the two rows of entries. Formatted lines are those of `ruff format` 
 
 
 def entries(folder: pathlib.Path) -> list[str]:
-    """Files and rooms in a folder, `__init__.py` aside; of `scalelab` itself only files, as its rooms are the tree."""
+    """Files and rooms in a folder, `__init__.py` aside; of `scalelab` itself only files, as its rooms are the tree.
+
+    A room that moved away leaves its compiled files behind, which don't count.
+    """
     inside = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__")]
+    inside = [p for p in inside if p.is_file() or {each.name for each in p.iterdir()} - {"__pycache__"}]
     return sorted(p.name for p in inside if folder.name != "scalelab" or p.is_file())
 
 
