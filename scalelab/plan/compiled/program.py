@@ -133,7 +133,7 @@ def join_fused(computations: Mapping[str, Sequence[Instruction]]) -> dict[str, l
 
     There a collective beside computation is named in three fusions or more: that which starts it, those of products
     during which it goes on, and that which awaits it; here it becomes a start and a done. A fusion `all-reduce-scatter`
-    of an all-reduce and a slice is a reduce-scatter: the whole sum is no buffer, and its ring makes one phase of two.
+    of an all-reduce and a slice is a reduce-scatter: the whole sum has no buffer, and its ring makes one phase of two.
     """
     inner = {name: [line for line in lines if line.operation in KINDS] for name, lines in computations.items()}
     ends, joined = ("async-collective-start", "async-collective-done"), dict[str, list[Instruction]]()

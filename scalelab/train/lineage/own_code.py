@@ -49,7 +49,7 @@ def _grid(steps: int) -> list[int]:
 
 
 def _curve(config: ConfigDict, steps: Sequence[int]) -> dict[str, float]:
-    """{step: LR} of a config's schedule; a value that is no number is left out, and refused elsewhere."""
+    """{step: LR} of a config's schedule; a value that is not a number is left out, and refused elsewhere."""
     rates = schedules.schedule_curves(config, steps)["lr"]
     return {str(step): float(rate) for step, rate in zip(steps, rates, strict=True) if np.isfinite(rate)}
 
