@@ -26,7 +26,7 @@ from scalelab.commands.ablate.options import make_parser
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
-TABLE_OPTIONS = ("columns",)
+TABLE_OPTIONS = ("columns", "block", "comparable")
 STUDY_OPTIONS = (
     "variant", "budgets", "sizes", "seeds", "workdir", "tune", "untuned", "rule", "tokens_per_param", "plan", "noise",
     "correlation", "status", "take_over",

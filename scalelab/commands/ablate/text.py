@@ -31,7 +31,10 @@ def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
 
 
 def _loss_row(rung: Mapping[str, Any]) -> list[str]:
-    losses = ["diverged" if rung[side] is None else f"{rung[side]:.4f}" for side in ("baseline", "variant")]
+    losses = [
+        f"{rung[side]:.4f}" if rung[side] is not None else "diverged" if lost else "-"
+        for side, lost in zip(("baseline", "variant"), rung["diverged"], strict=True)
+    ]
     one, other = rung["n_seeds"]
     return [f"{rung['C']:.4g}", *losses, str(one) if one == other else f"{one}, {other}"]
 

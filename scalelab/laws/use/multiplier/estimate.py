@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.use.multiplier.baseline_law import Laws, fit_laws
+from scalelab.laws.use.multiplier.baseline_law import Laws, fit_pair_laws, measured_others
+from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.noise import Noise, draw_means, measure_noise
 from scalelab.laws.use.multiplier.result import Multiplier
 from scalelab.laws.use.multiplier.rungs import rung_multipliers
-from scalelab.laws.use.multiplier.sides import Pair, read_pairs
+from scalelab.laws.use.multiplier.sides import read_pairs
 from scalelab.laws.use.multiplier.trend import fit_trend, trend_curve
 from scalelab.laws.use.multiplier.verdict import judge_target, reader_notes
 
@@ -77,16 +78,16 @@ def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:
 def _estimate(
     pair: Pair, target: float, fix: dict[str, float], level: float, seed: int, draws: int, points: int
 ) -> Multiplier:
-    usable = [i for i, (b, v) in enumerate(zip(pair.baseline, pair.variant, strict=True)) if b.losses and v.losses]
+    usable = pair.compared
     if not usable:
         return _without_rungs(pair, target, fix, level)
-    whole, pair = pair, _only(pair, usable)
+    whole, pair = pair, pair.only(usable)
     noise = measure_noise(pair)
     known = noise.difference_df > 0
     rng = np.random.default_rng(seed)
     laws, logs = _log_multipliers(pair, *_measured(pair), fix)
     ones, others = draw_means(pair, noise, draws if known else 1, rng)
-    drawn_laws, drawn = _log_multipliers(pair, ones, others, fix)
+    drawn_laws, drawn = _log_multipliers(pair, ones, others, fix, _draw_others(pair, noise, len(ones), fix, rng))
     falls = float(np.mean((drawn_laws.A > 0) & (laws.A[0] > 0)))
     rungs = rung_multipliers(whole, usable, logs[0], drawn if known else None, noise, level, rng)
     curve = trend_curve(pair, logs[0], drawn if known else None, target, level, points)
@@ -94,7 +95,7 @@ def _estimate(
     verdict, criterion = judge_target(whole, at_target, noise, falls, target, level)
     return Multiplier(
         whole.name, rungs, trend, at_target, verdict, criterion,
-        tuple(reader_notes(whole, usable, noise, at_target, fix)),
+        (*whole.notes, *reader_notes(whole, usable, noise, at_target, fix)),
         _law_json(laws), _noise_json(noise),
         tuple(_pinned(pair, target, fix)) if "E" in fix else (), curve,
     )  # fmt: skip
@@ -104,15 +105,15 @@ def _without_rungs(pair: Pair, target: float, fix: dict[str, float], level: floa
     """The answer where no rung has finished runs on both sides: the baseline's law, and a verdict without a number."""
     noise = Noise(0.0, 0.0, 0.0, 0, 0, 0, None, None, 0.0)
     rng = np.random.default_rng(0)
-    base = _only(pair, [i for i, cell in enumerate(pair.baseline) if cell.losses])
-    laws = fit_laws(base.flops, _measured(base)[0], np.array([cell.runs for cell in base.baseline], float), fix)
-    trend, at_target = fit_trend(_only(pair, []), np.zeros(0), None, target, level, rng)
+    none = pair.only([])
+    laws = fit_pair_laws(none, np.zeros((1, 0)), measured_others(none, fix)[0][None], fix)
+    trend, at_target = fit_trend(none, np.zeros(0), None, target, level, rng)
     verdict, criterion = judge_target(pair, at_target, noise, 0.0, target, level)
     rungs, notes = (
         rung_multipliers(pair, [], np.zeros(0), None, noise, level, rng),
         reader_notes(pair, [], noise, at_target, fix),
     )
-    return Multiplier(pair.name, rungs, trend, at_target, verdict, criterion, tuple(notes), _law_json(laws),
+    return Multiplier(pair.name, rungs, trend, at_target, verdict, criterion, (*pair.notes, *notes), _law_json(laws),
                       _noise_json(noise), (), ())  # fmt: skip
 
 
@@ -125,10 +126,14 @@ def _noise_json(noise: Noise) -> dict[str, Any]:
             "df": noise.difference_df, "correlation": noise.correlation, "saved": noise.saved}  # fmt: skip
 
 
-def _only(pair: Pair, rungs: Sequence[int]) -> Pair:
-    """The pair at these rungs: where one side has no finished run, nothing can be compared."""
-    ones, others = (tuple(side[i] for i in rungs) for side in (pair.baseline, pair.variant))
-    return Pair(pair.name, ones, others, pair.paired)
+def _draw_others(pair: Pair, noise: Noise, draws: int, fix: dict[str, float], rng: np.random.Generator) -> np.ndarray:
+    """Draws [draws, K] of the losses that the baseline's law takes beside those of the pair's rungs."""
+    losses, runs = measured_others(pair, fix)
+    df = noise.baseline_df or noise.difference_df
+    if not (df and len(losses)):
+        return np.tile(losses, (draws, 1))
+    sd = noise.baseline * (df / rng.chisquare(df, (draws, 1))) ** 0.5
+    return np.asarray(losses * np.exp(sd * rng.standard_normal((draws, len(losses))) / runs**0.5))
 
 
 def _measured(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -138,11 +143,15 @@ def _measured(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_multipliers(
-    pair: Pair, ones: np.ndarray, others: np.ndarray, fix: dict[str, float]
+    pair: Pair, ones: np.ndarray, others: np.ndarray, fix: dict[str, float], beside: np.ndarray | None = None
 ) -> tuple[Laws, np.ndarray]:
-    """(the baseline's laws, log m in FLOPs [B, R]) of B sets of mean losses, each [B, R]."""
+    """(the baseline's laws, log m in FLOPs [B, R]) of B sets of mean losses, each [B, R].
+
+    `beside` [B, K]: the losses of `measured_others` for each set (default: as measured).
+    """
     flops = pair.flops
-    laws = fit_laws(flops, ones, np.array([cell.runs for cell in pair.baseline], float), fix)
+    beside = np.tile(measured_others(pair, fix)[0], (len(ones), 1)) if beside is None else beside
+    laws = fit_pair_laws(pair, ones, beside, fix)
     own = np.array([cell.flops for cell in pair.variant])
     return laws, laws.log_compute_ratio(ones, others) + np.log(flops / own)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalelab.laws.use.multiplier.sides import Cell, Pair
+from scalelab.laws.use.multiplier.cells import Cell, Pair
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.result import Interval
-from scalelab.laws.use.multiplier.sides import Pair
 
 # s.d. of the bend of log m over log C, over its slope. A multiplier that falls to 1 as c C^-k bends by k; exponents of
 # losses are 0.05 to 0.3. Chosen by the coverage of simulated studies (checks/results/multiplier.md).

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.noise import Noise
-from scalelab.laws.use.multiplier.sides import Pair
 
 LEAST_SLOPE_SHARE = 0.95  # of draws in which the baseline's loss must fall with compute
 
