@@ -11,6 +11,7 @@ from scalelab.laws import multiplier
 from scalelab.laws.read.columns import parse_columns
 from scalelab.laws.read.readers import read_raw_rows, shorten_text
 from scalelab.laws.use.multiplier.design import next_pair
+from scalelab.laws.use.multiplier.result import WORTH
 from scalelab.numbers.written import find_decimal_mark, parse_number
 
 LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
@@ -28,26 +29,28 @@ class JudgedTable(NamedTuple):
     notes: list[str]
 
 
-@check_arguments(target_flops=optional(POSITIVE))
+@check_arguments(target_flops=optional(POSITIVE), worth=POSITIVE)
 def judge_table(
     table: Path,
     baseline: str,
     *,
     target_flops: float | None = None,
     fix: Mapping[str, float] | None = None,
+    worth: float = WORTH,
     next: bool = False,
     columns: Mapping[str, str] | None = None,
 ) -> JudgedTable:
     """Judge by a table of others' runs whether a change holds at scale (`scalelab ablate TABLE`).
 
-    `fix`: values of E or alpha that are not fitted; `next`: also which further runs would settle it; `columns`: which
-    hold side, C, loss, seed, tokens, tokens_per_s. BadInput for a table that can't be judged.
+    `fix`: values of E or alpha that are not fitted; `worth`: the smallest multiplier that matters; `next`: also which
+    further runs would settle it; `columns`: which hold side, C, loss, seed, tokens, tokens_per_s.
+    BadInput for a table that can't be judged.
     """
     if not pathlib.Path(table).is_file():
         raise BadInput(f"{table} does not exist" if not pathlib.Path(table).exists() else f"{table} is not a file")
     named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
     rows, notes = read_sides(pathlib.Path(table), named or None)
-    results = multiplier(rows, baseline=baseline, target_flops=target_flops, fix=dict(fix or {}))
+    results = multiplier(rows, baseline=baseline, target_flops=target_flops, fix=dict(fix or {}), worth=worth)
     content: list[Facts] = [{"variant": name} | result.to_json() for name, result in results.items()]
     for each, result in zip(content if next else (), results.values() if next else (), strict=True):
         each["next"] = next_pair(result)

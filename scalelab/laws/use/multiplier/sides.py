@@ -48,12 +48,14 @@ class Pair:
     """Baseline and variant at the rungs that both have, in order of compute: cells [R] of each.
 
     `paired`: whether both sides have the same seeds at every rung, so that differences are taken seed by seed.
+    `blocks`: the block of a run by its seed label, where runs of a rung differ in more than the seed.
     """
 
     name: str
     baseline: tuple[Cell, ...]
     variant: tuple[Cell, ...]
     paired: bool
+    blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def flops(self) -> np.ndarray:
