@@ -12,7 +12,7 @@ from scalelab.errors import BadInput
 from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.baseline_law import compare_floors
 from scalelab.laws.use.multiplier.design import next_pair
-from scalelab.laws.use.multiplier.result import Multiplier
+from scalelab.laws.use.multiplier.result import WORTH, Multiplier
 
 
 class JudgedTable(NamedTuple):
@@ -29,6 +29,7 @@ def judge_table(
     *,
     target_flops: float | None = None,
     fix: Mapping[str, float] | None = None,
+    worth: float = WORTH,
     next: bool = False,
     columns: Mapping[str, str] | None = None,
     block: str | None = None,
@@ -36,16 +37,16 @@ def judge_table(
 ) -> JudgedTable:
     """Judge by a table of others' runs whether a change holds at scale (`scalelab ablate TABLE`).
 
-    `fix`: values of E or alpha that are not fitted; `next`: also which further runs would settle it; `columns`: which
-    hold side, C, loss, seed, tokens, tokens_per_s, N; `block`: columns, separated by commas, by which runs of a budget
-    are paired (default: found; "none": they are seeds); `comparable`: the losses are of one tokenizer and data,
-    whatever their floors. BadInput for a table that can't be judged.
+    `fix`: values of E or alpha that are not fitted; `worth`: the smallest multiplier that matters; `next`: also which
+    further runs would settle it; `columns`: which hold side, C, loss, seed, tokens, tokens_per_s, N; `block`: columns,
+    separated by commas, by which runs of a budget are paired (default: found; "none": they are seeds); `comparable`:
+    the losses are of one tokenizer and data, whatever their floors. BadInput for a table that can't be judged.
     """
     if not pathlib.Path(table).is_file():
         raise BadInput(f"{table} does not exist" if not pathlib.Path(table).exists() else f"{table} is not a file")
     named = ",".join(f"{field}={column}" for field, column in (columns or {}).items())
     rows, notes = read_sides(pathlib.Path(table), named or None, baseline, block)
-    results = multiplier(rows, baseline=baseline, target_flops=target_flops, fix=dict(fix or {}))
+    results = multiplier(rows, baseline=baseline, target_flops=target_flops, fix=dict(fix or {}), worth=worth)
     content: list[Facts] = [{"variant": name} | result.to_json() for name, result in results.items()]
     for each, result in zip(content, results.values(), strict=True):
         if doubt := _other_tokenizer(rows, baseline, each["variant"]) or _other_floor(result, baseline):

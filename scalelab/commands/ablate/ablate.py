@@ -1,9 +1,11 @@
 """scalelab ablate --baseline=A.py --variant=B.py [--variant=C.py …] --budgets=C,C,… --seeds=K --workdir=DIR
-scalelab ablate TABLE --baseline=NAME [--target-flops=C] [--columns=side=…,C=…,seed=…,loss=…]
+scalelab ablate TABLE --baseline=NAME [--target-flops=C] [--worth=M] [--columns=side=…,C=…,seed=…,loss=…]
 
 Does a change hold at scale? The answer is a multiplier m: with m times the compute the baseline is as good as the
 variant. m is given at every budget, as a function of scale, and at --target-flops, in FLOPs, tokens and time, with
-90 % intervals, and it ends in a verdict: adopt, reject or undecided.
+90 % intervals, and it ends in a verdict: adopt (m is above --worth, 1.02 by default), reject (below 1/1.02), no
+difference that matters (between these) or undecided. At a budget that was run, the verdict is that of its own runs;
+elsewhere, that of a curve through all. Several variants are judged together: their intervals hold for all at once.
 
 With configs, both sides are trained on a ladder of budgets (FLOPs). Each side's learning rate is tuned with the same
 number of trials at all budgets but the largest, and carried there by a law. The multiplier at the largest budget and

@@ -16,6 +16,7 @@ def judge_table(options: Any) -> tuple[list[str], dict[str, Any]]:
         options.baseline,
         target_flops=options.target_flops,
         fix=parse_fixed(options.fix),
+        worth=options.worth,
         next=options.next,
         columns=parse_columns(options.columns, FIELDS),
         block=options.block,

@@ -62,7 +62,12 @@ def _target(target: Mapping[str, Any]) -> list[str]:
     spread = (
         ", no interval" if ends is None else f" ({ends[0]:.3f} to {ends[1]:.3f}), P(m > 1) {target['p_better']:.3f}"
     )
-    return [f"at {target['C']:.4g} FLOPs: m {target['m']:.3f}{spread}"]
+    source = "the rung's own" if target["measured"] else "by the curve through the rungs"
+    lines = [f"at {target['C']:.4g} FLOPs: m {target['m']:.3f}{spread}, {source}"]
+    if ends is not None and target["together90"] != ends:
+        low, high = target["together90"]
+        lines.append(f"at the target, wide enough for all variants together: {low:.3f} to {high:.3f}")
+    return lines
 
 
 def describe_score(scored: Mapping[str, Any]) -> str:

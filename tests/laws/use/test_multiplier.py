@@ -136,11 +136,12 @@ def test_pairs_save_what_their_correlation_says():
 
 
 def test_draws_of_a_mean_follow_students_t():
-    pair = read_pairs(study(noise=0.01, seeds=2, budgets=(1e11, 4e11)), "old")["new"]
+    pair = read_pairs(study(noise=0.01, seeds=3, budgets=(1e11,)), "old")["new"]
     noise = measure_noise(pair)
-    ones, others = draw_means(pair, noise, 40_000, np.random.default_rng(0))
-    z = (np.log(ones / others)[:, 0] - np.log(pair.baseline[0].mean / pair.variant[0].mean)) * 2**0.5 / noise.difference
-    assert noise.difference_df == 2
+    draws = draw_means(pair, noise, 40_000, np.random.default_rng(0))
+    gaps = np.log(draws.baseline / draws.variant)[:, 0] - np.log(pair.baseline[0].mean / pair.variant[0].mean)
+    z = gaps * 3**0.5 / noise.difference
+    assert noise.difference_df == 2 and draws.pair_df[0] == pytest.approx(2, abs=0.1)
     assert (np.abs(z) < 2.920).mean() == pytest.approx(0.9, abs=0.01)  # t of 2 degrees of freedom, 95 %
 
 
