@@ -49,7 +49,7 @@ def judge_table(
     results = multiplier(rows, baseline=baseline, target_flops=target_flops, fix=dict(fix or {}), worth=worth)
     content: list[Facts] = [{"variant": name} | result.to_json() for name, result in results.items()]
     for each, result in zip(content, results.values(), strict=True):
-        if doubt := _other_tokenizer(rows, baseline, each["variant"]) or _other_floor(result, baseline):
+        if doubt := _other_tokenizer(rows, baseline, each["variant"]) or other_floor(result, baseline):
             each |= _ask_comparable(each, doubt, comparable)
     for each, result in zip(content if next else (), results.values() if next else (), strict=True):
         each["next"] = next_pair(result)
@@ -67,7 +67,7 @@ def _other_tokenizer(rows: Sequence[Mapping[str, Any]], baseline: str, variant: 
     return ""
 
 
-def _other_floor(result: Multiplier, baseline: str) -> str:
+def other_floor(result: Multiplier, baseline: str) -> str:
     """What the losses say of another tokenizer or validation set: a floor of the variant's own; "" for nothing."""
     rungs = [rung for rung in result.rungs if rung.m["flops"] is not None]
     sides = np.array([(r.C, r.baseline, r.variant, min(r.n_seeds), r.m["flops"]) for r in rungs], float)

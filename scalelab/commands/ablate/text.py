@@ -10,7 +10,13 @@ from scalelab.laws.use.multiplier.result import CURRENCIES
 def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
     """Format the table by rung and currency, the trend, the target, and last the verdict."""
     known = [key for key in CURRENCIES if any(rung["m"][key] is not None for rung in result["rungs"])]
-    head = ["FLOPs", baseline, result["variant"], "seeds", *(f"m in {key}" for key in known)]
+    head = [
+        "FLOPs",
+        baseline,
+        result["variant"],
+        "pairs" if result["blocks"] else "seeds",
+        *(f"m in {key}" for key in known),
+    ]
     rows = [[_loss_row(rung), [times(rung, key) for key in known]] for rung in result["rungs"]]
     lines = align_columns([head, *([*first, *rest] for first, rest in rows)])
     law, unit = result["law"], result["law"]["unit"]

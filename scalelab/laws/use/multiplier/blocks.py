@@ -12,6 +12,7 @@ import numpy as np
 
 from scalelab.laws.use.multiplier.cells import Cell, Pair, Surface, geometric_mean
 
+BLOCKS_AT_RANDOM = 3  # from so many blocks on, the difference's scatter between blocks is its error
 LEAST_CELLS = 6  # of the baseline, for a law in N and D: five numbers and one to spare
 LEAST_VALUES = 3  # of N and of D, each
 LEAST_SPREAD = 0.1  # s.d. of log N about its line over log C: a ladder along one line tells of no surface
@@ -37,8 +38,8 @@ def pair_blocks(name: str, one: Sequence[Split], other: Sequence[Split]) -> Pair
         cells.append(_fold_rung(one[i], other[i], best[i], levels[i], folded))
         blocks |= labels
     baseline, variant = tuple(a for a, _ in cells), tuple(b for _, b in cells)
-    note = _describe_pairs(name, baseline, ones, others, best)
-    return Pair(name, baseline, variant, True, blocks, read_surface(one), notes=(note,))
+    notes = (_describe_pairs(name, baseline, ones, others, best), _describe_error(blocks))
+    return Pair(name, baseline, variant, True, blocks, read_surface(one), notes=notes)
 
 
 def shared_blocks(one: Losses, other: Losses) -> list[str]:
@@ -154,9 +155,20 @@ def _describe_pairs(
     ]
     level = "the baseline's best block" if any(best) else "the mean of the blocks that all budgets have"
     return (
-        f"{name} has the lower loss in {sum(gaps)} of {len(gaps)} cells; the verdict is on pairs within a block, at "
-        f"{level}; the best of each side, whatever its block: {', '.join(rows)}"
+        f"{name} has the lower loss in {sum(gaps)} of {len(gaps)} cells; the verdict is on the mean of pairs within a "
+        f"block, as a change of the loss of {level}; what does not decide, the best of each side whatever its block: "
+        f"{', '.join(rows)}"
     )
+
+
+def _describe_error(labels: Mapping[str, str]) -> str:
+    """What the interval holds of differences between blocks."""
+    names = set(labels.values())
+    if len(names) >= BLOCKS_AT_RANDOM:
+        return f"{len(names)} blocks: the change is worth more in one than in another, and the error holds that"
+    if len(labels) > len(names):
+        return f"{len(names)} blocks: the answer is for the mean of these, and the error is of seeds within them"
+    return f"{len(names)} blocks with a run each: the error is what their differences scatter by"
 
 
 def _mean(losses: Mapping[str, float]) -> float:

@@ -144,7 +144,7 @@ def judge_pair(
         (*whole.notes, *reader_notes(whole, usable, noise, target, trend, fixed)),
         _law_json(laws), _noise_json(noise, means),
         tuple(_pinned(pair, question.target, fixed)) if "E" in fixed and usable else (), band,
-        question.worth, question.family,
+        question.worth, question.family, tuple(dict.fromkeys(whole.blocks.values())),
     )  # fmt: skip
 
 

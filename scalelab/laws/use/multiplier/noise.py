@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scalelab.laws.use.multiplier.blocks import BLOCKS_AT_RANDOM
 from scalelab.laws.use.multiplier.cells import Cell, Pair
 from scalelab.laws.use.multiplier.scales import Scatter, draw_sds, effective_df, equal_p
-
-BLOCKS_AT_RANDOM = 3  # from so many blocks on, the difference's scatter between blocks is its error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,14 +120,15 @@ def _scatter(deviations: Sequence[tuple[np.ndarray, int]]) -> Scatter:
 def _difference_scatter(gaps: Sequence[np.ndarray], groups: Sequence[Sequence[str]]) -> Scatter:
     """The scatter of a pair's difference by rung, such that a rung's variance over its runs is that of their mean.
 
-    With BLOCKS_AT_RANDOM blocks or more, blocks are a sample: what counts is the scatter of their means, in which the
-    change is worth more in one block than in another.
+    With BLOCKS_AT_RANDOM blocks in the table, blocks are a sample: what counts is the scatter of their means, in which
+    the change is worth more in one block than in another. With fewer these blocks are all that is asked about.
     """
+    at_random = len({name for its in groups for name in its}) >= BLOCKS_AT_RANDOM
     out = []
     for values, its in zip(gaps, groups, strict=True):
         names, places = np.unique(np.array(its, str), return_inverse=True)
         inside = _within(values, its)
-        if len(names) >= BLOCKS_AT_RANDOM or (len(names) > 1 and not inside[1]):
+        if len(values) and (at_random or (len(names) > 1 and not inside[1])):
             means = np.bincount(places, values) / np.bincount(places)
             out.append(((means - means.mean()) * (len(values) / len(names)) ** 0.5, len(names) - 1))
         else:
