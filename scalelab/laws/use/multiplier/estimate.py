@@ -14,7 +14,7 @@ import numpy as np
 from scalelab.errors import BadInput
 from scalelab.laws.use.multiplier.baseline_law import Laws, fit_pair_laws, measured_others
 from scalelab.laws.use.multiplier.cells import NEAR, Pair
-from scalelab.laws.use.multiplier.noise import Draws, Noise, draw_means, measure_noise
+from scalelab.laws.use.multiplier.noise import Draws, Noise, draw_means, measure_noise, share_noise
 from scalelab.laws.use.multiplier.result import WORTH, Multiplier, check_worth
 from scalelab.laws.use.multiplier.rungs import rung_multipliers
 from scalelab.laws.use.multiplier.sides import read_pairs
@@ -83,7 +83,12 @@ def multiplier(
     for pair in pairs.values():
         _check_fixed(pair, fix)
     question = Question(target, level, float(worth), family or len(pairs))
-    return {name: judge_pair(pair, question, fix, seed, draws, curve_points) for name, pair in pairs.items()}
+    usable = [_only(pair, _usable(pair)) for pair in pairs.values()]
+    noises = share_noise(usable, [measure_noise(pair) for pair in usable])
+    return {
+        name: judge_pair(pair, question, fix, seed, draws, curve_points, noise)
+        for (name, pair), noise in zip(pairs.items(), noises, strict=True)
+    }
 
 
 def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:
