@@ -83,7 +83,7 @@ def multiplier(
     for pair in pairs.values():
         _check_fixed(pair, fix)
     question = Question(target, level, float(worth), family or len(pairs))
-    usable = [_only(pair, _usable(pair)) for pair in pairs.values()]
+    usable = [pair.only(pair.compared) for pair in pairs.values()]
     noises = share_noise(usable, [measure_noise(pair) for pair in usable])
     return {
         name: judge_pair(pair, question, fix, seed, draws, curve_points, noise)
