@@ -76,7 +76,7 @@ def _tune(
 
     def tune() -> dict[str, Any]:
         losses = tuning.tune_sides(study, losses_of)
-        sides = [tuning.carry_up(study, side, losses) for side in study.sides]
+        sides = tuning.carry_up(study, losses).values()
         return {"sides": [files.tuned_json(study, each) for each in sides], "tuned_at": time.time()}
 
     write_once(folder / files.TUNED_FILE, tune)
@@ -227,10 +227,13 @@ def _speed_of(study: Ablation, row: Mapping[str, Any], speeds: Mapping[str, Mapp
 def judge_tuning(study: Ablation, verdict: str, mistuned: Sequence[str]) -> dict[str, Any]:
     """The verdict with what tuning does to it: equal tuning or no verdict."""
     if mistuned:
-        return {"verdict": f"undecided: not tuned well enough: {'; '.join(mistuned)}", "before_tuning": verdict}
+        return {
+            "verdict": f"undecided: not tuned well enough: {'; '.join(mistuned)}", "before_tuning": verdict,
+            "problems": list(mistuned),
+        }  # fmt: skip
     if not study.tuned:
-        return {"verdict": f"{verdict} (untuned: each side ran at its own config's values)"}
-    return {}
+        return {"verdict": f"{verdict} (untuned: each side ran at its own config's values)", "problems": []}
+    return {"problems": []}
 
 
 def score_prediction(predicted: Mapping[str, Any], rung: Mapping[str, Any]) -> dict[str, Any]:
