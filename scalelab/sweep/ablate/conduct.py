@@ -114,7 +114,7 @@ def predict_once(
     last = study.rungs[-1]
 
     def predict() -> dict[str, Any]:
-        predictions = {side.name: _predict(study, side.name, rows, last.flops, fix, worth) for side in study.sides[1:]}
+        predictions = _predict(study, rows, last.flops, fix, worth)
         return {"C": last.flops, "seeds": study.seeds, "variants": predictions, "predicted_at": time.time()}
 
     runs = [folder / "runs" / name_run(side, last, 1) for side in study.sides]
@@ -123,18 +123,18 @@ def predict_once(
 
 
 def _predict(
-    study: Ablation, name: str, rows: Sequence[Mapping[str, Any]], flops: float, fix: Mapping[str, float] | None,
-    worth: float,
-) -> dict[str, Any]:  # fmt: skip
-    pair = [row for row in rows if row["side"] in (study.baseline.name, name)]
+    study: Ablation, rows: Sequence[Mapping[str, Any]], flops: float, fix: Mapping[str, float] | None, worth: float
+) -> dict[str, dict[str, Any]]:
     try:
-        result = multiplier(
-            pair, baseline=study.baseline.name, target_flops=flops, fix=fix, worth=worth, family=len(study.sides) - 1
-        )[name]
+        results = multiplier(rows, baseline=study.baseline.name, target_flops=flops, fix=fix, worth=worth)
     except (BadInput, FitError) as why:
-        return {"m": None, "interval90": None, "criterion": None, "why": str(why)}
-    target = result.to_json()["target"]
-    return {"m": target["m"], "interval90": target["interval90"], "criterion": result.criterion, "why": ""}
+        nothing = {"m": None, "interval90": None, "criterion": None, "why": str(why)}
+        return {side.name: nothing for side in study.sides[1:]}
+    return {
+        name: {key: result.to_json()["target"][key] for key in ("m", "interval90")}
+        | {"criterion": result.criterion, "why": ""}
+        for name, result in results.items()
+    }
 
 
 def describe_prediction(each: Mapping[str, Any]) -> str:
@@ -184,13 +184,12 @@ def score_study(
     tuned = files.read_tuned(study, folder)["sides"] if study.tuned else []
     prediction = files.read_prediction(study, folder)
     problems = {side["name"]: side["problems"] for side in tuned}
+    estimates = multiplier(
+        rows, baseline=study.baseline.name, target_flops=target_flops, fix=fix, curve_points=CURVE_POINTS, worth=worth
+    )
     variants = []
     for side in study.sides[1:]:
-        pair = [row for row in rows if row["side"] in (study.baseline.name, side.name)]
-        estimate = multiplier(
-            pair, baseline=study.baseline.name, target_flops=target_flops, fix=fix, curve_points=CURVE_POINTS,
-            worth=worth, family=len(study.sides) - 1,
-        )[side.name]  # fmt: skip
+        estimate = estimates[side.name]
         result = estimate.to_json() | ({"next": next_pair(estimate)} if with_next else {})
         mistuned = [*problems.get(study.baseline.name, []), *problems.get(side.name, [])]
         variants.append(

@@ -286,3 +286,19 @@ def test_the_published_losses_of_one_size_give_the_published_speed_up():
     ]
     found = multiplier(rows, baseline="adamw", target_flops=2e18, fix={"E": floor, "alpha": power})["muon"]
     assert found.rungs[0].m["flops"] == pytest.approx(published[0], abs=0.005)
+
+
+def test_the_committed_ablations_are_what_the_rules_of_today_say_of_their_runs():
+    from experiments import ablations
+    from scalelab.record import records
+
+    stored = records.read_json(ablations.RESULTS / "ablations.json")
+    anew = ablations.judge_anew(stored)
+    assert [each["verdict"] for each in anew["variants"]] == [each["verdict"] for each in stored["variants"]]
+    for each in anew["variants"]:  # the verdict is that of the largest rung's own multiplier
+        rung = each["rungs"][-1]
+        assert each["target"]["m"] == pytest.approx(rung["m"]["flops"], rel=1e-9)
+        low, high = each["target"]["together90"]
+        assert low < rung["interval90"]["flops"][0] and rung["interval90"]["flops"][1] < high
+    batch = next(each for each in anew["variants"] if each["variant"] == "batch_x2")
+    assert batch["target"]["m"] == pytest.approx(0.830, abs=5e-4)

@@ -11,7 +11,9 @@ import numpy as np
 
 from scalelab.laws.use.multiplier.blocks import BLOCKS_AT_RANDOM
 from scalelab.laws.use.multiplier.cells import Cell, Pair
-from scalelab.laws.use.multiplier.scales import Scatter, draw_sds, effective_df, equal_p
+from scalelab.laws.use.multiplier.scales import Scatter, beside_others, draw_sds, effective_df, equal_p
+
+SHARED = 0.25  # the correlation of two variants' sums of squared differences to one baseline, where noise is equal
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,6 +72,26 @@ def measure_noise(pair: Pair) -> Noise:
     correlation, shared, saved = _correlations(z, d, one, other, difference)
     return Noise(one.pooled, other.pooled, difference.pooled, one.total_df, other.total_df, difference.total_df,
                  correlation, saved, shared, (one, difference), equal_p(difference))  # fmt: skip
+
+
+def share_noise(pairs: Sequence[Pair], noises: Sequence[Noise]) -> list[Noise]:
+    """Each pair's noise with what the other pairs of its kind (paired or not) tell of it.
+
+    What a change is worth more in one block than in another is its own: of pairs within blocks nothing is shared.
+    """
+    out = list(noises)
+    for paired in (True, False):
+        which = [
+            i
+            for i, noise in enumerate(noises)
+            if pairs[i].paired == paired and noise.difference_df and not pairs[i].blocks
+        ]
+        scatters = [sides[1] for i in which if (sides := noises[i].sides)]
+        places = [np.log(pairs[i].flops) for i in which]
+        for i, scatter in zip(which, beside_others(scatters, places, SHARED if paired else 0.0), strict=True):
+            first = sides[0] if (sides := noises[i].sides) else scatter
+            out[i] = dataclasses.replace(noises[i], sides=(first, scatter))
+    return out
 
 
 def draw_means(pair: Pair, noise: Noise, draws: int, rng: np.random.Generator) -> Draws:

@@ -7,6 +7,7 @@ draws hold what a few seeds leave open.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import special
@@ -22,10 +23,15 @@ MOST_DF = 200.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scatter:
-    """Sums of squares and degrees of freedom by rung, each [R]."""
+    """Sums of squares and degrees of freedom by rung, each [R].
+
+    `beside` [3, K]: sums of squares, degrees of freedom and log FLOPs of other variants' rungs, which tell of the noise
+    that all have in common.
+    """
 
     ss: np.ndarray
     df: np.ndarray
+    beside: np.ndarray | None = None
 
     @property
     def total_df(self) -> int:
@@ -40,11 +46,13 @@ class Scatter:
 
 def draw_sds(scatter: Scatter, x: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
     """Draws of the standard deviation at each rung, [draws, R]; `x` [R]: log FLOPs."""
-    ss, df, total = scatter.ss, scatter.df, scatter.df.sum()
-    if not total or not ss.sum():
-        return np.zeros((draws, len(ss)))
-    span = np.ptp(x)
-    place = (x - x.mean()) / span if span > 0 else np.zeros(len(x))
+    if not scatter.total_df or not scatter.ss.sum():
+        return np.zeros((draws, len(x)))
+    ss, df, places = scatter.ss, scatter.df, x
+    if scatter.beside is not None:
+        ss, df, places = (np.concatenate(both) for both in zip((ss, df, places), scatter.beside, strict=True))
+    span, total = np.ptp(x), df.sum()
+    place = (places - x.mean()) / span if span > 0 else np.zeros(len(places))
     reach = 4 * (2 / total) ** 0.5 + 2
     levels = np.log(ss.sum() / total) + np.linspace(-reach, reach, STEPS)
     base, slope, prior = (each.ravel() for each in np.meshgrid(levels, TRENDS, PRIOR_DF, indexing="ij"))
@@ -56,11 +64,30 @@ def draw_sds(scatter: Scatter, x: np.ndarray, draws: int, rng: np.random.Generat
     share = np.exp(likelihood - likelihood.max())
     chosen = rng.choice(len(share), draws, p=share / share.sum())
     jitter = (rng.random((draws, 1)) - 0.5) * (levels[1] - levels[0])
-    d0, means = prior[chosen][:, None], np.exp(logs[chosen] + jitter)
+    n = len(x)
+    d0, means = prior[chosen][:, None], np.exp(logs[chosen, :n] + jitter)
     finite = np.isfinite(d0)
     known = np.where(finite, d0, 1.0)
-    drawn = (known * means + ss) / rng.chisquare(known + df)
+    drawn = (known * means + ss[:n]) / rng.chisquare(known + df[:n])
     return np.sqrt(np.where(finite, drawn, means))
+
+
+def beside_others(scatters: Sequence[Scatter], places: Sequence[np.ndarray], shared: float) -> list[Scatter]:
+    """Each scatter with all others beside it, which count as much as they tell anew; `places`: log FLOPs of each.
+
+    `shared`: the correlation of two variants' sums of squares, by the runs of the baseline that are in both.
+    """
+    k = len(scatters)
+    if k < 2:
+        return list(scatters)
+    anew = (k / (1 + shared * (k - 1)) - 1) / (k - 1)
+    out = []
+    for i, each in enumerate(scatters):
+        others = [
+            (s.ss * anew, s.df * anew, x) for j, (s, x) in enumerate(zip(scatters, places, strict=True)) if j != i
+        ]
+        out.append(dataclasses.replace(each, beside=np.concatenate([np.stack(other) for other in others], axis=1)))
+    return out
 
 
 def _log_likelihood(ss: np.ndarray, df: np.ndarray, logs: np.ndarray, d0: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ BENDS = np.array([0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16])
 BEND_WEIGHTS = np.array([0.2, 0.2, 0.25, 0.2, 0.1, 0.03, 0.02])
 JUMPS = np.array([0.0, 0.01, 0.02, 0.04, 0.08, 0.16])
 JUMP_WEIGHTS = np.array([0.5, 0.2, 0.15, 0.09, 0.04, 0.02])
-SLOPE_SD = 0.2  # of the line's slope, before the rungs are seen
+SLOPE_SD = 0.1  # of the line's slope, before the rungs are seen
 LEAST_ERROR = 0.003  # of log m: the law's exponent is one of a grid
 POOR_FIT = 0.05  # p below which the line is said not to fit
 
