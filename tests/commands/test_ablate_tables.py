@@ -100,6 +100,21 @@ def test_seeds_within_two_blocks_and_a_third_column_that_only_looks_shared(tmp_p
     assert low < 1.2 < high < 1.25
 
 
+def test_what_follows_from_the_seed_is_not_a_block_and_a_tuned_rate_is_warned_of(tmp_path, capsys):
+    rows = [
+        row | {"order": f"shard{row['seed']}", "half": row["seed"] % 2, "lr": 0.01 * (row["seed"] + 1)}
+        for row in tokenizer_rows(0.985)
+    ]
+    text, variant = judge(capsys, write_rows(tmp_path / "orders.csv", rows))
+    assert variant["blocks"] == [] and "within a budget on both sides" not in text
+    assert "lr varies among runs that count as seeds: where it was tuned, keep each side's best run" in text
+    own = [
+        {key: value for key, value in row.items() if key != "seed"} | {"seed": i} for i, row in enumerate(width_rows())
+    ]
+    _, variant = judge(capsys, write_rows(tmp_path / "own.csv", own))
+    assert variant["blocks"] == ["dim=64", "dim=128", "dim=256"]
+
+
 def test_blocks_of_words_have_no_best_one(tmp_path, capsys):
     rows = [
         {

@@ -19,6 +19,7 @@ NUMBERS = ("C", "loss", "tokens", "tokens_per_s", "N")
 COUNTED = {"C": "C", "tokens": "D", "N": "N"}  # fields in which 50M is a number, as numbers/written names them
 LOST = ("", "nan", "inf", "diverged", "none", "-")
 NO_BLOCK = "none"
+TUNED = ("lr", "batch", "batch_tokens")
 MEASURED_WITH = ("tokenizer", "vocab")  # in the name of a column: losses of other values of it do not compare
 
 
@@ -64,18 +65,55 @@ def _choose_blocks(
         return columns, [f"runs of a budget are paired by {', '.join(columns)}, as --block says"]
     budgets = distinct_budgets([row["C"] for row in rows if row["side"] == baseline and row.get("C")] or [1.0])
     places = [nearest_budget(row["C"], budgets) if row.get("C") else None for row in rows]
+    texts = _shared_columns(lines, rows, header, names)
+    columns = find_blocks([row["side"] for row in rows], places, texts, baseline)
+    notes = _warn_of_tuned(lines, rows, places, columns, header)
+    if not columns:
+        return [], notes
+    vary = f"{' and '.join(columns)} {'varies' if len(columns) == 1 else 'vary'} within a budget on both sides"
+    found = f"{vary}: runs are paired by it; --block=COLUMN names another, --block=none counts them as seeds"
+    return columns, [found, *notes]
+
+
+def _shared_columns(
+    lines: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], header: list[str], names: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """{column: its values} of those that may tell blocks apart: full ones that say more than the seed does.
+
+    N and tokens come last: where a width varies too, it is the width that names a block.
+    """
     used = {names[field] for field in ("side", "C", "loss", "seed", "tokens_per_s") if field in names}
     counts = [names[field] for field in ("N", "tokens") if field in names]
-    texts = {column: [plain_value(line.get(column, "")) for line in lines]
-             for column in [*(name for name in header if name not in (*used, *counts)), *counts]
-             if column not in used and all(line.get(column) not in (None, "") for line in lines)}  # fmt: skip
+    order = [*(name for name in header if name not in counts), *counts]
     seeds = [str(row.get("seed")) for row in rows]
-    texts = {column: values for column, values in texts.items() if not follows(values, seeds)}
-    columns = find_blocks([row["side"] for row in rows], places, texts, baseline)
-    if not columns:
-        return [], []
-    vary = f"{' and '.join(columns)} {'varies' if len(columns) == 1 else 'vary'} within a budget on both sides"
-    return columns, [f"{vary}: runs are paired by it; --block=COLUMN names another, --block=none counts them as seeds"]
+    repeated = len(set(seeds)) <= len(seeds) / 2  # else each run has its own, of which everything follows
+    texts = {column: [plain_value(line.get(column, "")) for line in lines] for column in order if column not in used}
+    return {
+        column: values
+        for column, values in texts.items()
+        if "" not in values and not (repeated and follows(seeds, values))
+    }
+
+
+def _warn_of_tuned(
+    lines: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    places: Sequence[int | None],
+    blocks: Sequence[str],
+    header: list[str],
+) -> list[str]:
+    """A line for a learning rate or batch that varies within a cell, in other values on each side."""
+    notes = []
+    for column in (name for field in TUNED for name in fitting_columns(field, header, header) if name not in blocks):
+        cells: dict[tuple[Any, ...], set[str]] = {}
+        for line, row, place in zip(lines, rows, places, strict=True):
+            cell = (row["side"], place, *(line.get(block) for block in blocks))
+            cells.setdefault(cell, set()).add(plain_value(line.get(column, "")))
+        if any(len(values) > 1 for values in cells.values()):
+            notes.append(
+                f"{column} varies among runs that count as seeds: where it was tuned, keep each side's best run of a budget"
+            )
+    return notes
 
 
 def _check_block(

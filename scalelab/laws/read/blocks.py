@@ -20,9 +20,8 @@ def plain_value(value: object) -> str:
 
 
 def follows(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two columns say the same in other words: each value of one goes with one value of the other."""
-    pairs = set(zip(one, other, strict=True))
-    return len(pairs) == len(set(one)) == len(set(other))
+    """Whether a column `other` says nothing that `one` does not: each value of one goes with one value of it."""
+    return len(set(zip(one, other, strict=True))) == len(set(one))
 
 
 def find_blocks(

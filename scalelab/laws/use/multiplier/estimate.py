@@ -66,8 +66,9 @@ def multiplier(
     """Estimate m(C) of every variant: the baseline at m C is as good as the variant at C.
 
     rows: `side`, `C` (FLOPs), `loss` (nats/token; inf or nan: diverged) and, where known, `seed`, `tokens`,
-    `tokens_per_s`. `target_flops`: where the verdict is given (default: the largest rung). `fix`: E or alpha of the
-    baseline's law E + A C^-alpha, which is otherwise fitted to the baseline's rungs. `level`: of all intervals.
+    `tokens_per_s`, `N` and `block`, a label within which runs of a budget are paired. `target_flops`: where the verdict
+    is given (default: the largest rung that both sides have). `fix`: E or alpha of the baseline's law E + A C^-alpha,
+    which is otherwise fitted to the baseline's rungs. `level`: of all intervals.
     `worth`: a multiplier between 1 / worth and worth doesn't matter. `family`: how many variants are judged together
     (default: those of the rows). `curve_points`: at how many budgets the trend's band is given, for a figure.
     BadInput for rows that can't be compared, or a law that these rungs do not determine.
@@ -77,18 +78,32 @@ def multiplier(
         raise BadInput(f"level={level:g} is not between 0 and 1; usual: 0.9")
     check_worth(worth)
     pairs = read_pairs(rows, baseline)
-    target = float(next(iter(pairs.values())).flops[-1]) if target_flops is None else float(target_flops)
-    if not (math.isfinite(target) and target > 0):
+    if target_flops is not None and not (math.isfinite(target_flops) and target_flops > 0):
         raise BadInput(f"target_flops={target_flops!r} is not a number of FLOPs above zero")
     for pair in pairs.values():
         _check_fixed(pair, fix)
-    question = Question(target, level, float(worth), family or len(pairs))
+    targets = {name: float(target_flops or _largest_flops(pair)) for name, pair in pairs.items()}
     usable = [pair.only(pair.compared) for pair in pairs.values()]
     noises = share_noise(usable, [measure_noise(pair) for pair in usable])
     return {
-        name: judge_pair(pair, question, fix, seed, draws, curve_points, noise)
+        name: judge_pair(
+            pair,
+            Question(targets[name], level, float(worth), family or len(pairs)),
+            fix,
+            seed,
+            draws,
+            curve_points,
+            noise,
+        )
         for (name, pair), noise in zip(pairs.items(), noises, strict=True)
     }
+
+
+def _largest_flops(pair: Pair) -> float:
+    """The FLOPs of the largest rung at which the variant has any run, finished or diverged."""
+    return [base.flops for base, cell in zip(pair.baseline, pair.variant, strict=True) if cell.losses or cell.diverged][
+        -1
+    ]
 
 
 def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:

@@ -75,10 +75,17 @@ def measure_noise(pair: Pair) -> Noise:
 
 
 def share_noise(pairs: Sequence[Pair], noises: Sequence[Noise]) -> list[Noise]:
-    """Each pair's noise with what the other pairs of its kind (paired or not) tell of it."""
+    """Each pair's noise with what the other pairs of its kind (paired or not) tell of it.
+
+    What a change is worth more in one block than in another is its own: of pairs within blocks nothing is shared.
+    """
     out = list(noises)
     for paired in (True, False):
-        which = [i for i, noise in enumerate(noises) if pairs[i].paired == paired and noise.difference_df]
+        which = [
+            i
+            for i, noise in enumerate(noises)
+            if pairs[i].paired == paired and noise.difference_df and not pairs[i].blocks
+        ]
         scatters = [sides[1] for i in which if (sides := noises[i].sides)]
         places = [np.log(pairs[i].flops) for i in which]
         for i, scatter in zip(which, beside_others(scatters, places, SHARED if paired else 0.0), strict=True):
