@@ -97,6 +97,7 @@ def summarise_fits(universe: fits.Universe, rows: Sequence[door.Row]) -> door.Ro
     done = [row for row in rows if "refused" not in row]
     names = dict.fromkeys(name for row in done for name, value in row.items() if isinstance(value, bool))
     sentences = sorted({line for row in done for line in row["accused"]})
+    warned = sorted({line for row in done for line in row["warned"]})
     widths = {name: [row[name] for row in done if row.get(name) is not None] for name in ("N* width", "new run width")}
     words = [row["alpha says"] for row in done]
     return {
