@@ -111,7 +111,8 @@ def _warn_of_tuned(
             cells.setdefault(cell, set()).add(plain_value(line.get(column, "")))
         if any(len(values) > 1 for values in cells.values()):
             notes.append(
-                f"{column} varies among runs that count as seeds: where it was tuned, keep each side's best run of a budget"
+                f"{column} varies among runs that count as seeds: "
+                "where it was tuned, keep each side's best run of a budget"
             )
     return notes
 
