@@ -69,10 +69,10 @@ def _main(argv: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     place = options.workdir if options.quick else RESULTS
     path = place / "decisions.json"
-    result: dict[str, Any] = dict(records.read_json(path)) if path.exists() else {}
     header = result_header("statistics.decisions", argv) | {"commit": _commit()}
-    for kind in kinds:
-        scores = measure(kind, options.half, studies, options.data, folder)
+    scored = {kind: measure(kind, options.half, studies, options.data, folder) for kind in kinds}
+    result: dict[str, Any] = dict(records.read_json(path)) if path.exists() else {}
+    for kind, scores in scored.items():
         result.setdefault(options.half, {}).setdefault(kind, {})[options.column] = {"header": header, "scores": scores}
     return publish_result(place, "decisions", result, page.make_page(result), options.json)
 
