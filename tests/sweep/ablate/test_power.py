@@ -64,6 +64,12 @@ def test_the_study_says_it_before_its_first_run_and_then_the_power_by_its_own_no
     assert plan["noise"] == pytest.approx(0.0138, rel=0.3) and plan["correlation"] == pytest.approx(1.0, abs=1e-3)
 
 
+def test_a_study_in_which_nothing_scatters_ends(tmp_path):
+    with runs_ended_at(lambda name, config: 1.2 + 1.4 * (float(name.split("-")[1]) / 1e9) ** -0.2):
+        assert main(arguments("--untuned", f"--workdir={tmp_path / 'study'}")) == 0
+    assert (tmp_path / "study" / "report.html").exists()
+
+
 def test_noise_comes_from_earlier_runs_that_differ_in_their_seed_alone(seeds, capsys):
     folder, noise = seeds
     plan = planned(capsys, f"--noise={folder}")
