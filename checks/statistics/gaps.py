@@ -94,7 +94,7 @@ def format_page(result: dict[str, Any]) -> str:
         f"{SEED_EFFECT:g} times the noise of a run. Error: any setting is called worse though all are equal (standard "
         f"error {error:.1%} at 5 %). Power: one setting, {SHIFT:g} times the noise (root mean square over settings) "
         "above the others, is called worse. `sweep`: `scalelab.numbers.gaps`, as `runs --by` says it. `Dunnett`: "
-        "scipy's test against a control that is known beforehand to be one of the best; it does not set the effects of seeds "
+        "scipy's test against a control known beforehand to be one of the best; it does not set the effects of seeds "
         "aside. `paired t`: each gap to the best by its own seeds alone, at 5 % over the number of gaps.",
         "",
         "| settings | seeds | noise | error: sweep | Dunnett | paired t | power: sweep | Dunnett | paired t |",
