@@ -1,0 +1,28 @@
+"""Swept keys that change what a run costs: axes of a design, along which no value is the best one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelab.config.keys import traced_keys
+from scalelab.sweep.answer.settings import group_rows
+
+SIZE_COLUMNS = ("N", "D", "C")  # parameters, tokens and FLOPs of a run
+STEPS_KEY = "train.steps"  # the one traced number that changes what a run costs: the others only enter its arithmetic
+LEAST_CHANGE = 0.02  # of any of them: less is rounding, or a few parameters of a norm
+
+
+def find_design_keys(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> tuple[str, ...]:
+    """Those of `keys` whose value changes N, D or C of finished runs that are equal in the other keys."""
+    finished = [row for row in rows if row["status"] == "done" and not row.get("mixed")]
+    may = [key for key in keys if key == STEPS_KEY or key not in traced_keys()]
+    return tuple(key for key in may if _changes_size(finished, key, [other for other in keys if other != key]))
+
+
+def _changes_size(rows: Sequence[Mapping[str, Any]], key: str, others: Sequence[str]) -> bool:
+    for group in group_rows(rows, others):
+        firsts = [members[0] for members in group_rows(group, [key])]
+        for column in SIZE_COLUMNS:
+            sizes = [row[column] for row in firsts if isinstance(row.get(column), int | float) and row[column] > 0]
+            if sizes and max(sizes) > (1 + LEAST_CHANGE) * min(sizes):
+                return True
+    return False
