@@ -7,6 +7,7 @@ import pytest
 
 from scalelab import api
 from scalelab.__main__ import main
+from scalelab.laws.design import shares
 from scalelab.laws.law.chinchilla_optimum import loss_at
 from tests.laws.examples import QUICKSTART_LIKE
 from tests.tables import table_path
@@ -136,3 +137,37 @@ def test_checkpoints_of_few_runs_are_fitted_with_a_warning(capsys, tmp_path):
     assert "WARNING: 70 of 80 rows are checkpoints (rows of one 'run' below its last)" in text
     assert "all are fitted, as the 10 last rows are few for 5 parameters (--checkpoints=last)" in text
     assert answer(capsys, path, "--checkpoints=last")["n_rows"] == 10
+
+
+def test_two_metrics_in_one_file_are_named_by_their_column(capsys, tmp_path):
+    """A text column that splits the rows is named with what mends it; one that says nothing is not."""
+    rows = [(metric, "abc"[i % 3], N, D, loss * factor) for metric, factor in (("c4", 1.0), ("bits per byte", 0.3))
+            for i, (_, N, D, loss, _) in enumerate(runs(noise=0.005))]  # fmt: skip
+    path = write(tmp_path / "t.csv", "metric,lot,N,D,loss", rows)
+    (finding,) = [each for each in answer(capsys, path)["design"] if each["kind"] == "two laws"]
+    assert (
+        finding["text"].startswith("column 'metric' explains ") and "--by='metric', or one of them" in finding["text"]
+    )
+    one = answer(capsys, path, "--where=metric == 'c4'")
+    assert not [each for each in one["design"] if each["kind"] == "two laws"]
+
+
+def test_runs_that_nobody_named_are_told_by_their_residuals(capsys, tmp_path):
+    path = write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs(count=14)))
+    assert main(["fit", str(path), "--bootstrap=0"]) == 0
+    output = capsys.readouterr().out
+    assert "WARNING: rows of equal N share an error (" in output and "--cluster=COLUMN names the runs" in output
+    named = answer(capsys, path, "--cluster=N", "--checkpoints=all")
+    assert named["dependence"]["groups"] == 14
+    assert not [each for each in named["design"] if each["kind"] == "shared error"]
+
+
+def test_findings_from_residuals_are_rare_by_chance(tmp_path):
+    """Of 1,000 tables of independent errors, Gaussian and of Student's t(3), at most 5 % are accused."""
+    path = write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs(count=14)))
+    fitted = api.fit(path, bootstrap=0, cluster="none", identify=False)
+    base, random = shares.smooth_base(fitted.problem, fitted.best, 3), np.random.default_rng(0)
+    number = np.unique(fitted.problem.columns["N"], return_inverse=True)[1]
+    for draw in (random.standard_normal, lambda size: random.standard_t(3, size)):
+        values = [shares.explain(draw(len(number)), base, number).p_value for _ in range(500)]
+        assert np.mean(np.array(values) < shares.LEVEL) < 0.03
