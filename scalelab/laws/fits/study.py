@@ -21,7 +21,7 @@ from scalelab.laws.law.names import load_law
 from scalelab.laws.read import checkpoints as checkpoints_lib
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.groups import Groups, choose_groups
-from scalelab.laws.read.points import law_columns
+from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.read.raw_grid import refuse_raw_grid
 from scalelab.laws.trust import identifiable
 
@@ -56,7 +56,10 @@ def fit_study(
     every = _every_column(selected, table)
     refuse_raw_grid(every, law)
     groups = choose_groups(every, law, cluster if not early or cluster == "none" else "auto")
-    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
+    sizes: dict[str, Any] = {
+        name: every[name] for name in ("N", "D") if name in every and is_numeric(every[name])
+    }  # not all are used
+    fitted = fit(sizes | table, law, cluster=groups or "none", n_convention=n_convention, **options)
     excluded += early
     doubts += shares.split_findings(fitted.problem, fitted.best, _other_columns(every, law, groups))
     doubts += shares.shared_error_findings(fitted.problem, fitted.best) if groups is None and cluster == "auto" else []

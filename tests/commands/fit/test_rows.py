@@ -171,3 +171,26 @@ def test_findings_from_residuals_are_rare_by_chance(tmp_path):
     for draw in (random.standard_normal, lambda size: random.standard_t(3, size)):
         values = [shares.explain(draw(len(number)), base, number).p_value for _ in range(500)]
         assert np.mean(np.array(values) < shares.LEVEL) < 0.03
+
+
+def test_a_table_of_optima_is_not_a_raw_grid(capsys):
+    """One best lr and batch a size: a law of D alone sees many batches at one D, each the best of another N."""
+    table = table_path("field/openeuro_lr_gbsz_min_smooth.csv")
+    result = answer(capsys, table, "--law=step_law_batch", "--columns=batch_tokens=gbsz")
+    assert result["n_rows"] == 51 and 0.3 < result["params"]["beta"] < 0.6
+    assert answer(capsys, table)["n_rows"] == 51
+    assert "these rows are a raw grid: many values of lr" in refused(capsys, table_path("steplaw/dense.csv"))
+
+
+def test_units_in_a_header_are_read_and_printed(capsys, tmp_path):
+    plain = answer(capsys, write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs())), "--cluster=none")
+    rows = [(N / 1e6, D / 1e9, loss, 6 * N * D / 1e15) for _, N, D, loss, _ in runs()]
+    path = write(tmp_path / "u.csv", "Params (M),train/tokens_billions,val/loss (nats/token),FLOPs [PFLOPs]", rows)
+    result = answer(capsys, path, "--cluster=none")
+    assert result["params"] == pytest.approx(plain["params"], rel=1e-6)
+    assert result["flops_per_param_token"] == pytest.approx(6)
+    assert "--columns='N=Params (M)*1e+06,D=train/tokens_billions*1e+09,loss=val/loss (nats" in result["read_as"][0]
+    assert answer(capsys, path, "--cluster=none", "--columns=N=Params (M)*1e+06")["params"] == result["params"]
+    cells = [(f"{N / 1e6!r}M", *rest) for (N, *rest) in (row[1:4] for row in runs())]
+    suffixed = answer(capsys, write(tmp_path / "s.csv", "Params (M),D,train_loss", cells), "--cluster=none")
+    assert suffixed["params"] == pytest.approx(plain["params"], rel=1e-6)
