@@ -45,7 +45,8 @@ def split_findings(posed: Problem, best: Optimum, table: Mapping[str, Sequence[A
     if not columns:
         return []
     residuals, base = posed.residuals(best.params), smooth_base(posed, best)
-    shares = {name: explain(residuals, base, labels) for name, labels in columns.items()}
+    logs = _standard_logs(posed)
+    shares = {name: explain(residuals, base, labels, logs) for name, labels in columns.items()}
     name, share = max(shares.items(), key=lambda each: each[1].share)
     if share.share < SPLITS or share.p_value * len(shares) > LEVEL:
         return []
@@ -80,10 +81,16 @@ def shared_error_findings(posed: Problem, best: Optimum) -> list[Finding]:
     return [Finding("shared error", text)]
 
 
-def explain(residuals: np.ndarray, base: np.ndarray, labels: Sequence[Any] | np.ndarray) -> Share:
-    """What groups of equal labels explain of residuals [P] beyond `base` [P, B]: a partial F test."""
+def explain(
+    residuals: np.ndarray, base: np.ndarray, labels: Sequence[Any] | np.ndarray, slopes: Sequence[np.ndarray] = ()
+) -> Share:
+    """What groups of equal labels explain of residuals [P] beyond `base` [P, B]: a partial F test.
+
+    Each group has a mean of its own, and a slope in each of `slopes` [P].
+    """
     base = _orthonormal(base)
     groups = (np.unique(np.asarray(labels))[:, None] == np.asarray(labels)).T.astype(float)
+    groups = np.column_stack([groups, *(groups * slope[:, None] for slope in slopes)])
     groups = _orthonormal(groups - base @ (base.T @ groups))
     clean = residuals - base @ (base.T @ residuals)
     total, between = float(clean @ clean), float(np.sum((groups.T @ clean) ** 2))
@@ -96,8 +103,7 @@ def explain(residuals: np.ndarray, base: np.ndarray, labels: Sequence[Any] | np.
 
 def smooth_base(posed: Problem, best: Optimum, degree: int = 2) -> np.ndarray:
     """What the law's parameters can explain, and polynomials of this degree in the logs of its columns: [P, B]."""
-    logs = [np.log(column) for column in posed.columns.values()]
-    logs = [(log - log.mean()) / log.std() for log in logs if log.std() > FLAT]
+    logs = _standard_logs(posed)
     powers = itertools.product(range(degree + 1), repeat=len(logs))
     terms = [
         np.prod([log**power for log, power in zip(logs, each, strict=True)], axis=0)
@@ -106,6 +112,11 @@ def smooth_base(posed: Problem, best: Optimum, degree: int = 2) -> np.ndarray:
     ]
     slopes = information.law_sensitivity(posed, best, posed.columns, 1.0)
     return np.column_stack([slopes, np.ones(posed.points), *terms])
+
+
+def _standard_logs(posed: Problem) -> list[np.ndarray]:
+    logs = [np.log(column) for column in posed.columns.values()]
+    return [(log - log.mean()) / log.std() for log in logs if log.std() > FLAT]
 
 
 def _orthonormal(columns: np.ndarray) -> np.ndarray:

@@ -73,6 +73,8 @@ UNITS = {
     **dict.fromkeys(("1e21", "10^21", "zflops", "zflop"), 1e21),
     **dict.fromkeys(("pfdays", "pflopsdays"), 8.64e19),
 }
+FIELD_WORDS = {"N": "param", "D": "token", "C": "flop", "loss": "loss"}  # what a column's name has in it
+MOST_LIKE = 4
 # What MLflow, W&B and others write before the name of a value.
 TRACKER_PREFIX = re.compile(
     r"^(?:(?:metrics?|params?|parameters|config|summary|hparams|hyperparameters|args|cfg|tags|attributes|mlflow|model|"
@@ -202,4 +204,16 @@ def describe_missing(
     shown = ", ".join(map(shorten_text, header[:20])) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
     close = next((name for name in header for field in missing if shorten_text(name).lower() == field.lower()), "")
     hint = f"; did you mean {close!r}?" if close else ""
-    return f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}; name them: {option}={example}"
+    like = "" if close else _like_fields(missing, header)
+    return f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}; name them: {option}={example}{like}"
+
+
+def _like_fields(missing: Sequence[str], header: Sequence[str]) -> str:
+    """A hint at columns whose names sound like a missing field, or that none sounds like a loss."""
+    hints = []
+    for field, word in ((field, FIELD_WORDS[field]) for field in missing if field in FIELD_WORDS):
+        if like := [shorten_text(name) for name in header if word in plain_name(name)][:MOST_LIKE]:
+            hints.append(f"; {field} may be {' or '.join(map(repr, like))}")
+        elif field == "loss":
+            hints.append("; none sounds like a loss: is it a table of runs?")
+    return "".join(hints)

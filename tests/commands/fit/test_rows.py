@@ -148,6 +148,9 @@ def test_two_metrics_in_one_file_are_named_by_their_column(capsys, tmp_path):
     assert (
         finding["text"].startswith("column 'metric' explains ") and "--by='metric', or one of them" in finding["text"]
     )
+    nmt = answer(capsys, table_path("field/google_nmt.csv"), "--law=saturating", "--columns=C=Seen Examples,loss=Loss")
+    (finding,) = [each for each in nmt["design"] if each["kind"] == "two laws"]
+    assert finding["text"].startswith("column 'Model' explains ")  # curves of four models, which cross
     one = answer(capsys, path, "--where=metric == 'c4'")
     assert not [each for each in one["design"] if each["kind"] == "two laws"]
 
@@ -169,8 +172,9 @@ def test_findings_from_residuals_are_rare_by_chance(tmp_path):
     base, random = shares.smooth_base(fitted.problem, fitted.best, 3), np.random.default_rng(0)
     number = np.unique(fitted.problem.columns["N"], return_inverse=True)[1]
     for draw in (random.standard_normal, lambda size: random.standard_t(3, size)):
-        values = [shares.explain(draw(len(number)), base, number).p_value for _ in range(500)]
-        assert np.mean(np.array(values) < shares.LEVEL) < 0.03
+        for slopes in ((), [np.log(fitted.problem.columns["D"])]):
+            values = [shares.explain(draw(len(number)), base, number, slopes).p_value for _ in range(500)]
+            assert np.mean(np.array(values) < shares.LEVEL) < 0.03
 
 
 def test_a_table_of_optima_is_not_a_raw_grid(capsys):
@@ -194,3 +198,22 @@ def test_units_in_a_header_are_read_and_printed(capsys, tmp_path):
     cells = [(f"{N / 1e6!r}M", *rest) for (N, *rest) in (row[1:4] for row in runs())]
     suffixed = answer(capsys, write(tmp_path / "s.csv", "Params (M),D,train_loss", cells), "--cluster=none")
     assert suffixed["params"] == pytest.approx(plain["params"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [("laion_model_profile.csv", "none sounds like a loss: is it a table of runs?"),
+     ("misfit_dense.csv", "loss may be 'Avg Train Loss' or 'Max Train Loss' or 'C4 Eval Loss' or 'Wiki Eval Loss'"),
+     ("misfit_gshard_wandb.csv", "loss may be 'train/avg_loss_AVG' or 'train/max_loss_MAX'")],
+)  # fmt: skip
+def test_a_table_without_what_a_law_needs_is_refused_with_a_hint(capsys, table, words):
+    assert words in refused(capsys, table_path(f"field/{table}"))
+
+
+def test_strangers_tables_with_columns_named(capsys):
+    """Crashed rows of W&B leave nothing; a raw grid with blank rows and `12.0M` is still called one."""
+    message = refused(
+        capsys, table_path("field/misfit_gshard_wandb.csv"), "--columns=N=batch_size,loss=train/avg_loss_AVG"
+    )
+    assert "none of 67 runs can be fitted: 61 failed, 6 crashed" in message
+    assert "a raw grid" in refused(capsys, table_path("field/misfit_dense.csv"), "--columns=loss=C4 Eval Loss")
