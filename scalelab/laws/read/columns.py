@@ -203,9 +203,9 @@ def describe_missing(
     example = ",".join(f"{field}={FIELD_EXAMPLES.get(field, field.lower())}" for field in needed)
     shown = ", ".join(map(shorten_text, header[:20])) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
     close = next((name for name in header for field in missing if shorten_text(name).lower() == field.lower()), "")
-    hint = f"; did you mean {close!r}?" if close else ""
-    like = "" if close else _like_fields(missing, header)
-    return f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}; name them: {option}={example}{like}"
+    hint, like = (f"; did you mean {close!r}?", "") if close else ("", _like_fields(missing, header))
+    has_no = f"{table} has no {', '.join(missing)}{third} among its columns {shown}{hint}"
+    return f"{has_no}; name them: {option}={example}{like}"
 
 
 def _like_fields(missing: Sequence[str], header: Sequence[str]) -> str:

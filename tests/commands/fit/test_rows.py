@@ -217,3 +217,14 @@ def test_strangers_tables_with_columns_named(capsys):
     )
     assert "none of 67 runs can be fitted: 61 failed, 6 crashed" in message
     assert "a raw grid" in refused(capsys, table_path("field/misfit_dense.csv"), "--columns=loss=C4 Eval Loss")
+
+
+def test_a_spreadsheet_gives_the_plain_tables_numbers(capsys, tmp_path):
+    """Excel's Unicode text with tabs, empty columns and rows, cells that say that nothing is there."""
+    plain = answer(capsys, write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs())), "--cluster=none")
+    lines = ["Params\tTokens\t\tFinal Loss\t\t", *(f"{N!r}\t{D!r}\t\t{loss!r}\t\t" for _, N, D, loss, _ in runs())]
+    lines[5:5] = ["\t\t\t\t\t", "100000\t2e6\t\t#N/A\t\t", "n/a\t2e6\t\t-\t\t"]
+    (tmp_path / "x.tsv").write_bytes("\r\n".join(lines).encode("utf-16"))
+    result = answer(capsys, tmp_path / "x.tsv", "--cluster=none")
+    assert result["params"] == plain["params"] and result["n_rows"] == 40
+    assert {each["reason"] for each in result["excluded"]} == {"no N", "no val_loss"}
