@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.design import design
+from scalelab.laws.design import design, shares
 from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.fits.fitting import fit
 from scalelab.laws.fits.groups.fit_groups import fit_groups
@@ -20,8 +20,8 @@ from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.read import checkpoints as checkpoints_lib
 from scalelab.laws.read.finding import Finding
-from scalelab.laws.read.groups import choose_groups
-from scalelab.laws.read.points import law_columns
+from scalelab.laws.read.groups import Groups, choose_groups
+from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.read.raw_grid import refuse_raw_grid
 from scalelab.laws.trust import identifiable
 
@@ -56,8 +56,13 @@ def fit_study(
     every = _every_column(selected, table)
     refuse_raw_grid(every, law)
     groups = choose_groups(every, law, cluster if not early or cluster == "none" else "auto")
-    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
+    sizes: dict[str, Any] = {
+        name: every[name] for name in ("N", "D") if name in every and is_numeric(every[name])
+    }  # not all are used
+    fitted = fit(sizes | table, law, cluster=groups or "none", n_convention=n_convention, **options)
     excluded += early
+    doubts += shares.split_findings(fitted.problem, fitted.best, _other_columns(every, law, groups))
+    doubts += shares.shared_error_findings(fitted.problem, fitted.best) if groups is None and cluster == "auto" else []
     findings = (*fitted.design, *doubts, *design.exclusion_findings(excluded))
     return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
 
@@ -130,6 +135,12 @@ def split_checkpoints(
     reason = f"checkpoints, not final losses: {early.why} (--checkpoints=all fits them)"
     names = [{"name": str(row.get("name", "?")), "reason": reason} for row in rows if id(row) in left]
     return [row for row in rows if id(row) not in left], names, []
+
+
+def _other_columns(every: Mapping[str, Any], law: Law, groups: Groups | None) -> dict[str, Any]:
+    """The columns that neither the law uses nor the groups of rows come from."""
+    used = {*law.columns, law.target, "name", *([groups.column] if groups else [])}
+    return {name: values for name, values in every.items() if name not in used}
 
 
 def _too_few_last(table: Mapping[str, np.ndarray], law: Law, last: np.ndarray, groups: Sequence[Any]) -> str:
