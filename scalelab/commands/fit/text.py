@@ -20,7 +20,8 @@ MOST_NAMES_SHOWN = 12  # most names of rows in one line
 TARGET_UNITS = {"loss": "nats/token"}
 OBJECTIVE_LABELS = {
     "huber_log": "sum of Huber({delta:g}) of log {target} residuals",
-    "asymmetric": "sum of Huber({delta:g}) of log {target} residuals, those below the law times {overestimate:g}",
+    "huber": "sum of Huber({delta:g}) of {target} residuals",
+    "asymmetric": "sum of Huber({delta:g}) of log {target} residuals",
     "mse_log": "half the sum of squared log {target} residuals",
     "mse": "half the sum of squared {target} residuals",
     "mle": "-log likelihood of Huber's density of log {target} residuals with a free scale",
@@ -96,6 +97,8 @@ def _heading(fitted: Fitted, block: Mapping[str, Any], table: Table) -> list[str
     name = OBJECTIVE_LABELS[objective["name"]].format(
         target=law.target, **objective | {"delta": objective["delta"] or 0}
     )
+    if objective["overestimate"] != 1:
+        name += f", those below the law times {objective['overestimate']:g}"
     rms = f"{block['residual_rms']:.2%}" if fitted.problem.objective.log else f"{block['residual_rms']:.3g}"
     return [
         f"{law.equation.rstrip('.')}{unit}: {block['n_rows']} rows{size}{derived}",

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
 from scalelab.laws.design import design
+from scalelab.laws.fits import agreement
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
 from scalelab.laws.law import chinchilla_optimum
 from scalelab.laws.law import law as law_lib
@@ -70,6 +71,7 @@ def fit(
     boot, tested = misfit.resample_fit(posed, best, bootstrap, seed, dependence, level, progress)
     measured_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
     k = float(k or measured_k or FLOPS_PER_PARAM_TOKEN)
+    profiles = profile.profile_params(posed, best, level, k, dependence, progress) if identify else {}
     decisions = [decision.decide_allocation(posed, best, boot, C, k, level, held or {}) for C in target_flops if boot]
     scored = None
     if holdout:
@@ -79,7 +81,7 @@ def fit(
         problem=posed,
         best=best,
         bootstrap=boot,
-        identifiability=profile.profile_params(posed, best, level, k, dependence, progress) if identify else {},
+        identifiability=agreement.agree_with_resamples(profiles, law, best.params, boot, level),
         decisions=tuple(decisions),
         design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held, dependence)),
         holdout=scored,

@@ -176,11 +176,12 @@ def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end:
     to_param = np.exp if law.params[name].how == "log" else np.asarray
     interval = (None if low is None else float(to_param(low)), None if high is None else float(to_param(high)))
     return ParamProfile(
-        _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values_at), objective, end
+        judge_interval(law.params[name].how, best.params[name], interval), interval, to_param(values_at), objective, end
     )
 
 
-def _verdict(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
+def judge_interval(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
+    """The verdict on a parameter searched as `how` with this value and interval."""
     low, high = interval
     if low is not None and high is not None:
         near, far = sorted((abs(low), abs(high)))

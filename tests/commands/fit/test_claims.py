@@ -54,6 +54,21 @@ def test_seeds_of_equal_losses_are_no_copies_where_rounding_explains_them(findin
     assert copied["text"].startswith("equal to another row, loss and all: 2 rows")
 
 
+def test_no_verdict_stands_beside_an_interval_that_does_not_bear_it(capsys, tmp_path):
+    """E's profile is .85 to 1.24 here; of twelve rows drawn again, many have no E above zero."""
+    N, D, loss = study(QUICKSTART_LIKE, 0.01, 11, 3, np.geomspace(1e11, 2e12, 4))
+    path = tmp_path / "runs.csv"
+    path.write_text("N,D,loss\n" + "".join(f"{n},{d},{each}\n" for n, d, each in zip(N, D, loss, strict=True)))
+    assert main(["fit", str(path), "--bootstrap=100", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    profiles, quoted = result["identifiability"], result["intervals"]
+    assert quoted["E"][0] < 0.1 and profiles["E"]["verdict"] == "not identified"
+    assert profiles["E"]["interval"][0] <= quoted["E"][0] and "E is not identified" in result["warnings"]
+    for name, each in profiles.items():
+        low, high = quoted[name]
+        assert each["verdict"] != "identified" or (low > 0 and high <= 10 * low), name
+
+
 def test_a_budget_off_its_centre_is_named_where_noise_does_not_explain_it(findings):
     N, D, _ = study(QUICKSTART_LIKE)
     errors = 0.004 * np.random.default_rng(3).standard_normal((4, len(N)))

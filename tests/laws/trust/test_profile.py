@@ -113,7 +113,7 @@ def test_data_that_never_vary_leave_their_term_open():
     ],
 )
 def test_verdicts(how, value, interval, verdict):
-    assert profile._verdict(how, value, interval) == verdict
+    assert profile.judge_interval(how, value, interval) == verdict
 
 
 def muennighoff():
