@@ -50,8 +50,13 @@ def _table(add: Any) -> None:
     add(
         "--columns",
         metavar="side=A,C=B,…",
-        help="which columns hold side, C (FLOPs), loss, and where known seed, tokens, tokens_per_s "
+        help="which columns hold side, C (FLOPs), loss, and where known seed, tokens, tokens_per_s, N (parameters) "
         "(default: columns of these names)",
+    )
+    paired = "runs of a budget are paired by COLUMN, such as a width (default: found; none: they are seeds)"
+    add("--block", metavar="COLUMN", help=paired)
+    add(
+        "--comparable", action="store_true", help="all losses are of one tokenizer and validation set, as they seem not"
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from scalelab.laws.use.multiplier.cells import NEAR
 from scalelab.laws.use.multiplier.result import WORTH, Multiplier
-from scalelab.laws.use.multiplier.sides import NEAR
 from scalelab.laws.use.multiplier.trend import predict_error
 from scalelab.laws.use.multiplier.verdict import critical_value, judge_interval
 

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.use.multiplier.baseline_law import Laws, fit_laws
+from scalelab.laws.use.multiplier.baseline_law import Laws, fit_pair_laws, measured_others
+from scalelab.laws.use.multiplier.cells import NEAR, Pair
 from scalelab.laws.use.multiplier.noise import Draws, Noise, draw_means, measure_noise, share_noise
 from scalelab.laws.use.multiplier.result import WORTH, Multiplier, check_worth
 from scalelab.laws.use.multiplier.rungs import rung_multipliers
-from scalelab.laws.use.multiplier.sides import NEAR, Pair, read_pairs
+from scalelab.laws.use.multiplier.sides import read_pairs
 from scalelab.laws.use.multiplier.trend import (
     curve_at,
     fit_curve,
@@ -65,8 +66,9 @@ def multiplier(
     """Estimate m(C) of every variant: the baseline at m C is as good as the variant at C.
 
     rows: `side`, `C` (FLOPs), `loss` (nats/token; inf or nan: diverged) and, where known, `seed`, `tokens`,
-    `tokens_per_s`. `target_flops`: where the verdict is given (default: the largest rung). `fix`: E or alpha of the
-    baseline's law E + A C^-alpha, which is otherwise fitted to the baseline's rungs. `level`: of all intervals.
+    `tokens_per_s`, `N` and `block`, a label within which runs of a budget are paired. `target_flops`: where the verdict
+    is given (default: the largest rung that both sides have). `fix`: E or alpha of the baseline's law E + A C^-alpha,
+    which is otherwise fitted to the baseline's rungs. `level`: of all intervals.
     `worth`: a multiplier between 1 / worth and worth doesn't matter. `family`: how many variants are judged together
     (default: those of the rows). `curve_points`: at how many budgets the trend's band is given, for a figure.
     BadInput for rows that can't be compared, or a law that these rungs do not determine.
@@ -76,18 +78,32 @@ def multiplier(
         raise BadInput(f"level={level:g} is not between 0 and 1; usual: 0.9")
     check_worth(worth)
     pairs = read_pairs(rows, baseline)
-    target = float(next(iter(pairs.values())).flops[-1]) if target_flops is None else float(target_flops)
-    if not (math.isfinite(target) and target > 0):
+    if target_flops is not None and not (math.isfinite(target_flops) and target_flops > 0):
         raise BadInput(f"target_flops={target_flops!r} is not a number of FLOPs above zero")
     for pair in pairs.values():
         _check_fixed(pair, fix)
-    question = Question(target, level, float(worth), family or len(pairs))
-    usable = [_only(pair, _usable(pair)) for pair in pairs.values()]
+    targets = {name: float(target_flops or _largest_flops(pair)) for name, pair in pairs.items()}
+    usable = [pair.only(pair.compared) for pair in pairs.values()]
     noises = share_noise(usable, [measure_noise(pair) for pair in usable])
     return {
-        name: judge_pair(pair, question, fix, seed, draws, curve_points, noise)
+        name: judge_pair(
+            pair,
+            Question(targets[name], level, float(worth), family or len(pairs)),
+            fix,
+            seed,
+            draws,
+            curve_points,
+            noise,
+        )
         for (name, pair), noise in zip(pairs.items(), noises, strict=True)
     }
+
+
+def _largest_flops(pair: Pair) -> float:
+    """The FLOPs of the largest rung at which the variant has any run, finished or diverged."""
+    return [base.flops for base, cell in zip(pair.baseline, pair.variant, strict=True) if cell.losses or cell.diverged][
+        -1
+    ]
 
 
 def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:
@@ -120,18 +136,19 @@ def judge_pair(
 ) -> Multiplier:
     """Judge a pair; `noise`: measured elsewhere (default: by the pair's own seeds)."""
     fixed = dict(fix or {})
-    whole, usable = pair, _usable(pair)
-    pair = _only(pair, usable)
+    whole, usable = pair, pair.compared
+    pair = pair.only(usable)
     noise = noise or measure_noise(pair)
     known = noise.difference_df > 0 and bool(usable)
     rng = np.random.default_rng(seed)
-    base = pair if usable else _only(whole, [i for i, cell in enumerate(whole.baseline) if cell.losses])
-    laws = fit_laws(base.flops, _measured(base)[0], np.array([cell.runs for cell in base.baseline], float), fixed)
-    logs = _log_multipliers(pair, *_measured(pair), fixed)[1][0] if usable else np.zeros(0)
+    laws, logs_once = _log_multipliers(pair, *_measured(pair), fixed)
+    logs = logs_once[0]
     means = draw_means(pair, noise, draws, rng) if known else None
     drawn, falls = None, 0.0
     if means is not None:
-        drawn_laws, drawn = _log_multipliers(pair, means.baseline, means.variant, fixed)
+        drawn_laws, drawn = _log_multipliers(
+            pair, means.baseline, means.variant, fixed, _draw_others(pair, noise, draws, fixed, rng)
+        )
         falls = float(np.mean((drawn_laws.A > 0) & (laws.A[0] > 0)))
     level = question.level
     rungs = rung_multipliers(whole, usable, logs, drawn, noise, level, rng)
@@ -144,10 +161,10 @@ def judge_pair(
     return Multiplier(
         whole.name, rungs, trend, target, verdict,
         describe_criterion(question.target, level, question.worth, question.family),
-        tuple(reader_notes(whole, usable, noise, target, trend, fixed)),
+        (*whole.notes, *reader_notes(whole, usable, noise, target, trend, fixed)),
         _law_json(laws), _noise_json(noise, means),
         tuple(_pinned(pair, question.target, fixed)) if "E" in fixed and usable else (), band,
-        question.worth, question.family,
+        question.worth, question.family, tuple(dict.fromkeys(whole.blocks.values())),
     )  # fmt: skip
 
 
@@ -179,11 +196,6 @@ def _at_target(
     return target | {"p_better": share_above(ends)}
 
 
-def _usable(pair: Pair) -> list[int]:
-    """The rungs that have finished runs on both sides."""
-    return [i for i, (b, v) in enumerate(zip(pair.baseline, pair.variant, strict=True)) if b.losses and v.losses]
-
-
 def _law_json(laws: Laws) -> dict[str, float]:
     return {"E": float(laws.E[0]), "A": float(laws.A[0]), "alpha": float(laws.alpha[0]), "unit": laws.unit}
 
@@ -197,10 +209,14 @@ def _noise_json(noise: Noise, means: Draws | None) -> dict[str, Any]:
             "p_equal": noise.p_equal, "rungs": rungs}  # fmt: skip
 
 
-def _only(pair: Pair, rungs: Sequence[int]) -> Pair:
-    """The pair at these rungs: where one side has no finished run, nothing can be compared."""
-    ones, others = (tuple(side[i] for i in rungs) for side in (pair.baseline, pair.variant))
-    return dataclasses.replace(pair, baseline=ones, variant=others)
+def _draw_others(pair: Pair, noise: Noise, draws: int, fix: dict[str, float], rng: np.random.Generator) -> np.ndarray:
+    """Draws [draws, K] of the losses that the baseline's law takes beside those of the pair's rungs."""
+    losses, runs = measured_others(pair, fix)
+    df = noise.baseline_df
+    if not (df and len(losses)):
+        return np.tile(losses, (draws, 1))
+    sd = noise.baseline * (df / rng.chisquare(df, (draws, 1))) ** 0.5
+    return np.asarray(losses * np.exp(sd * rng.standard_normal((draws, len(losses))) / runs**0.5))
 
 
 def _measured(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -210,11 +226,15 @@ def _measured(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_multipliers(
-    pair: Pair, ones: np.ndarray, others: np.ndarray, fix: dict[str, float]
+    pair: Pair, ones: np.ndarray, others: np.ndarray, fix: dict[str, float], beside: np.ndarray | None = None
 ) -> tuple[Laws, np.ndarray]:
-    """(the baseline's laws, log m in FLOPs [B, R]) of B sets of mean losses, each [B, R]."""
+    """(the baseline's laws, log m in FLOPs [B, R]) of B sets of mean losses, each [B, R].
+
+    `beside` [B, K]: the losses of `measured_others` for each set (default: as measured).
+    """
     flops = pair.flops
-    laws = fit_laws(flops, ones, np.array([cell.runs for cell in pair.baseline], float), fix)
+    beside = np.tile(measured_others(pair, fix)[0], (len(ones), 1)) if beside is None else beside
+    laws = fit_pair_laws(pair, ones, beside, fix)
     own = np.array([cell.flops for cell in pair.variant])
     return laws, laws.log_compute_ratio(ones, others) + np.log(flops / own)
 

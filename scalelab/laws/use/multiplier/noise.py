@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scalelab.laws.use.multiplier.blocks import BLOCKS_AT_RANDOM
+from scalelab.laws.use.multiplier.cells import Cell, Pair
 from scalelab.laws.use.multiplier.scales import Scatter, beside_others, draw_sds, effective_df, equal_p
-from scalelab.laws.use.multiplier.sides import Cell, Pair
 
 SHARED = 0.25  # the correlation of two variants' sums of squared differences to one baseline, where noise is equal
-BLOCKS_AT_RANDOM = 3  # from so many blocks on, the difference's scatter between blocks is its error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,10 +75,17 @@ def measure_noise(pair: Pair) -> Noise:
 
 
 def share_noise(pairs: Sequence[Pair], noises: Sequence[Noise]) -> list[Noise]:
-    """Each pair's noise with what the other pairs of its kind (paired or not) tell of it."""
+    """Each pair's noise with what the other pairs of its kind (paired or not) tell of it.
+
+    What a change is worth more in one block than in another is its own: of pairs within blocks nothing is shared.
+    """
     out = list(noises)
     for paired in (True, False):
-        which = [i for i, noise in enumerate(noises) if pairs[i].paired == paired and noise.difference_df]
+        which = [
+            i
+            for i, noise in enumerate(noises)
+            if pairs[i].paired == paired and noise.difference_df and not pairs[i].blocks
+        ]
         scatters = [sides[1] for i in which if (sides := noises[i].sides)]
         places = [np.log(pairs[i].flops) for i in which]
         for i, scatter in zip(which, beside_others(scatters, places, SHARED if paired else 0.0), strict=True):
@@ -96,7 +103,7 @@ def draw_means(pair: Pair, noise: Noise, draws: int, rng: np.random.Generator) -
     if noise.sides is None or not noise.difference_df:
         return Draws(np.tile(ones, (draws, 1)), np.tile(others, (draws, 1)), np.zeros(len(ones)), np.zeros(len(ones)))
     first, second = (draw_sds(side, x, draws, rng) for side in noise.sides)
-    one = z * first / n**0.5
+    one = z * first / np.array([cell.law_runs for cell in pair.baseline]) ** 0.5
     if pair.paired:
         mixed = noise.shared * z + (1 - noise.shared**2) ** 0.5 * w
         gaps, spreads = mixed * second / n**0.5, second
@@ -135,14 +142,15 @@ def _scatter(deviations: Sequence[tuple[np.ndarray, int]]) -> Scatter:
 def _difference_scatter(gaps: Sequence[np.ndarray], groups: Sequence[Sequence[str]]) -> Scatter:
     """The scatter of a pair's difference by rung, such that a rung's variance over its runs is that of their mean.
 
-    With BLOCKS_AT_RANDOM blocks or more, blocks are a sample: what counts is the scatter of their means, in which the
-    change is worth more in one block than in another.
+    With BLOCKS_AT_RANDOM blocks in the table, blocks are a sample: what counts is the scatter of their means, in which
+    the change is worth more in one block than in another. With fewer these blocks are all that is asked about.
     """
+    at_random = len({name for its in groups for name in its}) >= BLOCKS_AT_RANDOM
     out = []
     for values, its in zip(gaps, groups, strict=True):
         names, places = np.unique(np.array(its, str), return_inverse=True)
         inside = _within(values, its)
-        if len(names) >= BLOCKS_AT_RANDOM or (len(names) > 1 and not inside[1]):
+        if len(values) and (at_random or (len(names) > 1 and not inside[1])):
             means = np.bincount(places, values) / np.bincount(places)
             out.append(((means - means.mean()) * (len(values) / len(names)) ** 0.5, len(names) - 1))
         else:

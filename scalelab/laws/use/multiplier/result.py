@@ -38,8 +38,9 @@ class Multiplier:
     `p_fit`: of the line's lack of fit; `discrepancy`: bend and jumps beside the line. `target`: `m` there, its
     interval, the one that holds for all variants together (`together90`), P(m > 1), `beyond`, the target over the
     largest rung, and whether it is a `measured` rung, whose own m this is. `law`: the baseline's E, A, alpha and unit
-    (FLOPs). `worth`, `family`: between 1 / worth and worth m doesn't matter; variants judged together. `pinned`: m
-    at the target at other values of an E that was given. `curve`: the curve with its band, for a figure.
+    (FLOPs). `worth`, `family`: between 1 / worth and worth m doesn't matter; variants judged together. `blocks`: those
+    within which runs were paired. `pinned`: m at the target at other values of an E that was given. `curve`: the curve
+    with its band, for a figure.
     """
 
     variant: str
@@ -55,6 +56,7 @@ class Multiplier:
     curve: tuple[dict[str, Any], ...] = ()
     worth: float = WORTH
     family: int = 1
+    blocks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON: `rungs`, `trend`, `target`, `verdict`, `criterion`, and what they rest on."""

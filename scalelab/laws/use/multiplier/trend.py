@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.result import Interval
-from scalelab.laws.use.multiplier.sides import Pair
 
 # Priors of the discrepancy: log m per (e-fold of compute)^1.5, and log m. Chosen by simulated studies of other shapes
 # than those that score them (checks/statistics/ablation_rules.py).

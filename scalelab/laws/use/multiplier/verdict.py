@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.noise import Noise
 from scalelab.laws.use.multiplier.result import RungMultiplier
-from scalelab.laws.use.multiplier.sides import Pair
 from scalelab.laws.use.multiplier.trend import POOR_FIT
 
 LEAST_SLOPE_SHARE = 0.95  # of draws in which the baseline's loss must fall with compute
