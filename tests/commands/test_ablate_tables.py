@@ -30,14 +30,14 @@ def write_rows(path, rows):
     return str(path)
 
 
-def width_rows(m=1.2, budgets=(1e18, 4e18, 1.6e19), widths=WIDTHS, seeds=1, **more):
+def width_rows(m=1.2, budgets=(1e18, 4e18, 1.6e19), widths=WIDTHS, seeds=1, unlike=0.0005, **more):
     """A width a row and side; within each width the change lowers the loss as m times the compute does at the best."""
     rows = []
     for C, (i, width), seed in itertools.product(budgets, enumerate(widths), range(seeds)):
         N = width * best_size(C)
         for side in ("old", "new"):
             gain = (
-                frontier(m * C) / frontier(C) * math.exp(0.0005 * (i - (len(widths) - 1) / 2)) if side == "new" else 1
+                frontier(m * C) / frontier(C) * math.exp(unlike * (i - (len(widths) - 1) / 2)) if side == "new" else 1
             )
             wobble = math.exp(0.0003 * math.sin(7 * seed + 3 * i + (side == "new")))
             row = {
@@ -90,7 +90,7 @@ def test_widths_are_found_named_and_paired(tmp_path, capsys):
 
 
 def test_seeds_within_two_blocks_and_a_third_column_that_only_looks_shared(tmp_path, capsys):
-    rows = width_rows(widths=(0.5, 1), seeds=3)
+    rows = width_rows(widths=(0.5, 1), seeds=3, unlike=0.0)
     rows = [row | {"host": f"h{i % 2}", "hours": f"{i * 1.7 % 5:.3f}"} for i, row in enumerate(rows)]
     text, variant = judge(capsys, write_rows(tmp_path / "seeds.csv", rows))
     assert "dim varies within a budget" in text and variant["blocks"] == ["dim=64", "dim=128"]
@@ -98,6 +98,11 @@ def test_seeds_within_two_blocks_and_a_third_column_that_only_looks_shared(tmp_p
     assert "the answer is for the mean of these" in text
     low, high = variant["rungs"][-1]["interval90"]["flops"]
     assert low < 1.2 < high < 1.25
+    unlike = write_rows(tmp_path / "unlike.csv", width_rows(widths=(0.5, 1), seeds=3, unlike=0.006))
+    text, variant = judge(capsys, unlike)
+    assert "2 blocks in which the change is not worth the same: the interval holds that" in text
+    low, wide = variant["rungs"][-1]["interval90"]["flops"]
+    assert low < 1.2 < wide and math.log(wide / low) > 3 * math.log(high / 1.2)
 
 
 def test_what_follows_from_the_seed_is_not_a_block_and_a_tuned_rate_is_warned_of(tmp_path, capsys):

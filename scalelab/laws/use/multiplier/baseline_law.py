@@ -91,7 +91,8 @@ def compare_floors(rungs: np.ndarray, noise: float, df: float) -> Floors | None:
 
     `rungs` [R, 5]: FLOPs, both sides' mean losses, seeds behind each and the multiplier; `noise`: relative s.d. of a
     pair's difference with `df`. E + A C^-alpha with one alpha, A for each side and one E is tested against two E (F
-    test). A multiplier with a trend bends the law in the same way: it takes multipliers beyond USUAL_M as well.
+    test). A multiplier that falls to 1 bends the law the other way (a higher floor for the lower losses); one that
+    grows bends it in the same way, so that it takes multipliers beyond USUAL_M as well.
     """
     flops, ones, others, seeds, m = rungs.T
     freedom = 2 * len(flops) - 5
@@ -111,7 +112,8 @@ def compare_floors(rungs: np.ndarray, noise: float, df: float) -> Floors | None:
         cost = np.where((solved > 0).all(1), cost, np.inf)
         costs.append(float(cost.min()))
         floors = solved[int(np.argmin(cost)), -2:]
-    if not math.isfinite(costs[1]) or abs(math.log(floors[1] / floors[0])) < FLOORS_APART:
+    apart = math.log(floors[1] / floors[0]) if math.isfinite(costs[1]) else 0.0
+    if abs(apart) < FLOORS_APART or apart * np.log(others / ones).mean() < 0:
         return None
     variance = max((costs[1] + noise**2 / 2 * df) / (freedom + df), LEAST_NOISE**2)
     p = float(stats.f.sf((costs[0] - costs[1]) / variance, 1, freedom + df)) if math.isfinite(costs[0]) else 0.0
