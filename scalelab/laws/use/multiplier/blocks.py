@@ -42,8 +42,13 @@ def pair_blocks(name: str, one: Sequence[Split], other: Sequence[Split]) -> Pair
     baseline, variant = tuple(a for a, _ in cells), tuple(b for _, b in cells)
     p = _equal_blocks(cells, blocks)
     sampled = len(set(blocks.values())) >= BLOCKS_AT_RANDOM or p is None or p < UNLIKE
-    notes = (_describe_pairs(name, baseline, ones, others, best), _describe_error(blocks, p))
-    return Pair(name, baseline, variant, True, blocks, sampled, read_surface(one), notes=notes)
+    notes = [_describe_pairs(name, baseline, ones, others, best), _describe_error(blocks, p)]
+    if (surface := read_surface(one)) is not None:
+        notes.append(
+            f"the law of the baseline is that of E + A N^-alpha + B D^-beta through its {len(surface.losses)} cells, "
+            "at the best N of each budget, unless --fix gives its alpha"
+        )
+    return Pair(name, baseline, variant, True, blocks, sampled, surface, notes=tuple(notes))
 
 
 def shared_blocks(one: Losses, other: Losses) -> list[str]:

@@ -154,7 +154,10 @@ def _difference_scatter(gaps: Sequence[np.ndarray], groups: Sequence[Sequence[st
             blocks.append(dict(zip(names.tolist(), (means - means.mean()).tolist(), strict=True)))
         else:
             out.append(_within(values, its))
-    scatter, anew = _scatter(out), _told_anew(blocks)
+    scatter = _scatter(out)
+    if not sampled or not scatter.df.sum():
+        return scatter
+    anew = max(_told_anew(blocks), 1 / scatter.df.sum()) * (1 + 1e-9)  # one degree of freedom is left, not .9999
     return Scatter(scatter.ss * anew, scatter.df * anew)
 
 

@@ -15,7 +15,7 @@ from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.result import Interval
 
 # Priors of the discrepancy: log m per (e-fold of compute)^1.5, and log m. Chosen by simulated studies of other shapes
-# than those that score them (checks/statistics/decisions/curves.py).
+# than those that score them (checks/statistics/ablation_rules.py).
 BENDS = np.array([0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16])
 BEND_WEIGHTS = np.array([0.2, 0.2, 0.25, 0.2, 0.1, 0.03, 0.02])
 JUMPS = np.array([0.0, 0.01, 0.02, 0.04, 0.08, 0.16])
