@@ -160,7 +160,9 @@ def _digits(value: float, profile: ParamProfile | None) -> int:
 def _verdict(profile: ParamProfile | None) -> str:
     if profile is None:
         return ""
-    return f"{profile.verdict}: {format_span(profile.interval, 4 if profile.verdict == 'identified' else 2)}"
+    if profile.verdict == "identified":
+        return f"identified if the law holds: {format_span(profile.interval)}"
+    return f"{profile.verdict}: {format_span(profile.interval, 2)}"
 
 
 def _tighten(profile: ParamProfile | None) -> str:

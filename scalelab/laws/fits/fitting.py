@@ -68,10 +68,10 @@ def fit(
     posed, best = _solve(law, columns, target, chosen)
     _refuse_useless(law, posed, best)
     dependence = _find_dependence(posed, best, table, cluster)
-    boot, tested = misfit.resample_fit(posed, best, bootstrap, seed, dependence, level, progress)
+    boot, tested, law_error = misfit.resample_fit(posed, best, bootstrap, seed, dependence, progress)
     measured_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
     k = float(k or measured_k or FLOPS_PER_PARAM_TOKEN)
-    profiles = profile.profile_params(posed, best, level, k, dependence, progress) if identify else {}
+    profiles = profile.profile_params(posed, best, level, k, dependence, progress, law_error) if identify else {}
     decisions = [decision.decide_allocation(posed, best, boot, C, k, level, held or {}) for C in target_flops if boot]
     scored = None
     if holdout:
@@ -91,6 +91,7 @@ def fit(
         n_convention=n_convention,
         dependence=dependence,
         form=tested,
+        misfit=law_error,
         wider=misfit.find_wider_law(posed, best, dependence) if tested and tested.fails and identify else None,
     )
 

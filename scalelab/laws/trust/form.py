@@ -8,24 +8,25 @@ Legend: P points, K parameters, R random orders.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
 from scalelab.laws.trust.dependence import Dependence
-from scalelab.laws.trust.information import run_sizes
+from scalelab.laws.trust.discrepancy import LENGTHS, make_basis
 
 ORDERS = 999
 CHUNK = 4_000_000  # orders x rows at once
-OWN_DISTANCE = np.log(2.0)  # distance of a run that is no larger than the fitted ones: the law misses there, too
 REJECT = 0.01  # of the smallest p-value, corrected for the number of statistics: one right law in a hundred is rejected
 DEGREES = (3, 2)  # of the polynomial: the first that leaves SPARE rows for each of its terms
 SPARE = 2.0
+POWER = 0.8  # of the test, at the misfit that it would have shown
+TRIALS = 200  # simulated tables for the power
+HALVINGS = 7
 FLAT = 1e-6  # a direction of this length, after the others are taken out, adds nothing
 
 
@@ -34,12 +35,14 @@ class FormTest:
     """The share of the residuals' variance that is smooth, `by_chance` its 5 % to 95 % range under the right law.
 
     `p_values`: of the share ("surface") and of the signs along each column. `fails`: the least of them, times their
-    number, is below REJECT.
+    number, is below REJECT. `visible`: the least misfit (root mean square about the nearest law over the rows, in the
+    objective's terms) that would have failed the test in POWER of tables like this one; None if no misfit does.
     """
 
     share: float
     by_chance: tuple[float, float]
     p_values: dict[str, float]
+    visible: float | None = None
 
     @property
     def fails(self) -> bool:
@@ -49,23 +52,6 @@ class FormTest:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         return dataclasses.asdict(self) | {"by_chance": list(self.by_chance), "fails": self.fails}
-
-
-@dataclasses.dataclass(frozen=True)
-class Misfit:
-    """Half-width of an interval by misfit: `rate` for each e-fold of size beyond `largest`, plus OWN_DISTANCE e-folds.
-
-    `forecasts`: how many forecasts the rate is the worst of. In the objective's terms, mostly of log loss.
-    """
-
-    rate: float
-    largest: float
-    forecasts: int
-
-    def half_width(self, law: Law, columns: Mapping[str, Any]) -> float:
-        """Half-width for a new run at `columns`."""
-        size = run_sizes({name: np.atleast_1d(np.asarray(columns[name], float)) for name in law.columns})[0]
-        return self.rate * float(max(np.log(size / self.largest), 0.0) + OWN_DISTANCE)
 
 
 def judge_form(problem: Problem, best: Optimum, dependence: Dependence | None = None, seed: int = 0) -> FormTest | None:
@@ -83,7 +69,41 @@ def judge_form(problem: Problem, best: Optimum, dependence: Dependence | None = 
         return None
     low, high = np.quantile(statistics[0, 1:], [0.05, 0.95])
     p_values = {name: _tail(each) for name, each in zip(("surface", *logs), statistics, strict=True)}
-    return FormTest(float(statistics[0, 0]), (float(low), float(high)), p_values)
+    visible = _visible_misfit(problem, residuals, (tangent, basis, orders), statistics[:, 1:], dependence, seed)
+    return FormTest(float(statistics[0, 0]), (float(low), float(high)), p_values, visible)
+
+
+def _visible_misfit(
+    problem: Problem, residuals: np.ndarray, test: tuple[np.ndarray, np.ndarray, list[np.ndarray]],
+    null: np.ndarray, dependence: Dependence | None, seed: int,
+) -> float | None:  # fmt: skip
+    """The least misfit that fails the test in POWER of simulated tables: smooth errors of one size, drawn at random."""
+    shapes_basis = make_basis(problem.columns)
+    if shapes_basis is None:
+        return None
+    count = int(np.clip(CHUNK // (TRIALS * len(residuals)), 1, TRIALS))
+    random = np.random.default_rng([seed, 2])
+    features = shapes_basis.features(problem.columns, LENGTHS[len(LENGTHS) // 2])
+    shapes = random.standard_normal((count, features.shape[1])) @ features.T
+    shapes -= (shapes @ test[0]) @ test[0].T
+    shapes /= np.sqrt(np.mean(shapes**2, axis=1, keepdims=True))
+    _, noise = itertools.islice(_random_errors(residuals, dependence, seed + 1), 2)
+    noise = noise[:count]
+    allowed = int(np.ceil(REJECT / len(null) * (ORDERS + 1))) - 2  # so many random errors may be as extreme
+    limits = np.sort(null, axis=1)[:, -1 - allowed]
+    unit = float(np.sqrt(np.mean(residuals**2)))
+    low, high = np.log(unit / 30), np.log(unit * 30)
+
+    def power(size: float) -> float:
+        each = _statistics(noise + size * shapes[: len(noise)], *test)
+        return float(np.mean((each > limits[:, None]).any(axis=0)))
+
+    if power(np.exp(high)) < POWER:
+        return None
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if power(np.exp(middle)) >= POWER else (middle, high)
+    return float(np.exp(high))
 
 
 def _random_errors(residuals: np.ndarray, dependence: Dependence | None, seed: int) -> Iterator[np.ndarray]:
