@@ -85,6 +85,7 @@ confirm: .venv/base  ## a quarter of an hour: the quickstart on fresh seeds and 
 coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth, in 200 simulated studies of each design; writes checks/results/
 	.venv/bin/python -m checks.statistics.coverage
 	.venv/bin/python -m checks.statistics.multiplier
+	.venv/bin/python -m checks.statistics.gaps
 
 tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes checks/results/
 	.venv/bin/python -m checks.statistics.tuning --workdir=runs/tuning

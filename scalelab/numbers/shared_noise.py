@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-MOST_CHAINS, LEAST_CHAINS, CELLS = 1024, 32, 2**15  # chains times settings: the more settings, the fewer chains
+MOST_CHAINS, LEAST_CHAINS, CELLS = 1024, 16, 2**15  # chains times settings: the more settings, the fewer chains
 STEPS, BURN_IN = 16, 8  # of the sampler
 ALIKENESS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0])  # values of `d`, each as likely before; 64: almost equal
 TEST_DRAWS, TEST_CELLS = 2000, 2**19  # of tables with equal variances
