@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-MOST_CHAINS, LEAST_CHAINS, CELLS = 1024, 32, 2**15  # chains times settings: the more settings, the fewer chains
+MOST_CHAINS, LEAST_CHAINS, CELLS = 1024, 16, 2**15  # chains times settings: the more settings, the fewer chains
+MOST_EFFECTS = 16  # of seeds that are sampled: with more seeds they are known well enough
 STEPS, BURN_IN = 16, 8  # of the sampler
 ALIKENESS = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0])  # values of `d`, each as likely before; 64: almost equal
-TEST_DRAWS, TEST_CELLS = 2000, 2**19  # of tables with equal variances
+MOST_TESTS, LEAST_TESTS, TEST_CELLS = 2000, 200, 2**19  # tables with equal variances; their cells together
+MOST_CELLS = 2**22  # of LEAST_TESTS tables: larger ones are not tested
 
 
 class Noise(NamedTuple):
@@ -57,9 +59,12 @@ def estimate_noise(losses: np.ndarray, blocks: bool = True) -> Noise | None:
     Without `blocks`, or where shared seeds don't connect all settings, the effect of a seed counts as noise.
     """
     there = np.isfinite(losses)
-    centre = losses[there].mean()
-    y, counts = np.where(there, losses - centre, 0.0), there.sum(1)
     blocks = blocks and _is_connected(there)
+    if not blocks:  # columns mean nothing: the losses of each setting go to the left
+        order = np.argsort(~there, axis=1, kind="stable")[:, : there.sum(1).max()]
+        losses, there = (np.take_along_axis(each, order, axis=1) for each in (losses, there))
+    centre, counts = losses[there].mean(), there.sum(1)
+    y = np.where(there, losses - centre, 0.0)
     free = np.flatnonzero(there.any(0))[1:] if blocks else np.array([], int)
     table = _make_table(y, there, counts, free)
     if table.freedom < 1:
@@ -119,7 +124,7 @@ def _sample_variances(table: _Table, sd: float, random: np.random.Generator) -> 
     """(variances [K]: harmonic means scaled to `sd` together; draws [B, K]) after STEPS from the pooled variance."""
     n_settings = len(table.dof)
     chains = int(np.clip(CELLS // n_settings, LEAST_CHAINS, MOST_CHAINS))
-    flat = table.centring.reshape(n_settings, -1)
+    table = _fix_effects(table) if table.slopes.shape[1] > MOST_EFFECTS else table
     d = random.choice(ALIKENESS, (chains, 1))
     scale, draws = np.full((chains, 1), sd**2), np.full((chains, n_settings), sd**2)
     inverse = np.zeros(n_settings)
@@ -130,8 +135,7 @@ def _sample_variances(table: _Table, sd: float, random: np.random.Generator) -> 
         normals = random.standard_normal(effects.shape)[..., None]
         root = np.linalg.cholesky(precision).swapaxes(1, 2)
         effects = effects + np.sqrt(common) * np.linalg.solve(root, normals)[..., 0]
-        pairs = (effects[:, :, None] * effects[:, None, :]).reshape(chains, -1)
-        squares_each = np.maximum(table.squares - 2 * effects @ table.slopes.T + pairs @ flat.T, 0.0)
+        squares_each = _squares_left(table, effects)
         d = _draw_alikeness(table.dof, squares_each, scale, random)
         total = d * scale + squares_each
         if step >= BURN_IN:
@@ -139,6 +143,21 @@ def _sample_variances(table: _Table, sd: float, random: np.random.Generator) -> 
         draws = total / random.chisquare(d + table.dof)
         scale = random.gamma(n_settings * d / 2) / (d / 2 * (1 / draws).sum(1, keepdims=True))
     return sd**2 / inverse / np.average(1 / inverse, weights=table.dof), draws
+
+
+def _squares_left(table: _Table, effects: np.ndarray) -> np.ndarray:
+    """Squares [B, K] of each setting about its mean, given the effects [B, F] of seeds."""
+    pairs = (effects[:, :, None] * effects[:, None, :]).reshape(len(effects), -1)
+    flat = table.centring.reshape(len(table.dof), -1)
+    return np.maximum(table.squares - 2 * effects @ table.slopes.T + pairs @ flat.T, 0.0)
+
+
+def _fix_effects(table: _Table) -> _Table:
+    """The table without seeds: their effects are taken by least squares, and squares scaled by what these took away."""
+    effects = _solve(table, np.ones((1, len(table.dof))))[1]
+    dof = int(table.dof.sum())
+    squares = _squares_left(table, effects)[0] * dof / table.freedom
+    return _Table(squares, table.slopes[:, :0], table.centring[:, :0, :0], table.dof, dof)
 
 
 def _draw_alikeness(dof: np.ndarray, squares: np.ndarray, scale: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -158,9 +177,9 @@ def _test_equal(
 ) -> float | None:
     """The p-value of equal variances: Cochran's share of the noisiest setting, beside normal tables of this design."""
     several = (counts > 1).sum()
-    if several < 2 or (len(free) and len(y) < 3):
+    if several < 2 or (len(free) and len(y) < 3) or LEAST_TESTS * y.size > MOST_CELLS:
         return None
-    number = int(np.clip(TEST_CELLS // y.size, 200, TEST_DRAWS))
+    number = int(np.clip(TEST_CELLS // y.size, LEAST_TESTS, MOST_TESTS))
     normals = np.where(there, random.standard_normal((number, *y.shape)), 0.0)
     shares = [_largest_share(each, there, counts, free) for each in (y[None], normals)]
     return float((1 + (shares[1] >= shares[0]).sum()) / (1 + number))

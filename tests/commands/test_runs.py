@@ -193,6 +193,12 @@ def test_a_sweep_over_steps_is_a_design_and_names_what_to_run(tmp_path, capsys):
     assert answer["best"] is None and answer["design"] == ["train.steps"]
 
 
+def test_settings_that_were_trained_longer_are_said(grid, capsys):
+    """The rates of this grid have steps of their own: no key alone changes D, so they are ranked, with a warning."""
+    assert main(["runs", str(grid), "--by=optim.peak_lr"]) == 0
+    assert "Settings that are compared differ in tokens (D) and FLOPs (C) too" in capsys.readouterr().out
+
+
 def test_the_table_by_settings_as_files(grid, tmp_path, capsys):
     assert main(["runs", str(grid), "--by=optim.peak_lr", "--csv", f"--parquet={tmp_path}/by.parquet"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))

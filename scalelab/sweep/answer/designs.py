@@ -18,11 +18,21 @@ def find_design_keys(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> 
     return tuple(key for key in may if _changes_size(finished, key, [other for other in keys if other != key]))
 
 
+def find_unequal_columns(rows: Sequence[Mapping[str, Any]], design: Sequence[str]) -> tuple[str, ...]:
+    """Those of N, D and C that differ between finished runs of one place in the design, whatever key changed them."""
+    finished = [row for row in rows if row["status"] == "done" and not row.get("mixed")]
+    groups = group_rows(finished, design)
+    return tuple(column for column in SIZE_COLUMNS if any(_differs(group, column) for group in groups))
+
+
 def _changes_size(rows: Sequence[Mapping[str, Any]], key: str, others: Sequence[str]) -> bool:
     for group in group_rows(rows, others):
         firsts = [members[0] for members in group_rows(group, [key])]
-        for column in SIZE_COLUMNS:
-            sizes = [row[column] for row in firsts if isinstance(row.get(column), int | float) and row[column] > 0]
-            if sizes and max(sizes) > (1 + LEAST_CHANGE) * min(sizes):
-                return True
+        if any(_differs(firsts, column) for column in SIZE_COLUMNS):
+            return True
     return False
+
+
+def _differs(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
+    sizes = [row[column] for row in rows if isinstance(row.get(column), int | float) and row[column] > 0]
+    return bool(sizes) and max(sizes) > (1 + LEAST_CHANGE) * min(sizes)

@@ -16,7 +16,7 @@ from scalelab.numbers.gaps import LEVEL, Gaps, judge_gaps
 from scalelab.numbers.shared_noise import Noise, estimate_noise, select_settings
 from scalelab.record.records import DAMAGED_STATUS
 from scalelab.sweep.answer.best_lr import BestLr, find_best_lr
-from scalelab.sweep.answer.designs import find_design_keys
+from scalelab.sweep.answer.designs import find_design_keys, find_unequal_columns
 from scalelab.sweep.answer.differences import MeanDifference
 from scalelab.sweep.answer.settings import SEED_KEY, SweptSetting, group_by_setting, group_rows, rankable
 
@@ -61,7 +61,7 @@ class SweepAnswer:
 
     `unassigned`: number of trials whose setting is not known (damaged, or not started). `damaged`: number of runs that
     can't be read, with or without a known setting. `left_out`: names of runs that only earlier grids had. `design`: the
-    keys that change the size or the budget of a run.
+    keys that change the size or the budget of a run. `unequal`: which of N, D and C differ in what is compared.
     """
 
     keys: tuple[str, ...]
@@ -72,6 +72,7 @@ class SweepAnswer:
     damaged: int = 0
     left_out: tuple[str, ...] = ()
     design: tuple[str, ...] = ()
+    unequal: tuple[str, ...] = ()
 
     @property
     def has_results(self) -> bool:
@@ -113,6 +114,7 @@ def answer_sweep(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Swee
         len(rows) - len(known),
         damaged,
         design=design,
+        unequal=find_unequal_columns(known, design),
     )
 
 

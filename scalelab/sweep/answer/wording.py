@@ -135,14 +135,14 @@ def _finite(value: float) -> float | None:
 def describe_answer(answer: SweepAnswer) -> list[str]:
     """The answer in sentences: the best, what is not told apart from it, how, what was lost, where the LR is best."""
     lines = [*_best_lines(answer), *_comparison_lines(answer), *_lost_lines(answer)]
-    return [*lines, *_edge_lines(answer), *map(_optimum_line, answer.optima)]
+    return [*lines, *_size_lines(answer), *_edge_lines(answer), *map(_optimum_line, answer.optima)]
 
 
 def list_warnings(answer: SweepAnswer) -> list[str]:
     """Those sentences of the answer that warn: nothing is best, seeds were lost, or an optimum is at an edge."""
     optima = [each for each in answer.optima if each.best is None or not each.best.interior]
     nothing = [] if answer.best or answer.with_verdict(BEST, DESIGN) else [NOTHING_RANKED]
-    return [*nothing, *_lost_lines(answer), *_edge_lines(answer), *map(_optimum_line, optima)]
+    return [*nothing, *_lost_lines(answer), *_size_lines(answer), *_edge_lines(answer), *map(_optimum_line, optima)]
 
 
 NOTHING_RANKED = "No setting has finished without a lost seed."
@@ -198,6 +198,13 @@ def _lost_lines(answer: SweepAnswer) -> list[str]:
             f"In no setting: {answer.unassigned} trial{'s' * (answer.unassigned > 1)}, damaged or not started."
         )
     return lines
+
+
+def _size_lines(answer: SweepAnswer) -> list[str]:
+    if not answer.unequal or sum(each.rank is not None for each in answer.settings) < 2:
+        return []
+    names = " and ".join({"N": "parameters (N)", "D": "tokens (D)", "C": "FLOPs (C)"}[each] for each in answer.unequal)
+    return [f"Settings that are compared differ in {names} too: a gap may come from these alone."]
 
 
 def _edge_lines(answer: SweepAnswer) -> list[str]:

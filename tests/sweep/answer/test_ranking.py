@@ -104,6 +104,25 @@ def test_a_noisy_setting_is_said_and_does_not_hide_the_others():
     assert any("equal in all settings: p = 0.0" in line for line in wording.describe_answer(answered(table)))
 
 
+def test_many_seeds_show_each_settings_own_noise():
+    random = np.random.default_rng(5)
+    y = random.normal(0, 1, (4, 60)) * np.array([1, 1, 1, 4])[:, None] + random.normal(0, 9, 60)
+    noise = shared_noise.estimate_noise(y)
+    assert noise.freedom == 177 and noise.variances.mean() == pytest.approx(noise.sd**2)
+    assert noise.draws.mean(0).mean() == pytest.approx(noise.sd**2, rel=0.1)
+    assert 5 < noise.variances[3] / noise.variances[:3].mean() < 16
+
+
+def test_a_table_with_holes_keeps_its_verdicts():
+    """Seeds shift by ten times the noise, and each setting lacks another one."""
+    y = np.array([0.0, 0.1, 5.0, 6.0])[:, None] + np.random.default_rng(6).normal(0, 1, (4, 4)) + 10 * np.arange(4)
+    y[np.arange(4), np.arange(4)] = math.nan
+    noise = shared_noise.estimate_noise(y)
+    shown = gaps.judge_gaps(noise)
+    assert noise.freedom == 5 and shown.best in (0, 1)
+    assert (shown.p[2:] < 0.05).all() and (shown.p[:2] > 0.1).all() and ((shown.low > 0) == (shown.p < 0.05)).all()
+
+
 def test_readmes_sweep_answers():
     """Seen: 2.069 and 2.689 "not told apart", by a paired t of one degree of freedom."""
     losses = {0.003: [2.091, 2.071], 0.01: [2.125, 2.005], 0.03: [2.422, 2.326], 0.1: [2.695, 2.682]}
