@@ -24,6 +24,7 @@ SPLITS = 0.5  # share of the residuals' variance from which a column is said to 
 FEWEST_SIZES = 8  # sizes of FEWEST_ROWS or more, from which an error that they share can be told from a misfit
 FEWEST_ROWS = 3
 FLAT = 1e-7
+SAME = 0.01  # in logs: one size
 SHOWN = 3
 
 
@@ -42,22 +43,42 @@ def split_findings(posed: Problem, best: Optimum, table: Mapping[str, Sequence[A
     texts = {name: values for name, values in table.items() if any(isinstance(value, str) for value in values)}
     columns = {name: [str(value) for value in values] for name, values in texts.items()}
     columns = {name: labels for name, labels in columns.items() if 2 <= len(set(labels)) <= MOST_GROUPS}
+    columns = {name: labels for name, labels in columns.items() if not _names_sizes(posed, labels)}
     if not columns:
         return []
-    residuals, base = posed.residuals(best.params), smooth_base(posed, best)
-    logs = _standard_logs(posed)
+    residuals, base, logs = posed.residuals(best.params), smooth_base(posed, best), _standard_logs(posed)
     shares = {name: explain(residuals, base, labels, logs) for name, labels in columns.items()}
-    name, share = max(shares.items(), key=lambda each: each[1].share)
-    if share.share < SPLITS or share.p_value * len(shares) > LEVEL:
+    sure = {name: share for name, share in shares.items() if share.p_value * len(shares) <= LEVEL}
+    name = max(sure, key=lambda name: sure[name].share, default="")
+    if name and sure[name].share >= SPLITS:
+        return [Finding("two laws", _describe_split(name, sure[name].share, list(dict.fromkeys(columns[name]))))]
+    together = ["; ".join(each) for each in zip(*(columns[name] for name in sure), strict=True)]
+    if len(sure) < 2 or len(set(together)) > MOST_GROUPS:
         return []
-    values = list(dict.fromkeys(columns[name]))
-    shown = ", ".join(values[:SHOWN]) + (f" and {len(values) - SHOWN} more" if len(values) > SHOWN else "")
-    where = f", or one of them: --where=\"{name} == '{values[0]}'\"" if re.fullmatch(r"[A-Za-z_][\w.]*", name) else ""
+    share = explain(residuals, base, together, logs)
+    if share.share < SPLITS or share.p_value > LEVEL:
+        return []
     text = (
-        f"column {name!r} explains {share.share:.0%} of the residuals' variance: its rows ({shown}) follow laws of "
-        f"their own, and this one is neither's: --by='{name}'{where}"
+        f"columns {', '.join(map(repr, sure))} together explain {share.share:.0%} of the residuals' variance: their "
+        f"{len(set(together))} kinds of rows follow laws of their own, and this one is none of theirs: take one by "
+        "--where"
     )
     return [Finding("two laws", text)]
+
+
+def _names_sizes(posed: Problem, labels: Sequence[str]) -> bool:
+    """Whether a column follows from one of the law's, as names of models do from N: it can't tell two laws apart."""
+    groups = [np.flatnonzero([each == label for each in labels]) for label in set(labels)]
+    return any(all(np.ptp(np.log(column[rows])) < SAME for rows in groups) for column in posed.columns.values())
+
+
+def _describe_split(name: str, share: float, values: Sequence[str]) -> str:
+    shown = ", ".join(values[:SHOWN]) + (f" and {len(values) - SHOWN} more" if len(values) > SHOWN else "")
+    where = f", or one of them: --where=\"{name} == '{values[0]}'\"" if re.fullmatch(r"[A-Za-z_][\w.]*", name) else ""
+    return (
+        f"column {name!r} explains {share:.0%} of the residuals' variance: its rows ({shown}) follow laws of their "
+        f"own, and this one is neither's: --by='{name}'{where}"
+    )
 
 
 def shared_error_findings(posed: Problem, best: Optimum) -> list[Finding]:
@@ -89,12 +110,16 @@ def explain(
     Each group has a mean of its own, and a slope in each of `slopes` [P].
     """
     base = _orthonormal(base)
-    groups = (np.unique(np.asarray(labels))[:, None] == np.asarray(labels)).T.astype(float)
-    groups = np.column_stack([groups, *(groups * slope[:, None] for slope in slopes)])
-    groups = _orthonormal(groups - base @ (base.T @ groups))
-    clean = residuals - base @ (base.T @ residuals)
-    total, between = float(clean @ clean), float(np.sum((groups.T @ clean) ** 2))
-    extra, left = groups.shape[1], len(residuals) - base.shape[1] - groups.shape[1]
+    values, number = np.unique(np.asarray(labels), return_inverse=True)
+    means = np.eye(len(values))[number]
+    groups = np.column_stack([means, *(means * slope[:, None] for slope in slopes)])
+    groups /= np.maximum(np.linalg.norm(groups, axis=0), FLAT)
+    clean, shadow = residuals - base @ (base.T @ residuals), base.T @ groups
+    scales, vectors = np.linalg.eigh(groups.T @ groups - shadow.T @ shadow)
+    known = scales > FLAT
+    total = float(clean @ clean)
+    between = float(np.sum((vectors[:, known].T @ (groups.T @ clean)) ** 2 / scales[known]))
+    extra, left = int(known.sum()), len(residuals) - base.shape[1] - int(known.sum())
     if extra < 1 or left < 1 or total <= 0:
         return Share(0.0, 1.0)
     within = max(total - between, 1e-12 * total)

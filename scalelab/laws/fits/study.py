@@ -61,8 +61,9 @@ def fit_study(
     }  # not all are used
     fitted = fit(sizes | table, law, cluster=groups or "none", n_convention=n_convention, **options)
     excluded += early
-    doubts += shares.split_findings(fitted.problem, fitted.best, _other_columns(every, law, groups))
-    doubts += shares.shared_error_findings(fitted.problem, fitted.best) if groups is None and cluster == "auto" else []
+    doubts += shares.split_findings(fitted.problem, fitted.best, _other_columns(every, law, groups)) or (
+        shares.shared_error_findings(fitted.problem, fitted.best) if groups is None and cluster == "auto" else []
+    )
     findings = (*fitted.design, *doubts, *design.exclusion_findings(excluded))
     return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
 

@@ -19,7 +19,7 @@ from scalelab.laws.read.columns import (
     without_prefix,
 )
 from scalelab.laws.read.readers import read_raw_rows, shorten_text
-from scalelab.laws.read.trackers import read_statuses
+from scalelab.laws.read.trackers import find_status_columns, read_statuses
 from scalelab.laws.read.where import filter_rows
 from scalelab.numbers.written import SUFFIXES, ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
 
@@ -84,6 +84,9 @@ def read_table(
     cells = _NumberCells(names, header, lines, path.name)
     labels = _name_rows(lines, header)
     rows = [_make_row(line, cells, rules, label) for line, label in zip(lines, labels, strict=True)]
+    if (column := next(iter(find_status_columns(header)), None)) and "status" not in header:
+        for row in rows:
+            row["status"] = row.get(column)  # so that --where can name it, whatever its header
     selected = filter_rows(rows, where)
     for row, status in zip(selected, read_statuses(selected, header, path.name, finished), strict=True):
         if status is not None:

@@ -108,6 +108,9 @@ def test_unknown_words_are_asked_about(capsys, tmp_path):
     assert "'State' is 'zonk' in 10 rows: did these runs finish? If so, --finished='zonk'" in message
     assert answer(capsys, path, "--finished=good,Zonk", "--cluster=none")["n_rows"] == 40
     assert answer(capsys, path, "--finished=good", "--where=State != 'zonk'", "--cluster=none")["n_rows"] == 30
+    path = write(tmp_path / "s.csv", "Run State,N,D,loss", rows)
+    assert "--where=\"status != 'zonk'\"" in refused(capsys, path)
+    assert answer(capsys, path, "--finished=good", "--where=status != 'zonk'", "--cluster=none")["n_rows"] == 30
     path = write(tmp_path / "u.csv", "N,D,loss", (row[1:4] for row in runs()))
     assert "has no column status or state" in refused(capsys, path, "--finished=x")
 
@@ -228,3 +231,13 @@ def test_a_spreadsheet_gives_the_plain_tables_numbers(capsys, tmp_path):
     result = answer(capsys, tmp_path / "x.tsv", "--cluster=none")
     assert result["params"] == plain["params"] and result["n_rows"] == 40
     assert {each["reason"] for each in result["excluded"]} == {"no N", "no val_loss"}
+
+
+def test_experiments_that_several_columns_tell_apart_are_named():
+    path = table_path("porian/isoflop_points.csv")
+    fitted = api.fit(path, columns={"N": "n"}, bootstrap=0, identify=False)
+    (finding,) = [each for each in fitted.design if each.kind == "two laws"]
+    assert "together explain " in finding.text and "15 kinds of rows" in finding.text
+    table = table_path("gadre/runs.csv")
+    named = api.fit(table, columns={"loss": "loss_c4_val"}, bootstrap=0, identify=False).design
+    assert "'model_name'" not in " ".join(each.text for each in named)  # it follows N
