@@ -26,7 +26,8 @@ from scalelab.api.laws.fit_rows import read_sources
 from scalelab.api.laws.settings import read_best_settings
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fits.fitting import fit as fit_columns
-from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study
+from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study, weight_column
+from scalelab.laws.fits.weights import BY_SIZE
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import load_law as load_named
 from scalelab.laws.read.table import Table
@@ -81,7 +82,7 @@ def fit(
     hold: Mapping[str, float] | None = None, objective: str = "huber_log", delta: float | None = None,
     bootstrap: int = 1000, seed: int = 0, target_flops: float | Sequence[float] = (),
     target_values: Mapping[str, float] | None = None, holdout: int = 0, level: float = 0.9, identify: bool = True,
-    k: float | None = None, progress: Counted | None = None,
+    k: float | None = None, weights: str | None = None, progress: Counted | None = None,
 ) -> "Fitted":  # fmt: skip
     """Fit a scaling law (`scalelab fit`) to runs or a table, with intervals and what the data determine.
 
@@ -97,11 +98,15 @@ def fit(
     if isinstance(source, Mapping):
         _check_columns(source)
         if not (columns or n_convention or where or drop_top_loss):
-            return fit_columns(source, known, cluster=cluster, holdout=holdout, identify=identify, **options)
+            given = weights if weights in (None, BY_SIZE) else _column(source, weights)
+            return fit_columns(
+                source, known, cluster=cluster, holdout=holdout, identify=identify, weights=given, **options
+            )
     rows = _read_rows(source, known, columns, n_convention, list(where))
     return fit_study(
-        rows, known, n_convention or "total", drop_top_loss, cluster, holdout=holdout, identify=identify, **options
-    )
+        rows, known, n_convention or "total", drop_top_loss, cluster, weights,
+        holdout=holdout, identify=identify, **options,
+    )  # fmt: skip
 
 
 @check_arguments(**FITTING)
@@ -130,6 +135,12 @@ def fit_groups(
         rows, by, known, n_convention or "total", drop_top_loss, cluster, exponents=exponents,
         shared=tuple([shared] if isinstance(shared, str) else shared), against=against, **options,
     )  # fmt: skip
+
+
+def _column(columns: Mapping[str, Any], name: str) -> list[float]:
+    """A column of weights. BadInput for one that is not there."""
+    names = list(columns)
+    return weight_column([dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)], name)
 
 
 class _Options(TypedDict):

@@ -16,6 +16,7 @@ from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.fits.fitting import fit
 from scalelab.laws.fits.groups.fit_groups import fit_groups
 from scalelab.laws.fits.groups.group_fits import GroupFits
+from scalelab.laws.fits.weights import BY_SIZE
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.read.groups import choose_groups
@@ -34,6 +35,7 @@ def fit_study(
     n_convention: str = "total",
     drop_top_loss: int = 0,
     cluster: str = "auto",
+    weights: str | None = None,
     **options: Any,
 ) -> Fitted:
     """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
@@ -42,16 +44,30 @@ def fit_study(
     where known, `name`, `status`, `role` and `mixed` (what changed during the run). Rows of role "fit" are fitted if
     there are any, else all rows. Rows that are not done, are mixed, have no finite loss, or are among the
     `drop_top_loss` worst are never fitted. Rows with equal values in column `cluster` share a part of their error
-    (`groups.choose_groups`). BadInput where too few are left.
+    (`groups.choose_groups`). `weights`: a column of inverse variances, or "scale". BadInput where too few are left.
     """
     law = load_law(law) if isinstance(law, str) else law
     table, selected, excluded = study_table(rows, law, n_convention, drop_top_loss)
     every = {key: [row.get(key) for row in selected] for key in selected[0]} | table
     refuse_raw_grid(every, law)
     groups = choose_groups(every, law, cluster)
-    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
+    given = weights if weights in (None, BY_SIZE) else weight_column(selected, weights)
+    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, weights=given, **options)
     findings = (*fitted.design, *design.exclusion_findings(excluded))
     return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+
+
+def weight_column(rows: Sequence[Row], name: str) -> list[float]:
+    """The weights of rows in a column. BadInput for a column that is not there, or a row without a positive number."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    if name not in columns:
+        hint = nearest_hint(name, [BY_SIZE, *columns])
+        raise BadInput(f"--weights={name}: no such column{hint}; {BY_SIZE}: by the size of runs")
+    values: list[Any] = [row.get(name) for row in rows]
+    odd = [value for value in values if isinstance(value, bool | str | None) or not 0 < value < math.inf]
+    if odd:
+        raise BadInput(f"--weights={name}: a weight is a positive number, and {len(odd)} rows have {odd[0]!r} there")
+    return values
 
 
 def fit_group_study(

@@ -114,6 +114,7 @@ def _left_out(
     out = weights[refits.converged] == 0
     law = {name: values[:, None] for name, values in params.items()}
     residuals = problem.objective.target(problem.target) - problem.objective.target(problem.law(problem.columns, law))
+    residuals = residuals if problem.scale is None else residuals / problem.scale
     return residuals[out], params
 
 
@@ -248,6 +249,7 @@ def predict_run(
     """
     values = problem.law(columns, boot.params)
     noise = boot.noise if len(boot.noise) <= 200 else np.quantile(boot.noise, (np.arange(200) + 0.5) / 200)
+    noise = noise * problem.scale_at(columns)
     pairs = np.outer(values, np.exp(noise)) if problem.objective.log else np.add.outer(values, noise)
     low, high = central_interval(pairs.ravel(), level)
     fit_low, fit_high = central_interval(values, level)
