@@ -9,6 +9,7 @@ from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import trust_text
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import Fitted
+from scalelab.laws.fits.weights import describe_weights
 from scalelab.laws.read.finding import Finding
 from scalelab.laws.read.table import Table
 from scalelab.laws.solve.optimum import FitError
@@ -103,6 +104,7 @@ def _heading(fitted: Fitted, block: Mapping[str, Any], table: Table) -> list[str
     return [
         f"{law.equation.rstrip('.')}{unit}: {block['n_rows']} rows{size}{derived}",
         f"{name}: {objective['value']:.10g}; residual rms {rms}",
+        *([describe_weights(fitted.weights)] if fitted.weights else []),
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
+from scalelab.laws.fits.weights import Weights
 from scalelab.laws.law import forms
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.finding import Finding
@@ -43,8 +44,9 @@ class Fitted:
     `k` is that of C = k N D: the median of the fitted runs' own C / (N D), or 6 if their C is not known.
     `dependence`: the error that rows of one run share, None if rows are independent. `form`: the test of the law's
     form, None where too few rows are left to tell; `misfit`: what the law may get wrong, which all intervals carry;
-    `wider`: the wider law that fits better where the test fails. `design`
-    holds the weak points of the runs themselves, `holdout` how well the small runs predict the largest.
+    `wider`: the wider law that fits better where the test fails. `weights`: how rows with a noise of their own are
+    weighted. `design` holds the weak points of the runs themselves, `holdout` how well the small runs predict the
+    largest.
     """
 
     problem: Problem
@@ -62,6 +64,7 @@ class Fitted:
     form: FormTest | None = None
     misfit: Discrepancy | None = None
     wider: WiderLaw | None = None
+    weights: Weights | None = None
     kept: tuple[Mapping[str, Any], ...] = ()
     excluded: tuple[dict[str, str], ...] = ()
 
@@ -127,6 +130,7 @@ class Fitted:
             "n_rows": self.problem.points,
             "n_runs": self.problem.points,
             "n_convention": self.n_convention,
+            "weights": self.weights.to_json() if self.weights else None,
             "objective": self.problem.objective.to_json(self.best.value),
             "params": self.params,
             "fixed": dict(self.law.held),

@@ -46,7 +46,7 @@ class Objective:
 
     def weight(self, r: np.ndarray) -> np.ndarray:
         """slope / r: the weight of iteratively reweighted least squares, whose quadratic lies above the penalty."""
-        return self.side(r) * np.minimum(1.0, self.delta / np.maximum(np.abs(r), min(self.delta, 1e300)))
+        return self.side(r) * np.minimum(1.0, self.delta / np.maximum(np.abs(r), np.minimum(self.delta, 1e300)))
 
     def log_normaliser(self, s: float = 1.0) -> float:
         """log of the integral of exp(-penalty(r) / s) over r: Gaussian inside delta, exponential tails outside."""

@@ -50,10 +50,12 @@ def law_sensitivity(
 ) -> np.ndarray:
     """Derivatives [G, K] by x of the law at `columns` [G] (of its log, in log objectives), in units of one run's noise.
 
-    The noise is `sd`, by default that of the fitted residuals.
+    The noise is `sd`, by default that of the fitted residuals; fitted rows with a noise of their own are in its units.
     """
     points = {name: np.asarray(columns[name], float) for name in posed.law.columns}
     each = function_derivatives(posed, best, lambda params: posed.objective.target(posed.law(points, params))).T
+    if posed.scale is not None and columns is posed.columns:
+        each = each / posed.scale[:, None]
     return each / (sd or residual_noise(posed, best))
 
 

@@ -55,7 +55,7 @@ def find_wider_law(problem: Problem, best: Optimum, dependence: Dependence | Non
     law = LAWS[function.__name__]
     try:
         identifiable.check_identifiable(law, problem.columns, problem.target, log=problem.objective.log)
-        posed = pose_problem(law, problem.columns, problem.target, problem.objective)
+        posed = pose_problem(law, problem.columns, problem.target, problem.objective, like=problem)
         wide = optimum.minimise_objective(posed)
     except (BadInput, FitError):
         return None

@@ -181,7 +181,9 @@ def misfit_factors(
 def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> ParamProfile:
     law = fitted.law
     direct = (name,) if law.params[name].how == "linear" or name in fitted.mixed else ()
-    problem = pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
+    problem = (
+        pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct, like=fitted) if direct else fitted
+    )
     place = list(law.params).index(name)
     x = problem.from_params(best.params)
     linear = law.params[name].how == "linear"

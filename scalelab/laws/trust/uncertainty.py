@@ -117,6 +117,7 @@ def _left_out(
     out = weights[refits.converged] == 0
     law = {name: values[:, None] for name, values in params.items()}
     residuals = problem.objective.target(problem.target) - problem.objective.target(problem.law(problem.columns, law))
+    residuals = residuals if problem.scale is None else residuals / problem.scale
     return residuals[out], params
 
 
@@ -304,6 +305,7 @@ def predict_run(
     """
     values = resampled_values(problem, boot, columns)[:, 0]
     noise = boot.noise if len(boot.noise) <= 200 else np.quantile(boot.noise, (np.arange(200) + 0.5) / 200)
+    noise = noise * problem.scale_at(columns)
     each = np.outer(boot.misfit.noise_share, noise) if boot.misfit else noise[None]
     pairs = values[:, None] * np.exp(each) if problem.objective.log else values[:, None] + each
     low, high = central_interval(pairs.ravel(), level)

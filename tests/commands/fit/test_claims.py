@@ -78,9 +78,38 @@ def test_a_budget_off_its_centre_is_named_where_noise_does_not_explain_it(findin
     assert "off-centre" in findings(*shifted, loss_at(QUICKSTART_LIKE, *shifted) * np.exp(0.1 * errors[0]))
 
 
-def test_noise_that_falls_with_size_is_said(findings):
+def test_noise_that_falls_with_size_is_said_and_weighted(findings, capsys, tmp_path):
     N, D, _ = study(QUICKSTART_LIKE, sizes=8, budgets=np.geomspace(1e11, 3e12, 5))
     place = np.log(N * D / (N * D).min()) / np.log((N * D).max() / (N * D).min())
-    errors = 0.006 * 7 ** (0.5 - place) * np.random.default_rng(0).standard_normal(len(N))
-    result = findings(N, D, loss_at(QUICKSTART_LIKE, N, D) * np.exp(errors))
+    noise = 0.006 * 7 ** (0.5 - place)
+    loss = loss_at(QUICKSTART_LIKE, N, D) * np.exp(noise * np.random.default_rng(0).standard_normal(len(N)))
+    result = findings(N, D, loss)
     assert "in a run ten times as large" in result["scatter"]["text"] and "outliers" not in result
+    path = tmp_path / "weighted.csv"
+    rows = zip(N, D, loss, noise**-2.0, np.ones(len(N)), strict=True)
+    path.write_text("N,D,loss,precision,one\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+
+    def weighted(*argv):
+        assert main(["fit", str(path), "--bootstrap=60", "--target-flops=2e13", *argv, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    by_size, by_column, plain = weighted("--weights=scale"), weighted("--weights=precision"), weighted()
+    slope = -np.log(7) / np.log((N * D).max() / (N * D).min())
+    assert by_size["weights"]["slope"] == pytest.approx(slope, rel=0.3) and plain["weights"] is None
+    for each in (by_size, by_column):
+        assert "scatter" not in {finding["kind"] for finding in each["design"]}
+        assert (
+            each["identifiability"]["E"]["interval"][0]
+            < QUICKSTART_LIKE.E
+            < each["identifiability"]["E"]["interval"][1]
+        )
+        width, plainly = (np.ptp(fitted["allocation"]["2e+13"]["intervals"]["loss"]) for fitted in (each, plain))
+        assert width < 0.7 * plainly  # a large run has less noise than the small ones
+    assert weighted("--weights=one")["params"] == pytest.approx(plain["params"], rel=1e-9)
+    assert main(["fit", str(path), "--bootstrap=0", "--weights=scale"]) == 0
+    assert "times its mean, as size^-0." in capsys.readouterr().out
+    for option, message in (("precison", "did you mean 'precision'"), ("N=1", "no such column")):
+        assert main(["fit", str(path), f"--weights={option}"]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["fit", str(path), "--weights=scale", "--holdout=3"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
