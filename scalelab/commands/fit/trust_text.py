@@ -42,7 +42,7 @@ def _form(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
         return []
     lines = [describe_form_test(fitted.form, fitted.law.columns, block["n_rows"])]
     if block["misfit"]:
-        lines.append(_misfit(block["misfit"]))
+        lines.append(describe_misfit(block["misfit"]))
     if fitted.wider:
         lines.append(
             f"      --law={fitted.wider.name} fits better: {fitted.wider.param} {fitted.wider.value:.3g}, objective "
@@ -51,18 +51,14 @@ def _form(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _misfit(misfit: Mapping[str, Any]) -> str:
+def describe_misfit(misfit: Mapping[str, Any]) -> str:
     """Describe what the law may get wrong, which all intervals carry."""
-    more = (
-        ""
-        if misfit["widened"] <= 1.005
-        else (
-            f", {misfit['widened']:.2g} times what residuals allow, as {misfit['forecasts']} forecasts of larger rows ask for"
-        )
+    times = (
+        f", {misfit['widened']:.2g} times what residuals allow, as {misfit['forecasts']} forecasts of larger rows ask"
     )
     return (
-        f"misfit: the law may be wrong by {misfit['rms']:.2%} rms over these rows (at most {misfit['upper']:.2%}){more}; "
-        "intervals of parameters, N, D, waste and losses carry that"
+        f"misfit: the law may be wrong by {misfit['rms']:.2%} rms over these rows (at most {misfit['upper']:.2%})"
+        f"{times if misfit['widened'] > 1.005 else ''}; all intervals carry it"
     )
 
 
@@ -138,15 +134,15 @@ def _score_holdout(holdout: Holdout) -> list[str]:
     (least, most), ends = holdout.inside_by_chance, holdout.error_by_chance
     count = len(holdout.rows)
     lines = [
-        f"{holdout.inside} of {count} inside their {holdout.level:.0%} intervals (by chance {least} to {most}, as rows of "
-        f"one table err together); median width {holdout.width:.2%} of the target, interval score "
+        f"{holdout.inside} of {count} inside their {holdout.level:.0%} intervals (by chance {least} to {most}, as rows "
+        f"of one table err together); median width {holdout.width:.2%} of the target, interval score "
         f"{holdout.interval_score:.2%}"
     ]
     if holdout.verdict == "too narrow":
         lines.append("WARNING: fewer held-out rows are inside than by chance: intervals of larger runs are too narrow")
     if holdout.verdict == "too wide":
         lines.append(
-            f"WARNING: the intervals are wider than their errors ask for ({holdout.mape:.2%}; by chance {ends[0]:.2%} to "
+            f"WARNING: the intervals are wider than errors of {holdout.mape:.2%} ask for (by chance {ends[0]:.2%} to "
             f"{ends[1]:.2%}): that {holdout.inside} of {count} are inside says little"
         )
     return lines

@@ -17,44 +17,19 @@ from scalelab.laws.solve import near_fit, newton
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
-from scalelab.laws.trust.dependence import Dependence, sum_groups
+from scalelab.laws.trust.dependence import Dependence
+from scalelab.laws.trust.form import FREQUENCIES, LENGTHS, Basis, make_basis
 from scalelab.laws.trust.information import run_sizes
 
-LENGTHS = (2.0, 4.0, 8.0)  # e-folds of a column over which delta changes, equally likely before the rows are seen
 TYPICAL = 0.003  # scale of the prior of delta's standard deviation: three in five laws miss by less
 DOF = 3.0  # of that prior, a half-t: it allows for a law that misses by much more
-FREQUENCIES = 32
+FARTHEST = 4.0  # typical residuals: beyond, a row is an outlier
 RATIOS = np.concatenate([[0.0], np.geomspace(0.05, 50.0, 24)])  # delta's standard deviation over a row's noise
 NO_ERROR = 0.1  # prior weight of a law without error, over that of one step of RATIOS at TYPICAL
 LEFT_OUT = (0.15, 0.25, 0.35, 0.45, 0.55)  # shares of the rows, the largest, that the law forecasts
 FEWEST_ROWS = 10
-GROUP_DISTANCE = np.sqrt(np.log(2.0))  # of each group from all others in the kernel: half of the variance is shared
-LEAST_COLUMN = 1e-300  # a new run may have a column of zero, which no fitted one has
 TOLERATED = 2.7  # mean square of forecasts' errors over their variance: rows of one forecast err together
 MOST_WIDENED = 3.0  # times the standard deviation of delta
-
-
-class Basis(NamedTuple):
-    """Where delta lives: its columns, the `centre` of their logs, frequencies [columns, FREQUENCIES] of length 1.
-
-    Rows of different groups, numbered in column `group`, share half of delta's variance: `marks` [groups, FREQUENCIES].
-    """
-
-    names: tuple[str, ...]
-    centre: np.ndarray
-    frequencies: np.ndarray
-    group: str = ""
-    marks: np.ndarray = np.zeros((1, 1))
-
-    def features(self, columns: Mapping[str, Any], length: float) -> np.ndarray:
-        """Features [..., F] at columns [...]; their products approximate the kernel."""
-        values = np.broadcast_arrays(*(np.asarray(columns[name], float) for name in self.names))
-        phase = (np.log(np.maximum(np.stack(values, axis=-1), LEAST_COLUMN)) - self.centre) @ (
-            self.frequencies / length
-        )
-        if self.group:
-            phase = phase + self.marks[np.asarray(columns[self.group], int) - 1]
-        return np.concatenate([np.cos(phase), np.sin(phase)], axis=-1) / np.sqrt(FREQUENCIES)
 
 
 class Posterior(NamedTuple):
@@ -125,29 +100,23 @@ class Discrepancy:
         return {"rms": self.rms, "upper": self.upper, "widened": self.widened, "forecasts": self.forecasts}
 
 
-def make_basis(columns: Mapping[str, np.ndarray], group: str = "") -> Basis | None:
-    """The basis over the logs of all columns that are positive and vary, `group` apart; None without any."""
-    logs = {name: np.log(values) for name, values in columns.items() if name != group and np.all(values > 0)}
-    names = tuple(name for name, values in logs.items() if np.std(values) > 0)
-    if not names:
-        return None
-    centre = np.array([logs[name].mean() for name in names])
-    random = np.random.default_rng(0)
-    basis = Basis(names, centre, random.standard_normal((len(names), FREQUENCIES)))
-    if not group:
-        return basis
-    marks = GROUP_DISTANCE * random.standard_normal((int(columns[group].max()), FREQUENCIES))
-    return basis._replace(group=group, marks=marks)
-
-
 def update_prior(
     basis: Basis, columns: Mapping[str, np.ndarray], slopes: np.ndarray, residuals: np.ndarray, typical: float,
     dependence: Dependence | None = None,
 ) -> Posterior | None:  # fmt: skip
-    """Weigh all hypotheses by the restricted likelihood of the residuals [P]; None where no row is spare."""
-    whiten = _whitener(dependence)
-    tangent = _orthonormal(whiten(slopes))
-    errors = whiten(residuals[:, None])[:, 0]
+    """Weigh all hypotheses by the restricted likelihood of the residuals [P]; None where no row is spare.
+
+    As in the objective, an outlier has no more say than a row at FARTHEST.
+    """
+    whiten = dependence.whiten if dependence else np.asarray
+    tangent = information.orthonormal_basis(whiten(slopes))
+    most = (
+        FARTHEST
+        * 1.4826
+        * np.median(np.abs(residuals))
+        * np.sqrt(len(residuals) / max(len(residuals) - slopes.shape[1], 1))
+    )
+    errors = whiten(np.clip(residuals, -most, most)[:, None])[:, 0]
     errors = errors - tangent @ (tangent.T @ errors)
     spare = len(errors) - tangent.shape[1]
     total = float(errors @ errors)
@@ -184,12 +153,14 @@ def _weigh_prior(relative: np.ndarray) -> np.ndarray:
 def forecast_moments(
     basis: Basis, posterior: Posterior, fitted: tuple[Mapping[str, np.ndarray], np.ndarray],
     ahead: tuple[Mapping[str, np.ndarray], np.ndarray],
+    dependence: Dependence | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """(mean, variance by noise, variance by delta), each [G], of new rows' errors, linearised.
 
-    `fitted`, `ahead`: columns and the law's sensitivities, [P, K] and [G, K].
+    `fitted`, `ahead`: columns and the law's sensitivities, [P, K] and [G, K]; `dependence` of the fitted rows. New rows
+    belong to new groups.
     """
-    hat = ahead[1] @ _inverse(fitted[1])
+    hat = ahead[1] @ information.error_map(fitted[1])
     means, noises, spreads = (np.zeros(len(hat)) for _ in range(3))
     squares = np.zeros(len(hat))
     for i, length in enumerate(LENGTHS):
@@ -202,7 +173,9 @@ def forecast_moments(
         means += shares @ mean
         squares += shares @ mean**2
         spreads += (shares * noise) @ (shrink @ (turned**2).T)
-        noises += np.sum(shares * noise) * (1.0 + np.sum(hat**2, axis=1))
+        noises += np.sum(shares * noise) * (
+            1.0 + np.sum(hat**2, axis=1) + (dependence.shared_variance(hat) if dependence else 0.0)
+        )
     return means, noises, spreads + np.maximum(squares - means**2, 0.0)
 
 
@@ -224,7 +197,12 @@ def find_discrepancy(
         np.argsort(run_sizes(problem.columns), kind="stable")[np.linspace(0, problem.points - 1, some).astype(int)]
     ] = True
     columns = {name: column[fitted] for name, column in problem.columns.items()}
-    rows = columns, slopes[fitted], problem.residuals(best.params)[fitted], _select_rows(dependence, fitted)
+    rows = (
+        columns,
+        slopes[fitted],
+        problem.residuals(best.params)[fitted],
+        dependence.select_rows(fitted) if dependence else None,
+    )
     posterior = update_prior(basis, *rows[:3], typical, rows[3])
     if posterior is None:
         return None
@@ -236,7 +214,10 @@ def find_discrepancy(
     delta = draws.at(columns)
     rms = np.sqrt(np.mean(delta**2, axis=1))
     return dataclasses.replace(
-        draws, shift=delta @ _inverse(rows[1]).T, rms=float(np.median(rms)), upper=float(np.quantile(rms, 0.95))
+        draws,
+        shift=delta @ information.error_map(rows[1]).T,
+        rms=float(np.median(rms)),
+        upper=float(np.quantile(rms, 0.95)),
     )
 
 
@@ -291,10 +272,12 @@ def _needed_factor(
     slopes = information.law_sensitivity(problem, small, problem.columns, 1.0)
     residuals = problem.residuals(small.params)
     parts = [{name: column[part] for name, column in problem.columns.items()} for part in (rows, ~rows)]
-    posterior = update_prior(basis, parts[0], slopes[rows], residuals[rows], typical, _select_rows(dependence, rows))
+    groups = dependence.select_rows(rows) if dependence else None
+    posterior = update_prior(basis, parts[0], slopes[rows], residuals[rows], typical, groups)
     if posterior is None:
         return None
-    mean, noise, delta = forecast_moments(basis, posterior, (parts[0], slopes[rows]), (parts[1], slopes[~rows]))
+    sides = (parts[0], slopes[rows]), (parts[1], slopes[~rows])
+    mean, noise, delta = forecast_moments(basis, posterior, *sides, groups)
     square = (residuals[~rows] - mean) ** 2
     low, high = 0.0, 2 * np.log(MOST_WIDENED)  # of log factor squared
     for _ in range(30):
@@ -302,37 +285,3 @@ def _needed_factor(
         too_small = np.mean(square / (noise + np.exp(middle) * delta)) > TOLERATED
         low, high = (middle, high) if too_small else (low, middle)
     return float(np.exp(0.5 * low))
-
-
-def _select_rows(dependence: Dependence | None, rows: np.ndarray) -> Dependence | None:
-    """The dependence of the chosen rows [P] alone."""
-    if dependence is None:
-        return None
-    return dataclasses.replace(dependence, labels=np.unique(dependence.labels[rows], return_inverse=True)[1])
-
-
-def _whitener(dependence: Dependence | None) -> Any:
-    """A map of columns [P, n] under which rows' errors become independent, each as large as before it was shared."""
-    if dependence is None:
-        return lambda columns: columns
-    labels, group2, row2 = dependence.labels, dependence.group_sd**2, dependence.row_sd**2
-    sizes = np.bincount(labels).astype(float)
-    share = 1.0 - np.sqrt(row2 / (row2 + sizes * group2))
-
-    def whiten(columns: np.ndarray) -> np.ndarray:
-        return columns - ((share / sizes)[:, None] * sum_groups(labels, columns))[labels]
-
-    return whiten
-
-
-def _inverse(slopes: np.ndarray) -> np.ndarray:
-    """The map [K, P] from errors of rows to x, by least squares."""
-    scale = np.maximum(np.linalg.norm(slopes, axis=0), 1e-300)
-    return np.linalg.pinv(slopes / scale, rcond=1e-9) / scale[:, None]
-
-
-def _orthonormal(columns: np.ndarray) -> np.ndarray:
-    """Orthonormal basis of the span of columns [P, n]."""
-    sizes = np.linalg.norm(columns, axis=0)
-    vectors, values, _ = np.linalg.svd(columns[:, sizes > 0] / sizes[sizes > 0], full_matrices=False)
-    return vectors[:, values > 1e-6 * values[:1]]

@@ -8,8 +8,8 @@ Legend: P points, K parameters, R random orders.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
 from scalelab.laws.trust.dependence import Dependence
-from scalelab.laws.trust.discrepancy import LENGTHS, make_basis
 
 ORDERS = 999
 CHUNK = 4_000_000  # orders x rows at once
@@ -25,9 +24,36 @@ REJECT = 0.01  # of the smallest p-value, corrected for the number of statistics
 DEGREES = (3, 2)  # of the polynomial: the first that leaves SPARE rows for each of its terms
 SPARE = 2.0
 POWER = 0.8  # of the test, at the misfit that it would have shown
+# Of smooth errors of a law, for the power and for `discrepancy.py`:
+LENGTHS = (2.0, 4.0, 8.0)  # e-folds of a column over which delta changes, equally likely before the rows are seen
+FREQUENCIES = 32
+GROUP_DISTANCE = np.sqrt(np.log(2.0))  # of each group from all others in the kernel: half of the variance is shared
+LEAST_COLUMN = 1e-300  # a new run may have a column of zero, which no fitted one has
 TRIALS = 200  # simulated tables for the power
 HALVINGS = 7
-FLAT = 1e-6  # a direction of this length, after the others are taken out, adds nothing
+
+
+class Basis(NamedTuple):
+    """Where delta lives: its columns, the `centre` of their logs, frequencies [columns, FREQUENCIES] of length 1.
+
+    Rows of different groups, numbered in column `group`, share half of delta's variance: `marks` [groups, FREQUENCIES].
+    """
+
+    names: tuple[str, ...]
+    centre: np.ndarray
+    frequencies: np.ndarray
+    group: str = ""
+    marks: np.ndarray = np.zeros((1, 1))
+
+    def features(self, columns: Mapping[str, Any], length: float) -> np.ndarray:
+        """Features [..., F] at columns [...]; their products approximate the kernel."""
+        values = np.broadcast_arrays(*(np.asarray(columns[name], float) for name in self.names))
+        phase = (np.log(np.maximum(np.stack(values, axis=-1), LEAST_COLUMN)) - self.centre) @ (
+            self.frequencies / length
+        )
+        if self.group:
+            phase = phase + self.marks[np.asarray(columns[self.group], int) - 1]
+        return np.concatenate([np.cos(phase), np.sin(phase)], axis=-1) / np.sqrt(FREQUENCIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +80,24 @@ class FormTest:
         return dataclasses.asdict(self) | {"by_chance": list(self.by_chance), "fails": self.fails}
 
 
+def make_basis(columns: Mapping[str, np.ndarray], group: str = "") -> Basis | None:
+    """The basis over the logs of all columns that are positive and vary, `group` apart; None without any."""
+    logs = {name: np.log(values) for name, values in columns.items() if name != group and np.all(values > 0)}
+    names = tuple(name for name, values in logs.items() if np.std(values) > 0)
+    if not names:
+        return None
+    centre = np.array([logs[name].mean() for name in names])
+    random = np.random.default_rng(0)
+    basis = Basis(names, centre, random.standard_normal((len(names), FREQUENCIES)))
+    if not group:
+        return basis
+    marks = GROUP_DISTANCE * random.standard_normal((int(columns[group].max()), FREQUENCIES))
+    return basis._replace(group=group, marks=marks)
+
+
 def judge_form(problem: Problem, best: Optimum, dependence: Dependence | None = None, seed: int = 0) -> FormTest | None:
     """Test the form of a fitted law on its own residuals; None where too few rows are left to tell."""
-    tangent = _orthonormal(information.law_sensitivity(problem, best, problem.columns, 1.0))
+    tangent = information.orthonormal_basis(information.law_sensitivity(problem, best, problem.columns, 1.0))
     logs = {name: np.log(column) for name, column in problem.columns.items()}
     basis = _smooth_basis(list(logs.values()), tangent)
     if basis is None:
@@ -136,7 +177,7 @@ def _tail(statistic: np.ndarray) -> float:
 def _smooth_basis(logs: list[np.ndarray], tangent: np.ndarray) -> np.ndarray | None:
     """Orthonormal basis [P, B] of polynomials in standardised logs, less the directions of the law's parameters."""
     rows = len(tangent)
-    standard = [(log - log.mean()) / max(log.std(), 1e-12) for log in logs if log.std() > FLAT]
+    standard = [(log - log.mean()) / max(log.std(), 1e-12) for log in logs if log.std() > information.FLAT]
     for degree in DEGREES:
         powers = itertools.product(range(degree + 1), repeat=len(standard))
         terms = [
@@ -146,15 +187,8 @@ def _smooth_basis(logs: list[np.ndarray], tangent: np.ndarray) -> np.ndarray | N
         ]
         if not terms or rows - tangent.shape[1] < SPARE * (len(terms) + 1):
             continue
-        polynomials = _orthonormal(np.column_stack([np.ones(rows), *terms]))
+        polynomials = information.orthonormal_basis(np.column_stack([np.ones(rows), *terms]))
         vectors, values, _ = np.linalg.svd(polynomials - tangent @ (tangent.T @ polynomials), full_matrices=False)
-        basis = vectors[:, values > FLAT]
+        basis = vectors[:, values > information.FLAT]
         return basis if basis.shape[1] else None
     return None
-
-
-def _orthonormal(columns: np.ndarray) -> np.ndarray:
-    """Orthonormal basis of the span of columns [P, n]."""
-    sizes = np.linalg.norm(columns, axis=0)
-    vectors, values, _ = np.linalg.svd(columns[:, sizes > 0] / sizes[sizes > 0], full_matrices=False)
-    return vectors[:, values > FLAT * values[:1]] if len(values) else vectors

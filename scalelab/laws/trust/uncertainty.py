@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.laws.solve import near_fit, newton
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.solve.refit import SEEDED, join_solutions, refit_weighted, unfit_reasons
+from scalelab.laws.solve.refit import SEEDED, join_solutions, refit_moved, refit_weighted, unfit_reasons
 from scalelab.laws.trust.dependence import Dependence, simulate_refits
 from scalelab.laws.trust.discrepancy import Discrepancy
 
@@ -23,7 +23,6 @@ Progress = Callable[[str, int, int], None]  # (what, pieces done, of how many)
 
 MAX_FOLDS = 200  # left-out refits at most: more runs share a fold
 MOST_POINTS = 2_000_000_000  # resamples x runs: above, many minutes; memory doesn't depend on it
-AT_ONCE = 60_000  # resamples x runs fitted at once: what a processor's cache holds
 HELD_AT_ONCE = 4_000_000  # of these, weights in memory at once, of large tables
 FEW = 0.05  # a larger share of failed resamples, or of those at a bound, gives a warning
 HANDED_ON = 200  # resamples that a fit's JSON holds for later decisions
@@ -33,8 +32,8 @@ HANDED_ON = 200  # resamples that a fit's JSON holds for later decisions
 class Bootstrap:
     """Refits to resampled runs: `params` holds one array [used] per parameter, `failed` counts the others by reason.
 
-    `params` carry what the law may get wrong, as drawn in `misfit`; `sampled` are the refits themselves. Without a misfit
-    they are the same.
+    `params` carry what the law may get wrong, as drawn in `misfit`; `sampled` are the refits themselves, and the same
+    without a misfit.
     `noise` [n] are left-out residuals: each run's log loss minus the law fitted without it; `jackknife` holds the
     parameters [folds] of those laws, as BCa intervals need them. Where rows depend, `noise` are quantiles of a new
     group's error and `jackknife` is empty: then BCa intervals correct for bias alone.
@@ -133,14 +132,9 @@ def check_resample_count(count: int, points: int) -> None:
 
 
 def bootstrap_fit(
-    problem: Problem,
-    best: Optimum,
-    count: int = 1000,
-    seed: int = 0,
-    dependence: Dependence | None = None,
-    progress: Progress | None = None,
-    misfit: Discrepancy | None = None,
-) -> Bootstrap:
+    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, dependence: Dependence | None = None,
+    progress: Progress | None = None, misfit: Discrepancy | None = None,
+) -> Bootstrap:  # fmt: skip
     """Refit `count` tables: resamples of the fitted runs, drawn with replacement, or simulated ones.
 
     Each of the `count` draws of `misfit` is taken from the targets of one table, to which the law is then fitted again.
@@ -172,30 +166,12 @@ def bootstrap_fit(
     misfit = misfit.select(used) if misfit else None
     bound = ((x <= problem.lower) | (x >= problem.upper)).sum(axis=0)
     return Bootstrap(
-        params=problem.to_params(carried),
-        sampled=problem.to_params(x),
+        params=problem.to_params(carried), sampled=problem.to_params(x),
         requested=count,
         failed=dict(collections.Counter(str(reason) for reason in reasons if reason)),
         at_bounds={name: int(count) for name, count in zip(problem.law.params, bound, strict=True) if count},
-        noise=noise,
-        jackknife=jackknife,
-        seed=seed,
-        objective=refits.objective[refits.converged],
-        misfit=misfit,
-    )
-
-
-def refit_moved(
-    problem: Problem, x: np.ndarray, weights: np.ndarray, moved: np.ndarray, guess: np.ndarray
-) -> np.ndarray:
-    """Fit tables again whose targets moved: x [R, K], from the better one of the last fits `x` and of a `guess`."""
-    guess, parts = np.clip(guess, problem.lower, problem.upper), []
-    size = max(1, AT_ONCE // problem.points)
-    for rows in np.split(np.arange(len(x)), range(size, len(x), size)):
-        values = [problem.value(each[rows], weights[rows], moved[rows]) for each in (x, guess)]
-        starts = np.where((values[1] < values[0])[:, None], guess[rows], x[rows])
-        parts.append(newton.descend(problem, starts, weights[rows], moved=moved[rows]).x)
-    return np.concatenate(parts)
+        noise=noise, jackknife=jackknife, seed=seed, objective=refits.objective[refits.converged], misfit=misfit,
+    )  # fmt: skip
 
 
 def _refit_resamples(

@@ -172,19 +172,22 @@ def _sizes_with_misfit(law: Law, boot: Bootstrap, C: float, k: float, held: Mapp
     spread = optimal_size(law, boot.params, C, k, held)
     if not boot.misfit:
         return spread
-    log_n = 0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES)
+    sound = np.isfinite(spread) & (spread > 0)
+    if not sound.any():
+        return spread
+    log_n = np.median(np.log(spread[sound])) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES)
     params = {name: values[:, None] for name, values in boot.params.items()}
     loss = losses_at_budget(law, params, np.exp(log_n), C, k, held)
     loss = boot.misfit.correct(loss, boot.misfit.at(split_columns(np.exp(log_n), C, k, held)))
     sizes = np.exp(_parabola_minimum(np.broadcast_to(log_n, loss.shape), loss))
-    return np.where(np.isfinite(spread) & (spread > 0) & ~np.isnan(sizes), sizes, spread)
+    return np.where(sound & ~np.isnan(sizes), sizes, spread)
 
 
 def _waste_with_misfit(
     law: Law, boot: Bootstrap, sound: np.ndarray, point: float, spread: np.ndarray, C: float, k: float,
     held: Mapping[str, float],
 ) -> np.ndarray:  # fmt: skip
-    """`wasted_share` of the `sound` draws; the misfit's share of the gap in loss is taken along the law's own optimum."""
+    """`wasted_share` [R] of the `sound` draws; the misfit's gap in loss is made up along the law's own optimum."""
     params = {name: values[sound] for name, values in boot.params.items()}
     if not boot.misfit:
         return wasted_share(law, params, point, spread[sound], C, k, held)

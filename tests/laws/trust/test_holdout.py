@@ -106,7 +106,9 @@ def test_the_law_that_made_the_data_wins(truth, rows):
     entries = run_tournament(rows, ENTRANTS, 14)
     assert entries[0].law.name == truth
     errors = [entry.result.mape for entry in entries]
-    assert errors == sorted(errors) and errors[1] > 1.5 * errors[0]
+    assert min(errors[1:]) > 1.5 * errors[0]  # the others' ranks are by interval score, which their misfit widens
+    scores = [entry.result.interval_score for entry in entries]
+    assert scores == sorted(scores)
     assert all(entry.result.rows.tolist() == entries[0].result.rows.tolist() for entry in entries)
 
 

@@ -40,21 +40,23 @@ class ComputeFactor(NamedTuple):
 def compare_params(
     value: float,
     reference: float,
-    draws: tuple[np.ndarray, np.ndarray],
-    others: tuple[np.ndarray, np.ndarray],
+    draws: np.ndarray,
+    others: np.ndarray,
     level: float,
     corrected: bool = True,
+    carried: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Difference:
     """Compare a parameter with the reference's, from their paired draws [R] (empty without resamples).
 
-    `draws`, `others`: refits, and the same with what the law may get wrong.
+    `carried`: both draws with what the law may get wrong.
     """
+    moved = carried or (draws, others)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = [mine / theirs for mine, theirs in zip(draws, others, strict=True)]
+        ratios, moved_ratios = draws / others, moved[0] / moved[1]
         ratio = value / reference if reference else np.nan
     return Difference(
-        make_interval(value - reference, draws[0] - others[0], level, corrected, draws[1] - others[1]),
-        make_interval(float(ratio), ratios[0], level, corrected, ratios[1]),
+        make_interval(value - reference, draws - others, level, corrected, moved[0] - moved[1]),
+        make_interval(float(ratio), ratios, level, corrected, moved_ratios),
     )
 
 
@@ -63,8 +65,8 @@ def make_interval(
 ) -> Interval:
     """The value with the interval of its draws, `corrected` for bias where these are finite; nan without draws.
 
-    Draws of a random-effects model are not refits, and are taken as they are. `carried`: the draws with what the law may
-    get wrong, which widens the interval.
+    Draws of a random-effects model are not refits, and are taken as they are. `carried`: the draws with what the law
+    may get wrong, which widens the interval.
     """
     if carried is not None and len(draws):
         narrow = make_interval(value, draws, level, corrected)

@@ -31,10 +31,11 @@ from scalelab.laws.read import units
 from scalelab.laws.read.groups import Groups
 from scalelab.laws.read.points import law_columns
 from scalelab.laws.solve.optimum import Certificate, FitError, Optimum
+from scalelab.laws.solve.refit import refit_moved
 from scalelab.laws.trust import form
 from scalelab.laws.trust.dependence import Dependence, estimate_dependence
 from scalelab.laws.trust.discrepancy import Discrepancy, find_discrepancy
-from scalelab.laws.trust.uncertainty import Progress, check_resample_count, refit_moved
+from scalelab.laws.trust.uncertainty import Progress, check_resample_count
 from scalelab.laws.use import decision
 
 EXPONENTS = ("shared", "separate", "pooled")

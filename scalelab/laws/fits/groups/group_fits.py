@@ -88,8 +88,8 @@ class GroupFits:
         """A parameter of a group less (and over) that of another, by default the reference's, with intervals."""
         other = against or self.reference
         values = self.params[group][name], self.params[other][name]
-        draws = self._draws(group, name), self._draws(other, name)
-        return compare_params(*values, *draws, self.level, self.corrected)
+        (draws, carried), (others, rivals) = self._draws(group, name), self._draws(other, name)
+        return compare_params(*values, draws, others, self.level, self.corrected, (carried, rivals))
 
     def _draws(self, group: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(refits, those with what the law may get wrong), each [R]."""
