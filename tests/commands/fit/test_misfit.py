@@ -22,7 +22,9 @@ def bent(N, D, size=0.004):
 
 def write_table(path, loss, noise=0.005, seed=0):
     loss = loss * np.exp(noise * np.random.default_rng(seed).standard_normal(len(N)))
-    rows = "".join(f"{n!r},{c / (6 * n)!r},{value!r}\n" for n, c, value in zip(N.tolist(), C.tolist(), loss, strict=True))
+    rows = "".join(
+        f"{n!r},{c / (6 * n)!r},{value!r}\n" for n, c, value in zip(N.tolist(), C.tolist(), loss, strict=True)
+    )
     path.write_text("N,D,loss\n" + rows)
     return str(path)
 
@@ -76,7 +78,9 @@ def test_whole_budgets_are_held_out_and_their_width_is_scored(capsys, tmp_path):
     table = write_table(tmp_path / "t.csv", loss_at(QUICKSTART_LIKE, N, C / (6 * N)))
     output = printed(capsys, table, "--holdout=2", "--bootstrap=100")
     assert "held out, the 6 largest rows (2 were asked for; rows of one budget go together)" in output
-    assert "as rows of one table err together); median width " in output and "% of the target, interval score " in output
+    assert (
+        "as rows of one table err together); median width " in output and "% of the target, interval score " in output
+    )
     assert "WARNING" not in output
     verdicts = []
     for count in (6, 7, 12, 15):
@@ -88,7 +92,7 @@ def test_whole_budgets_are_held_out_and_their_width_is_scored(capsys, tmp_path):
 
 def test_fewer_inside_than_by_chance_is_a_warning(capsys, tmp_path):
     """The largest budget was evaluated on other text: its losses are 8 % higher."""
-    loss = loss_at(QUICKSTART_LIKE, N, C / (6 * N)) * np.where(C == C.max(), 1.08, 1.0)
+    loss = loss_at(QUICKSTART_LIKE, N, C / (6 * N)) * np.where(C.max() == C, 1.08, 1.0)
     output = printed(capsys, write_table(tmp_path / "t.csv", loss), "--holdout=6", "--bootstrap=100")
     assert "WARNING: fewer held-out rows are inside than by chance" in output
 
