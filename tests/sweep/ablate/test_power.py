@@ -65,8 +65,15 @@ def test_the_study_says_it_before_its_first_run_and_then_the_power_by_its_own_no
 
 
 def test_a_study_in_which_nothing_scatters_ends(tmp_path):
-    with runs_ended_at(lambda name, config: 1.2 + 1.4 * (float(name.split("-")[1]) / 1e9) ** -0.2):
-        assert main(arguments("--untuned", f"--workdir={tmp_path / 'study'}")) == 0
+    factors = {"plain": 1.0, "qk_norm": 1.3}
+
+    def loss_without_noise(name, config):
+        side, flops, _ = name.split("-")
+        return 2.5 * (factors[side] * float(flops)) ** -0.01
+
+    with runs_ended_at(loss_without_noise):
+        options = ["--untuned", f"--workdir={tmp_path / 'study'}"]
+        assert main(arguments(*options, budgets="1e9,2e9,4e9,8e9")) == 0
     assert (tmp_path / "study" / "report.html").exists()
 
 
