@@ -65,8 +65,15 @@ def test_the_study_says_it_before_its_first_run_and_then_the_power_by_its_own_no
 
 
 def test_a_study_in_which_nothing_scatters_ends(tmp_path):
-    with runs_ended_at(lambda name, config: 1.2 + 1.4 * (float(name.split("-")[1]) / 1e9) ** -0.2):
-        assert main(arguments("--untuned", f"--workdir={tmp_path / 'study'}")) == 0
+    factors = {"plain": 1.0, "qk_norm": 1.3}
+
+    def loss_without_noise(name, config):
+        side, flops, _ = name.split("-")
+        return 2.5 * (factors[side] * float(flops)) ** -0.01
+
+    with runs_ended_at(loss_without_noise):
+        options = ["--untuned", f"--workdir={tmp_path / 'study'}"]
+        assert main(arguments(*options, budgets="1e9,2e9,4e9,8e9")) == 0
     assert (tmp_path / "study" / "report.html").exists()
 
 
@@ -77,6 +84,9 @@ def test_noise_comes_from_earlier_runs_that_differ_in_their_seed_alone(seeds, ca
     assert main(arguments("--plan", f"--noise={folder}")) == 0
     text = capsys.readouterr().out
     assert f"noise of a run's loss {noise:.2%} (90%: " in text and f"measured on 5 runs in {folder}" in text
+    (folder / "lr0.001-s0" / "record.json").write_text("{")
+    assert main(arguments("--plan", f"--noise={folder}")) == 0
+    assert f"measured on 4 runs in {folder} (1 damaged: `scalelab runs` says why)" in capsys.readouterr().out
     low, smallest, high = sorted(each for each in plan["by_noise"].values())
     assert low < smallest == plan["smallest_effect"] < high and f"({low - 1:.1%} to {high - 1:.1%} by the error" in text
 
