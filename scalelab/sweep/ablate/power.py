@@ -91,14 +91,17 @@ def known_noise(
     rows = files.read_rows(study, place, study.rungs) if place and (place / "runs").is_dir() else []
     law, by = known_law(study, rows)
     correlation = seeds.correlate_sides(rows, study.baseline.name) if correlation is None else correlation
-    measured = seeds.measure_folder(place) if place and (noise is not None or (place / "runs").is_dir()) else None
+    readable = place and (noise is not None or (place / "runs").is_dir())
+    measured, damaged = seeds.measure_folder(place) if place and readable else (None, 0)
+    lost = f" ({damaged} damaged: `scalelab runs` says why)" if damaged else ""
     if measured is None and noise is not None:
         raise BadInput(
-            f"--noise={place}: no two runs in it that ended differ in {seeds.SEED_KEY} alone; nearest: --noise=0.01"
+            f"--noise={place}: no two runs in it that ended{lost} differ in {seeds.SEED_KEY} alone; nearest: "
+            "--noise=0.01"
         )
     if measured is None:
         return Known(None, None, correlation, "no runs that differ in their seed alone", law, by)
-    source = f"measured on {measured.runs} runs in {place}"
+    source = f"measured on {measured.runs} runs in {place}{lost}"
     return Known(measured.sd, (measured.low, measured.high), correlation, source, law, by)
 
 

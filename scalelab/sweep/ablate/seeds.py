@@ -38,22 +38,25 @@ def pool_noise(groups: Iterable[Sequence[float]]) -> RunNoise | None:
     return RunNoise(math.sqrt(squares / df), low, high, df, sum(map(len, logs)))
 
 
-def measure_folder(folder: pathlib.Path) -> RunNoise | None:
-    """The noise of the runs in a folder, which may be a study's; None if no two differ in their seed alone.
+def measure_folder(folder: pathlib.Path) -> tuple[RunNoise | None, int]:
+    """(the noise of the runs in a folder, which may be a study's, None if no two differ in their seed alone; how many
+    runs can't be read).
 
-    Runs that did not end, or can't be read, are left out. BadInput for a folder without runs.
+    These, and runs that did not end, are left out. BadInput for a folder without runs.
     """
     groups: dict[tuple, dict[Any, float]] = {}
+    damaged = 0
     for place in listing.run_folders(folder):
         try:
             record, values = records.read_sound_record(place), config_lib.leaves(records.read_config(place))
         except BadInput:
+            damaged += 1
             continue
         loss = record.get("val_loss") if record.get("status") == "done" else None
         if loss is not None and math.isfinite(loss) and loss > 0:
             settings = {key: repr(value) for key, value in values.items() if is_identity_key(key) and key != SEED_KEY}
             groups.setdefault(tuple(sorted(settings.items())), {}).setdefault(values.get(SEED_KEY), float(loss))
-    return pool_noise([list(losses.values()) for losses in groups.values()])
+    return pool_noise([list(losses.values()) for losses in groups.values()]), damaged
 
 
 def pool_rows(rows: Sequence[Mapping[str, Any]]) -> RunNoise | None:

@@ -84,6 +84,9 @@ def test_noise_comes_from_earlier_runs_that_differ_in_their_seed_alone(seeds, ca
     assert main(arguments("--plan", f"--noise={folder}")) == 0
     text = capsys.readouterr().out
     assert f"noise of a run's loss {noise:.2%} (90%: " in text and f"measured on 5 runs in {folder}" in text
+    (folder / "lr0.001-s0" / "record.json").write_text("{")
+    assert main(arguments("--plan", f"--noise={folder}")) == 0
+    assert f"measured on 4 runs in {folder} (1 damaged: `scalelab runs` says why)" in capsys.readouterr().out
     low, smallest, high = sorted(each for each in plan["by_noise"].values())
     assert low < smallest == plan["smallest_effect"] < high and f"({low - 1:.1%} to {high - 1:.1%} by the error" in text
 
