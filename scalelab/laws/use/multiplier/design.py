@@ -96,7 +96,9 @@ def next_pair(
             sds = noise if near.any() else np.append(noise, noise[-1])
             error = target_error(places, runs, sds, result.law, target["C"], bent)
             here = more if near.any() and near[place] else BORROWED * more
-            half = known * critical_value(result.family, df + here, level) * error
+            measured_first = not target["measured"] and abs(math.log(C / target["C"])) <= NEAR
+            widened = max(1.0, known) if measured_first else known
+            half = widened * critical_value(result.family, df + here, level) * error
             ends = [math.exp(effect - half), math.exp(effect + half)]
             settles = judge_interval(ends, result.worth) != "undecided" and not (another_reason and target["measured"])
             options.append({"C": float(C), "seeds": more, "flops": 2 * more * float(C), "interval90": ends,
