@@ -14,9 +14,12 @@ from tests.sweep.here import killed_once_written, runs_copied_from, train_packs_
 HEADER = "side,C,seed,loss,tokens,tokens_per_s\n"
 
 
-def write_table(path, factor=1.3, seeds=3, header=HEADER, wobble=0.002):
+BUDGETS = (1e11, 4e11, 1.6e12)
+
+
+def write_table(path, factor=1.3, seeds=3, header=HEADER, wobble=0.002, budgets=BUDGETS):
     lines = []
-    for flops in (1e11, 4e11, 1.6e12):
+    for flops in budgets:
         for seed in range(seeds):
             for side, at in (("adamw", flops), ("muon", factor * flops)):
                 loss = (1.2 + 1.4 * (at / 1e11) ** -0.15) * (1 + wobble * math.sin(7 * seed + (side == "muon")))
@@ -96,12 +99,27 @@ def test_tables_that_cannot_be_judged(tmp_path, capsys):
         ([*lines, lines[1]], "two runs of seed 0"),
         ([lines[0].replace("side", "who"), *lines[1:]], "has no column 'side': name it, --columns=side="),
         ([lines[0], lines[1].replace("2.", "x."), *lines[2:]], "row 1, 'loss'"),
-        ([line for line in lines if not line.startswith("muon,4e+11")], "muon has no run at 4e+11 FLOPs"),
     ):
         table.write_text("\n".join(change))
         assert judge(str(table)) == 2
         assert message in capsys.readouterr().err
     assert judge(str(tmp_path / "none.csv")) == 2 and "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("side", ["muon", "adamw"])
+def test_a_rung_that_one_side_lacks_is_left_out_and_said(tmp_path, capsys, side):
+    table = pathlib.Path(write_table(tmp_path / "runs.csv", budgets=(*BUDGETS, 6.4e12)))
+    table.write_text("\n".join(line for line in table.read_text().splitlines() if f"{side},4e+11" not in line))
+    assert judge(str(table), "--json=" + str(tmp_path / "out.json")) == 0
+    text = capsys.readouterr().out
+    if side == "muon":
+        assert "muon has no run at 4e+11 FLOPs: not compared there, though adamw's count for its law" in text
+    else:
+        assert "adamw has no run at 4e+11 FLOPs: 3 runs of muon are left out" in text
+    rungs = json.loads((tmp_path / "out.json").read_text())["variants"][0]["rungs"]
+    compared = [rung["C"] for rung in rungs if rung["m"]["flops"] is not None]
+    assert compared == pytest.approx([1e11, 1.6e12, 6.4e12])
+    assert rungs[0]["m"]["flops"] == pytest.approx(1.3, abs=0.15) and "diverged" not in text
 
 
 FORK = """from scalelab.configs import quickstart

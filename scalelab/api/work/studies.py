@@ -32,6 +32,7 @@ from scalelab.api.door import (
 )
 from scalelab.api.work.sweeping import SLURM, chosen_executor
 from scalelab.errors import BadInput, Stopped
+from scalelab.laws.use.multiplier.result import WORTH, check_worth
 from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, SweepPlan, plan_study
 from scalelab.record import records
@@ -121,7 +122,7 @@ def _conduct(
 
 ABLATION = {
     "baseline": ANY_PATH, "variant": several(ANY_PATH), "budgets": several(POSITIVE), "sizes": several(whole(1)),
-    "seeds": whole(1), "tokens_per_param": POSITIVE, "target_flops": optional(POSITIVE),
+    "seeds": whole(1), "tokens_per_param": POSITIVE, "target_flops": optional(POSITIVE), "worth": POSITIVE,
 }  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def plan_ablation(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None = None, *,
     sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own", tune: str | Sequence[str] = LR_KEY,
     untuned: bool = False, tokens_per_param: float = 20.0, target_flops: float | None = None,
-    workdir: Path | None = None, noise: float | None = None, correlation: float | None = None,
+    worth: float = WORTH, workdir: Path | None = None, noise: float | None = None, correlation: float | None = None,
     progress: Progress = silent,
 ) -> AblationPlan:  # fmt: skip
     """Plan what `ablate` would train, and the smallest effect that it would show (`scalelab ablate --plan`).
@@ -151,11 +152,12 @@ def plan_ablation(
     study, target, lines = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
+    check_worth(worth)
     for line in lines:
         progress({"note": line})
     folder = None if workdir is None else pathlib.Path(workdir)
     noise, correlation, source = power.known_noise(study, folder, noise, correlation, NOISE)
-    smallest, shows = power.describe_power(study, noise, correlation, source, target)
+    smallest, shows = power.describe_power(study, noise, correlation, source, target, worth)
     runs = PlannedStudy(power.all_runs(study), target, shows=shows)
     return AblationPlan(study, plan_study(runs, "this ablation", load_machine("cpu")), noise, correlation, smallest)
 
@@ -165,7 +167,7 @@ def ablate(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], workdir: Path,
     overrides: Overrides | None = None, *, sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own",
     tune: str | Sequence[str] = LR_KEY, untuned: bool = False, tokens_per_param: float = 20.0,
-    target_flops: float | None = None, fix: Mapping[str, float] | None = None, next: bool = False,
+    target_flops: float | None = None, fix: Mapping[str, float] | None = None, worth: float = WORTH, next: bool = False,
     executor: str = "local", slurm: Path | Mapping[str, str] | None = None, max_parallel: int = 0,
     take_over: bool = False, progress: Progress = silent, stop: Stop = never, display: Display | None = None,
     command: str = "scalelab.api.ablate",
@@ -173,9 +175,11 @@ def ablate(
     """Does a change hold at scale? Train both sides on a ladder of budgets (`scalelab ablate`); None if stopped.
 
     `baseline`, `variant`: config files, or names pkg.mod:fn; `sizes`: d_model of each rung; `fix`: values of E or alpha
-    that are not fitted; `next`: also which further runs would settle it. Executor and training as for `sweep`.
+    that are not fitted; `worth`: the smallest multiplier that matters; `next`: also which further runs would settle it.
+    Executor and training as for `sweep`.
     """
     folder, fixed = pathlib.Path(workdir), dict(fix or {})
+    check_worth(worth)
     note = lambda line: progress({"note": line})  # noqa: E731
     study, target, lines = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
@@ -187,8 +191,8 @@ def ablate(
     def work() -> Facts:
         first, *_ = ablation_lib.final_runs(study, study.rungs[:1], {}).values()
         with train_in_pool(folder, first, take_over, show, progress) as train:
-            ablation_lib.conduct_study(study, folder, train, note, fixed)
-        return ablation_lib.score_study(study, folder, target, fixed, with_next=next)
+            ablation_lib.conduct_study(study, folder, train, note, fixed, worth)
+        return ablation_lib.score_study(study, folder, target, fixed, with_next=next, worth=worth)
 
     plan = ablation_lib.describe_study(study)
     with chosen_executor(executor, slurm, max_parallel, note, None, folder):

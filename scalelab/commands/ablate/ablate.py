@@ -1,9 +1,11 @@
 """scalelab ablate --baseline=A.py --variant=B.py [--variant=C.py …] --budgets=C,C,… --seeds=K --workdir=DIR
-scalelab ablate TABLE --baseline=NAME [--target-flops=C] [--columns=side=…,C=…,seed=…,loss=…]
+scalelab ablate TABLE --baseline=NAME [--target-flops=C] [--worth=M] [--columns=side=…,loss=…] [--block=COLUMN]
 
 Does a change hold at scale? The answer is a multiplier m: with m times the compute the baseline is as good as the
 variant. m is given at every budget, as a function of scale, and at --target-flops, in FLOPs, tokens and time, with
-90 % intervals, and it ends in a verdict: adopt, reject or undecided.
+90 % intervals, and it ends in a verdict: adopt (m is above --worth, 1.02 by default), reject (below 1/1.02), no
+difference that matters (between these) or undecided. At a budget that was run, the verdict is that of its own runs;
+elsewhere, that of a curve through all. Several variants are judged together: their intervals hold for all at once.
 
 With configs, both sides are trained on a ladder of budgets (FLOPs). Each side's learning rate is tuned with the same
 number of trials at all budgets but the largest, and carried there by a law. The multiplier at the largest budget and
@@ -12,7 +14,10 @@ there. A variant is a config file or pkg.mod:fn that returns a config; --config.
 sides.
 
 With a TABLE (.csv, .tsv, .jsonl or .parquet), runs of others are judged: a row a run, and a side each. A row whose loss
-is nan or empty is a run that diverged.
+is nan or empty is a run that diverged. A column that varies within a budget and that both sides share (a width, a data
+ratio) is found, or named by --block, and runs are paired within it. What one side lacks is left out and said. Where N
+and tokens vary each on its own, the baseline's law is that of a surface in both. Losses that fall towards a floor of
+their own, as with another tokenizer, are asked about; --comparable says that all are measured alike.
 
 Exit code: 0 done (whatever the verdict), 1 a run failed, 2 bad input, 75 stopped by a signal after saving.
 
@@ -26,7 +31,7 @@ from scalelab.commands.ablate.options import make_parser
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
-TABLE_OPTIONS = ("columns",)
+TABLE_OPTIONS = ("columns", "block", "comparable")
 STUDY_OPTIONS = (
     "variant", "budgets", "sizes", "seeds", "workdir", "tune", "untuned", "rule", "tokens_per_param", "plan", "noise",
     "correlation", "status", "take_over",

@@ -15,6 +15,7 @@ from scalelab.cli.parser import (
     number_above_zero,
 )
 from scalelab.errors import BadInput
+from scalelab.laws.use.multiplier.result import WORTH
 
 LR_KEY = "optim.peak_lr"
 
@@ -28,6 +29,13 @@ def make_parser(doc: str | None) -> Parser:
     at = "where the verdict is given (default: the largest budget)"
     add("--target-flops", type=count_above_zero, metavar="C", help=at)
     add("--fix", action="append", default=[], metavar="E=1.6", help="give E or alpha of E + A C^-alpha, do not fit it")
+    add(
+        "--worth",
+        type=number_above_zero,
+        default=WORTH,
+        metavar="M",
+        help=f"the smallest multiplier that matters (default: {WORTH:g}); between 1/M and M nothing does",
+    )
     add("--next", action="store_true", help="which further pair of runs would settle it most cheaply")
     _table(parser.add_argument_group("a table").add_argument)
     _study(parser.add_argument_group("a study").add_argument)
@@ -42,8 +50,13 @@ def _table(add: Any) -> None:
     add(
         "--columns",
         metavar="side=A,C=B,…",
-        help="which columns hold side, C (FLOPs), loss, and where known seed, tokens, tokens_per_s "
+        help="which columns hold side, C (FLOPs), loss, and where known seed, tokens, tokens_per_s, N (parameters) "
         "(default: columns of these names)",
+    )
+    paired = "runs of a budget are paired by COLUMN, such as a width (default: found; none: they are seeds)"
+    add("--block", metavar="COLUMN", help=paired)
+    add(
+        "--comparable", action="store_true", help="all losses are of one tokenizer and validation set, as they seem not"
     )
 
 

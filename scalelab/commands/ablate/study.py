@@ -27,7 +27,7 @@ def run(options: Any, overrides: CommandLine) -> tuple[int, list[str], dict[str,
     sides = {
         "sizes": [int(size) for size in options.sizes], "seeds": options.seeds, "rule": options.rule,
         "tune": options.tune.split(","), "untuned": options.untuned, "tokens_per_param": options.tokens_per_param,
-        "target_flops": options.target_flops, "progress": print_report,
+        "target_flops": options.target_flops, "worth": options.worth, "progress": print_report,
     }  # fmt: skip
     return (_plan if options.plan else _conduct)(options, overrides, sides)
 

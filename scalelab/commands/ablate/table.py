@@ -3,7 +3,7 @@
 from typing import Any
 
 from scalelab import api
-from scalelab.api.laws.sides import FIELDS
+from scalelab.api.laws.side_rows import FIELDS
 from scalelab.commands.ablate import text
 from scalelab.commands.ablate.options import parse_fixed
 from scalelab.laws.read.columns import parse_columns
@@ -16,8 +16,11 @@ def judge_table(options: Any) -> tuple[list[str], dict[str, Any]]:
         options.baseline,
         target_flops=options.target_flops,
         fix=parse_fixed(options.fix),
+        worth=options.worth,
         next=options.next,
         columns=parse_columns(options.columns, FIELDS),
+        block=options.block,
+        comparable=options.comparable,
     )
     lines = [line for each in judged.variants for line in ["", *text.describe_variant(each, options.baseline)]]
     content = {"baseline": options.baseline, "variants": judged.variants, "notes": judged.notes}

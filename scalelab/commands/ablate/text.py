@@ -10,7 +10,13 @@ from scalelab.laws.use.multiplier.result import CURRENCIES
 def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
     """Format the table by rung and currency, the trend, the target, and last the verdict."""
     known = [key for key in CURRENCIES if any(rung["m"][key] is not None for rung in result["rungs"])]
-    head = ["FLOPs", baseline, result["variant"], "seeds", *(f"m in {key}" for key in known)]
+    head = [
+        "FLOPs",
+        baseline,
+        result["variant"],
+        "pairs" if result["blocks"] else "seeds",
+        *(f"m in {key}" for key in known),
+    ]
     rows = [[_loss_row(rung), [times(rung, key) for key in known]] for rung in result["rungs"]]
     lines = align_columns([head, *([*first, *rest] for first, rest in rows)])
     law, unit = result["law"], result["law"]["unit"]
@@ -31,7 +37,10 @@ def describe_variant(result: Mapping[str, Any], baseline: str) -> list[str]:
 
 
 def _loss_row(rung: Mapping[str, Any]) -> list[str]:
-    losses = ["diverged" if rung[side] is None else f"{rung[side]:.4f}" for side in ("baseline", "variant")]
+    losses = [
+        f"{rung[side]:.4f}" if rung[side] is not None else "diverged" if lost else "-"
+        for side, lost in zip(("baseline", "variant"), rung["diverged"], strict=True)
+    ]
     one, other = rung["n_seeds"]
     return [f"{rung['C']:.4g}", *losses, str(one) if one == other else f"{one}, {other}"]
 
@@ -59,7 +68,12 @@ def _target(target: Mapping[str, Any]) -> list[str]:
     spread = (
         ", no interval" if ends is None else f" ({ends[0]:.3f} to {ends[1]:.3f}), P(m > 1) {target['p_better']:.3f}"
     )
-    return [f"at {target['C']:.4g} FLOPs: m {target['m']:.3f}{spread}"]
+    source = "the rung's own" if target["measured"] else "by the curve through the rungs"
+    lines = [f"at {target['C']:.4g} FLOPs: m {target['m']:.3f}{spread}, {source}"]
+    if ends is not None and target["together90"] != ends:
+        low, high = target["together90"]
+        lines.append(f"at the target, wide enough for all variants together: {low:.3f} to {high:.3f}")
+    return lines
 
 
 def describe_score(scored: Mapping[str, Any]) -> str:

@@ -83,6 +83,17 @@ def _rows(add: Callable[..., Any]) -> None:
         metavar="EXPR",
         help="keep rows where this holds, e.g. 'N > 1e8 and D/N < 100'; repeatable",
     )
+    add(
+        "--finished",
+        metavar="WORD,…",
+        help="words in a table's column status or state that mean a finished run, beside finished, done, COMPLETED, …",
+    )
+    add(
+        "--checkpoints",
+        metavar="HOW",
+        help="of a run with several rows fit the last, its final loss, or all (default: last, if enough runs are left; "
+        "said)",
+    )
     add("--drop-top-loss", type=int, default=0, metavar="K", help="leave out the K largest losses")
 
 

@@ -7,6 +7,7 @@ from scalelab import api
 from scalelab.api.defaults import HOLDOUT_DIVISOR
 from scalelab.cli.progress import WorkProgress
 from scalelab.commands.fit import next_runs, text, trust_text
+from scalelab.commands.fit.options import finished_words
 from scalelab.errors import BadInput
 from scalelab.laws.fits.fitted import INTERVAL_LEVEL, Fitted
 from scalelab.laws.read import units
@@ -27,11 +28,13 @@ def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
         columns=parse_columns(options.columns, known_fields(law)),
         n_convention=options.n_convention,
         where=options.where,
+        finished=finished_words(options),
     )
     with WorkProgress() as bars, text.tell_reading(table.notes):
         fitted = api.fit(
             table, law, n_convention=options.n_convention, drop_top_loss=options.drop_top_loss,
-            cluster=options.cluster or "auto", objective=options.objective or "huber_log", delta=options.delta,
+            cluster=options.cluster or "auto", checkpoints=options.checkpoints or "auto",
+            objective=options.objective or "huber_log", delta=options.delta,
             bootstrap=options.bootstrap, seed=options.seed,
             target_flops=() if law.columns == ("C",) else options.target_flops, holdout=options.holdout or 0,
             level=options.level or INTERVAL_LEVEL, target_values=options.target_values, progress=bars.update,

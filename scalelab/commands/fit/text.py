@@ -38,11 +38,7 @@ def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> lis
         lines.append(describe_exclusions(fitted.excluded))
     if table.left_out:
         lines.append(f"left out by --where {' and '.join(map(repr, where))}: {table.left_out} rows")
-    lines += [
-        f"design: {finding.text}{_row_names(finding, fitted)}"
-        for finding in fitted.design
-        if finding.kind != "excluded"
-    ]
+    lines += [f"{finding.line}{_row_names(finding, fitted)}" for finding in fitted.design if finding.kind != "excluded"]
     lines += [f"WARNING: {text}" for text in block["warnings"]]
     for decision in fitted.decisions:
         lines += _decision(decision, fitted)

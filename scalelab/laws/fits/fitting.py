@@ -81,7 +81,7 @@ def fit(
         bootstrap=boot,
         identifiability=profile.profile_params(posed, best, level, k, dependence, progress) if identify else {},
         decisions=tuple(decisions),
-        design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held)),
+        design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held, dependence)),
         holdout=scored,
         seconds=time.process_time() - start,
         k=k,

@@ -38,6 +38,12 @@ USUAL_NAMES = {
         "final_nll"
     ),
 }  # fmt: skip
+# What MLflow, W&B and others write before the name of a value.
+TRACKER_PREFIX = re.compile(
+    r"^(?:(?:metrics?|params?|parameters|config|summary|hparams|hyperparameters|args|cfg|tags|attributes|mlflow|model|"
+    r"data|perf|throughput|stats|progress)[./:]+)+",
+    re.IGNORECASE,
+)
 FIELD_EXAMPLES = {"N": "params", "D": "tokens", "C": "flops"} | {field: names[-1] for field, names in ALIASES.items()}
 CONVERSIONS: tuple[tuple[str, Callable[[float], float]], ...] = (
     (r"exp\((?P<column>.+)\)", math.exp),
@@ -87,13 +93,20 @@ def fitting_columns(field: str, header: Sequence[str], numeric: Sequence[str] = 
     if exact := [name for name in (field, *ALIASES.get(field, ())) if name in header]:
         return exact[:1]
     usual = [*([field] if len(field) > 1 else []), *ALIASES.get(field, ()), *USUAL_NAMES.get(field, "").split()]
-    plain = set(map(_plain_name, usual))
-    return [name for name in numeric if _plain_name(name) in plain]
+    plain = set(map(plain_name, usual))
+    if whole := [name for name in numeric if plain_name(name) in plain]:
+        return whole
+    return [name for name in numeric if plain_name(without_prefix(name)) in plain]
 
 
-def _plain_name(name: str) -> str:
-    """A column's name without case, blanks, underscores, hyphens and dots."""
-    return re.sub(r"[\s_.\-]+", "", str(name)).casefold()
+def plain_name(name: str) -> str:
+    """A column's name without case, blanks, underscores, hyphens, dots, slashes and colons."""
+    return re.sub(r"[\s_.\-/:]+", "", str(name)).casefold()
+
+
+def without_prefix(name: str) -> str:
+    """A column's name without what a tracker writes before it: `metrics.val_loss`, `config/n_params`."""
+    return TRACKER_PREFIX.sub("", str(name).strip())
 
 
 def describe_choice(names: Mapping[str, str], columns: Mapping[str, str], header: Sequence[str], table: str) -> str:

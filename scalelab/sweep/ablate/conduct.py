@@ -18,6 +18,7 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
+from scalelab.laws.use.multiplier.result import WORTH
 from scalelab.study import Kind, write_once
 from scalelab.sweep.ablate import files, tuning
 from scalelab.sweep.ablate.sides import changed_values
@@ -50,12 +51,13 @@ def conduct_study(
     train: Train,
     note: Callable[[str], None],
     fix: Mapping[str, float] | None = None,
+    worth: float = WORTH,
 ) -> None:
     """Train (or resume) all of it; Stopped after a signal. `note` is given a line for each step of the study."""
     settings = _tune(study, folder, train, note)
     *lower, last = study.rungs
     train(final_runs(study, lower, settings))
-    prediction = predict_once(study, folder, files.read_rows(study, folder, lower), fix)
+    prediction = predict_once(study, folder, files.read_rows(study, folder, lower), fix, worth)
     for name, each in prediction["variants"].items():
         note(f"predicted at {last.flops:.3g} FLOPs, {name}: {describe_prediction(each)}")
     train(final_runs(study, [last], settings))
@@ -74,7 +76,7 @@ def _tune(
 
     def tune() -> dict[str, Any]:
         losses = tuning.tune_sides(study, losses_of)
-        sides = [tuning.carry_up(study, side, losses) for side in study.sides]
+        sides = tuning.carry_up(study, losses).values()
         return {"sides": [files.tuned_json(study, each) for each in sides], "tuned_at": time.time()}
 
     write_once(folder / files.TUNED_FILE, tune)
@@ -105,13 +107,14 @@ def _known_trials(study: Ablation, tuned: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def predict_once(
-    study: Ablation, folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], fix: Mapping[str, float] | None
-) -> dict[str, Any]:
+    study: Ablation, folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], fix: Mapping[str, float] | None,
+    worth: float = WORTH,
+) -> dict[str, Any]:  # fmt: skip
     """The multiplier of every variant at the largest rung from the others, written before that rung starts."""
     last = study.rungs[-1]
 
     def predict() -> dict[str, Any]:
-        predictions = {side.name: _predict(study, side.name, rows, last.flops, fix) for side in study.sides[1:]}
+        predictions = _predict(study, rows, last.flops, fix, worth)
         return {"C": last.flops, "seeds": study.seeds, "variants": predictions, "predicted_at": time.time()}
 
     runs = [folder / "runs" / name_run(side, last, 1) for side in study.sides]
@@ -120,15 +123,18 @@ def predict_once(
 
 
 def _predict(
-    study: Ablation, name: str, rows: Sequence[Mapping[str, Any]], flops: float, fix: Mapping[str, float] | None
-) -> dict[str, Any]:
-    pair = [row for row in rows if row["side"] in (study.baseline.name, name)]
+    study: Ablation, rows: Sequence[Mapping[str, Any]], flops: float, fix: Mapping[str, float] | None, worth: float
+) -> dict[str, dict[str, Any]]:
     try:
-        result = multiplier(pair, baseline=study.baseline.name, target_flops=flops, fix=fix)[name]
+        results = multiplier(rows, baseline=study.baseline.name, target_flops=flops, fix=fix, worth=worth)
     except (BadInput, FitError) as why:
-        return {"m": None, "interval90": None, "criterion": None, "why": str(why)}
-    target = result.to_json()["target"]
-    return {"m": target["m"], "interval90": target["interval90"], "criterion": result.criterion, "why": ""}
+        nothing = {"m": None, "interval90": None, "criterion": None, "why": str(why)}
+        return {side.name: nothing for side in study.sides[1:]}
+    return {
+        name: {key: result.to_json()["target"][key] for key in ("m", "interval90")}
+        | {"criterion": result.criterion, "why": ""}
+        for name, result in results.items()
+    }
 
 
 def describe_prediction(each: Mapping[str, Any]) -> str:
@@ -164,7 +170,12 @@ def throughput_once(study: Ablation, folder: pathlib.Path) -> dict[str, dict[str
 
 
 def score_study(
-    study: Ablation, folder: pathlib.Path, target_flops: float, fix: Mapping[str, float] | None, with_next: bool = False
+    study: Ablation,
+    folder: pathlib.Path,
+    target_flops: float,
+    fix: Mapping[str, float] | None,
+    with_next: bool = False,
+    worth: float = WORTH,
 ) -> dict[str, Any]:
     """The content of summary.json from the runs of all rungs: each variant's multiplier, verdict and score."""
     rows = files.read_rows(study, folder, study.rungs)
@@ -173,18 +184,19 @@ def score_study(
     tuned = files.read_tuned(study, folder)["sides"] if study.tuned else []
     prediction = files.read_prediction(study, folder)
     problems = {side["name"]: side["problems"] for side in tuned}
+    estimates = multiplier(
+        rows, baseline=study.baseline.name, target_flops=target_flops, fix=fix, curve_points=CURVE_POINTS, worth=worth
+    )
     variants = []
     for side in study.sides[1:]:
-        pair = [row for row in rows if row["side"] in (study.baseline.name, side.name)]
-        estimate = multiplier(
-            pair, baseline=study.baseline.name, target_flops=target_flops, fix=fix, curve_points=CURVE_POINTS
-        )[side.name]
+        estimate = estimates[side.name]
         result = estimate.to_json() | ({"next": next_pair(estimate)} if with_next else {})
         mistuned = [*problems.get(study.baseline.name, []), *problems.get(side.name, [])]
         variants.append(
             {"variant": side.name}
             | result
             | judge_tuning(study, result["verdict"], mistuned)
+            | {"notes": [*result["notes"], *_other_criterion(prediction["variants"][side.name], estimate.criterion)]}
             | {"scored": score_prediction(prediction["variants"][side.name], result["rungs"][-1])}
         )
     return {
@@ -198,6 +210,14 @@ def score_study(
     }
 
 
+def _other_criterion(predicted: Mapping[str, Any], criterion: str) -> list[str]:
+    """A line where the criterion that was written before the largest rung is not the one that is applied."""
+    before = predicted["criterion"]
+    if before in (None, criterion):
+        return []
+    return [f"another criterion was written before the largest rung: {before}"]
+
+
 def _speed_of(study: Ablation, row: Mapping[str, Any], speeds: Mapping[str, Mapping[str, Sequence[float]]]) -> float:
     """Tokens/s of a run: the median of its seed's own turns, so that rows of several seeds show a ratio's error."""
     turns = speeds[f"{row['C']:g}"][row["side"]]
@@ -207,10 +227,13 @@ def _speed_of(study: Ablation, row: Mapping[str, Any], speeds: Mapping[str, Mapp
 def judge_tuning(study: Ablation, verdict: str, mistuned: Sequence[str]) -> dict[str, Any]:
     """The verdict with what tuning does to it: equal tuning or no verdict."""
     if mistuned:
-        return {"verdict": f"undecided: not tuned well enough: {'; '.join(mistuned)}", "before_tuning": verdict}
+        return {
+            "verdict": f"undecided: not tuned well enough: {'; '.join(mistuned)}", "before_tuning": verdict,
+            "problems": list(mistuned),
+        }  # fmt: skip
     if not study.tuned:
-        return {"verdict": f"{verdict} (untuned: each side ran at its own config's values)"}
-    return {}
+        return {"verdict": f"{verdict} (untuned: each side ran at its own config's values)", "problems": []}
+    return {"problems": []}
 
 
 def score_prediction(predicted: Mapping[str, Any], rung: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.design import smallest_effect
+from scalelab.laws.use.multiplier.result import WORTH
 from scalelab.sweep.ablate import conduct, files, tuning
 from scalelab.sweep.ablate.study import Ablation, final_runs
 
@@ -50,16 +51,19 @@ def _measure(study: Ablation, rows: list[dict[str, Any]]) -> tuple[float, float]
     return (noise["baseline"], noise["correlation"] or 0.0) if noise["df"] else None
 
 
-def smallest_shown(study: Ablation, noise: float, correlation: float, target: float) -> float | None:
+def smallest_shown(
+    study: Ablation, noise: float, correlation: float, target: float, worth: float = WORTH
+) -> float | None:
     """The least multiplier at the target that these rungs and seeds would adopt in 80 % of studies."""
-    return smallest_effect([r.flops for r in study.rungs], study.seeds, noise, correlation, USUAL_LAW, target)
+    budgets, family = [rung.flops for rung in study.rungs], len(study.sides) - 1
+    return smallest_effect(budgets, study.seeds, noise, correlation, USUAL_LAW, target, worth=worth, family=family)
 
 
 def describe_power(
-    study: Ablation, noise: float, correlation: float, source: str, target: float
+    study: Ablation, noise: float, correlation: float, source: str, target: float, worth: float = WORTH
 ) -> tuple[float | None, tuple[str, ...]]:
     """(the smallest effect shown, lines that say it with the noise that it rests on)."""
-    smallest = smallest_shown(study, noise, correlation, target)
+    smallest = smallest_shown(study, noise, correlation, target, worth)
     stated = f"noise of a run's loss {noise:.2%}, correlation of pairs {correlation:.2f}: {source}"
     return smallest, (stated, describe_smallest(study, smallest, target))
 

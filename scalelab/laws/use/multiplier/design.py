@@ -7,26 +7,32 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from scalelab.laws.use.multiplier.result import Multiplier
+from scalelab.laws.use.multiplier.cells import NEAR
+from scalelab.laws.use.multiplier.result import WORTH, Multiplier
+from scalelab.laws.use.multiplier.trend import predict_error
+from scalelab.laws.use.multiplier.verdict import critical_value, judge_interval
 
 BEYOND = 3.0
 MOST_SEEDS = 8  # further pairs at one rung that are considered
+USUAL_DISCREPANCY = (0.01, 0.01)  # bend and jumps beside the line, before any is measured
+BORROWED = 0.5  # of a degree of freedom at another rung, in the noise of a rung
 
 
-def target_error(flops: np.ndarray, seeds: np.ndarray, noise: float, law: Mapping[str, float], target: float) -> float:
+def target_error(
+    flops: np.ndarray, seeds: np.ndarray, noise: float | np.ndarray, law: Mapping[str, float], target: float,
+    discrepancy: tuple[float, float] = USUAL_DISCREPANCY,
+) -> float:  # fmt: skip
     """The standard error of log m at the target, for pairs whose log losses differ by this noise (s.d. of a pair).
 
-    `flops` and `seeds` [R]; `law`: E, A, alpha and unit of the baseline. b is free: three rungs or more.
+    `flops` and `seeds` [R]; `noise`: one, or [R]; `law`: E, A, alpha and unit of the baseline. At a rung only that
+    rung's seeds count; elsewhere the curve through all of them, with its `discrepancy`.
     """
     gap = law["A"] * (flops / law["unit"]) ** -law["alpha"]
-    slopes = law["alpha"] * gap / (law["E"] + gap)
-    variances = noise**2 / seeds / slopes**2
-    x = np.log(flops)
-    w = 1 / variances
-    middle = (w * x).sum() / w.sum()
-    spread = (w * (x - middle) ** 2).sum()
-    far = (math.log(target) - middle) ** 2 / spread if spread > 0 else 0.0
-    return float((1 / w.sum() + far) ** 0.5)
+    errors = np.broadcast_to(noise, flops.shape) / seeds**0.5 / (law["alpha"] * gap / (law["E"] + gap))
+    near = np.abs(np.log(flops / target)) <= NEAR
+    if near.any():
+        return float(errors[near][0])
+    return predict_error(np.log(flops), errors, math.log(target), discrepancy)
 
 
 def smallest_effect(
@@ -38,21 +44,24 @@ def smallest_effect(
     target: float,
     power: float = 0.8,
     level: float = 0.9,
+    worth: float = WORTH,
+    family: int = 1,
 ) -> float | None:
     """The least m at the target that comes out "adopt" with this power; None with one seed, which has no interval.
 
-    `noise`: relative s.d. of a run's loss; `correlation` of the sides' losses of a seed.
+    `noise`: relative s.d. of a run's loss; `correlation` of the sides' losses of a seed; `worth` and `family`: what m
+    has to be above, and how many variants are judged together.
     """
     if seeds < 2:
         return None
     rungs = np.array(flops, float)
     pair_noise = noise * (2 * (1 - correlation)) ** 0.5
     error = target_error(rungs, np.full(len(rungs), seeds), pair_noise, law, target)
-    df = len(rungs) * (seeds - 1)
-    bar = stats.t.ppf((1 + level) / 2, df)
+    df = (seeds - 1) * (1 + BORROWED * (len(rungs) - 1))
+    bar = critical_value(family, df, level)
     effects = np.linspace(0, 20, 4001)
     enough = effects[stats.nct.sf(bar, df, effects) >= power]
-    return math.exp(float(enough[0]) * error) if len(enough) else None
+    return worth * math.exp(float(enough[0]) * error) if len(enough) else None
 
 
 def next_pair(
@@ -60,29 +69,44 @@ def next_pair(
 ) -> dict[str, Any] | None:
     """The cheapest further pairs of runs that would settle an undecided question if m is what it now seems.
 
-    `candidates`: FLOPs of rungs (default: those that are there, and one BEYOND the largest). Returns `C`, `seeds`
-    (further ones of each side), `flops` of all these runs, `interval90` to be expected at the target, and `settles`:
-    whether it leaves out 1. None where no noise is known.
+    `candidates`: FLOPs of rungs (default: those that are there, one BEYOND the largest, and the target). Returns `C`,
+    `seeds` (further ones of each side), `flops` of all these runs, `interval90` to be expected at the target, and
+    `settles`: whether it would bring a verdict. None where no noise is known.
     """
-    target = result.target
+    target, by_rung = result.target, result.noise["rungs"]
     if not result.noise["df"] or target["m"] is None or result.noise["difference"] == 0:
         return None
     rungs = [rung for rung in result.rungs if rung.m["flops"] is not None]
     flops, seeds = np.array([r.C for r in rungs]), np.array([min(r.n_seeds) for r in rungs], float)
+    noise = np.array([each["sd"] for each in by_rung])
+    bent = tuple(result.trend["discrepancy"] or USUAL_DISCREPANCY)
     effect = math.log(target["m"])
+    place = int(np.argmin(np.abs(np.log(flops / target["C"]))))
+    df = by_rung[place]["df"]
+    now = target_error(flops, seeds, noise, result.law, target["C"], bent)
+    low, high = target["together90"]
+    known = math.log(high / low) / 2 / (critical_value(result.family, df, level) * now)  # the law's error is in it
     options: list[dict[str, Any]] = []
-    for C in candidates or [*flops.tolist(), float(flops[-1] * BEYOND)]:
+    for C in _places(flops, target) if candidates is None else candidates:
+        near = np.abs(np.log(flops / C)) <= NEAR
         for more in range(1, MOST_SEEDS + 1):
-            near = np.abs(np.log(flops / C)) < 0.02
             places, runs = (flops, seeds + more * near) if near.any() else (np.append(flops, C), np.append(seeds, more))
-            error = target_error(places, runs, result.noise["difference"], result.law, target["C"])
-            df = result.noise["df"] + (more if near.any() else more - 1)
-            half = float(stats.t.ppf((1 + level) / 2, df)) * error
+            sds = noise if near.any() else np.append(noise, noise[-1])
+            error = target_error(places, runs, sds, result.law, target["C"], bent)
+            here = more if near.any() and near[place] else BORROWED * more
+            half = known * critical_value(result.family, df + here, level) * error
             ends = [math.exp(effect - half), math.exp(effect + half)]
-            options.append(
-                {"C": C, "seeds": more, "flops": 2 * more * C, "interval90": ends, "settles": abs(effect) > half}
-            )
+            settles = judge_interval(ends, result.worth) != "undecided"
+            options.append({"C": float(C), "seeds": more, "flops": 2 * more * float(C), "interval90": ends,
+                            "settles": settles})  # fmt: skip
     settling = [each for each in options if each["settles"]]
     if settling:
         return min(settling, key=lambda each: each["flops"])
     return min(options, key=lambda each: math.log(each["interval90"][1] / each["interval90"][0]))
+
+
+def _places(flops: np.ndarray, target: Mapping[str, Any]) -> list[float]:
+    """Where further runs may help: at a measured target only there."""
+    if target["measured"]:
+        return [float(flops[np.argmin(np.abs(np.log(flops / target["C"])))])]
+    return [*flops.tolist(), float(flops[-1] * BEYOND), float(target["C"])]

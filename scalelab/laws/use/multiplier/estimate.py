@@ -4,6 +4,7 @@ result = multiplier(rows, baseline="adamw", target_flops=1e20)["muon"]
 result.target["m"], result.target["interval90"], result.verdict
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,17 +12,42 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.use.multiplier.baseline_law import Laws, fit_laws
-from scalelab.laws.use.multiplier.noise import Noise, draw_means, measure_noise
-from scalelab.laws.use.multiplier.result import Multiplier
+from scalelab.laws.use.multiplier.baseline_law import Laws, fit_pair_laws, measured_others
+from scalelab.laws.use.multiplier.cells import NEAR, Pair
+from scalelab.laws.use.multiplier.noise import Draws, Noise, draw_means, measure_noise, share_noise
+from scalelab.laws.use.multiplier.result import WORTH, Multiplier, check_worth
 from scalelab.laws.use.multiplier.rungs import rung_multipliers
-from scalelab.laws.use.multiplier.sides import Pair, read_pairs
-from scalelab.laws.use.multiplier.trend import fit_trend, trend_curve
-from scalelab.laws.use.multiplier.verdict import judge_target, reader_notes
+from scalelab.laws.use.multiplier.sides import read_pairs
+from scalelab.laws.use.multiplier.trend import (
+    curve_at,
+    fit_curve,
+    fit_line,
+    line_at,
+    log_interval,
+    share_above,
+    trend_curve,
+)
+from scalelab.laws.use.multiplier.verdict import (
+    critical_value,
+    describe_criterion,
+    judge_target,
+    reader_notes,
+    share_of_baseline,
+)
 
 DRAWS = 2000
 OTHER_E = (0.8, 0.9, 1.1)  # factors on a given E, to show what giving it does
 FIXABLE = ("E", "alpha")
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Where the verdict is given, at which level, from which worth on, and with how many variants together."""
+
+    target: float
+    level: float
+    worth: float
+    family: int
 
 
 def multiplier(
@@ -31,6 +57,8 @@ def multiplier(
     target_flops: float | None = None,
     fix: Mapping[str, float] | None = None,
     level: float = 0.9,
+    worth: float = WORTH,
+    family: int | None = None,
     seed: int = 0,
     draws: int = DRAWS,
     curve_points: int = 0,
@@ -38,21 +66,44 @@ def multiplier(
     """Estimate m(C) of every variant: the baseline at m C is as good as the variant at C.
 
     rows: `side`, `C` (FLOPs), `loss` (nats/token; inf or nan: diverged) and, where known, `seed`, `tokens`,
-    `tokens_per_s`. `target_flops`: where the verdict is given (default: the largest rung). `fix`: E or alpha of the
-    baseline's law E + A C^-alpha, which is otherwise fitted to the baseline's rungs. `level`: of all intervals.
-    `curve_points`: at how many budgets the trend's band is given, for a figure.
+    `tokens_per_s`, `N` and `block`, a label within which runs of a budget are paired. `target_flops`: where the verdict
+    is given (default: the largest rung that both sides have). `fix`: E or alpha of the baseline's law E + A C^-alpha,
+    which is otherwise fitted to the baseline's rungs. `level`: of all intervals.
+    `worth`: a multiplier between 1 / worth and worth doesn't matter. `family`: how many variants are judged together
+    (default: those of the rows). `curve_points`: at how many budgets the trend's band is given, for a figure.
     BadInput for rows that can't be compared, or a law that these rungs do not determine.
     """
     fix = dict(fix or {})
     if not 0 < level < 1:
         raise BadInput(f"level={level:g} is not between 0 and 1; usual: 0.9")
+    check_worth(worth)
     pairs = read_pairs(rows, baseline)
-    target = float(next(iter(pairs.values())).flops[-1]) if target_flops is None else float(target_flops)
-    if not (math.isfinite(target) and target > 0):
+    if target_flops is not None and not (math.isfinite(target_flops) and target_flops > 0):
         raise BadInput(f"target_flops={target_flops!r} is not a number of FLOPs above zero")
     for pair in pairs.values():
         _check_fixed(pair, fix)
-    return {name: _estimate(pair, target, fix, level, seed, draws, curve_points) for name, pair in pairs.items()}
+    targets = {name: float(target_flops or _largest_flops(pair)) for name, pair in pairs.items()}
+    usable = [pair.only(pair.compared) for pair in pairs.values()]
+    noises = share_noise(usable, [measure_noise(pair) for pair in usable])
+    return {
+        name: judge_pair(
+            pair,
+            Question(targets[name], level, float(worth), family or len(pairs)),
+            fix,
+            seed,
+            draws,
+            curve_points,
+            noise,
+        )
+        for (name, pair), noise in zip(pairs.items(), noises, strict=True)
+    }
+
+
+def _largest_flops(pair: Pair) -> float:
+    """The FLOPs of the largest rung at which the variant has any run, finished or diverged."""
+    return [base.flops for base, cell in zip(pair.baseline, pair.variant, strict=True) if cell.losses or cell.diverged][
+        -1
+    ]
 
 
 def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:
@@ -74,61 +125,98 @@ def _check_fixed(pair: Pair, fix: Mapping[str, float]) -> None:
         )
 
 
-def _estimate(
-    pair: Pair, target: float, fix: dict[str, float], level: float, seed: int, draws: int, points: int
+def judge_pair(
+    pair: Pair,
+    question: Question,
+    fix: Mapping[str, float] | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
+    points: int = 0,
+    noise: Noise | None = None,
 ) -> Multiplier:
-    usable = [i for i, (b, v) in enumerate(zip(pair.baseline, pair.variant, strict=True)) if b.losses and v.losses]
-    if not usable:
-        return _without_rungs(pair, target, fix, level)
-    whole, pair = pair, _only(pair, usable)
-    noise = measure_noise(pair)
-    known = noise.difference_df > 0
+    """Judge a pair; `noise`: measured elsewhere (default: by the pair's own seeds)."""
+    fixed = dict(fix or {})
+    whole, usable = pair, pair.compared
+    pair = pair.only(usable)
+    noise = noise or measure_noise(pair)
+    known = noise.difference_df > 0 and bool(usable)
     rng = np.random.default_rng(seed)
-    laws, logs = _log_multipliers(pair, *_measured(pair), fix)
-    ones, others = draw_means(pair, noise, draws if known else 1, rng)
-    drawn_laws, drawn = _log_multipliers(pair, ones, others, fix)
-    falls = float(np.mean((drawn_laws.A > 0) & (laws.A[0] > 0)))
-    rungs = rung_multipliers(whole, usable, logs[0], drawn if known else None, noise, level, rng)
-    curve = trend_curve(pair, logs[0], drawn if known else None, target, level, points)
-    trend, at_target = fit_trend(pair, logs[0], drawn if known else None, target, level, rng)
-    verdict, criterion = judge_target(whole, at_target, noise, falls, target, level)
+    laws, logs_once = _log_multipliers(pair, *_measured(pair), fixed)
+    logs = logs_once[0]
+    means = draw_means(pair, noise, draws, rng) if known else None
+    drawn, falls = None, 0.0
+    if means is not None:
+        drawn_laws, drawn = _log_multipliers(
+            pair, means.baseline, means.variant, fixed, _draw_others(pair, noise, draws, fixed, rng)
+        )
+        falls = float(np.mean((drawn_laws.A > 0) & (laws.A[0] > 0)))
+    level = question.level
+    rungs = rung_multipliers(whole, usable, logs, drawn, noise, level, rng)
+    trend = fit_line(pair, logs, drawn, level)
+    curve = None if drawn is None else fit_curve(pair, logs, drawn)
+    trend["discrepancy"] = list(curve.discrepancy) if curve else None
+    band = trend_curve(curve, question.target, level, points)
+    target = _at_target(pair, logs, drawn, means, noise, question, rng)
+    verdict = judge_target(whole, target, trend, rungs, noise, falls, level, question.worth, question.family)
     return Multiplier(
-        whole.name, rungs, trend, at_target, verdict, criterion,
-        tuple(reader_notes(whole, usable, noise, at_target, fix)),
-        _law_json(laws), _noise_json(noise),
-        tuple(_pinned(pair, target, fix)) if "E" in fix else (), curve,
+        whole.name, rungs, trend, target, verdict,
+        describe_criterion(question.target, level, question.worth, question.family),
+        (*whole.notes, *reader_notes(whole, usable, noise, target, trend, fixed)),
+        _law_json(laws), _noise_json(noise, means),
+        tuple(_pinned(pair, question.target, fixed)) if "E" in fixed and usable else (), band,
+        question.worth, question.family, tuple(dict.fromkeys(whole.blocks.values())),
     )  # fmt: skip
 
 
-def _without_rungs(pair: Pair, target: float, fix: dict[str, float], level: float) -> Multiplier:
-    """The answer where no rung has finished runs on both sides: the baseline's law, and a verdict without a number."""
-    noise = Noise(0.0, 0.0, 0.0, 0, 0, 0, None, None, 0.0)
-    rng = np.random.default_rng(0)
-    base = _only(pair, [i for i, cell in enumerate(pair.baseline) if cell.losses])
-    laws = fit_laws(base.flops, _measured(base)[0], np.array([cell.runs for cell in base.baseline], float), fix)
-    trend, at_target = fit_trend(_only(pair, []), np.zeros(0), None, target, level, rng)
-    verdict, criterion = judge_target(pair, at_target, noise, 0.0, target, level)
-    rungs, notes = (
-        rung_multipliers(pair, [], np.zeros(0), None, noise, level, rng),
-        reader_notes(pair, [], noise, at_target, fix),
-    )
-    return Multiplier(pair.name, rungs, trend, at_target, verdict, criterion, tuple(notes), _law_json(laws),
-                      _noise_json(noise), (), ())  # fmt: skip
+def _at_target(
+    pair: Pair, logs: np.ndarray, drawn: np.ndarray | None, means: Draws | None, noise: Noise, question: Question,
+    rng: np.random.Generator,
+) -> dict[str, Any]:  # fmt: skip
+    """m at the target: the rung's own where it is measured, else that of the curve.
+
+    `together90`: the interval at which all variants' hold together; `line`: what the straight line says there.
+    """
+    keys = ("m", "interval90", "together90", "p_better", "beyond")
+    target: dict[str, Any] = {"C": question.target} | dict.fromkeys(keys)
+    target |= {"measured": False, "line": {"m": None, "interval90": None}}
+    if not len(logs):
+        return target
+    near = [i for i, flops in enumerate(pair.flops) if abs(math.log(flops / question.target)) <= NEAR]
+    target |= {"measured": bool(near), "line": line_at(pair, logs, drawn, question.target, question.level)}
+    target["beyond"] = question.target / pair.variant[-1].flops
+    if drawn is None or means is None:
+        return target | {"m": math.exp(logs[near[0]]) if near else target["line"]["m"] or math.exp(logs[0])}
+    place = near[0] if near else len(logs) - 1
+    curve = None if near else fit_curve(pair, logs, drawn)
+    middle, ends = (float(logs[place]), drawn[:, place]) if curve is None else curve_at(curve, question.target, rng)
+    df, shared = float(means.pair_df[place]), share_of_baseline(pair, noise, place)
+    single, together = (critical_value(k, df, question.level, shared) for k in (1, question.family))
+    target |= {"m": math.exp(middle), "interval90": list(log_interval(ends, question.level))}
+    target |= {"together90": list(log_interval(ends, question.level, middle, together / single))}
+    return target | {"p_better": share_above(ends)}
 
 
 def _law_json(laws: Laws) -> dict[str, float]:
     return {"E": float(laws.E[0]), "A": float(laws.A[0]), "alpha": float(laws.alpha[0]), "unit": laws.unit}
 
 
-def _noise_json(noise: Noise) -> dict[str, Any]:
+def _noise_json(noise: Noise, means: Draws | None) -> dict[str, Any]:
+    rungs = [] if means is None else [
+        {"sd": float(sd), "df": float(df)} for sd, df in zip(means.pair_noise, means.pair_df, strict=True)
+    ]  # fmt: skip
     return {"baseline": noise.baseline, "variant": noise.variant, "difference": noise.difference,
-            "df": noise.difference_df, "correlation": noise.correlation, "saved": noise.saved}  # fmt: skip
+            "df": noise.difference_df, "correlation": noise.correlation, "saved": noise.saved,
+            "p_equal": noise.p_equal, "rungs": rungs}  # fmt: skip
 
 
-def _only(pair: Pair, rungs: Sequence[int]) -> Pair:
-    """The pair at these rungs: where one side has no finished run, nothing can be compared."""
-    ones, others = (tuple(side[i] for i in rungs) for side in (pair.baseline, pair.variant))
-    return Pair(pair.name, ones, others, pair.paired)
+def _draw_others(pair: Pair, noise: Noise, draws: int, fix: dict[str, float], rng: np.random.Generator) -> np.ndarray:
+    """Draws [draws, K] of the losses that the baseline's law takes beside those of the pair's rungs."""
+    losses, runs = measured_others(pair, fix)
+    df = noise.baseline_df
+    if not (df and len(losses)):
+        return np.tile(losses, (draws, 1))
+    sd = noise.baseline * (df / rng.chisquare(df, (draws, 1))) ** 0.5
+    return np.asarray(losses * np.exp(sd * rng.standard_normal((draws, len(losses))) / runs**0.5))
 
 
 def _measured(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -138,11 +226,15 @@ def _measured(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_multipliers(
-    pair: Pair, ones: np.ndarray, others: np.ndarray, fix: dict[str, float]
+    pair: Pair, ones: np.ndarray, others: np.ndarray, fix: dict[str, float], beside: np.ndarray | None = None
 ) -> tuple[Laws, np.ndarray]:
-    """(the baseline's laws, log m in FLOPs [B, R]) of B sets of mean losses, each [B, R]."""
+    """(the baseline's laws, log m in FLOPs [B, R]) of B sets of mean losses, each [B, R].
+
+    `beside` [B, K]: the losses of `measured_others` for each set (default: as measured).
+    """
     flops = pair.flops
-    laws = fit_laws(flops, ones, np.array([cell.runs for cell in pair.baseline], float), fix)
+    beside = np.tile(measured_others(pair, fix)[0], (len(ones), 1)) if beside is None else beside
+    laws = fit_pair_laws(pair, ones, beside, fix)
     own = np.array([cell.flops for cell in pair.variant])
     return laws, laws.log_compute_ratio(ones, others) + np.log(flops / own)
 
@@ -154,5 +246,7 @@ def _pinned(pair: Pair, target: float, fix: dict[str, float]) -> list[dict[str, 
     for factor in OTHER_E:
         E = min(fix["E"] * factor, 0.999 * least)
         _, logs = _log_multipliers(pair, *_measured(pair), fix | {"E": E})
-        out.append({"E": E, "m": fit_trend(pair, logs[0], None, target, 0.9, np.random.default_rng(0))[1]["m"]})
+        near = [i for i, flops in enumerate(pair.flops) if abs(math.log(flops / target)) <= NEAR]
+        m = math.exp(logs[0][near[0]]) if near else line_at(pair, logs[0], None, target, 0.9)["m"]
+        out.append({"E": E, "m": m or math.exp(logs[0][0])})
     return out

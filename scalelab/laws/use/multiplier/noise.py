@@ -1,7 +1,7 @@
 """Errors of losses measured over seeds, and draws of all rungs' mean losses: by Student's t, not a normal law.
 
-Errors are of log losses, equal at all rungs. Their variance is drawn as well (nu s^2 / chi^2 of nu degrees of freedom),
-so that a mean's draws follow Student's t exactly.
+Errors are of log losses. Their variance may differ between rungs: `scales.draw_sds` draws it for each rung, shrunk
+towards what the rungs have in common, so that a mean's draws follow Student's t where the variances are equal.
 """
 
 import dataclasses
@@ -9,16 +9,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalelab.laws.use.multiplier.sides import Cell, Pair
+from scalelab.laws.use.multiplier.blocks import BLOCKS_AT_RANDOM
+from scalelab.laws.use.multiplier.cells import Cell, Pair
+from scalelab.laws.use.multiplier.scales import Scatter, beside_others, draw_sds, effective_df, equal_p
+
+SHARED = 0.25  # the correlation of two variants' sums of squared differences to one baseline, where noise is equal
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Noise:
     """Relative standard deviations of a run's loss on each side, and of a pair's difference, with degrees of freedom.
 
     `difference_df` 0: no rung has two seeds on both sides, so there is no interval. `correlation`: between the sides'
     losses of a seed; None if they are not paired. `saved`: the share of the difference's variance that pairing takes
-    off.
+    off. `sides`: the scatter by rung, of baseline and difference where paired, else of both sides. `p_equal`: of the
+    test that a pair's noise is equal at all rungs; None where nothing can be tested.
     """
 
     baseline: float
@@ -30,55 +35,137 @@ class Noise:
     correlation: float | None
     saved: float | None
     shared: float  # correlation of the baseline's error and that of the difference
+    sides: tuple[Scatter, Scatter] | None = None
+    p_equal: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws of both sides' mean losses, each [draws, R], and the noise of a pair at each rung with its df, [R]."""
+
+    baseline: np.ndarray
+    variant: np.ndarray
+    pair_noise: np.ndarray
+    pair_df: np.ndarray
 
 
 def measure_noise(pair: Pair) -> Noise:
-    """Pool the scatter of seeds over the rungs of a pair."""
-    base, base_df = _pooled([_deviations(cell) for cell in pair.baseline])
-    other, other_df = _pooled([_deviations(cell) for cell in pair.variant])
+    """Measure the scatter of seeds at each rung of a pair."""
+    ones = [_within(_logs(cell), _blocks(pair, cell)) for cell in pair.baseline]
+    own = [_within(_logs(cell), _blocks(pair, cell)) for cell in pair.variant]
+    one, other = _scatter(ones), _scatter(own)
     if not pair.paired:
-        df = base_df + other_df if base_df and other_df else 0
-        return Noise(base, other, float(np.hypot(base, other)), base_df, other_df, df, None, None, 0.0)
-    ones = np.concatenate([_deviations(cell) for cell in pair.baseline])
-    others = np.concatenate([_deviations(cell, list(one.losses)) for cell, one in _zip(pair)])
-    difference = float(np.sqrt(((ones - others) ** 2).sum() / base_df)) if base_df else 0.0
-    product = base * other * base_df
-    correlation = float((ones * others).sum() / product) if product > 0 else None
-    apart = base**2 + other**2
-    saved = 1 - difference**2 / apart if apart > 0 else None
-    shared = float((ones * (ones - others)).sum() / (base * difference * base_df)) if base * difference > 0 else 0.0
-    return Noise(base, other, difference, base_df, other_df, base_df, correlation, saved, float(np.clip(shared, -1, 1)))
+        df = one.total_df + other.total_df if one.total_df and other.total_df else 0
+        gap = float(np.hypot(one.pooled, other.pooled))
+        p_equal = min((p for p in (equal_p(one), equal_p(other)) if p is not None), default=None)
+        p_equal = None if p_equal is None else min(1.0, 2 * p_equal)
+        return Noise(one.pooled, other.pooled, gap, one.total_df, other.total_df, df, None, None, 0.0,
+                     (one, other), p_equal)  # fmt: skip
+    pairs = list(zip(pair.variant, pair.baseline, strict=True))
+    gaps = [_logs(base) - _logs(cell, list(base.losses)) for cell, base in pairs]
+    groups = [_blocks(pair, cell) for cell in pair.baseline]
+    difference = _difference_scatter(gaps, groups)
+    within = [_within(values, its)[0] for values, its in zip(gaps, groups, strict=True)]
+    if not one.total_df:  # a run in each block and rung: half of the difference's variance is the baseline's
+        one = other = Scatter(difference.ss / 2, difference.df)
+    z, d = np.concatenate([values for values, _ in ones]), np.concatenate(within)
+    correlation, shared, saved = _correlations(z, d, one, other, difference)
+    return Noise(one.pooled, other.pooled, difference.pooled, one.total_df, other.total_df, difference.total_df,
+                 correlation, saved, shared, (one, difference), equal_p(difference))  # fmt: skip
 
 
-def draw_means(pair: Pair, noise: Noise, draws: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draws of both sides' mean losses, each [draws, R]. They scatter about the measured ones by the seeds' noise."""
+def share_noise(pairs: Sequence[Pair], noises: Sequence[Noise]) -> list[Noise]:
+    """Each pair's noise with what the other pairs of its kind (paired or not) tell of it.
+
+    What a change is worth more in one block than in another is its own: of pairs within blocks nothing is shared.
+    """
+    out = list(noises)
+    for paired in (True, False):
+        which = [
+            i
+            for i, noise in enumerate(noises)
+            if pairs[i].paired == paired and noise.difference_df and not pairs[i].blocks
+        ]
+        scatters = [sides[1] for i in which if (sides := noises[i].sides)]
+        places = [np.log(pairs[i].flops) for i in which]
+        for i, scatter in zip(which, beside_others(scatters, places, SHARED if paired else 0.0), strict=True):
+            first = sides[0] if (sides := noises[i].sides) else scatter
+            out[i] = dataclasses.replace(noises[i], sides=(first, scatter))
+    return out
+
+
+def draw_means(pair: Pair, noise: Noise, draws: int, rng: np.random.Generator) -> Draws:
+    """Draws of both sides' mean losses. They scatter about the measured ones by the seeds' noise."""
     ones, others = (np.array([cell.mean for cell in side]) for side in (pair.baseline, pair.variant))
     n, m = (np.array([cell.runs for cell in side]) for side in (pair.baseline, pair.variant))
+    x = np.log(pair.flops)
     z, w = rng.standard_normal((2, draws, len(ones)))
-    one = z * _drawn_sd(noise.baseline, noise.baseline_df, draws, rng) / n**0.5
+    if noise.sides is None or not noise.difference_df:
+        return Draws(np.tile(ones, (draws, 1)), np.tile(others, (draws, 1)), np.zeros(len(ones)), np.zeros(len(ones)))
+    first, second = (draw_sds(side, x, draws, rng) for side in noise.sides)
+    one = z * first / np.array([cell.law_runs for cell in pair.baseline]) ** 0.5
     if pair.paired:
         mixed = noise.shared * z + (1 - noise.shared**2) ** 0.5 * w
-        gap = mixed * _drawn_sd(noise.difference, noise.difference_df, draws, rng) / n**0.5
-        return ones * np.exp(one), others * np.exp(one - gap)
-    other = w * _drawn_sd(noise.variant, noise.variant_df, draws, rng) / m**0.5
-    return ones * np.exp(one), others * np.exp(other)
+        gaps, spreads = mixed * second / n**0.5, second
+        others = others * np.exp(one - gaps)
+    else:
+        others, spreads = others * np.exp(w * second / m**0.5), np.hypot(first, second)
+    middle = np.exp(np.log(np.maximum(spreads, 1e-300)).mean(0))
+    return Draws(ones * np.exp(one), others, middle, effective_df(spreads))
 
 
-def _drawn_sd(sd: float, df: int, draws: int, rng: np.random.Generator) -> np.ndarray:
-    return sd * (df / rng.chisquare(df, (draws, 1))) ** 0.5 if df else np.zeros((draws, 1))
+def _logs(cell: Cell, order: Sequence[str] | None = None) -> np.ndarray:
+    """Log losses in the order of these seeds."""
+    return np.log([cell.losses[label] for label in (order if order is not None else cell.losses)])
 
 
-def _deviations(cell: Cell, order: Sequence[str] | None = None) -> np.ndarray:
-    """Log losses less their mean, in the order of these seeds."""
-    logs = np.log([cell.losses[label] for label in (order if order is not None else cell.losses)])
-    return logs - logs.mean() if len(logs) else logs
+def _blocks(pair: Pair, cell: Cell) -> list[str]:
+    """The block of each run of a cell; one block where there are none."""
+    return [pair.blocks.get(label, "") for label in cell.losses]
 
 
-def _pooled(deviations: Sequence[np.ndarray]) -> tuple[float, int]:
-    """(standard deviation, degrees of freedom)."""
-    df = sum(max(0, len(each) - 1) for each in deviations)
-    return (float(np.sqrt(sum((each**2).sum() for each in deviations) / df)) if df else 0.0), df
+def _within(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, int]:
+    """(deviations from the means of groups, degrees of freedom)."""
+    names, places = np.unique(np.array(groups, str), return_inverse=True)
+    if not len(values):
+        return values, 0
+    means = np.bincount(places, values) / np.bincount(places)
+    return values - means[places], len(values) - len(names)
 
 
-def _zip(pair: Pair) -> list[tuple[Cell, Cell]]:
-    return list(zip(pair.variant, pair.baseline, strict=True))
+def _scatter(deviations: Sequence[tuple[np.ndarray, int]]) -> Scatter:
+    return Scatter(
+        np.array([(values**2).sum() for values, _ in deviations]), np.array([df for _, df in deviations], float)
+    )
+
+
+def _difference_scatter(gaps: Sequence[np.ndarray], groups: Sequence[Sequence[str]]) -> Scatter:
+    """The scatter of a pair's difference by rung, such that a rung's variance over its runs is that of their mean.
+
+    With BLOCKS_AT_RANDOM blocks in the table, blocks are a sample: what counts is the scatter of their means, in which
+    the change is worth more in one block than in another. With fewer these blocks are all that is asked about.
+    """
+    at_random = len({name for its in groups for name in its}) >= BLOCKS_AT_RANDOM
+    out = []
+    for values, its in zip(gaps, groups, strict=True):
+        names, places = np.unique(np.array(its, str), return_inverse=True)
+        inside = _within(values, its)
+        if len(values) and (at_random or (len(names) > 1 and not inside[1])):
+            means = np.bincount(places, values) / np.bincount(places)
+            out.append(((means - means.mean()) * (len(values) / len(names)) ** 0.5, len(names) - 1))
+        else:
+            out.append(inside)
+    return _scatter(out)
+
+
+def _correlations(
+    z: np.ndarray, d: np.ndarray, one: Scatter, other: Scatter, difference: Scatter
+) -> tuple[float | None, float, float | None]:
+    """(correlation of both sides, that of the baseline's error and the difference's, what pairing saves)."""
+    v = z - d
+    product = float(np.sqrt((z**2).sum() * (v**2).sum()))
+    correlation = float((z * v).sum() / product) if product > 0 else None
+    product = float(np.sqrt((z**2).sum() * (d**2).sum()))
+    shared = float(np.clip((z * d).sum() / product, -1, 1)) if product > 0 else 0.0
+    apart = one.pooled**2 + other.pooled**2
+    return correlation, shared, 1 - difference.pooled**2 / apart if apart > 0 else None

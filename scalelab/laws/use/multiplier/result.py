@@ -1,10 +1,14 @@
 """The result: multipliers of every rung, their trend, the target, the verdict, and their JSON."""
 
 import dataclasses
+import math
 from typing import Any
+
+from scalelab.errors import BadInput
 
 Interval = tuple[float, float]
 CURRENCIES = ("flops", "tokens", "time")
+WORTH = 1.02  # a multiplier between 1 / WORTH and WORTH doesn't matter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +35,11 @@ class RungMultiplier:
 class Multiplier:
     """What a variant is worth. log m = a + b log(C / centre); `trend.interval90` is b's, `p_b` that b = 0.
 
-    `target`: `m` there, its interval, P(m > 1), and `beyond`, the target over the largest rung. `law`: the baseline's
-    E, A, alpha and unit (FLOPs). `pinned`: m at the target at other values of an E that was given. `curve`: the trend
+    `p_fit`: of the line's lack of fit; `discrepancy`: bend and jumps beside the line. `target`: `m` there, its
+    interval, the one that holds for all variants together (`together90`), P(m > 1), `beyond`, the target over the
+    largest rung, and whether it is a `measured` rung, whose own m this is. `law`: the baseline's E, A, alpha and unit
+    (FLOPs). `worth`, `family`: between 1 / worth and worth m doesn't matter; variants judged together. `blocks`: those
+    within which runs were paired. `pinned`: m at the target at other values of an E that was given. `curve`: the curve
     with its band, for a figure.
     """
 
@@ -47,9 +54,22 @@ class Multiplier:
     noise: dict[str, Any]
     pinned: tuple[dict[str, float], ...] = ()
     curve: tuple[dict[str, Any], ...] = ()
+    worth: float = WORTH
+    family: int = 1
+    blocks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON: `rungs`, `trend`, `target`, `verdict`, `criterion`, and what they rest on."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields |= {"rungs": [rung.to_json() for rung in self.rungs], "notes": list(self.notes)}
         return fields | {"pinned": list(self.pinned), "curve": list(self.curve)}
+
+
+def check_worth(worth: float) -> None:
+    """BadInput for a worth that is not a factor from 1 on."""
+    if not (math.isfinite(worth) and worth >= 1):
+        nearest = f"{1 / worth:g}" if 0 < worth < 1 else f"{WORTH:g}"
+        raise BadInput(
+            f"--worth={worth:g}: it is the smallest multiplier of compute that matters, 1 or more; nearest: "
+            f"--worth={nearest}"
+        )

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.noise import Noise
 from scalelab.laws.use.multiplier.result import CURRENCIES, Interval, RungMultiplier
-from scalelab.laws.use.multiplier.sides import Pair
 from scalelab.laws.use.multiplier.trend import log_interval
 
 

@@ -1,4 +1,4 @@
-"""Rows of runs as rungs: both sides' losses at each budget, seed by seed."""
+"""Rows of runs as rungs: both sides' losses at each budget, seed by seed or block by block; what one side lacks."""
 
 import dataclasses
 import math
@@ -8,76 +8,135 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.use.multiplier.blocks import Split, pair_blocks
+from scalelab.laws.use.multiplier.cells import (
+    NEAR,
+    Cell,
+    Pair,
+    Placed,
+    Row,
+    distinct_budgets,
+    geometric_mean,
+    have_same_seeds,
+    make_cell,
+    place_rows,
+)
 
-NEAR = 0.02  # budgets that differ by less are one rung: whole steps round a budget
 UNIT_SLACK = 0.05  # a ratio of losses this near to 1 / ln 2 at every rung is one of units
 NEEDED = ("side", "C", "loss")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Cell:
-    """The runs of one side at one rung: `losses` by seed (finite ones), how many diverged, FLOPs and tokens of a run.
-
-    `tokens`: None where the table has none; `rates`: tokens/s by seed, empty where it has none.
-    """
-
-    losses: dict[str, float]
-    diverged: int
-    flops: float
-    tokens: float | None
-    rates: dict[str, float]
-
-    @property
-    def mean(self) -> float:
-        """The geometric mean of the finished runs' losses; nan if there are none."""
-        return math.exp(float(np.mean(np.log(list(self.losses.values()))))) if self.losses else math.nan
-
-    @property
-    def rate(self) -> float | None:
-        """The geometric mean of tokens/s."""
-        return math.exp(float(np.mean(np.log(list(self.rates.values()))))) if self.rates else None
-
-    @property
-    def runs(self) -> int:
-        """Finished runs."""
-        return len(self.losses)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Pair:
-    """Baseline and variant at the rungs that both have, in order of compute: cells [R] of each.
-
-    `paired`: whether both sides have the same seeds at every rung, so that differences are taken seed by seed.
-    """
-
-    name: str
-    baseline: tuple[Cell, ...]
-    variant: tuple[Cell, ...]
-    paired: bool
-
-    @property
-    def flops(self) -> np.ndarray:
-        """The baseline's FLOPs at each rung, [R]."""
-        return np.array([cell.flops for cell in self.baseline])
+MOST_NAMED = 6  # of the budgets or cells that a note lists
 
 
 def read_pairs(rows: Sequence[Mapping[str, Any]], baseline: str) -> dict[str, Pair]:
     """{variant: Pair} from rows with `side`, `C` (FLOPs), `loss` (nats/token; inf or nan: diverged) and, where known,
-    `seed`, `tokens`, `tokens_per_s`. BadInput for rows that can't be compared.
+    `seed`, `block` (a label, `dim=512`), `N`, `tokens`, `tokens_per_s`. BadInput for rows that can't be compared.
     """
     _check_rows(rows, baseline)
-    sides: dict[str, list[Mapping[str, Any]]] = {}
+    sides: dict[str, list[Row]] = {}
     for row in rows:
         sides.setdefault(str(row["side"]), []).append(row)
-    budgets = _rungs([float(row["C"]) for row in sides[baseline]])
-    cells = {side: _cells(side, its, budgets, baseline) for side, its in sides.items()}
-    for name, its in cells.items():
-        _refuse_other_unit(name, its, baseline, cells[baseline])
-    return {
-        name: Pair(name, cells[baseline], its, _same_seeds(cells[baseline], its))
-        for name, its in cells.items()
-        if name != baseline
-    }
+    budgets = distinct_budgets([float(row["C"]) for row in sides[baseline]])
+    first = place_rows(sides[baseline], budgets)
+    return {name: _read_pair(name, its, budgets, first, baseline) for name, its in sides.items() if name != baseline}
+
+
+def _read_pair(name: str, rows: Sequence[Row], budgets: Sequence[float], first: Placed, baseline: str) -> Pair:
+    """One variant beside the baseline's rows at their budgets."""
+    second = place_rows(rows, budgets, [row for there in first.rungs for row in there])
+    if not any(second.rungs):
+        raise BadInput(
+            f"{name} has a run at {float(second.strays[0]['C']):.4g} FLOPs and {baseline} none near it, nor near any "
+            f"other run of {name}; {baseline}'s budgets: {', '.join(f'{budget:.3g}' for budget in budgets)}; train one "
+            "of them on both sides"
+        )
+    splits = [
+        [_split(side, budget, there) for budget, there in zip(budgets, placed.rungs, strict=True)]
+        for side, placed in ((baseline, first), (name, second))
+    ]
+    blocked = any(label for rung in splits[0] for label in rung)
+    pair = pair_blocks(name, *splits) if blocked else _pair_seeds(name, budgets, *splits)
+    if not any(rung.losses or rung.diverged for rung in pair.variant):
+        raise BadInput(
+            f"{name} and {baseline} share no block at any budget, so nothing is compared alike; --block=none compares "
+            "all runs of a budget"
+        )
+    _refuse_other_unit(name, pair.variant, baseline, pair.baseline)
+    lacking = _notes_on_missing(name, budgets, splits, second.strays, baseline)
+    return dataclasses.replace(pair, notes=(*lacking, *_notes_on_tokens(pair, baseline), *pair.notes))
+
+
+def _split(side: str, budget: float, rows: Sequence[Row]) -> Split:
+    """The cells of a side at a budget by block; one of the label "" without blocks."""
+    blocks: dict[str, list[Row]] = {}
+    for row in rows:
+        blocks.setdefault(str(row.get("block") or ""), []).append(row)
+    return {label: make_cell(side, budget, there, label) for label, there in blocks.items()}
+
+
+def _pair_seeds(name: str, budgets: Sequence[float], one: Sequence[Split], other: Sequence[Split]) -> Pair:
+    """The pair where all runs of a budget are seeds."""
+    ones, others = (
+        tuple(rung.get("", Cell({}, 0, budget, None, {})) for budget, rung in zip(budgets, rungs, strict=True))
+        for rungs in (one, other)
+    )
+    return Pair(name, ones, others, have_same_seeds(ones, others))
+
+
+def _notes_on_missing(
+    name: str, budgets: Sequence[float], splits: Sequence[Sequence[Split]], strays: Sequence[Row], baseline: str
+) -> list[str]:
+    """Lines on budgets and blocks that one side lacks: they are left out."""
+    notes, (one, other) = [], splits
+    if lacking := [f"{budget:.4g}" for budget, there in zip(budgets, other, strict=True) if not there]:
+        notes.append(
+            f"{name} has no run at {_listed(lacking)} FLOPs: not compared there, though {baseline}'s count for its law"
+        )
+    if strays:
+        places = distinct_budgets([float(row["C"]) for row in strays])
+        notes.append(
+            f"{baseline} has no run at {_listed([f'{place:.4g}' for place in places])} FLOPs: {len(strays)} runs of "
+            f"{name} are left out"
+        )
+    alone = [
+        f"{label} at {budget:.4g} ({lacks})"
+        for budget, a, b in zip(budgets, one, other, strict=True)
+        if a and b
+        for label in dict.fromkeys((*a, *b))
+        for lacks in [side for side, cells in ((baseline, a), (name, b)) if label not in cells]
+    ]
+    if alone:
+        notes.append(f"left out, as the side in brackets has no such run: {_listed(alone)}")
+    return notes
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = len(items) - MOST_NAMED
+    return ", ".join(items[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _notes_on_tokens(pair: Pair, baseline: str) -> list[str]:
+    """A line where the sides have other FLOPs a token: at what each multiplier compares them, and which decides."""
+    cells = [(pair.baseline[i], pair.variant[i]) for i in pair.compared]
+    ratios = [
+        math.log((other.flops / other.tokens) / (one.flops / one.tokens))
+        for one, other in cells
+        if one.tokens and other.tokens
+    ]
+    compute = [math.log(other.flops / one.flops) for one, other in cells]
+    if not ratios:
+        if compute and max(map(abs, compute)) > NEAR:
+            return [
+                f"{pair.name} has other FLOPs than {baseline} at a rung: compared at equal compute by {baseline}'s law"
+            ]
+        return []
+    if max(map(abs, ratios)) <= NEAR:
+        return []
+    factor = geometric_mean([math.exp(ratio) for ratio in ratios])
+    trained = "tokens" if max(map(abs, compute)) > NEAR else "compute"
+    return [
+        f"{pair.name} has {factor:.3g} times the FLOPs a token of {baseline}, trained at equal {trained}: m in flops "
+        f"compares at equal compute and decides, m in tokens at equal tokens; {baseline}'s law takes one to the other"
+    ]
 
 
 def _check_rows(rows: Sequence[Mapping[str, Any]], baseline: str) -> None:
@@ -96,35 +155,6 @@ def _check_rows(rows: Sequence[Mapping[str, Any]], baseline: str) -> None:
         raise BadInput(f"all runs are of side {baseline!r}: a variant is needed beside it")
 
 
-def _rungs(budgets: Sequence[float]) -> list[float]:
-    """The distinct budgets, ascending; near ones are one."""
-    out: list[float] = []
-    for budget in sorted(budgets):
-        if not out or math.log(budget / out[-1]) > NEAR:
-            out.append(budget)
-    return out
-
-
-def _cells(side: str, rows: Sequence[Mapping[str, Any]], budgets: Sequence[float], baseline: str) -> tuple[Cell, ...]:
-    """The cells of a side at the baseline's budgets. BadInput for a budget that only one of the sides has."""
-    places: list[list[Mapping[str, Any]]] = [[] for _ in budgets]
-    for row in rows:
-        gaps = [abs(math.log(float(row["C"]) / budget)) for budget in budgets]
-        nearest = int(np.argmin(gaps))
-        if gaps[nearest] > 2 * NEAR:
-            raise BadInput(
-                f"{side} has a run at {float(row['C']):.4g} FLOPs and {baseline} none near it; its rungs: "
-                f"{', '.join(f'{budget:.3g}' for budget in budgets)}; train that rung, or leave the run out"
-            )
-        places[nearest].append(row)
-    for budget, there in zip(budgets, places, strict=True):
-        if not there:
-            raise BadInput(
-                f"{side} has no run at {budget:.4g} FLOPs, where {baseline} has: train that rung, or leave it out"
-            )
-    return tuple(_cell(side, budget, there) for budget, there in zip(budgets, places, strict=True))
-
-
 def _refuse_other_unit(side: str, cells: Sequence[Cell], baseline: str, others: Sequence[Cell]) -> None:
     """BadInput where one side's losses are the other's times 1 / ln 2 at every rung: bits beside nats."""
     ratios = [cell.mean / other.mean for cell, other in zip(cells, others, strict=True) if cell.runs and other.runs]
@@ -134,28 +164,3 @@ def _refuse_other_unit(side: str, cells: Sequence[Cell], baseline: str, others: 
                 f"the losses of {side} are {np.mean(ratios):.3g} times those of {baseline} at every rung: those of "
                 f"{in_bits} look like bits, the others like nats; multiply bits by ln 2 = 0.6931"
             )
-
-
-def _cell(side: str, budget: float, rows: Sequence[Mapping[str, Any]]) -> Cell:
-    labels = [str(row.get("seed", i)) for i, row in enumerate(rows)]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise BadInput(
-            f"{side} has two runs of seed {twice} at {budget:.4g} FLOPs: duplicate rows, or seeds mislabelled"
-        )
-    losses = {label: float(row["loss"]) for label, row in zip(labels, rows, strict=True)}
-    ended = {label: loss for label, loss in losses.items() if math.isfinite(loss)}
-    rates = {label: row.get("tokens_per_s") for label, row in zip(labels, rows, strict=True)}
-    known = {} if None in rates.values() else {label: float(rate) for label, rate in rates.items() if rate}
-    return Cell(ended, len(losses) - len(ended), _mean(rows, "C") or budget, _mean(rows, "tokens"), known)
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The geometric mean of a column; None if a row lacks it."""
-    values = [row.get(key) for row in rows]
-    return None if None in values else math.exp(float(np.mean(np.log(np.array(values, float)))))
-
-
-def _same_seeds(one: Sequence[Cell], other: Sequence[Cell]) -> bool:
-    """Whether two sides have the same seeds at every rung, more than one of them somewhere."""
-    equal = all(a.losses.keys() == b.losses.keys() for a, b in zip(one, other, strict=True))
-    return equal and max(cell.runs for cell in one) > 1
