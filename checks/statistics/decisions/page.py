@@ -113,7 +113,8 @@ def _exports(scores: Mapping[str, Sequence[Row]]) -> list[str]:
         lines += [f"- {column}, {row['universe']}: `{row['why']}`" for row in rows if row["why"]]
         for row in rows:
             changed = "; ".join(f"{name}: {how.split(':')[0]}" for name, how in row["changed"].items())
-            lines += [f"- {column}, {row['universe']}: {changed}"] if changed else []
+            if changed and len(row["changed"]) < row["spellings"]:  # where all are refused, the reason stands above
+                lines.append(f"- {column}, {row['universe']}: {changed}")
     for column, rows in scores.items():
         whole = {name: [row["held"][name] for row in rows if name in row["held"]] for name in ("alpha", "beta", "N*")}
         said = ", ".join(f"{name} {np.mean(shares):.1%}" for name, shares in whole.items() if shares)
