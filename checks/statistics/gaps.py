@@ -112,9 +112,9 @@ def format_page(result: dict[str, Any]) -> str:
         f"error {error:.1%} at 5 %). Power: one setting, {SHIFT:g} times the noise (root mean square over settings) "
         "above the others, is called worse. `sweep`: `scalelab.numbers.gaps`, as `runs --by` says it. `by seed`: "
         "Dunnett's exact test against a control known beforehand to be one of the best, one variance for all, seeds "
-        "set aside. `Dunnett`: scipy's, which does not set them aside. `paired t`: each gap to the best by its own seeds "
-        "alone, at 5 % over the number of gaps. A sweep knows neither its best setting nor that variances are equal: "
-        "that is the difference to `by seed`.",
+        "set aside. `Dunnett`: scipy's, which does not set them aside. `paired t`: each gap to the best by its own "
+        "seeds alone, at 5 % over the number of gaps. A sweep knows neither its best setting nor that variances are "
+        "equal: that is the difference to `by seed`.",
         "",
         "| settings | seeds | noise | error: sweep | by seed | Dunnett | paired t "
         "| power: sweep | by seed | Dunnett | paired t |",
