@@ -14,9 +14,9 @@ def describe_design(answer: SweepAnswer) -> list[str]:
     names = " and ".join(answer.design)
     numbers = all(is_number(ranked.setting.values[key]) for ranked in answer.settings for key in answer.design)
     mend = (
-        "how the loss falls with them says `scalelab fit DIR`"
+        f"`scalelab fit DIR` says how the loss falls with {'it' if one else 'them'}"
         if numbers
-        else "whether a change is worth its compute says `scalelab ablate`"
+        else "`scalelab ablate` says whether a change is worth its compute"
     )
     lines = [
         f"{names} change{'s' * one} the size or the compute of a run: {'an axis' if one else 'axes'} of a design, on "

@@ -180,10 +180,11 @@ def _lost_lines(answer: SweepAnswer) -> list[str]:
     repeated = sum(ranked.setting.repeated for ranked in answer.settings)
     lines = []
     if lost:
-        trials, counts = sum(len(r.setting.lost) for r in answer.settings), count_words(lost)
+        without = [ranked.setting for ranked in answer.settings if ranked.setting.lost]
+        trials, counts = sum(len(setting.lost) for setting in without), count_words(lost)
         lines.append(
             f"{trials} trial{'s have' if trials > 1 else ' has'} no result ({counts}): a setting that lost a seed is "
-            "ranked last, and never by the mean of its other seeds."
+            f"ranked last, and never by the mean of its other seeds: {name_several(without)}."
         )
     if pending:
         lines.append(f"Not finished: {pending} trial{'s' * (pending > 1)}.")

@@ -217,6 +217,7 @@ def test_a_lost_seed_is_counted_and_ranks_its_setting_last():
     assert cells[2]["verdict"] == "ranked last: 1 not finite, 1 failed, 1 diverged"
     text = " ".join(wording.describe_answer(answer))
     assert "4 trials have no result (2 diverged, 1 not finite, 1 failed)" in text and "is ranked last" in text
+    assert "never by the mean of its other seeds: 0.01, 0.1." in text
     assert wording.answer_json(answer)["settings"][1]["lost"] == {"1": "diverged"}
 
 
