@@ -89,6 +89,7 @@ coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth
 
 tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes checks/results/
 	.venv/bin/python -m checks.statistics.tuning --workdir=runs/tuning
+	.venv/bin/python -m checks.statistics.carrying
 
 curves: .venv/base  ## three minutes: laws of curves fitted on three schedules predict the whole curves of three others; writes experiments/results/
 	.venv/bin/python -m experiments.curves --workdir=runs/curves

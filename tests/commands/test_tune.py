@@ -131,6 +131,27 @@ def test_the_plan_trains_nothing(tmp_path, capsys):
     assert text.count("optim.peak_lr=") == 9 and not (tmp_path / "new").exists()
 
 
+def test_the_plan_has_as_many_trials_as_its_own_surface_needs(tmp_path, capsys):
+    keys = """{"nuisance": {"optim.peak_lr": (1e-3, 1e-1, "log"), "optim.weight_decay": (0.01, 1.0, "log"),
+                            "optim.beta2": (0.9, 0.999, "one_minus"), "eval.batches": (1, 2)}}"""
+    config = write_config(tmp_path / "mine.py", keys.replace(', "eval.batches": (1, 2)', ""))
+    plan = arguments(config, tmp_path / "new", "--dry-run")
+    refused = []
+    for trials in (27, 28, 29):  # 6 points of the 7 that three keys' surface has terms, 7 without a noise, 8
+        assert main([*plan, f"--trials={trials}"]) == (2 if trials < 29 else 0)
+        refused.append(capsys.readouterr().err)
+    assert "--trials=27 leaves 6 points for a round, and 3 searched key(s) need 8; nearest: --trials=29" in refused[0]
+    assert "a surface needs 8 trials that end" in refused[1] and refused[2] == ""
+    assert main([*plan, "--rounds=2", "--trials=40", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["surface"] == {"needs": 8, "planned": 2 * told["counts"]["round"]}
+    write_config(config, keys)
+    assert main([*plan, "--trials=40"]) == 0
+    text = capsys.readouterr().out
+    assert "a surface over 4 key(s) needs 10 trials that end, of the 19 planned: 9 may diverge" in text
+    assert "WARNING: eval.batches takes 2 values and a surface needs 3" in text and not (tmp_path / "new").exists()
+
+
 @pytest.mark.full
 def test_the_state(tuned, capsys):
     assert main(["tune", "--status", f"--workdir={tuned[1]}"]) == 0

@@ -8,7 +8,7 @@ from typing import Any
 from scalelab.errors import BadInput
 from scalelab.record import records
 from scalelab.record.jsonfiles import NUMBER, PAIR, TEXT, WHOLE
-from scalelab.sweep.ablate import tuning
+from scalelab.sweep.ablate import carry
 from scalelab.sweep.ablate.study import Ablation, Rung, name_run
 from scalelab.sweep.ablate.tuning import TunedSide
 
@@ -70,10 +70,20 @@ def _optimum_json(side: TunedSide, i: int, keys: Sequence[str]) -> dict[str, Any
         "C": group.values["C"],
         "status": group.optimum.status,
         "why": group.optimum.why,
-        "best": {key: math.exp(tuning.group_optimum(group, k)) for k, key in enumerate(keys)},
+        "best": {key: math.exp(carry.group_optimum(group, k)) for k, key in enumerate(keys)},
         "interval90": {key: None if ends is None else list(ends) for key, ends in intervals.items()},
         "cost_of_twice": {key: side.best.cost_of_factor(group, key) for key in keys},
+        "chosen": {key: _chosen_json(side, group.values["C"], key) for key in keys},
     }
+
+
+def _chosen_json(side: TunedSide, flops: float, key: str) -> dict[str, float]:
+    """The chosen value of a key at a rung, and how far its trials' losses there lie above the best trial's."""
+    assert side.best
+    value, noise = side.settings[flops][key][0], side.best.noise.sd
+    there = [row for row in side.rows if row["C"] == flops]
+    miss = carry.measure_miss(there, key, value, noise if math.isfinite(noise) else 0.0)
+    return {"value": value, "above_best": miss.above, "error": miss.error, "best_trial": miss.best}
 
 
 def read_loss(folder: pathlib.Path, name: str) -> float:

@@ -5,21 +5,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.laws.use.settings.best import BestSettings, SettingGroup, fit_best_settings
+from scalelab.laws.use.settings.best import BestSettings
 from scalelab.sweep import grid
+from scalelab.sweep.ablate import carry
 from scalelab.sweep.ablate.sides import Side
 from scalelab.sweep.ablate.study import LR_KEY, Ablation, Rung, make_run
 
 LR_STEP, OTHER_STEP = 2.0, 3.0  # between neighbouring values: octaves of LR; decay and the like matter less
 LR_REACH, OTHER_REACH = 2, 1  # steps to each side of the rule's own value
 MOST_WIDENINGS = 4
-SCATTER, EXPONENT_SD = 0.1, 0.25  # of optima about their line; of exponents of compute about 0 (see `carry_line`)
-MOST_LOST = 0.01  # share of the loss that a badly known value may cost
-LEAST_COST = 1e-9  # at twice the best value; what costs less is rounding of losses that do not bend
 
 Point = tuple[float, ...]  # a factor for each tuned key, on the rule's own value
 Losses = dict[Point, float]  # inf: the trial diverged
@@ -138,94 +135,58 @@ class TunedSide:
     problems: list[str]
 
 
-def carry_up(study: Ablation, side: Side, losses: Mapping[Cell, Losses]) -> TunedSide:
-    """The tuned values of a side at every rung, from its trials: by a line over the budget."""
-    rows: list[dict[str, Any]] = [
+def carry_up(study: Ablation, losses: Mapping[Cell, Losses]) -> dict[str, TunedSide]:
+    """{side: its tuned values at every rung}, from the trials of all sides: by a line over the budget for each."""
+    rows = {side.name: trial_rows(study, side, losses) for side in study.sides}
+    best = carry.fit_sides([row for each in rows.values() for row in each], study.tuned)
+    edges = {side.name: _edges(study, side, losses) for side in study.sides}
+    return {
+        name: settle(name, each, best.get(name), study.tuned, study.rungs, edges[name]) for name, each in rows.items()
+    }
+
+
+def settle(
+    name: str,
+    rows: list[dict[str, Any]],
+    best: BestSettings | None,
+    keys: Sequence[str],
+    rungs: Sequence[Rung],
+    edges: Mapping[float, str],
+) -> TunedSide:
+    """The tuned values of a side from its `rows` and the optima of its rungs; None: every trial of it diverged.
+
+    `edges`: {flops: why} of rungs whose best trial lies at an end of what was tried.
+    """
+    if best is None:
+        return TunedSide(name, None, {}, {}, rows, [f"every tuning trial of {name} diverged"])
+    noise = best.noise.sd if math.isfinite(best.noise.sd) else 0.0
+    settings: dict[float, dict[str, tuple[float, float, float]]] = {rung.flops: {} for rung in rungs}
+    how, problems = {}, list(edges.values())
+    inside = [row for row in rows if row["C"] not in edges]
+    for k, key in enumerate(keys):
+        chosen, how[key] = carry.carry_line(best, k, key)
+        problems += carry.doubtful_values(name, best, k, key, rungs, chosen)
+        problems += carry.spoken_against(name, key, inside, noise, chosen)
+        for rung in rungs:
+            settings[rung.flops][key] = chosen(rung.flops)
+    return TunedSide(name, best, settings, how, rows, problems)
+
+
+def trial_rows(study: Ablation, side: Side, losses: Mapping[Cell, Losses]) -> list[dict[str, Any]]:
+    """The tuning trials of a side, a row each: side, C (the rung's budget), loss, point, and the tuned keys' values."""
+    return [
         {"side": side.name, "C": rung.flops, "loss": loss, "point": point}
         | {key: config_lib.leaves(tuning_run(study, side, rung, point))[key] for key in study.tuned}
         for rung in study.tuned_rungs
         for point, loss in losses[side.name, rung.flops].items()
     ]
-    ended = [row for row in rows if math.isfinite(row["loss"])]
-    if not ended:
-        return TunedSide(side.name, None, {}, {}, rows, [f"every tuning trial of {side.name} diverged"])
-    best = fit_best_settings(
-        {key: [row[key] for row in ended] for key in (*study.tuned, "C", "loss")}, study.tuned, ["C"]
-    )
-    settings: dict[float, dict[str, tuple[float, float, float]]] = {rung.flops: {} for rung in study.rungs}
-    how, problems = {}, _edges(study, side, losses)
-    for k, key in enumerate(study.tuned):
-        chosen, how[key] = carry_line(best, k, key)
-        problems += doubtful_values(side.name, best, k, key, study.rungs, chosen)
-        for rung in study.rungs:
-            settings[rung.flops][key] = chosen(rung.flops)
-    return TunedSide(side.name, best, settings, how, rows, problems)
 
 
-def carry_line(best: BestSettings, k: int, key: str) -> tuple[Callable[[float], tuple[float, float, float]], str]:
-    """({flops: (value, low, high)} as a function, how it was found) of the k-th key: a line through the rungs' optima.
-
-    log value = a + b log C, each optimum with its own error and a scatter of 10 %, and b drawn towards 0 (sd 0.25): two
-    or three optima alone tell no exponent, and a mean ignores what they do tell. A rung without an optimum is left out;
-    if there is none at all, it is the mean of the best trials, and the interval is all that was tried.
-    """
-    used = [g for g in best.groups if g.optimum.status == "used" and g.optimum.standard_errors is not None]
-    if not used:
-        logs = np.array([group_optimum(group, k) for group in best.groups])
-        tried = np.array([group.optimum.tried[k] for group in best.groups])
-        ends = math.exp(logs.mean()), math.exp(tried[:, 0].min()), math.exp(tried[:, 1].max())
-        return (lambda flops: ends), f"{key}: the mean of the best trials; no rung has a lowest point"
-    x = np.log([group.values["C"] for group in used])
-    y = np.array([group_optimum(group, k) for group in used])
-    errors = np.array([float(each[k]) for g in used if (each := g.optimum.standard_errors) is not None])
-    weights, middle = 1 / (errors**2 + SCATTER**2), float(x.mean())
-    design = np.column_stack([np.ones(len(x)), x - middle])
-    covariance = np.linalg.inv(design.T @ (design * weights[:, None]) + np.diag([0.0, EXPONENT_SD**-2]))
-    fitted = covariance @ (design.T @ (weights * y))
-    missed = float((weights * (y - design @ fitted) ** 2).sum()) / max(1, len(x) - 1)
-    covariance = covariance * max(1.0, missed)
-
-    def at(flops: float) -> tuple[float, float, float]:
-        place = np.array([1.0, math.log(flops) - middle])
-        half = 1.645 * math.sqrt(place @ covariance @ place)
-        value = float(place @ fitted)
-        return math.exp(value), math.exp(value - half), math.exp(value + half)
-
-    spread = 1.645 * math.sqrt(covariance[1, 1])
-    words = f"90% of the exponent {fitted[1] - spread:.2g} to {fitted[1] + spread:.2g}"
-    return at, f"{key} ~ C^{fitted[1]:.3g} through {len(used)} of {len(best.groups)} rungs, {words}"
-
-
-def doubtful_values(side: str, best: BestSettings, k: int, key: str, rungs: Sequence[Rung], at: Callable) -> list[str]:
-    """A line for each rung at which the value may miss its optimum by so much that it costs more than MOST_LOST."""
-    costs = [best.cost_of_factor(group, key) for group in best.groups]
-    curved = [cost for cost in costs if cost is not None and cost > LEAST_COST]
-    if not curved:
-        return [f"the losses of {side} do not bend over {key} at any rung"]
-    lines = []
-    for rung in rungs:
-        _, low, high = at(rung.flops)
-        octaves = math.log2(high / low) / (2 * 1.645)
-        if (lost := max(curved) * octaves**2) > MOST_LOST:
-            lines.append(
-                f"{key} of {side} at {rung.flops:.3g} FLOPs is known to lie in {low:.3g} to {high:.3g} only: it may "
-                f"cost {lost:.1%} of the loss"
-            )
-    return lines
-
-
-def group_optimum(group: SettingGroup, k: int) -> float:
-    """The log of a rung's best value of the k-th key: its parabola's lowest point, kept inside what was tried."""
-    optimum = group.optimum
-    if optimum.at is None:
-        return float(optimum.tried[k].mean())
-    return float(np.clip(optimum.at[k], *optimum.tried[k]))
-
-
-def _edges(study: Ablation, side: Side, losses: Mapping[Cell, Losses]) -> list[str]:
-    """A line for each rung whose best trial is still at an end after all widening."""
-    return [
-        f"the best {', '.join(study.tuned)} of {side.name} at {rung.flops:.3g} FLOPs is at an end of what was tried"
+def _edges(study: Ablation, side: Side, losses: Mapping[Cell, Losses]) -> dict[float, str]:
+    """{flops: a line} for each rung whose best trial is still at an end after all widening."""
+    return {
+        rung.flops: f"the best {', '.join(study.tuned)} of {side.name} at {rung.flops:.3g} FLOPs is at an end of what "
+        "was tried"
         for rung in study.tuned_rungs
         if point_beyond(study.tuned, losses[side.name, rung.flops]) is not None
-    ]
+    }

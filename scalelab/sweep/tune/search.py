@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from scalelab.errors import BadInput
+from scalelab.laws.use.settings.optima import count_terms
 from scalelab.sweep.tune.optimum import Tried, locate_best
 from scalelab.sweep.tune.space import Point, Space, draw_points, lower_space, next_space
 
@@ -51,8 +52,8 @@ def search(
     `evaluate(round, {arm: points})` returns {arm: losses}, inf for an infeasible trial. All arms of the first round get
     the same points. BadInput for a round of too few points.
     """
-    if min(rounds) < least_points(space):
-        raise BadInput(f"{min(rounds)} points a round are too few for {len(space)} keys: {least_points(space)} or more")
+    if min(rounds) < (least := least_points(space, len(rounds))):
+        raise BadInput(f"{min(rounds)} points a round are too few for {len(space)} keys: {least} or more")
     found = {name: Arm([space]) for name in arms}
     for i, count in enumerate(rounds):
         if i:
@@ -69,6 +70,11 @@ def search(
     return found
 
 
-def least_points(space: Space) -> int:
-    """The fewest points of a round in a space of so many dimensions."""
-    return max(LEAST_POINTS, 2 * len(space))
+def least_points(space: Space, rounds: int) -> int:
+    """The fewest points of a round in a space of so many dimensions, so that all rounds together make a surface."""
+    return max(LEAST_POINTS, 2 * len(space), -(-surface_points(space) // rounds))
+
+
+def surface_points(space: Space) -> int:
+    """The fewest trials that must end for a surface through them: its terms, and one that tells the noise."""
+    return count_terms(len(space)) + 1

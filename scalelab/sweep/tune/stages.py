@@ -13,7 +13,7 @@ from scalelab.config import files
 from scalelab.errors import BadInput
 from scalelab.sweep.trials import trial_name
 from scalelab.sweep.tune import stability
-from scalelab.sweep.tune.search import least_points
+from scalelab.sweep.tune.search import least_points, surface_points
 from scalelab.sweep.tune.space import Dimension, Point, Spec, read_spec
 from scalelab.sweep.tune.stability import LR_KEY, WARMUP_KEY
 
@@ -98,12 +98,13 @@ def load_tuning(
 
 def _refuse_small_budget(tuning: Tuning) -> None:
     """BadInput if the trials that are left for the rounds are too few for the keys."""
-    counts, least = tuning.counts(), least_points(tuning.spec.space)
+    counts, least = tuning.counts(), least_points(tuning.spec.space, tuning.rounds)
     if counts["round"] < least:
         needed = counts["probes"] + counts["long"] + counts["fresh"] + tuning.rounds * len(tuning.spec.arms) * least
         raise BadInput(
             f"--trials={tuning.trials} leaves {counts['round']} points for a round, and "
-            f"{len(tuning.spec.space)} searched key(s) need {least}; nearest: --trials={needed}"
+            f"{len(tuning.spec.space)} searched key(s) need {least}; nearest: --trials={needed} (a surface needs "
+            f"{surface_points(tuning.spec.space)} trials that end)"
         )
 
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.errors import quote_path
-from scalelab.sweep.tune.search import SEARCH_SEED
+from scalelab.laws.use.settings.optima import LEAST_VALUES
+from scalelab.sweep.tune.search import SEARCH_SEED, surface_points
 from scalelab.sweep.tune.space import draw_points
 from scalelab.sweep.tune.stages import Tuning
 
@@ -20,10 +21,28 @@ def describe_counts(tuning: Tuning) -> list[str]:
     ]
     for each in tuning.spec.space:
         lines.append(f"searched: {each.key} from {each.low:g} to {each.high:g}, {each.scale}")
+    lines += describe_surface(tuning)
     if arms > 1:
         lines.append(f"compared: {', '.join(tuning.spec.arms)}")
     if tuning.spec.fixed:
         lines.append(f"held as they are: {', '.join(tuning.spec.fixed)}")
+    return lines
+
+
+def describe_surface(tuning: Tuning) -> list[str]:
+    """How many trials the surface through all rounds needs, of those planned, and the keys that allow none."""
+    needed, planned = surface_points(tuning.spec.space), tuning.rounds * tuning.counts()["round"]
+    lost = planned - needed
+    lines = [
+        f"a surface over {len(tuning.spec.space)} key(s) needs {needed} trials that end, of the {planned} planned: "
+        f"{lost or 'none'} may diverge"
+    ]
+    for each in tuning.spec.space:
+        if each.whole and (values := round(each.high) - round(each.low) + 1) < LEAST_VALUES:
+            lines.append(
+                f"WARNING: {each.key} takes {values} values and a surface needs {LEAST_VALUES}: the best trial will "
+                "decide; name the key as scientific to compare them"
+            )
     return lines
 
 
@@ -40,7 +59,8 @@ def plan_json(tuning: Tuning) -> dict[str, Any]:
     points = draw_points(tuning.spec.space, tuning.counts()["round"], SEARCH_SEED)
     keys = [each.key for each in tuning.spec.space]
     first = [dict(zip(keys, point, strict=True)) for point in points]
-    return {"counts": tuning.counts(), "arms": list(tuning.spec.arms), "first_round": first}
+    surface = {"needs": surface_points(tuning.spec.space), "planned": tuning.rounds * tuning.counts()["round"]}
+    return {"counts": tuning.counts(), "surface": surface, "arms": list(tuning.spec.arms), "first_round": first}
 
 
 def describe_result(summary: Mapping[str, Any]) -> list[str]:

@@ -76,7 +76,7 @@ def test_arms_share_the_first_points_and_then_go_their_own_ways():
 
 
 def test_too_few_points_are_refused():
-    with pytest.raises(BadInput, match="3 points a round are too few for 2 keys: 4 or more"):
+    with pytest.raises(BadInput, match="3 points a round are too few for 2 keys: 6 or more"):
         search(["all"], SPACE, [3], 0, lambda number, points: {})
 
 

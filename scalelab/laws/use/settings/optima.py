@@ -278,8 +278,13 @@ def _too_few(rows: Rows, names: Sequence[str]) -> str:
         count = len(np.unique(np.round(column, 9)))
         if count < LEAST_VALUES:
             return f"{count} value{'s' * (count != 1)} of {name}; an optimum needs {LEAST_VALUES}"
-    settings, terms = _count_settings(rows), 1 + 2 * rows.x.shape[1]
+    settings, terms = _count_settings(rows), count_terms(rows.x.shape[1])
     return f"{settings} settings; a surface needs {terms}" if settings < terms else ""
+
+
+def count_terms(K: int) -> int:
+    """The terms of a surface over K columns, without products: so many settings determine it."""
+    return 1 + 2 * K
 
 
 def _count_settings(rows: Rows) -> int:
