@@ -125,7 +125,9 @@ def test_a_rung_that_one_side_lacks_is_left_out_and_said(tmp_path, capsys, side)
         table.write_text("\n".join(lines))
         assert judge(str(table), "--json=" + str(tmp_path / "out.json")) == 0
         (variant,) = json.loads((tmp_path / "out.json").read_text())["variants"]
-        assert variant["law"]["alpha"] == pytest.approx(0.15, abs=0.05)
+        assert variant["rungs"][-1]["interval90"]["flops"][1] < 1.5
+        assert variant["law"]["E"] == pytest.approx(1.2, abs=0.05)
+        assert "finished run" not in " ".join(variant["notes"])  # nothing was lost
 
 
 FORK = """from scalelab.configs import quickstart
@@ -185,6 +187,18 @@ def test_the_prediction_is_older_than_the_largest_rung(untuned):
         for line in path.read_text().splitlines()
     )
     assert predicted["predicted_at"] < first and predicted["C"] == 4e9
+    result = json.loads((untuned / "summary.json").read_text())["variants"][0]
+    assert predicted["variants"]["zloss"]["criterion"] == result["criterion"] and "above 1.02" in result["criterion"]
+    assert not any("another criterion" in note for note in result["notes"])
+
+
+@pytest.mark.full
+def test_another_worth_than_the_criterions_is_said(untuned, variant, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(untuned, copy)
+    assert main(study_arguments(variant, copy, "--untuned", "--worth=1.5")) == 0
+    out = capsys.readouterr().out
+    assert "another criterion was written before the largest rung: adopt if" in out and "lies above 1.5" in out
 
 
 @pytest.mark.full

@@ -98,6 +98,7 @@ def test_where_the_baseline_reached_the_loss_itself_its_runs_tell_the_compute(tm
     reached = np.interp(math.log(best[last]) + gap, np.log([v for _, v in falling]), np.log([c for c, _ in falling]))
     assert variant["rungs"][-1]["m"]["flops"] == pytest.approx(math.exp(reached) / last, rel=0.03)
     assert variant["rungs"][-1]["m"]["flops"] == pytest.approx(0.43, abs=0.02)
+    assert variant["verdict"].startswith("reject")  # m falls from 1.05: no factor on all losses, so no tokenizer
 
 
 def test_widths_are_found_named_and_paired(tmp_path, capsys):

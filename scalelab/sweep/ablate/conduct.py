@@ -18,7 +18,8 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
-from scalelab.laws.use.multiplier.result import WORTH
+from scalelab.laws.use.multiplier.result import LEVEL, WORTH
+from scalelab.laws.use.multiplier.verdict import describe_criterion
 from scalelab.study import Kind, write_once
 from scalelab.sweep.ablate import files, power, tuning
 from scalelab.sweep.ablate.sides import changed_values
@@ -61,7 +62,7 @@ def conduct_study(
     rows = files.read_rows(study, folder, lower)
     for line in power.restate_power(study, rows, last.flops if target_flops is None else target_flops, worth):
         note(line)
-    prediction = predict_once(study, folder, rows, fix, worth)
+    prediction = predict_once(study, folder, rows, fix, worth, target_flops)
     for name, each in prediction["variants"].items():
         note(f"predicted at {last.flops:.3g} FLOPs, {name}: {describe_prediction(each)}")
     train(final_runs(study, [last], settings))
@@ -112,13 +113,20 @@ def _known_trials(study: Ablation, tuned: Mapping[str, Any]) -> list[tuple[str, 
 
 def predict_once(
     study: Ablation, folder: pathlib.Path, rows: Sequence[Mapping[str, Any]], fix: Mapping[str, float] | None,
-    worth: float = WORTH,
+    worth: float = WORTH, target_flops: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The multiplier of every variant at the largest rung from the others, written before that rung starts."""
+    """The multiplier of every variant at the largest rung from the others, written before that rung starts.
+
+    And the criterion of the verdicts at the target, which needs no multiplier.
+    """
     last = study.rungs[-1]
 
     def predict() -> dict[str, Any]:
-        predictions = _predict(study, rows, last.flops, fix, worth)
+        criterion = describe_criterion(target_flops or last.flops, LEVEL, worth, len(study.sides) - 1)
+        predictions = {
+            name: each | {"criterion": criterion}
+            for name, each in _predict(study, rows, last.flops, fix, worth).items()
+        }
         return {"C": last.flops, "seeds": study.seeds, "variants": predictions, "predicted_at": time.time()}
 
     runs = [folder / "runs" / name_run(side, last, 1) for side in study.sides]
@@ -132,11 +140,9 @@ def _predict(
     try:
         results = multiplier(rows, baseline=study.baseline.name, target_flops=flops, fix=fix, worth=worth)
     except (BadInput, FitError) as why:
-        nothing = {"m": None, "interval90": None, "criterion": None, "why": str(why)}
-        return {side.name: nothing for side in study.sides[1:]}
+        return {side.name: {"m": None, "interval90": None, "why": str(why)} for side in study.sides[1:]}
     return {
-        name: {key: result.to_json()["target"][key] for key in ("m", "interval90")}
-        | {"criterion": result.criterion, "why": ""}
+        name: {key: result.to_json()["target"][key] for key in ("m", "interval90")} | {"why": ""}
         for name, result in results.items()
     }
 
@@ -189,8 +195,9 @@ def score_study(
     prediction = files.read_prediction(study, folder)
     problems = {side["name"]: side["problems"] for side in tuned}
     estimates = multiplier(
-        rows, baseline=study.baseline.name, target_flops=target_flops, fix=fix, curve_points=CURVE_POINTS, worth=worth
-    )
+        rows, baseline=study.baseline.name, target_flops=target_flops, fix=fix, curve_points=CURVE_POINTS, worth=worth,
+        family=len(study.sides) - 1,
+    )  # fmt: skip
     variants = []
     for side in study.sides[1:]:
         estimate = estimates[side.name]

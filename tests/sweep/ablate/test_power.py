@@ -101,7 +101,9 @@ def test_where_no_noise_is_known_the_power_is_printed_for_a_range(tmp_path, caps
     for noise, least in plan["by_noise"].items():
         assert f"{least - 1:.1%} if the noise is {float(noise):.1%}" in text
     assert planned(capsys, "--noise=0.01")["smallest_effect"] == pytest.approx(plan["by_noise"]["0.01"])
-    assert planned(capsys, "--noise=0.01", "--correlation=1")["smallest_effect"] == 1.02  # --worth
+    assert planned(capsys, "--noise=0.01", "--correlation=1")["smallest_effect"] == 1.02  # --worth: pairs are equal
+    dear, cheap = (planned(capsys, "--noise=0.01", f"--worth={worth}")["smallest_effect"] for worth in (1.1, 1.02))
+    assert dear / cheap == pytest.approx(1.1 / 1.02)
 
 
 def test_bad_noise_and_values_of_the_law_are_refused_before_any_run(seeds, tmp_path, capsys):

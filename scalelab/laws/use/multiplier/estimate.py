@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.laws.use.multiplier.baseline_law import Laws, fit_pair_laws, measured_others
 from scalelab.laws.use.multiplier.cells import NEAR, Pair
 from scalelab.laws.use.multiplier.noise import Draws, Noise, draw_means, measure_noise, share_noise
-from scalelab.laws.use.multiplier.result import WORTH, Multiplier, check_worth
+from scalelab.laws.use.multiplier.result import LEVEL, WORTH, Multiplier, check_worth
 from scalelab.laws.use.multiplier.rungs import rung_multipliers
 from scalelab.laws.use.multiplier.sides import read_pairs
 from scalelab.laws.use.multiplier.trend import (
@@ -56,7 +56,7 @@ def multiplier(
     baseline: str,
     target_flops: float | None = None,
     fix: Mapping[str, float] | None = None,
-    level: float = 0.9,
+    level: float = LEVEL,
     worth: float = WORTH,
     family: int | None = None,
     seed: int = 0,

@@ -8,6 +8,7 @@ from scalelab.errors import BadInput
 
 Interval = tuple[float, float]
 CURRENCIES = ("flops", "tokens", "time")
+LEVEL = 0.9  # of intervals
 WORTH = 1.02  # a multiplier between 1 / WORTH and WORTH doesn't matter
 
 

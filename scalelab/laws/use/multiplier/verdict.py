@@ -157,10 +157,9 @@ def reader_notes(
         for cell in side
         if cell.diverged
     ]
-    if len(usable) < len(pair.baseline):
-        notes.append(
-            f"{len(pair.baseline) - len(usable)} rungs have no finished run on one side and are not in the trend"
-        )
+    cells = zip(pair.baseline, pair.variant, strict=True)
+    if lost := sum(i not in usable and any(cell.diverged for cell in both) for i, both in enumerate(cells)):
+        notes.append(f"{lost} rungs have no finished run on one side and are not in the trend")
     if trend["p_fit"] is not None and trend["p_fit"] < POOR_FIT:
         notes.append(
             f"the line does not fit: rungs lie up to {math.expm1(trend['off']):.1%} off it, which noise does in "
