@@ -58,7 +58,7 @@ def describe_misfit(misfit: Mapping[str, Any]) -> str:
     )
     return (
         f"misfit: the law may be wrong by {misfit['rms']:.2%} rms over these rows (at most {misfit['upper']:.2%})"
-        f"{times if misfit['widened'] > 1.005 else ''}; all intervals carry it"
+        f"{times if misfit['widened'] >= 1.05 else ''}; all intervals carry it"
     )
 
 

@@ -6,24 +6,25 @@ import numpy as np
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.laws.law.chinchilla_optimum import loss_at
-from tests.laws.examples import QUICKSTART_LIKE
+from scalelab.laws.fits.groups import fit_groups
+from scalelab.laws.law.chinchilla_optimum import ChinchillaParams, loss_at
 
 SIZES, BUDGETS, FACTOR = 6, 6, 3.0
-C = np.repeat(1e11 * FACTOR ** np.arange(BUDGETS), SIZES)
-N = np.sqrt(C / 120) * np.tile(np.geomspace(0.2, 5, SIZES), BUDGETS)
+C = np.repeat(1e18 * FACTOR ** np.arange(BUDGETS), SIZES)
+N = np.sqrt(C / 120) * np.tile(np.geomspace(0.3, 3, SIZES), BUDGETS)
 BEYOND = 33 * C.max()
+TRUTH = ChinchillaParams(1.69, 406.4, 410.7, 0.34, 0.28)
 
 
-def bent(N, D, size=0.004):
-    """Chinchilla's law, wrong by some tenths of a per cent: a slow wave over model size and tokens a parameter."""
-    return loss_at(QUICKSTART_LIKE, N, D) * np.exp(size * (np.sin(np.log(N) / 1.6) + np.cos(np.log(D / N) / 2)))
+def bent(N, D, size=0.008):
+    """Chinchilla's law, wrong by some tenths of a per cent: worse the farther from 20 tokens a parameter."""
+    return loss_at(TRUTH, N, D) * np.exp(size * np.log10(D / N / 20) ** 2)
 
 
 def write_table(path, loss, noise=0.005, seed=0):
     loss = loss * np.exp(noise * np.random.default_rng(seed).standard_normal(len(N)))
     rows = "".join(
-        f"{n!r},{c / (6 * n)!r},{value!r}\n" for n, c, value in zip(N.tolist(), C.tolist(), loss, strict=True)
+        f"{n!r},{c / (6 * n)!r},{value!r}\n" for n, c, value in zip(N.tolist(), C.tolist(), loss.tolist(), strict=True)
     )
     path.write_text("N,D,loss\n" + rows)
     return str(path)
@@ -39,11 +40,11 @@ def answer(capsys, *argv):
 
 
 def test_the_best_size_of_a_bent_truth_is_inside_at_33_times_the_compute(capsys, tmp_path):
-    """Six studies whose form test has no power: without the misfit, the intervals hold the best size in two."""
-    grid = np.geomspace(1e4, 1e9, 4000)
+    """Six studies whose form test has no power. Without the misfit half of the intervals hold the best size."""
+    grid = np.geomspace(1e8, 1e11, 4000)
     truth, inside, fails = grid[bent(grid, BEYOND / (6 * grid)).argmin()], [], 0
     for seed in range(6):
-        table = write_table(tmp_path / "t.csv", bent(N, C / (6 * N)), 0.002, seed)
+        table = write_table(tmp_path / "t.csv", bent(N, C / (6 * N)), seed=seed)
         fit = answer(capsys, table, "--bootstrap=100", f"--target-flops={BEYOND}")
         (best,) = fit["allocation"].values()
         inside.append(best["intervals"]["N"][0] <= truth <= best["intervals"]["N"][1])
@@ -53,12 +54,12 @@ def test_the_best_size_of_a_bent_truth_is_inside_at_33_times_the_compute(capsys,
 
 
 def test_the_power_of_the_form_test_and_the_condition_of_verdicts_are_printed(capsys, tmp_path):
-    table = write_table(tmp_path / "t.csv", loss_at(QUICKSTART_LIKE, N, C / (6 * N)))
+    table = write_table(tmp_path / "t.csv", loss_at(TRUTH, N, C / (6 * N)))
     output = printed(capsys, table, "--bootstrap=50")
     assert "identified if the law holds: " in output and "misfit: the law may be wrong by 0." in output
     (form,) = [line for line in output.splitlines() if line.startswith("form: ")]
     assert "rms would have shown in 8 of 10 such tables, a smaller one may hide" in form
-    quiet = write_table(tmp_path / "q.csv", loss_at(QUICKSTART_LIKE, N, C / (6 * N)), 0.0005)
+    quiet = write_table(tmp_path / "q.csv", loss_at(TRUTH, N, C / (6 * N)), 0.0005)
     loud, calm = (answer(capsys, path, "--bootstrap=0")["form"]["visible"] for path in (table, quiet))
     assert 0.001 < loud < 0.01 and loud / calm == pytest.approx(10, rel=0.5)  # ten times the noise hides ten times more
 
@@ -75,7 +76,7 @@ def test_a_wrong_form_widens_profiles_and_parameters(capsys, tmp_path):
 
 
 def test_whole_budgets_are_held_out_and_their_width_is_scored(capsys, tmp_path):
-    table = write_table(tmp_path / "t.csv", loss_at(QUICKSTART_LIKE, N, C / (6 * N)))
+    table = write_table(tmp_path / "t.csv", loss_at(TRUTH, N, C / (6 * N)))
     output = printed(capsys, table, "--holdout=2", "--bootstrap=100")
     assert "held out, the 6 largest rows (2 were asked for; rows of one budget go together)" in output
     assert (
@@ -92,23 +93,27 @@ def test_whole_budgets_are_held_out_and_their_width_is_scored(capsys, tmp_path):
 
 def test_fewer_inside_than_by_chance_is_a_warning(capsys, tmp_path):
     """The largest budget was evaluated on other text: its losses are 8 % higher."""
-    loss = loss_at(QUICKSTART_LIKE, N, C / (6 * N)) * np.where(C.max() == C, 1.08, 1.0)
+    loss = loss_at(TRUTH, N, C / (6 * N)) * np.where(C.max() == C, 1.08, 1.0)
     output = printed(capsys, write_table(tmp_path / "t.csv", loss), "--holdout=6", "--bootstrap=100")
     assert "WARNING: fewer held-out rows are inside than by chance" in output
 
 
-def test_groups_carry_the_misfit_into_ratios(capsys, tmp_path):
-    """Two optimizers, one of which needs 20 % less compute; each group's error of the law is half its own."""
+def test_groups_carry_the_misfit_into_ratios(capsys, tmp_path, monkeypatch):
+    """Two optimizers on a bent truth: the factor of compute is as before, its interval wider."""
     lines = ["N,D,loss,opt"]
     random = np.random.default_rng(0)
     for name, factor in (("adam", 1.0), ("muon", 1.2)):
         losses = bent(N, factor * C / (6 * N)) * np.exp(0.002 * random.standard_normal(len(N)))
-        lines += [f"{n!r},{c / (6 * n)!r},{x!r},{name}" for n, c, x in zip(N.tolist(), C.tolist(), losses, strict=True)]
+        lines += [
+            f"{n!r},{c / (6 * n)!r},{x!r},{name}"
+            for n, c, x in zip(N.tolist(), C.tolist(), losses.tolist(), strict=True)
+        ]
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     argv = [str(tmp_path / "t.csv"), "--by=opt", "--bootstrap=100"]
-    assert "misfit: the law may be wrong by 0." in printed(capsys, *argv)
+    assert "misfit: the law may be wrong by " in printed(capsys, *argv)
     fit = answer(capsys, *argv)
-    (compute,) = fit["compute"].values()
-    value, low, high = compute["muon"]["factor"]
-    assert low < value < high and low < 1 / 1.2**0.6 < high
-    assert fit["misfit"]["rms"] > 0 and high / low > 1.02
+    assert fit["misfit"]["rms"] > 0
+    monkeypatch.setattr(fit_groups, "find_discrepancy", lambda *_: None)
+    (carried,), (right,) = fit["compute"].values(), answer(capsys, *argv)["compute"].values()
+    (value, low, high), (same, right_low, right_high) = (each["muon"]["factor"] for each in (carried, right))
+    assert value == same and low < right_low < value < right_high < high
