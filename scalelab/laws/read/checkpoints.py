@@ -4,6 +4,7 @@ A loss before the learning rate has decayed lies above the loss of a run that en
 is not a law of runs. Legend: P points.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from scalelab.laws.read.columns import plain_name, without_prefix
 from scalelab.laws.read.groups import Groups, names_run
 
 WAYS = ("auto", "last", "all")
+# Names of runs that may also be a family's, whose members differ in length.
+FAMILY_NAMES = ("experiment", "experimentname", "experimentid", "exp")
+SIZE = re.compile(r"\s*\d+([.,]\d+)?\s*[kmbt]\s*(params?)?\s*", re.IGNORECASE)
 STEPS = ("step", "globalstep", "trainstep", "trainerglobalstep", "iteration", "iter", "currentstep")
 ALL_STEPS = (
     "totalsteps", "maxsteps", "trainsteps", "numtrainsteps", "numsteps", "nsteps", "steps", "totaliterations",
@@ -54,7 +58,7 @@ def find_checkpoints(table: Mapping[str, Column], law: Law, groups: Groups | Non
     length = next((np.asarray(table[n], float) for n in ("D", "C", "M") if n in table and n != law.target), None)
     if groups is not None and groups.column != "setting" and length is not None:
         rows = _rows_of_runs(groups)
-        if names_run(groups.column) or _are_spaced(length, rows) or early is not None:
+        if _names_one_run(groups) or _are_spaced(length, rows) or early is not None:
             below = np.zeros(len(length), bool)
             for each in rows:
                 below[each] = length[each] < length[each].max()
@@ -72,6 +76,12 @@ def look_like_checkpoints(N: np.ndarray, D: np.ndarray) -> bool:
     many = [np.exp(each) for each in places if len(each) >= FEWEST_UNNAMED]
     spaced = sum(_is_even(each) for each in many)
     return bool(2 * sum(map(len, many)) > len(np.unique(np.column_stack([N, D]), axis=0)) and 2 * spaced > len(many))
+
+
+def _names_one_run(groups: Groups) -> bool:
+    """Whether a column is named after runs, and its labels are not sizes such as 70M, which several runs may share."""
+    sure = names_run(groups.column) and not names_run(groups.column, FAMILY_NAMES)
+    return sure and not all(SIZE.fullmatch(label) for label in groups.labels)
 
 
 def _rows_of_runs(groups: Groups) -> list[np.ndarray]:

@@ -254,3 +254,14 @@ def test_checkpoints_that_nobody_named_are_told_by_their_distances():
         fitted = api.fit(table, bootstrap=0, identify=False)
         doubts = [each for each in fitted.design if each.kind in ("checkpoints", "shared error", "two laws")]
         assert [each.kind for each in doubts] == kinds
+
+
+@pytest.mark.parametrize("column", ["name", "experiment", "model"])
+def test_runs_of_several_lengths_share_the_name_of_their_size(column):
+    """A grid of sizes and lengths whose column names the size: each row is a run's end, none is left out."""
+    rows = [(f"{N / 1e6:g}M", N, N * m) for N in np.geomspace(1e6, 1e8, 5) for m in (5, 20, 80)]
+    error = 0.003 * np.random.default_rng(0).standard_normal(len(rows))
+    loss = [loss_at(QUICKSTART_LIKE, N, D) * np.exp(each) for (_, N, D), each in zip(rows, error, strict=True)]
+    table = [{column: name, "N": N, "D": D, "loss": y} for (name, N, D), y in zip(rows, loss, strict=True)]
+    fitted = api.fit(table, bootstrap=0, identify=False)
+    assert fitted.problem.points == 15 and not fitted.excluded
