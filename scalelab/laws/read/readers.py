@@ -128,6 +128,24 @@ def _drop_empty_columns(cells: list[list[str]]) -> list[list[str]]:
     return [[cell for place, cell in enumerate(row) if place in used or place >= len(cells[0])] for row in cells]
 
 
+def fill_merged(lines: list[Line], columns: Iterable[str]) -> list[tuple[str, int]]:
+    """Fill, in place, empty cells below a merged one with its value: [(column, how many)].
+
+    A spreadsheet writes a merged cell's value in its first row only. A column counts as merged if its first cell is
+    full and at least half of its cells are empty.
+    """
+    filled = []
+    for column in columns:
+        empty = [line.get(column) in (None, "") for line in lines]
+        if empty[0] or 2 * sum(empty) < len(lines):
+            continue
+        for above, line in itertools.pairwise(lines):
+            if line.get(column) in (None, ""):
+                line[column] = above.get(column)
+        filled.append((column, sum(empty)))
+    return filled
+
+
 def _thousands_hint(row: list[str]) -> str:
     """A hint where commas inside numbers seem to have split them: groups of three digits follow a number."""
     pairs = itertools.pairwise(row)

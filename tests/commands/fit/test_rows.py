@@ -265,3 +265,11 @@ def test_runs_of_several_lengths_share_the_name_of_their_size(column):
     table = [{column: name, "N": N, "D": D, "loss": y} for (name, N, D), y in zip(rows, loss, strict=True)]
     fitted = api.fit(table, bootstrap=0, identify=False)
     assert fitted.problem.points == 15 and not fitted.excluded
+
+
+def test_merged_cells_of_a_spreadsheet_are_filled_and_said(capsys, tmp_path):
+    full = write(tmp_path / "t.csv", "Run,Params,Tokens,Loss", (row[:4] for row in runs()))
+    rows = [(run, N, D, loss) if step == 250 else ("", "", D, loss) for run, N, D, loss, step in runs()]
+    merged, expected = answer(capsys, write(tmp_path / "m.csv", "Run,Params,Tokens,Loss", rows)), answer(capsys, full)
+    assert numbers(merged) == numbers(expected) and merged["n_rows"] == 40
+    assert "m.csv: 30 empty cells of 'Params' read as the cell above them" in "; ".join(merged["read_as"])
