@@ -139,9 +139,10 @@ def split_checkpoints(
     of_group = dataclasses.replace(law, columns=(*law.columns, by)) if by else law
     table, selected, _ = study_table(rows, law, n_convention, 0)
     every = _every_column(selected, table)
-    early = checkpoints_lib.find_checkpoints(every, law, choose_groups(every, of_group, cluster))
+    groups_of_rows = choose_groups(every, of_group, cluster)
+    early = checkpoints_lib.find_checkpoints(every, law, groups_of_rows)
     if early is None:
-        return rows, [], []
+        return rows, [], _unnamed_checkpoints(table, groups_of_rows, cluster)
     groups = [row.get(by) for row in selected] if by else [""] * len(selected)
     if way == "auto" and (why := _too_few_last(table, law, ~early.early, groups)):
         text = (
@@ -159,6 +160,18 @@ def _other_columns(every: Mapping[str, Any], law: Law, groups: Groups | None) ->
     """The columns that neither the law uses nor the groups of rows come from."""
     used = {*law.columns, law.target, "name", *([groups.column] if groups else [])}
     return {name: values for name, values in every.items() if name not in used}
+
+
+def _unnamed_checkpoints(table: Mapping[str, np.ndarray], groups: Groups | None, cluster: str) -> list[Finding]:
+    """The doubt about rows that look like checkpoints though no column names their runs; [] without one."""
+    named = groups is not None or cluster != "auto" or not {"N", "D"} <= set(table)
+    if named or not checkpoints_lib.look_like_checkpoints(table["N"], table["D"]):
+        return []
+    text = (
+        "rows of equal N are evenly spaced in D, as checkpoints are, and no column names runs: a checkpoint's loss "
+        "lies above that of a run that ends there; --cluster=COLUMN names the runs (--cluster=none: these are runs)"
+    )
+    return [Finding("checkpoints", text)]
 
 
 def _too_few_last(table: Mapping[str, np.ndarray], law: Law, last: np.ndarray, groups: Sequence[Any]) -> str:

@@ -4,6 +4,7 @@ A loss before the learning rate has decayed lies above the loss of a run that en
 is not a law of runs. Legend: P points.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from scalelab.laws.read.columns import plain_name, without_prefix
 from scalelab.laws.read.groups import Groups, names_run
 
 WAYS = ("auto", "last", "all")
+# Names of runs that may also be a family's, whose members differ in length.
+FAMILY_NAMES = ("experiment", "experimentname", "experimentid", "exp")
+SIZE = re.compile(r"\s*\d+([.,]\d+)?\s*[kmbt]\s*(params?)?\s*", re.IGNORECASE)
 STEPS = ("step", "globalstep", "trainstep", "trainerglobalstep", "iteration", "iter", "currentstep")
 ALL_STEPS = (
     "totalsteps", "maxsteps", "trainsteps", "numtrainsteps", "numsteps", "nsteps", "steps", "totaliterations",
@@ -22,6 +26,8 @@ ALL_STEPS = (
 )  # fmt: skip
 DONE = 0.98  # a last row is logged some steps before the end
 REGULAR = 0.02  # how far distances between evenly spaced checkpoints may differ
+MOSTLY = 0.7  # share of the distances that must not
+FEWEST_UNNAMED = 10  # different D of one size, where no column names runs
 FEWEST_SPACED = 6  # rows of a run that are evenly spaced by plan, not by chance
 Column = Sequence[Any] | np.ndarray
 
@@ -52,7 +58,7 @@ def find_checkpoints(table: Mapping[str, Column], law: Law, groups: Groups | Non
     length = next((np.asarray(table[n], float) for n in ("D", "C", "M") if n in table and n != law.target), None)
     if groups is not None and groups.column != "setting" and length is not None:
         rows = _rows_of_runs(groups)
-        if names_run(groups.column) or _are_spaced(length, rows) or early is not None:
+        if _names_one_run(groups) or _are_spaced(length, rows) or early is not None:
             below = np.zeros(len(length), bool)
             for each in rows:
                 below[each] = length[each] < length[each].max()
@@ -64,9 +70,27 @@ def find_checkpoints(table: Mapping[str, Column], law: Law, groups: Groups | Non
     return Checkpoints(early, int((~early).sum()), why)
 
 
+def look_like_checkpoints(N: np.ndarray, D: np.ndarray) -> bool:
+    """Whether most rows stand at sizes with FEWEST_UNNAMED D or more, evenly spaced, as evaluations are."""
+    places = [np.unique(np.round(np.log(D[rows]), 6)) for rows in _rows_of_labels(np.round(np.log(N), 6))]
+    many = [np.exp(each) for each in places if len(each) >= FEWEST_UNNAMED]
+    spaced = sum(_is_even(each) for each in many)
+    return bool(2 * sum(map(len, many)) > len(np.unique(np.column_stack([N, D]), axis=0)) and 2 * spaced > len(many))
+
+
+def _names_one_run(groups: Groups) -> bool:
+    """Whether a column is named after runs, and its labels are not sizes such as 70M, which several runs may share."""
+    sure = names_run(groups.column) and not names_run(groups.column, FAMILY_NAMES)
+    return sure and not all(SIZE.fullmatch(label) for label in groups.labels)
+
+
 def _rows_of_runs(groups: Groups) -> list[np.ndarray]:
     """The rows of each run that has several."""
-    labels = np.unique(np.asarray(groups.labels, dtype=str), return_inverse=True)[1]
+    return _rows_of_labels(np.asarray(groups.labels, dtype=str))
+
+
+def _rows_of_labels(values: np.ndarray) -> list[np.ndarray]:
+    labels = np.unique(values, return_inverse=True)[1]
     order = np.argsort(labels, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
     return [part for part in parts if len(part) > 1]
@@ -95,9 +119,11 @@ def _column_named(table: Mapping[str, Column], names: Sequence[str]) -> np.ndarr
 
 def _are_spaced(length: np.ndarray, rows: Sequence[np.ndarray]) -> bool:
     """Whether most runs have rows that are evenly spaced, as evaluations every so many steps are."""
-    spaced = 0
-    for each in rows:
-        gaps = np.diff(np.sort(length[each]))
-        near = np.abs(gaps - np.median(gaps)) <= REGULAR * np.median(gaps)
-        spaced += len(each) >= FEWEST_SPACED and np.mean(near) >= 0.7
-    return bool(2 * spaced > len(rows))
+    spaced = sum(len(each) >= FEWEST_SPACED and _is_even(np.sort(length[each])) for each in rows)
+    return 2 * spaced > len(rows)
+
+
+def _is_even(places: np.ndarray) -> bool:
+    """Whether most gaps between sorted values are one; the last may be short."""
+    gaps = np.diff(places)
+    return bool(np.mean(np.abs(gaps - np.median(gaps)) <= REGULAR * np.median(gaps)) >= MOSTLY)

@@ -57,7 +57,7 @@ USUAL_NAMES = {
 LAST_NAMES = {
     "loss": "train_loss training_loss final_train_loss final_training_loss loss_train train_nll train_cross_entropy"
 }
-# What a header says after a count, in brackets or at its end: `Params (M)`, `tokens [B]`, "params_millions".
+# What a header says after a count, in brackets or at its end: Params (M), tokens [B], params millions.
 BRACKETED = re.compile(r"(?P<base>.*?)[\s_]*[(\[](?P<unit>[^()\[\]]*)[)\]]", re.DOTALL)
 ENDED = re.compile(r"(?P<base>.*?)[\s_\-]+(?P<unit>[KMBT]|bn|thousands?|millions?|billions?|trillions?)", re.I | re.S)
 PLAIN_UNITS = (

@@ -26,9 +26,9 @@ SAME_SIZE = 1.01  # an N that follows from rounded C and D varies within a run b
 ROW_NUMBER = re.compile(
     r"(.*: )?(row \d+|.* \(row \d+\))", re.DOTALL
 )  # how `table` names a row that has no name of its own
-# The step at the end of a checkpoint's name: `a/step1000`, `a-step_1000-unsharded`, "a_ckpt12", `a-iter-00500.pt`.
+# The step at the end of a checkpoint's name: a/step1000, a-step_1000-unsharded, a_ckpt12, a-iter-00500.pt.
 STEP_SUFFIX = re.compile(
-    r"[\s/_.\-]*(?:global_?step|step|iter(?:ation)?|ckpt|checkpoint)s?[\s_=\-]*\d+.*$", re.I | re.S
+    r"[\s/_.\-]*(?:(?:global_?step|step|ckpt|checkpoint)s?[\s_=\-]*\d|iter(?:ation)?s?[\s_=\-]*\d{3}).*$", re.I | re.S
 )
 Column = Sequence[Any] | np.ndarray
 

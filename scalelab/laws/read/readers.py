@@ -21,6 +21,7 @@ from scalelab.untrusted.files import open_file
 from scalelab.untrusted.text import as_utf8
 
 LARGEST_BYTES = 512 * 2**20  # a table of runs is some megabytes; more is another file, given by mistake
+FEWEST_MERGED = 8  # rows of a table whose empty cells may be merged ones
 Line = dict[str, Any]
 
 
@@ -126,6 +127,24 @@ def _drop_empty_columns(cells: list[list[str]]) -> list[list[str]]:
         return cells
     used = {place for row in cells for place, cell in enumerate(row) if cell}
     return [[cell for place, cell in enumerate(row) if place in used or place >= len(cells[0])] for row in cells]
+
+
+def fill_merged(lines: list[Line], columns: Iterable[str]) -> list[tuple[str, int]]:
+    """Fill, in place, empty cells below a merged one with its value: [(column, how many)].
+
+    A spreadsheet writes a merged cell's value in its first row only. Of FEWEST_MERGED rows or more, a column counts as
+    merged if its first cell is full and at least half of its cells are empty (not merely absent, as in JSON).
+    """
+    filled = []
+    for column in columns:
+        empty = [line.get(column) == "" for line in lines]
+        if len(lines) < FEWEST_MERGED or not lines[0].get(column) or 2 * sum(empty) < len(lines):
+            continue
+        for above, line in itertools.pairwise(lines):
+            if line.get(column) == "":
+                line[column] = above.get(column)
+        filled.append((column, sum(empty)))
+    return filled
 
 
 def _thousands_hint(row: list[str]) -> str:

@@ -18,7 +18,8 @@ from scalelab.laws.read.columns import (
     unit_factor,
     without_prefix,
 )
-from scalelab.laws.read.readers import read_raw_rows, shorten_text
+from scalelab.laws.read.groups import names_run
+from scalelab.laws.read.readers import fill_merged, read_raw_rows, shorten_text
 from scalelab.laws.read.trackers import find_status_columns, read_statuses
 from scalelab.laws.read.where import filter_rows
 from scalelab.numbers.written import SUFFIXES, ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
@@ -81,6 +82,8 @@ def read_table(
     names = _resolve_columns(columns or {}, needed, header, numeric, path.name, option)
     names |= {field: _with_unit(name, field, lines) for field, name in names.items() if field not in (columns or {})}
     rules = _derivation_rules(names)
+    sizes = [split_conversion(names[field], header)[0] for field in ("N",) if field in names]
+    merged = fill_merged(lines, dict.fromkeys([*sizes, *filter(names_run, header)]))
     cells = _NumberCells(names, header, lines, path.name)
     labels = _name_rows(lines, header)
     rows = [_make_row(line, cells, rules, label) for line, label in zip(lines, labels, strict=True)]
@@ -95,7 +98,7 @@ def read_table(
     used = [text for field, _, text, _ in rules if field in needed or (field == "C" and {"N", "D"} <= set(needed))]
     convention = f"column {names['N']!r}" if "N" in names else next((t for f, _, t, _ in rules if f == "N"), "not used")
     choice = describe_choice(names, columns or {}, header, path.name)
-    notes = (*([choice] if choice else []), *cells.notes())
+    notes = (*([choice] if choice else []), *cells.notes(), *(_describe_merged(each, path.name) for each in merged))
     left_out = len(rows) - len(selected)
     return Table([_finish_row(row) for row in selected], convention, ", ".join(used), left_out, names, notes)
 
@@ -199,6 +202,11 @@ def _derivation_rules(names: Mapping[str, str]) -> list[Rule]:
 def _is_missing(entry: Any) -> bool:
     """Whether a cell is empty, or says in words that it is."""
     return entry is None or (isinstance(entry, str) and (not entry.strip() or entry.strip().casefold() in MISSING))
+
+
+def _describe_merged(filled: tuple[str, int], table: str) -> str:
+    column, count = filled
+    return f"{table}: {count} empty cells of {shorten_text(column)!r} read as the cell above them, as merged cells are"
 
 
 def _with_unit(name: str, field: str, lines: Iterable[Mapping[str, Any]]) -> str:

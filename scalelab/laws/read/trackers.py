@@ -164,7 +164,7 @@ def _plain_names(name: str) -> tuple[str, str]:
 
 
 def _plain_word(value: Any) -> str:
-    """A status without case and marks, and without what enumerations write before it: "TrialState.COMPLETE"."""
+    """A status without case and marks, and without what enumerations write before it: TrialState.COMPLETE."""
     word = re.sub(r"^(?:\w+\.|job_state_)", "", str(value).strip(), flags=re.IGNORECASE)
     return re.sub(r"[\s_\-.:]+", "", word).casefold()
 

@@ -241,3 +241,35 @@ def test_experiments_that_several_columns_tell_apart_are_named():
     table = table_path("gadre/runs.csv")
     named = api.fit(table, columns={"loss": "loss_c4_val"}, bootstrap=0, identify=False).design
     assert "'model_name'" not in " ".join(each.text for each in named)  # it follows N
+
+
+def test_checkpoints_that_nobody_named_are_told_by_their_distances():
+    """Three schedules a size, evaluated every so many tokens, in one file; a grid of runs is not accused."""
+    rows = [(N, N * step) for N in (1e5, 1e6, 1e7) for end in (20, 40, 80) for step in range(2, end + 1, 2)]
+    grid = [(N, N * m) for N in np.geomspace(1e5, 1e7, 5) for m in np.geomspace(5, 300, 12)]
+    for places, kinds in ((rows, ["checkpoints"]), (grid, [])):
+        N, D = np.array(places).T
+        loss = loss_at(QUICKSTART_LIKE, N, D) * np.exp(0.003 * np.random.default_rng(0).standard_normal(len(N)))
+        table = [{"N": n, "D": d, "loss": each} for n, d, each in zip(N, D, loss, strict=True)]
+        fitted = api.fit(table, bootstrap=0, identify=False)
+        doubts = [each for each in fitted.design if each.kind in ("checkpoints", "shared error", "two laws")]
+        assert [each.kind for each in doubts] == kinds
+
+
+@pytest.mark.parametrize("column", ["name", "experiment", "model"])
+def test_runs_of_several_lengths_share_the_name_of_their_size(column):
+    """A grid of sizes and lengths whose column names the size: each row is a run's end, none is left out."""
+    rows = [(f"{N / 1e6:g}M", N, N * m) for N in np.geomspace(1e6, 1e8, 5) for m in (5, 20, 80)]
+    error = 0.003 * np.random.default_rng(0).standard_normal(len(rows))
+    loss = [loss_at(QUICKSTART_LIKE, N, D) * np.exp(each) for (_, N, D), each in zip(rows, error, strict=True)]
+    table = [{column: name, "N": N, "D": D, "loss": y} for (name, N, D), y in zip(rows, loss, strict=True)]
+    fitted = api.fit(table, bootstrap=0, identify=False)
+    assert fitted.problem.points == 15 and not fitted.excluded
+
+
+def test_merged_cells_of_a_spreadsheet_are_filled_and_said(capsys, tmp_path):
+    full = write(tmp_path / "t.csv", "Run,Params,Tokens,Loss", (row[:4] for row in runs()))
+    rows = [(run, N, D, loss) if step == 250 else ("", "", D, loss) for run, N, D, loss, step in runs()]
+    merged, expected = answer(capsys, write(tmp_path / "m.csv", "Run,Params,Tokens,Loss", rows)), answer(capsys, full)
+    assert numbers(merged) == numbers(expected) and merged["n_rows"] == 40
+    assert "m.csv: 30 empty cells of 'Params' read as the cell above them" in "; ".join(merged["read_as"])
