@@ -5,6 +5,9 @@ token. Keyword-only arguments are parameters, annotated with their kind (`law.py
 unless its docstring gives another quantity.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -53,8 +56,9 @@ def effective_data(D, U, R_star):
 
     Muennighoff et al. 2023, eq. 5.
     """
-    unique = jnp.minimum(U, D)
-    return unique + unique * R_star * (1.0 - jnp.exp(-(D / unique - 1.0) / R_star))
+    xp = _array_module(U, D, R_star)
+    unique = xp.minimum(U, D)
+    return unique + unique * R_star * (1.0 - xp.exp(-(D / unique - 1.0) / R_star))
 
 
 def data_constrained(
@@ -67,9 +71,15 @@ def data_constrained(
     G = (alpha A / (beta B))^(1/(alpha+beta)) it is (U G)^(beta/alpha) G, at most N. So the law is linear in E alone.
     """
     G = (alpha * A / (beta * B)) ** (1.0 / (alpha + beta))
-    best_N = jnp.minimum((jnp.minimum(U, D) * G) ** (beta / alpha) * G, N)
-    size = best_N + best_N * R_N_star * (1.0 - jnp.exp(-(N / best_N - 1.0) / R_N_star))
+    xp = _array_module(N, D, U, G, R_N_star)
+    best_N = xp.minimum((xp.minimum(U, D) * G) ** (beta / alpha) * G, N)
+    size = best_N + best_N * R_N_star * (1.0 - xp.exp(-(N / best_N - 1.0) / R_N_star))
     return E + A / size**alpha + B / effective_data(D, U, R_D_star) ** beta
+
+
+def _array_module(*values: Any) -> Any:
+    """numpy, which compiles nothing, for its own arrays and plain numbers; else jax.numpy."""
+    return jnp if any(isinstance(value, jax.Array) for value in values) else np
 
 
 def overtraining(C, M, *, E: Coefficient, a: Coefficient, b: Coefficient, eta: Exponent):

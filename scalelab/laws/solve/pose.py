@@ -1,4 +1,4 @@
-"""Poses a fit with derivatives by hand for laws that sum powers and for Farseer's, by autodiff for any other."""
+"""Poses a fit with derivatives by hand for sums of powers, Farseer's law and repeated data, by autodiff for others."""
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from scalelab.laws.solve.autodiff_problem import AutodiffProblem
 from scalelab.laws.solve.farseer_problem import UNITS, FarseerProblem
 from scalelab.laws.solve.power_law_problem import PowerLawProblem
 from scalelab.laws.solve.problem import Columns, Problem
+from scalelab.laws.solve.repetition_problem import RepetitionProblem
 
 POWER_LAWS = (
     forms.chinchilla,
@@ -42,7 +43,9 @@ def has_own_derivatives(law: Law, objective: Objective) -> bool:
     return _problem_class(law) is not AutodiffProblem
 
 
-def _problem_class(law: Law) -> type[PowerLawProblem] | type[FarseerProblem] | type[AutodiffProblem]:
+def _problem_class(law: Law) -> type[PowerLawProblem | FarseerProblem | RepetitionProblem | AutodiffProblem]:
     if law.function in POWER_LAWS:
         return PowerLawProblem
+    if law.function is forms.data_constrained:
+        return RepetitionProblem
     return FarseerProblem if law.function in UNITS else AutodiffProblem

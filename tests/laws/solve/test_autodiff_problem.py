@@ -9,6 +9,7 @@ from scalelab.laws.solve import newton
 from scalelab.laws.solve.autodiff_problem import AutodiffProblem
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.power_law_problem import PowerLawProblem
+from scalelab.laws.solve.repetition_problem import RepetitionProblem
 from tests.laws.examples import QUICKSTART_LIKE, study
 from tests.laws.truths import TRUTHS, columns_for
 from tests.quick import one_in
@@ -35,6 +36,22 @@ def test_by_hand_and_by_autodiff_are_one_problem(name):
     for ours, theirs in zip(hand.basis(exponents), auto.basis(exponents), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
     assert hand.lower.tolist() == auto.lower.tolist() and hand.upper.tolist() == auto.upper.tolist()
+
+
+@pytest.mark.parametrize("name", ["huber_log", "mse"])
+def test_the_law_of_repeated_data_is_by_hand_what_autodiff_has(name):
+    law, columns = load_law("data_constrained"), columns_for("data_constrained")
+    random = np.random.default_rng(0)
+    target = law(columns, TRUTHS["data_constrained"]) * np.exp(0.01 * random.standard_normal(32))
+    objective = load_objective(name, 0.01 if name == "huber_log" else None)
+    hand, auto = (build(law, columns, target, objective) for build in (RepetitionProblem, AutodiffProblem))
+    x = hand.from_params(TRUTHS["data_constrained"])[None] * random.uniform(0.93, 1.07, (6, 7))
+    weights = random.integers(0, 3, (6, 32)).astype(float)
+    np.testing.assert_allclose(auto.from_params(hand.to_params(x)), x, rtol=1e-12)
+    np.testing.assert_allclose(hand.value(x, weights), auto.value(x, weights), rtol=1e-9)
+    for ours, theirs in zip(hand.derivatives(x, weights), auto.derivatives(x, weights), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9 * np.abs(theirs).max())
+    assert type(pose_problem(law, columns, target, objective)) is RepetitionProblem
 
 
 def test_sums_of_powers_are_written_out_and_the_rest_is_not():
