@@ -144,7 +144,7 @@ def test_the_scores_count_by_hand():
     assert (summary["adopt"], summary["wrong"], summary["at"], summary["refused"]) == (0.5, 0.5, 0.5, 0.5)
     assert summary["expect"] == {"adopt": [0.5, 0.5], "familywise": [0.75, 0.9], "no false adopt": [0.75, 0.95]}
     text = page.make_page({"open": {"ablations": {"before": {"header": _header(), "scores": [summary]}}}})
-    assert "| u | 50% | 0% |" in text
+    assert "| u | 4 | 50% | 0% |" in text
 
 
 def _header():
