@@ -86,6 +86,8 @@ coverage: .venv/base  ## an hour: how often 90 % intervals hold the truth and ve
 	.venv/bin/python -m checks.statistics.coverage
 	.venv/bin/python -m checks.statistics.multiplier
 	.venv/bin/python -m checks.statistics.decisions
+	.venv/bin/python -m checks.statistics.ablation_rules
+	.venv/bin/python -m checks.statistics.gaps
 
 tuning: .venv/base  ## fifteen minutes: does scalelab tune find the best where it is known? writes checks/results/
 	.venv/bin/python -m checks.statistics.tuning --workdir=runs/tuning

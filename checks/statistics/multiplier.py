@@ -2,7 +2,7 @@
 
     python -m checks.statistics.multiplier [--workdir=runs/multiplier] [--quick] [--json[=PATH]]
 
-400 studies of each cell: a universe (what m is at each scale), a ladder (rungs, seeds) and a correlation of pairs. The
+200 studies of each cell: a universe (what m is at each scale), a ladder (rungs, seeds) and a correlation of pairs. The
 baseline is 1.2 + 1.4 (C / 1e11)^-0.15, the ladder spans 40 times the compute, a run's loss scatters by 0.5 % over
 seeds, and the target is the largest rung or ten times beyond it. Writes `checks/results/multiplier.json` and `.md`;
 --quick runs 40 studies of each and writes into the workdir instead. Six minutes on one core. Run it again to resume:
@@ -28,7 +28,7 @@ from scalelab.laws import multiplier
 from scalelab.laws.use.multiplier.design import smallest_effect
 from scalelab.record import records
 
-STUDIES, QUICK_STUDIES, DRAWS = 400, 40, 500
+STUDIES, QUICK_STUDIES, DRAWS = 200, 40, 500
 LAW = {"E": 1.2, "A": 1.4, "alpha": 0.15, "unit": 1e11}
 SPAN, NOISE, BEYOND = 40.0, 0.005, 10.0
 LADDERS = ((3, 2), (3, 3), (3, 5), (4, 3), (5, 3), (5, 5))  # rungs, seeds
@@ -149,12 +149,12 @@ def make_page(result: Mapping[str, Any]) -> str:
         f"`{result['command']}`, {result['date']}, {result['machine']}",
         "",
         f"{setting} The share of 90 % intervals that hold the truth, and of verdicts at the largest rung. A share of "
-        "400 is known to 3 points.",
+        "200 is known to 4 points.",
         "",
         *markdown_table(columns, table),
         "",
-        "Without a difference, adopt and reject are wrong verdicts: 5 % of each are due. A multiplier that falls or "
-        "crosses is no straight line in logs: ten times beyond the ladder its intervals are wider for that.",
+        "Without a difference, adopt and reject are wrong verdicts: at most 5 % of each are due. At the largest rung "
+        "its own interval decides; ten times beyond, a curve that may bend, whose intervals are wide for that.",
         "",
         "## Power: share of `adopt`, by what the change is worth (correlation 0.5)",
         "",

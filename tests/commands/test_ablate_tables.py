@@ -1,9 +1,11 @@
 """`scalelab ablate TABLE` on tables with blocks, missing rungs, other FLOPs a token and other tokenizers."""
 
+import csv
 import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 
 from scalelab.__main__ import main
@@ -30,14 +32,14 @@ def write_rows(path, rows):
     return str(path)
 
 
-def width_rows(m=1.2, budgets=(1e18, 4e18, 1.6e19), widths=WIDTHS, seeds=1, **more):
+def width_rows(m=1.2, budgets=(1e18, 4e18, 1.6e19), widths=WIDTHS, seeds=1, unlike=0.0005, **more):
     """A width a row and side; within each width the change lowers the loss as m times the compute does at the best."""
     rows = []
     for C, (i, width), seed in itertools.product(budgets, enumerate(widths), range(seeds)):
         N = width * best_size(C)
         for side in ("old", "new"):
             gain = (
-                frontier(m * C) / frontier(C) * math.exp(0.0005 * (i - (len(widths) - 1) / 2)) if side == "new" else 1
+                frontier(m * C) / frontier(C) * math.exp(unlike * (i - (len(widths) - 1) / 2)) if side == "new" else 1
             )
             wobble = math.exp(0.0003 * math.sin(7 * seed + 3 * i + (side == "new")))
             row = {
@@ -73,6 +75,31 @@ def test_five_widths_are_not_five_seeds(capsys):
     assert seeds["rungs"][-1]["interval90"]["flops"][1] > 10
 
 
+def test_where_the_baseline_reached_the_loss_itself_its_runs_tell_the_compute(tmp_path, capsys):
+    """Porian's IsoFLOP runs, two schedules: no law fits twelve budgets: a surface says .28, C alone .33."""
+    columns = {"hparams": "base", "warmup": "short", "dataset": "rw", "val": "val", "param_count": "standard"}
+    with table_path("porian/isoflop_points.csv").open() as file:
+        published = [row for row in csv.DictReader(file) if all(row[key] == value for key, value in columns.items())]
+    names = {"chinchilla": "old", "kaplan": "new"}
+    rows = [
+        {"side": names[row["decay"]], **{key: row[key] for key in ("flops", "n", "tokens", "loss")}}
+        for row in published
+    ]
+    _, variant = judge(capsys, write_rows(tmp_path / "porian.csv", rows))
+    last = max(float(row["flops"]) for row in rows)
+    best: dict[float, float] = {}
+    for row in rows:
+        if row["side"] == "old":
+            best[float(row["flops"])] = min(best.get(float(row["flops"]), 9.0), float(row["loss"]))
+    cells = [{row["n"]: float(row["loss"]) for row in rows if row["side"] == side and float(row["flops"]) == last}
+             for side in ("old", "new")]  # fmt: skip
+    gap = np.mean([math.log(cells[1][n] / cells[0][n]) for n in cells[0] if n in cells[1]])
+    falling = sorted(best.items(), reverse=True)
+    reached = np.interp(math.log(best[last]) + gap, np.log([v for _, v in falling]), np.log([c for c, _ in falling]))
+    assert variant["rungs"][-1]["m"]["flops"] == pytest.approx(math.exp(reached) / last, rel=0.03)
+    assert variant["rungs"][-1]["m"]["flops"] == pytest.approx(0.43, abs=0.02)
+
+
 def test_widths_are_found_named_and_paired(tmp_path, capsys):
     table = write_rows(tmp_path / "widths.csv", width_rows())
     text, variant = judge(capsys, table)
@@ -90,7 +117,7 @@ def test_widths_are_found_named_and_paired(tmp_path, capsys):
 
 
 def test_seeds_within_two_blocks_and_a_third_column_that_only_looks_shared(tmp_path, capsys):
-    rows = width_rows(widths=(0.5, 1), seeds=3)
+    rows = width_rows(widths=(0.5, 1), seeds=3, unlike=0.0)
     rows = [row | {"host": f"h{i % 2}", "hours": f"{i * 1.7 % 5:.3f}"} for i, row in enumerate(rows)]
     text, variant = judge(capsys, write_rows(tmp_path / "seeds.csv", rows))
     assert "dim varies within a budget" in text and variant["blocks"] == ["dim=64", "dim=128"]
@@ -98,6 +125,11 @@ def test_seeds_within_two_blocks_and_a_third_column_that_only_looks_shared(tmp_p
     assert "the answer is for the mean of these" in text
     low, high = variant["rungs"][-1]["interval90"]["flops"]
     assert low < 1.2 < high < 1.25
+    unlike = write_rows(tmp_path / "unlike.csv", width_rows(widths=(0.5, 1), seeds=3, unlike=0.006))
+    text, variant = judge(capsys, unlike)
+    assert "2 blocks in which the change is not worth the same: the interval holds that" in text
+    low, wide = variant["rungs"][-1]["interval90"]["flops"]
+    assert low < 1.2 < wide and math.log(wide / low) > 3 * math.log(high / 1.2)
 
 
 def test_what_follows_from_the_seed_is_not_a_block_and_a_tuned_rate_is_warned_of(tmp_path, capsys):
@@ -113,6 +145,17 @@ def test_what_follows_from_the_seed_is_not_a_block_and_a_tuned_rate_is_warned_of
     ]
     _, variant = judge(capsys, write_rows(tmp_path / "own.csv", own))
     assert variant["blocks"] == ["dim=64", "dim=128", "dim=256"]
+
+
+def test_widths_that_gain_alike_at_all_budgets_are_seen_once(tmp_path, capsys):
+    budgets = (1e18, 4e18, 1.6e19, 6.4e19)
+    again = width_rows(budgets=budgets, unlike=0.006)
+    _, variant = judge(capsys, write_rows(tmp_path / "again.csv", again))
+    assert variant["noise"]["df"] <= 3  # three widths at four budgets, but no more than three differences
+    place = {f"{budget:g}": i for i, budget in enumerate(budgets)}
+    anew = [row | {"dim": (row["dim"].bit_length() + place[row["C"]]) % 3} for row in again]  # another width gains most
+    _, variant = judge(capsys, write_rows(tmp_path / "anew.csv", anew))
+    assert variant["noise"]["df"] >= 5
 
 
 def test_blocks_of_words_have_no_best_one(tmp_path, capsys):
@@ -145,7 +188,7 @@ def test_a_surface_takes_the_place_of_a_law_in_compute(tmp_path, capsys):
     budgets = (1e18, 4e18, 1.6e19, 6.4e19)
     rows = width_rows(budgets=budgets, widths=(0.3, 0.6, 1.7, 4), params=lambda N, C: f"{N:.6g}")
     text, variant = judge(capsys, write_rows(tmp_path / "surface.csv", rows))
-    assert "params" in text and "N: 'params'" in text
+    assert "N: 'params'" in text and "E + A N^-alpha + B D^-beta through its 16 cells" in text
     assert variant["law"]["alpha"] == pytest.approx(ALPHA * BETA / (ALPHA + BETA), rel=0.1)
     assert variant["law"]["E"] == pytest.approx(E, rel=0.1)
     best = variant["law"]["E"] + variant["law"]["A"] * (1e19 / variant["law"]["unit"]) ** -variant["law"]["alpha"]
@@ -191,6 +234,17 @@ def test_losses_with_a_floor_of_their_own_are_asked_about(tmp_path, capsys):
     assert variant["verdict"].startswith("reject") and "taken as comparable, as --comparable says" in text
     _, alike = judge(capsys, write_rows(tmp_path / "alike.csv", tokenizer_rows(0.985)))
     assert "tokenizer" not in alike["verdict"]
+    early = [
+        row
+        | (
+            {}
+            if row["side"] == "old"
+            else {"loss": f"{frontier(float(row['C']) * 3 * (float(row['C']) / 1e18) ** -0.075):.6f}"}
+        )
+        for row in tokenizer_rows(1.0)
+    ]
+    _, falling = judge(capsys, write_rows(tmp_path / "falling.csv", early))
+    assert "tokenizer" not in falling["verdict"]  # m falls from 3 to 2.2: a higher floor for the lower losses
 
 
 def test_a_column_that_names_tokenizers_is_enough(tmp_path, capsys):

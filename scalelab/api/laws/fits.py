@@ -28,7 +28,8 @@ from scalelab.api.laws.fit_rows import read_sources
 from scalelab.api.laws.settings import read_best_settings
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fits.fitting import fit as fit_columns
-from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study
+from scalelab.laws.fits.study import N_COLUMNS, fit_group_study, fit_study, weight_column
+from scalelab.laws.fits.weights import BY_SIZE
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import load_law as load_named
 from scalelab.laws.read.checkpoints import check_way, find_checkpoints
@@ -90,7 +91,8 @@ def fit(
     checkpoints: str = "auto", hold: Mapping[str, float] | None = None, objective: str = "huber_log",
     delta: float | None = None, bootstrap: int = 1000, seed: int = 0, target_flops: float | Sequence[float] = (),
     target_values: Mapping[str, float] | None = None, holdout: int = 0, level: float = 0.9, identify: bool = True,
-    k: float | None = None, progress: Counted | None = None, finished: str | Sequence[str] = (),
+    k: float | None = None, weights: str | None = None, progress: Counted | None = None,
+    finished: str | Sequence[str] = (),
 ) -> "Fitted":  # fmt: skip
     """Fit a scaling law (`scalelab fit`) to runs or a table, with intervals and what the data determine.
 
@@ -107,11 +109,14 @@ def fit(
         _check_columns(source)
         plain = not (columns or n_convention or where or drop_top_loss or finished)
         if plain and not _tells_of_runs(source, known, cluster, checkpoints):
-            return fit_columns(source, known, cluster=cluster, holdout=holdout, identify=identify, **options)
+            given = weights if weights in (None, BY_SIZE) else _column(source, weights)
+            return fit_columns(
+                source, known, cluster=cluster, holdout=holdout, identify=identify, weights=given, **options
+            )
     rows = _read_rows(source, known, columns, n_convention, list(where), _list_words(finished))
     return fit_study(
-        rows, known, n_convention or "total", drop_top_loss, cluster, checkpoints, holdout=holdout, identify=identify,
-        **options,
+        rows, known, n_convention or "total", drop_top_loss, cluster, checkpoints, weights,
+        holdout=holdout, identify=identify, **options,
     )  # fmt: skip
 
 
@@ -142,6 +147,12 @@ def fit_groups(
         rows, by, known, n_convention or "total", drop_top_loss, cluster, checkpoints, exponents=exponents,
         shared=tuple([shared] if isinstance(shared, str) else shared), against=against, **options,
     )  # fmt: skip
+
+
+def _column(columns: Mapping[str, Any], name: str) -> list[float]:
+    """A column of weights. BadInput for one that is not there."""
+    names = list(columns)
+    return weight_column([dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)], name)
 
 
 class _Options(TypedDict):

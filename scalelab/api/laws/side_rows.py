@@ -102,7 +102,7 @@ def _warn_of_tuned(
     blocks: Sequence[str],
     header: list[str],
 ) -> list[str]:
-    """A line for a learning rate or batch that varies within a cell, in other values on each side."""
+    """A line for a learning rate or batch that varies among the runs of a side, a budget and a block."""
     notes = []
     for column in (name for field in TUNED for name in fitting_columns(field, header, header) if name not in blocks):
         cells: dict[tuple[Any, ...], set[str]] = {}
@@ -111,8 +111,7 @@ def _warn_of_tuned(
             cells.setdefault(cell, set()).add(plain_value(line.get(column, "")))
         if any(len(values) > 1 for values in cells.values()):
             notes.append(
-                f"{column} varies among runs that count as seeds: "
-                "where it was tuned, keep each side's best run of a budget"
+                f"{column} varies among runs that count as seeds: where it was tuned, keep each side's best run only"
             )
     return notes
 

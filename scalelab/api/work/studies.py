@@ -13,6 +13,7 @@ from scalelab.api.arguments import (
     Facts,
     Path,
     check_arguments,
+    either,
     list_paths,
     optional,
     several,
@@ -34,7 +35,7 @@ from scalelab.api.work.sweeping import SLURM, chosen_executor
 from scalelab.errors import BadInput, Stopped
 from scalelab.laws.use.multiplier.result import WORTH, check_worth
 from scalelab.plan.machine.machine import load_machine
-from scalelab.plan.sweep.sweep import NOISE, PlannedStudy, SweepPlan, plan_study
+from scalelab.plan.sweep.sweep import PlannedStudy, SweepPlan, plan_study
 from scalelab.record import records
 from scalelab.study import Kind, open_study
 from scalelab.sweep.ablate import conduct as ablation_lib
@@ -127,28 +128,37 @@ ABLATION = {
 
 
 class AblationPlan(NamedTuple):
-    """An ablation's runs with the planner's hours, and the smallest effect that they would show."""
+    """An ablation's runs with the planner's hours, and the smallest effect that they would show.
+
+    `noise`: of a run's loss, None if it is neither given nor measured; then `smallest_effect` is None too, and
+    `by_noise` has it for a range of noises. `limits`: what these budgets and seeds can't tell whatever they cost.
+    """
 
     study: Ablation
     planned: SweepPlan
-    noise: float
+    noise: float | None
     correlation: float
     smallest_effect: float | None
+    by_noise: dict[float, float | None]
+    limits: list[str]
 
 
-@check_arguments(**ABLATION, workdir=optional(FOLDER), noise=optional(POSITIVE))
+@check_arguments(**ABLATION, workdir=optional(FOLDER), noise=optional(either(POSITIVE, ANY_PATH)))
 def plan_ablation(
     baseline: Path, variant: str | Sequence[str], budgets: Sequence[float], overrides: Overrides | None = None, *,
     sizes: Sequence[int] = (), seeds: int = 3, rule: str = "own", tune: str | Sequence[str] = LR_KEY,
     untuned: bool = False, tokens_per_param: float = 20.0, target_flops: float | None = None,
-    worth: float = WORTH, workdir: Path | None = None, noise: float | None = None, correlation: float | None = None,
-    progress: Progress = silent,
+    fix: Mapping[str, float] | None = None, worth: float = WORTH, workdir: Path | None = None,
+    noise: float | Path | None = None, correlation: float | None = None, progress: Progress = silent,
 ) -> AblationPlan:  # fmt: skip
     """Plan what `ablate` would train, and the smallest effect that it would show (`scalelab ablate --plan`).
 
-    `noise`: relative scatter of a run's loss over seeds; `correlation`: between both sides' losses at one seed. The
-    defaults are measured in `workdir`.
+    `noise`: relative scatter of a run's loss over seeds, or a folder of runs, some of which differ in their seed alone;
+    `correlation`: between both sides' losses at one seed. The defaults are measured in `workdir`. `fix`: as in
+    `ablate`.
     """
+    fixed = dict(fix or {})
+    power.check_fixed(fixed)
     study, target, lines = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
@@ -156,10 +166,14 @@ def plan_ablation(
     for line in lines:
         progress({"note": line})
     folder = None if workdir is None else pathlib.Path(workdir)
-    noise, correlation, source = power.known_noise(study, folder, noise, correlation, NOISE)
-    smallest, shows = power.describe_power(study, noise, correlation, source, target, worth)
-    runs = PlannedStudy(power.all_runs(study), target, shows=shows)
-    return AblationPlan(study, plan_study(runs, "this ablation", load_machine("cpu")), noise, correlation, smallest)
+    known = power.known_noise(study, folder, noise, correlation)
+    smallest, shows = power.describe_known(study, known, target, worth)
+    limits = power.describe_limits(study, fixed)
+    planned = plan_study(
+        PlannedStudy(power.all_runs(study), target, shows=(*shows, *limits)), "this ablation", load_machine("cpu")
+    )
+    least = None if known.noise is None else smallest[known.noise]
+    return AblationPlan(study, planned, known.noise, known.correlation, least, smallest, limits)
 
 
 @check_arguments(**ABLATION, workdir=FOLDER, slurm=SLURM)
@@ -180,18 +194,19 @@ def ablate(
     """
     folder, fixed = pathlib.Path(workdir), dict(fix or {})
     check_worth(worth)
+    power.check_fixed(fixed)
     note = lambda line: progress({"note": line})  # noqa: E731
     study, target, lines = _make_ablation(
         baseline, variant, budgets, overrides, sizes, seeds, rule, tune, untuned, tokens_per_param, target_flops
     )
-    for line in lines:
+    for line in (*lines, *power.describe_limits(study, fixed)):
         progress({"note": line})
     show = display or plain_display(progress, stop)
 
     def work() -> Facts:
         first, *_ = ablation_lib.final_runs(study, study.rungs[:1], {}).values()
         with train_in_pool(folder, first, take_over, show, progress) as train:
-            ablation_lib.conduct_study(study, folder, train, note, fixed, worth)
+            ablation_lib.conduct_study(study, folder, train, note, fixed, target, worth)
         return ablation_lib.score_study(study, folder, target, fixed, with_next=next, worth=worth)
 
     plan = ablation_lib.describe_study(study)

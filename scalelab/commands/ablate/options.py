@@ -93,12 +93,23 @@ def _more(add: Any) -> None:
     add("--plan", action="store_true", help="print runs, FLOPs, hours and the smallest effect shown; train nothing")
     add(
         "--noise",
-        type=number_above_zero,
-        metavar="X",
-        help="--plan: relative scatter of a run's loss over seeds (default: 0.005)",
+        type=number_or_runs,
+        metavar="X|DIR",
+        help="--plan: relative scatter of a run's loss over seeds, or a folder of runs that tells it (default: as "
+        "measured in --workdir, else a range)",
     )
     add("--correlation", type=float, metavar="R", help="--plan: of both sides' losses of one seed (default: 0)")
     add("--status", action="store_true", help="print the table of runs and do nothing else")
+
+
+def number_or_runs(text: str) -> float | pathlib.Path:
+    """argparse type: a number above zero, or a folder that exists."""
+    if pathlib.Path(text).is_dir():
+        return pathlib.Path(text)
+    try:
+        return number_above_zero(text)
+    except argparse.ArgumentTypeError as why:
+        raise argparse.ArgumentTypeError(f"{why}, nor a folder of runs; nearest: --noise=0.01") from None
 
 
 def numbers(text: str) -> list[float]:

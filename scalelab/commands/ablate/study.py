@@ -43,10 +43,12 @@ def _plan(options: Any, overrides: CommandLine, sides: dict[str, Any]) -> tuple[
         overrides,
         **sides,
         workdir=options.workdir,
+        fix=parse_fixed(options.fix),
         noise=options.noise,
         correlation=options.correlation,
     )
     content = dataclasses.asdict(plan.planned) | {"noise": plan.noise, "correlation": plan.correlation}
+    content |= {"by_noise": {f"{noise:.4g}": least for noise, least in plan.by_noise.items()}, "limits": plan.limits}
     return 0, budget_text.describe_sweep(plan.planned), content | {"smallest_effect": plan.smallest_effect}
 
 

@@ -52,6 +52,8 @@ def describe_groups(fits: GroupFits, table: Table, options: Any) -> list[str]:
     lines = [*table.notes, *_heading(fits, table), "", *align_columns(_param_rows(fits)), "", *_compute(fits)]
     lines += [trust_text.describe_certificate(each.to_json(), name) for name, each in fits.certificates.items()]
     lines.append(trust_text.describe_form_test(fits.form, [*fits.law.columns, fits.by], fits.joint.problem.points))
+    if fits.misfit:
+        lines.append(trust_text.describe_misfit(fits.misfit.to_json()))
     if fits.dependence:
         lines.append(trust_text.describe_dependence(fits.named_dependence()))
     if fits.draws:

@@ -107,7 +107,17 @@ def _fit(add: Callable[..., Any]) -> None:
         metavar="lr=N+D,…",
         help="columns of each setting's law (default: all of --per; of a batch D alone)",
     )
-    add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
+    add(
+        "--objective",
+        metavar="NAME",
+        help="huber_log (default), huber (of the loss itself), mse_log, mse, mle, asymmetric; NAME:X counts rows below "
+        "the law X times, for an envelope (asymmetric: huber_log:10)",
+    )
+    add(
+        "--weights",
+        metavar="COLUMN|scale",
+        help="inverse variances of the rows; scale: noise goes as a power of the run's size (default: one for all)",
+    )
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
     add("--bootstrap", type=whole_number, default=1000, metavar="COUNT", help="resamples; 0: none (default: 1000)")
     add(

@@ -10,6 +10,7 @@ from scalelab.errors import BadInput
 BY_OPTIONS = ("exponents", "shared", "against")
 LAW_OPTIONS = (
     "law",
+    "weights",
     "hold",
     "objective",
     "delta",
@@ -28,7 +29,7 @@ IDLE_OPTIONS = {
     2: (*LAW_OPTIONS, "cluster", "checkpoints"),
     3: ("method", "seed_noise"),
 }
-IDLE_WITH_BY = ("holdout", "tournament", "next_runs", "figures")
+IDLE_WITH_BY = ("weights", "holdout", "tournament", "next_runs", "figures")
 CURVES = "curve_forms"  # file that holds the laws of curves
 CURVE_OPTIONS = ("predict_run", "schedule_of")
 USED_BY_CURVES = (*CURVE_OPTIONS, "sources", "columns", "law", "objective", "delta", "bootstrap", "seed", "level",

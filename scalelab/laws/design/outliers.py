@@ -61,6 +61,7 @@ def find_outliers(
     order, accused = _order_by_distance(*(take_out_groups(fitted, dependence) if dependence else fitted))
     rest = np.setdiff1d(np.arange(problem.points), order[:accused])
     off = plain.errors - plain.basis @ np.linalg.lstsq(plain.basis[rest], plain.errors[rest])[0]
+    off = off if problem.scale is None else off * problem.scale
     rows = sorted(order[:accused], key=lambda row: -abs(off[row]))
     return Outliers(tuple(rows), tuple(float(off[row]) for row in rows))
 

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.laws.design import design
+from scalelab.laws.design import design, shares
 from scalelab.laws.fits.fitted import Fitted
 from scalelab.laws.fits.fitting import fit
 from scalelab.laws.fits.groups.fit_groups import fit_groups
 from scalelab.laws.fits.groups.group_fits import GroupFits
+from scalelab.laws.fits.weights import BY_SIZE
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
 from scalelab.laws.read import checkpoints as checkpoints_lib
 from scalelab.laws.read.finding import Finding
-from scalelab.laws.read.groups import choose_groups
-from scalelab.laws.read.points import law_columns
+from scalelab.laws.read.groups import Groups, choose_groups
+from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.read.raw_grid import refuse_raw_grid
 from scalelab.laws.trust import identifiable
 
@@ -39,6 +40,7 @@ def fit_study(
     drop_top_loss: int = 0,
     cluster: str = "auto",
     checkpoints: str = "auto",
+    weights: str | None = None,
     **options: Any,
 ) -> Fitted:
     """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
@@ -48,7 +50,8 @@ def fit_study(
     there are any, else all rows. Rows that are not done, are mixed, have no finite loss, or are among the
     `drop_top_loss` worst are never fitted. Rows with equal values in column `cluster` share a part of their error
     (`groups.choose_groups`). `checkpoints`: fit "all" rows of a run, the "last" alone, or "auto": the last, if enough
-    runs are left (`split_checkpoints`). BadInput where too few are left.
+    runs are left (`split_checkpoints`). `weights`: a column of inverse variances, or "scale". BadInput where too few
+    are left.
     """
     law = load_law(law) if isinstance(law, str) else law
     rows, early, doubts = split_checkpoints(rows, law, n_convention, cluster, checkpoints)
@@ -56,10 +59,30 @@ def fit_study(
     every = _every_column(selected, table)
     refuse_raw_grid(every, law)
     groups = choose_groups(every, law, cluster if not early or cluster == "none" else "auto")
-    fitted = fit(table, law, cluster=groups or "none", n_convention=n_convention, **options)
+    given = weights if weights in (None, BY_SIZE) else weight_column(selected, weights)
+    sizes: dict[str, Any] = {
+        name: every[name] for name in ("N", "D") if name in every and is_numeric(every[name])
+    }  # not all are used
+    fitted = fit(sizes | table, law, cluster=groups or "none", n_convention=n_convention, weights=given, **options)
     excluded += early
+    doubts += shares.split_findings(fitted.problem, fitted.best, _other_columns(every, law, groups)) or (
+        shares.shared_error_findings(fitted.problem, fitted.best) if groups is None and cluster == "auto" else []
+    )
     findings = (*fitted.design, *doubts, *design.exclusion_findings(excluded))
     return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
+
+
+def weight_column(rows: Sequence[Row], name: str) -> list[float]:
+    """The weights of rows in a column. BadInput for a column that is not there, or a row without a positive number."""
+    columns = dict.fromkeys(key for row in rows for key in row)
+    if name not in columns:
+        hint = nearest_hint(name, [BY_SIZE, *columns])
+        raise BadInput(f"--weights={name}: no such column{hint}; {BY_SIZE}: by the size of runs")
+    values: list[Any] = [row.get(name) for row in rows]
+    odd = [value for value in values if isinstance(value, bool | str | None) or not 0 < value < math.inf]
+    if odd:
+        raise BadInput(f"--weights={name}: a weight is a positive number, and {len(odd)} rows have {odd[0]!r} there")
+    return values
 
 
 def fit_group_study(
@@ -130,6 +153,12 @@ def split_checkpoints(
     reason = f"checkpoints, not final losses: {early.why} (--checkpoints=all fits them)"
     names = [{"name": str(row.get("name", "?")), "reason": reason} for row in rows if id(row) in left]
     return [row for row in rows if id(row) not in left], names, []
+
+
+def _other_columns(every: Mapping[str, Any], law: Law, groups: Groups | None) -> dict[str, Any]:
+    """The columns that neither the law uses nor the groups of rows come from."""
+    used = {*law.columns, law.target, "name", *([groups.column] if groups else [])}
+    return {name: values for name, values in every.items() if name not in used}
 
 
 def _too_few_last(table: Mapping[str, np.ndarray], law: Law, last: np.ndarray, groups: Sequence[Any]) -> str:

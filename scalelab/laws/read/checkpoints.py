@@ -12,12 +12,9 @@ import numpy as np
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.columns import plain_name, without_prefix
-from scalelab.laws.read.groups import RUN_NAMES, Groups, names_run
+from scalelab.laws.read.groups import Groups, names_run
 
 WAYS = ("auto", "last", "all")
-# Names that say a model or a setting, which several runs may share.
-SHARED_NAMES = ("model", "modelname", "modelid", "config", "configname", "configid")
-SURE_NAMES = tuple(name for name in RUN_NAMES if name not in SHARED_NAMES)
 STEPS = ("step", "globalstep", "trainstep", "trainerglobalstep", "iteration", "iter", "currentstep")
 ALL_STEPS = (
     "totalsteps", "maxsteps", "trainsteps", "numtrainsteps", "numsteps", "nsteps", "steps", "totaliterations",
@@ -55,7 +52,7 @@ def find_checkpoints(table: Mapping[str, Column], law: Law, groups: Groups | Non
     length = next((np.asarray(table[n], float) for n in ("D", "C", "M") if n in table and n != law.target), None)
     if groups is not None and groups.column != "setting" and length is not None:
         rows = _rows_of_runs(groups)
-        if names_run(groups.column, SURE_NAMES) or _are_spaced(length, rows) or early is not None:
+        if names_run(groups.column) or _are_spaced(length, rows) or early is not None:
             below = np.zeros(len(length), bool)
             for each in rows:
                 below[each] = length[each] < length[each].max()

@@ -14,8 +14,9 @@ from scalelab.laws.read.columns import plain_name, without_prefix
 RUN_NAMES = (
     "runname", "run", "runid", "runuuid", "trial", "trialid", "trialname", "experiment", "experimentname",
     "expname", "exp", "experimentid", "id", "name", "displayname", "job", "jobname", "jobid",
-    "model", "modelname", "modelid", "config", "configname", "configid",
 )  # fmt: skip
+# Names of a model or a setting, which name a run if N stays where they do; several runs may share them.
+SHARED_NAMES = ("model", "modelname", "modelid", "config", "configname", "configid")
 # Those of them that are not a row's number, nor what several runs may share: where each row has its own, it is a run.
 NAMES_OF_RUNS = ("runname", "run", "runid", "runuuid", "trial", "trialid", "trialname", "name", "displayname")
 SEED_NAMES = ("seed", "train.seed")
@@ -58,7 +59,9 @@ def find_groups(table: Mapping[str, Column], law: Law) -> Groups | None:
     for name, labels in _candidates(table, law, bool(fixed)):
         groups = _rows_by_label(labels)
         several = [rows for rows in groups.values() if len(rows) > 1]
-        named = names_run(name) or len(groups) - len(several) <= MOST_ROWS_ALONE * len(labels)
+        named = names_run(name, (*RUN_NAMES, *SHARED_NAMES)) or len(groups) - len(several) <= MOST_ROWS_ALONE * len(
+            labels
+        )
         if len(groups) > 1 and several and named and _all_equal(fixed, several) and _all_vary(lengths, several):
             return Groups(name, labels)
     return _find_seeds(table, law)
@@ -66,7 +69,8 @@ def find_groups(table: Mapping[str, Column], law: Law) -> Groups | None:
 
 def _candidates(table: Mapping[str, Column], law: Law, with_texts: bool) -> Iterable[tuple[str, list[str]]]:
     """(column, label of each row) of what may name runs: by name, without a step at its end, text, texts together."""
-    named = sorted((name for name in table if names_run(name)), key=lambda name: _rank_name(name, RUN_NAMES))
+    names = (*RUN_NAMES, *(SHARED_NAMES if with_texts else ()))
+    named = sorted((name for name in table if names_run(name, names)), key=lambda name: _rank_name(name, names))
     texts = [name for name, values in table.items() if with_texts and any(isinstance(v, str) for v in values)]
     own = [name for name in named if names_run(name, NAMES_OF_RUNS) and _all_differ(table[name])]
     yield from ((name, _labels(table[name])) for name in named)

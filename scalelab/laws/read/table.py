@@ -15,12 +15,13 @@ from scalelab.laws.read.columns import (
     plain_name,
     refuse_two,
     split_conversion,
+    unit_factor,
     without_prefix,
 )
 from scalelab.laws.read.readers import read_raw_rows, shorten_text
-from scalelab.laws.read.trackers import read_statuses
+from scalelab.laws.read.trackers import find_status_columns, read_statuses
 from scalelab.laws.read.where import filter_rows
-from scalelab.numbers.written import ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
+from scalelab.numbers.written import SUFFIXES, ReadAs, find_decimal_mark, is_plain, looks_numeric, parse_number
 
 CHINCHILLA_FIELDS = ("N", "D", "loss")
 MISSING = frozenset(
@@ -78,10 +79,14 @@ def read_table(
     header = list(dict.fromkeys(key for line in lines for key in line))
     numeric = [name for name in header if looks_numeric(_first_value(lines, name))]
     names = _resolve_columns(columns or {}, needed, header, numeric, path.name, option)
+    names |= {field: _with_unit(name, field, lines) for field, name in names.items() if field not in (columns or {})}
     rules = _derivation_rules(names)
     cells = _NumberCells(names, header, lines, path.name)
     labels = _name_rows(lines, header)
     rows = [_make_row(line, cells, rules, label) for line, label in zip(lines, labels, strict=True)]
+    if (column := next(iter(find_status_columns(header)), None)) and "status" not in header:
+        for row in rows:
+            row["status"] = row.get(column)  # so that --where can name it, whatever its header
     selected = filter_rows(rows, where)
     for row, status in zip(selected, read_statuses(selected, header, path.name, finished), strict=True):
         if status is not None:
@@ -194,6 +199,13 @@ def _derivation_rules(names: Mapping[str, str]) -> list[Rule]:
 def _is_missing(entry: Any) -> bool:
     """Whether a cell is empty, or says in words that it is."""
     return entry is None or (isinstance(entry, str) and (not entry.strip() or entry.strip().casefold() in MISSING))
+
+
+def _with_unit(name: str, field: str, lines: Iterable[Mapping[str, Any]]) -> str:
+    """The column as --columns writes it, with the factor that its header says, unless its cells say theirs (`12M`)."""
+    factor = unit_factor(name, field)
+    as_written = factor == 1 or any(str(line.get(name) or "").strip()[-1:].casefold() in SUFFIXES for line in lines)
+    return name if as_written else f"{name}*{factor:g}"
 
 
 def _first_value(lines: Iterable[Mapping[str, Any]], name: str) -> Any:

@@ -99,10 +99,9 @@ def plot_multiplier(rows: Sequence[Mapping[str, Any]], scored: Mapping[str, Any]
 
 def _errorbars(ax: Axes, rows: Sequence[Mapping[str, Any]], colour: str, mark: str, label: str) -> None:
     for i, row in enumerate(rows):
-        ends = None if row["low"] is None else [[row["m"] - row["low"]], [row["high"] - row["m"]]]
-        ax.errorbar(
-            [row["C"]], [row["m"]], ends, fmt=mark, color=colour, capsize=2.5, ms=5, label=label if i == 0 else None
-        )
+        m, low, high = row["m"], row["low"], row["high"]  # where nothing scatters, m is beyond an end by rounding
+        ends = None if low is None else [[max(0.0, m - low)], [max(0.0, high - m)]]
+        ax.errorbar([row["C"]], [m], ends, fmt=mark, color=colour, capsize=2.5, ms=5, label=label if i == 0 else None)
 
 
 def tuning_rows(tuned: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

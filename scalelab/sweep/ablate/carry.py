@@ -14,8 +14,8 @@ SCATTER, EXPONENT_SD = 0.1, 0.25  # of optima about their line; of exponents of 
 MOST_LOST = 0.01  # share of the loss that a badly known value, or one that its own trials speak against, may cost
 LEAST_COST = 1e-9  # at twice the best value; what costs less is rounding of losses that do not bend
 # How many standard errors a chosen value's loss must lie above the best trial's before it counts: then 2 % of studies
-# whose values all cost less than MOST_LOST are accused, 3 % at a noise of 1.5 % and 7 % at 2 % (see
-# checks/results/carrying.md).
+# whose values all cost less than MOST_LOST are accused, 3 % at a noise of 1.5 %, 7 % at 2 %
+# (checks/results/carrying.md).
 SURE_MISS = 2.2
 
 Rows = Sequence[Mapping[str, Any]]  # a tuning trial each: side, C, loss (inf: diverged), and a value for each tuned key

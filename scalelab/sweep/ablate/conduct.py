@@ -20,7 +20,7 @@ from scalelab.laws import FitError, multiplier
 from scalelab.laws.use.multiplier.design import next_pair
 from scalelab.laws.use.multiplier.result import WORTH
 from scalelab.study import Kind, write_once
-from scalelab.sweep.ablate import files, tuning
+from scalelab.sweep.ablate import files, power, tuning
 from scalelab.sweep.ablate.sides import changed_values
 from scalelab.sweep.ablate.study import Ablation, final_runs, make_run, name_run
 from scalelab.sweep.ablate.throughput import measure_throughput
@@ -51,13 +51,17 @@ def conduct_study(
     train: Train,
     note: Callable[[str], None],
     fix: Mapping[str, float] | None = None,
+    target_flops: float | None = None,
     worth: float = WORTH,
 ) -> None:
     """Train (or resume) all of it; Stopped after a signal. `note` is given a line for each step of the study."""
     settings = _tune(study, folder, train, note)
     *lower, last = study.rungs
     train(final_runs(study, lower, settings))
-    prediction = predict_once(study, folder, files.read_rows(study, folder, lower), fix, worth)
+    rows = files.read_rows(study, folder, lower)
+    for line in power.restate_power(study, rows, last.flops if target_flops is None else target_flops, worth):
+        note(line)
+    prediction = predict_once(study, folder, rows, fix, worth)
     for name, each in prediction["variants"].items():
         note(f"predicted at {last.flops:.3g} FLOPs, {name}: {describe_prediction(each)}")
     train(final_runs(study, [last], settings))

@@ -73,7 +73,17 @@ def _optimum_json(side: TunedSide, i: int, keys: Sequence[str]) -> dict[str, Any
         "best": {key: math.exp(carry.group_optimum(group, k)) for k, key in enumerate(keys)},
         "interval90": {key: None if ends is None else list(ends) for key, ends in intervals.items()},
         "cost_of_twice": {key: side.best.cost_of_factor(group, key) for key in keys},
+        "chosen": {key: _chosen_json(side, group.values["C"], key) for key in keys},
     }
+
+
+def _chosen_json(side: TunedSide, flops: float, key: str) -> dict[str, float]:
+    """The chosen value of a key at a rung, and how far its trials' losses there lie above the best trial's."""
+    assert side.best
+    value, noise = side.settings[flops][key][0], side.best.noise.sd
+    there = [row for row in side.rows if row["C"] == flops]
+    miss = carry.measure_miss(there, key, value, noise if math.isfinite(noise) else 0.0)
+    return {"value": value, "above_best": miss.above, "error": miss.error, "best_trial": miss.best}
 
 
 def read_loss(folder: pathlib.Path, name: str) -> float:

@@ -54,6 +54,21 @@ def test_seeds_of_equal_losses_are_no_copies_where_rounding_explains_them(findin
     assert copied["text"].startswith("equal to another row, loss and all: 2 rows")
 
 
+def test_no_verdict_stands_beside_an_interval_that_does_not_bear_it(capsys, tmp_path):
+    """E's profile is .85 to 1.24 here; of twelve rows drawn again, many have no E above zero."""
+    N, D, loss = study(QUICKSTART_LIKE, 0.01, 11, 3, np.geomspace(1e11, 2e12, 4))
+    path = tmp_path / "runs.csv"
+    path.write_text("N,D,loss\n" + "".join(f"{n},{d},{each}\n" for n, d, each in zip(N, D, loss, strict=True)))
+    assert main(["fit", str(path), "--bootstrap=100", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    profiles, quoted = result["identifiability"], result["intervals"]
+    assert quoted["E"][0] < 0.1 and profiles["E"]["verdict"] == "not identified"
+    assert profiles["E"]["interval"][0] <= quoted["E"][0] and "E is not identified" in result["warnings"]
+    for name, each in profiles.items():
+        low, high = quoted[name]
+        assert each["verdict"] != "identified" or (low > 0 and high <= 10 * low), name
+
+
 def test_a_budget_off_its_centre_is_named_where_noise_does_not_explain_it(findings):
     N, D, _ = study(QUICKSTART_LIKE)
     errors = 0.004 * np.random.default_rng(3).standard_normal((4, len(N)))
@@ -63,9 +78,38 @@ def test_a_budget_off_its_centre_is_named_where_noise_does_not_explain_it(findin
     assert "off-centre" in findings(*shifted, loss_at(QUICKSTART_LIKE, *shifted) * np.exp(0.1 * errors[0]))
 
 
-def test_noise_that_falls_with_size_is_said(findings):
+def test_noise_that_falls_with_size_is_said_and_weighted(findings, capsys, tmp_path):
     N, D, _ = study(QUICKSTART_LIKE, sizes=8, budgets=np.geomspace(1e11, 3e12, 5))
     place = np.log(N * D / (N * D).min()) / np.log((N * D).max() / (N * D).min())
-    errors = 0.006 * 7 ** (0.5 - place) * np.random.default_rng(0).standard_normal(len(N))
-    result = findings(N, D, loss_at(QUICKSTART_LIKE, N, D) * np.exp(errors))
+    noise = 0.006 * 7 ** (0.5 - place)
+    loss = loss_at(QUICKSTART_LIKE, N, D) * np.exp(noise * np.random.default_rng(0).standard_normal(len(N)))
+    result = findings(N, D, loss)
     assert "in a run ten times as large" in result["scatter"]["text"] and "outliers" not in result
+    path = tmp_path / "weighted.csv"
+    rows = zip(N, D, loss, noise**-2.0, np.ones(len(N)), strict=True)
+    path.write_text("N,D,loss,precision,one\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+
+    def weighted(*argv):
+        assert main(["fit", str(path), "--bootstrap=60", "--target-flops=2e13", *argv, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    by_size, by_column, plain = weighted("--weights=scale"), weighted("--weights=precision"), weighted()
+    slope = -np.log(7) / np.log((N * D).max() / (N * D).min())
+    assert by_size["weights"]["slope"] == pytest.approx(slope, rel=0.3) and plain["weights"] is None
+    for each in (by_size, by_column):
+        assert "scatter" not in {finding["kind"] for finding in each["design"]}
+        assert (
+            each["identifiability"]["E"]["interval"][0]
+            < QUICKSTART_LIKE.E
+            < each["identifiability"]["E"]["interval"][1]
+        )
+        width, plainly = (np.ptp(fitted["allocation"]["2e+13"]["intervals"]["loss"]) for fitted in (each, plain))
+        assert width < 0.7 * plainly  # a large run has less noise than the small ones
+    assert weighted("--weights=one")["params"] == pytest.approx(plain["params"], rel=1e-9)
+    assert main(["fit", str(path), "--bootstrap=0", "--weights=scale"]) == 0
+    assert "times its mean, as size^-0." in capsys.readouterr().out
+    for option, message in (("precison", "did you mean 'precision'"), ("N=1", "no such column")):
+        assert main(["fit", str(path), f"--weights={option}"]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["fit", str(path), "--weights=scale", "--holdout=3"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

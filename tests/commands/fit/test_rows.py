@@ -7,6 +7,7 @@ import pytest
 
 from scalelab import api
 from scalelab.__main__ import main
+from scalelab.laws.design import shares
 from scalelab.laws.law.chinchilla_optimum import loss_at
 from tests.laws.examples import QUICKSTART_LIKE
 from tests.tables import table_path
@@ -107,6 +108,9 @@ def test_unknown_words_are_asked_about(capsys, tmp_path):
     assert "'State' is 'zonk' in 10 rows: did these runs finish? If so, --finished='zonk'" in message
     assert answer(capsys, path, "--finished=good,Zonk", "--cluster=none")["n_rows"] == 40
     assert answer(capsys, path, "--finished=good", "--where=State != 'zonk'", "--cluster=none")["n_rows"] == 30
+    path = write(tmp_path / "s.csv", "Run State,N,D,loss", rows)
+    assert "--where=\"status != 'zonk'\"" in refused(capsys, path)
+    assert answer(capsys, path, "--finished=good", "--where=status != 'zonk'", "--cluster=none")["n_rows"] == 30
     path = write(tmp_path / "u.csv", "N,D,loss", (row[1:4] for row in runs()))
     assert "has no column status or state" in refused(capsys, path, "--finished=x")
 
@@ -136,3 +140,104 @@ def test_checkpoints_of_few_runs_are_fitted_with_a_warning(capsys, tmp_path):
     assert "WARNING: 70 of 80 rows are checkpoints (rows of one 'run' below its last)" in text
     assert "all are fitted, as the 10 last rows are few for 5 parameters (--checkpoints=last)" in text
     assert answer(capsys, path, "--checkpoints=last")["n_rows"] == 10
+
+
+def test_two_metrics_in_one_file_are_named_by_their_column(capsys, tmp_path):
+    """A text column that splits the rows is named with what mends it; one that says nothing is not."""
+    rows = [(metric, "abc"[i % 3], N, D, loss * factor) for metric, factor in (("c4", 1.0), ("bits per byte", 0.3))
+            for i, (_, N, D, loss, _) in enumerate(runs(noise=0.005))]  # fmt: skip
+    path = write(tmp_path / "t.csv", "metric,lot,N,D,loss", rows)
+    (finding,) = [each for each in answer(capsys, path)["design"] if each["kind"] == "two laws"]
+    assert (
+        finding["text"].startswith("column 'metric' explains ") and "--by='metric', or one of them" in finding["text"]
+    )
+    nmt = answer(capsys, table_path("field/google_nmt.csv"), "--law=saturating", "--columns=C=Seen Examples,loss=Loss")
+    (finding,) = [each for each in nmt["design"] if each["kind"] == "two laws"]
+    assert finding["text"].startswith("column 'Model' explains ")  # curves of four models, which cross
+    one = answer(capsys, path, "--where=metric == 'c4'")
+    assert not [each for each in one["design"] if each["kind"] == "two laws"]
+
+
+def test_runs_that_nobody_named_are_told_by_their_residuals(capsys, tmp_path):
+    path = write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs(count=14)))
+    assert main(["fit", str(path), "--bootstrap=0"]) == 0
+    output = capsys.readouterr().out
+    assert "WARNING: rows of equal N share an error (" in output and "--cluster=COLUMN names the runs" in output
+    named = answer(capsys, path, "--cluster=N", "--checkpoints=all")
+    assert named["dependence"]["groups"] == 14
+    assert not [each for each in named["design"] if each["kind"] == "shared error"]
+
+
+def test_findings_from_residuals_are_rare_by_chance(tmp_path):
+    """Of 1,000 tables of independent errors, Gaussian and of Student's t(3), at most 5 % are accused."""
+    path = write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs(count=14)))
+    fitted = api.fit(path, bootstrap=0, cluster="none", identify=False)
+    base, random = shares.smooth_base(fitted.problem, fitted.best, 3), np.random.default_rng(0)
+    number = np.unique(fitted.problem.columns["N"], return_inverse=True)[1]
+    for draw in (random.standard_normal, lambda size: random.standard_t(3, size)):
+        for slopes in ((), [np.log(fitted.problem.columns["D"])]):
+            values = [shares.explain(draw(len(number)), base, number, slopes).p_value for _ in range(500)]
+            assert np.mean(np.array(values) < shares.LEVEL) < 0.03
+
+
+def test_a_table_of_optima_is_not_a_raw_grid(capsys):
+    """One best lr and batch a size: a law of D alone sees many batches at one D, each the best of another N."""
+    table = table_path("field/openeuro_lr_gbsz_min_smooth.csv")
+    result = answer(capsys, table, "--law=step_law_batch", "--columns=batch_tokens=gbsz")
+    assert result["n_rows"] == 51 and 0.3 < result["params"]["beta"] < 0.6
+    assert answer(capsys, table)["n_rows"] == 51
+    assert "these rows are a raw grid: many values of lr" in refused(capsys, table_path("steplaw/dense.csv"))
+
+
+def test_units_in_a_header_are_read_and_printed(capsys, tmp_path):
+    plain = answer(capsys, write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs())), "--cluster=none")
+    rows = [(N / 1e6, D / 1e9, loss, 6 * N * D / 1e15) for _, N, D, loss, _ in runs()]
+    path = write(tmp_path / "u.csv", "Params (M),train/tokens_billions,val/loss (nats/token),FLOPs [PFLOPs]", rows)
+    result = answer(capsys, path, "--cluster=none")
+    assert result["params"] == pytest.approx(plain["params"], rel=1e-6)
+    assert result["flops_per_param_token"] == pytest.approx(6)
+    assert "--columns='N=Params (M)*1e+06,D=train/tokens_billions*1e+09,loss=val/loss (nats" in result["read_as"][0]
+    assert answer(capsys, path, "--cluster=none", "--columns=N=Params (M)*1e+06")["params"] == result["params"]
+    cells = [(f"{N / 1e6!r}M", *rest) for (N, *rest) in (row[1:4] for row in runs())]
+    suffixed = answer(capsys, write(tmp_path / "s.csv", "Params (M),D,train_loss", cells), "--cluster=none")
+    assert suffixed["params"] == pytest.approx(plain["params"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [("laion_model_profile.csv", "none sounds like a loss: is it a table of runs?"),
+     ("misfit_dense.csv", "loss may be 'Avg Train Loss' or 'Max Train Loss' or 'C4 Eval Loss' or 'Wiki Eval Loss'"),
+     ("misfit_gshard_wandb.csv", "loss may be 'train/avg_loss_AVG' or 'train/max_loss_MAX'")],
+)  # fmt: skip
+def test_a_table_without_what_a_law_needs_is_refused_with_a_hint(capsys, table, words):
+    assert words in refused(capsys, table_path(f"field/{table}"))
+
+
+def test_strangers_tables_with_columns_named(capsys):
+    """Crashed rows of W&B leave nothing; a raw grid with blank rows and `12.0M` is still called one."""
+    message = refused(
+        capsys, table_path("field/misfit_gshard_wandb.csv"), "--columns=N=batch_size,loss=train/avg_loss_AVG"
+    )
+    assert "none of 67 runs can be fitted: 61 failed, 6 crashed" in message
+    assert "a raw grid" in refused(capsys, table_path("field/misfit_dense.csv"), "--columns=loss=C4 Eval Loss")
+
+
+def test_a_spreadsheet_gives_the_plain_tables_numbers(capsys, tmp_path):
+    """Excel's Unicode text with tabs, empty columns and rows, cells that say that nothing is there."""
+    plain = answer(capsys, write(tmp_path / "t.csv", "N,D,loss", (row[1:4] for row in runs())), "--cluster=none")
+    lines = ["Params\tTokens\t\tFinal Loss\t\t", *(f"{N!r}\t{D!r}\t\t{loss!r}\t\t" for _, N, D, loss, _ in runs())]
+    lines[5:5] = ["\t\t\t\t\t", "100000\t2e6\t\t#N/A\t\t", "n/a\t2e6\t\t-\t\t"]
+    (tmp_path / "x.tsv").write_bytes("\r\n".join(lines).encode("utf-16"))
+    result = answer(capsys, tmp_path / "x.tsv", "--cluster=none")
+    assert result["params"] == plain["params"] and result["n_rows"] == 40
+    assert {each["reason"] for each in result["excluded"]} == {"no N", "no val_loss"}
+
+
+def test_experiments_that_several_columns_tell_apart_are_named():
+    path = table_path("porian/isoflop_points.csv")
+    fitted = api.fit(path, columns={"N": "n"}, bootstrap=0, identify=False)
+    (finding,) = [each for each in fitted.design if each.kind == "two laws"]
+    assert "together explain " in finding.text and "15 kinds of rows" in finding.text
+    table = table_path("gadre/runs.csv")
+    named = api.fit(table, columns={"loss": "loss_c4_val"}, bootstrap=0, identify=False).design
+    assert "'model_name'" not in " ".join(each.text for each in named)  # it follows N

@@ -74,6 +74,9 @@ def test_values_are_carried_near_the_best_of_every_rung_also_where_the_losses_ha
     assert tuned["problems"] == [] and "through 3 of 3 rungs" in tuned["how"][KEY]
     rates = {each["C"]: each["values"][KEY][0] for each in tuned["settings"]}
     assert all(0.04 < rates[flops] < 0.08 for flops in TRIALS)  # each rung's trials are best at .08, and near it at .04
+    chosen = {each["C"]: each["chosen"][KEY] for each in tuned["optima"]}
+    assert {flops: each["value"] for flops, each in chosen.items()} == {flops: rates[flops] for flops in TRIALS}
+    assert all(each["above_best"] < 0.015 and each["best_trial"] == pytest.approx(0.08) for each in chosen.values())
     runs = [json.loads(path.read_text()) for path in folder.glob("runs/qk-1e+10-s*/config.json")]
     assert {run["optim"]["peak_lr"] for run in runs} == {rates[1e10]} and "WARNING" not in printed.out
 

@@ -17,8 +17,10 @@ EXPONENTS = np.geomspace(0.05, 1.5, 24)  # values of a surface's alpha and beta
 WINDOW = np.geomspace(1 / 2.5, 2.5, 16)  # draws look for them this near to those that fit the measured losses
 FAR_BETTER = 0.001  # p of the test that one floor serves both sides, below which it is asked about
 FLOORS_APART = 0.03  # of log E: nearer ones are not asked about
+RATIOS_ALIKE = 0.5  # of the largest log ratio of losses: the least one, where another tokenizer is asked about
 USUAL_M = 2.0  # nor are multipliers within this factor at every rung
 LEAST_NOISE = 1e-4  # relative: that of losses written with four digits
+BENDS = 24  # halvings towards the compute at which a bent law has the wanted loss
 FLOOR = 1e-6  # of a loss: the least that a law's A, or a loss above E, is
 
 
@@ -39,6 +41,30 @@ class Laws:
         """
         gaps = [np.maximum(losses - self.E[:, None], FLOOR * losses) for losses in (reached, wanted)]
         return np.log(gaps[0] / gaps[1]) / self.alpha[:, None]
+
+    def ratio_through(self, x: np.ndarray, reached: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Like `log_compute_ratio`, by the law bent so that it goes through all of `reached` [B, R], at log FLOPs `x`.
+
+        Between rungs the log of its lack of fit is interpolated, beyond them it stays as it is at the last one: where
+        the baseline reached the wanted loss itself, its runs tell the compute.
+        """
+        ratio = self.log_compute_ratio(reached, wanted)
+        if len(x) < 2 or not (self.A > 0).all():
+            return ratio
+        order = np.argsort(x)
+        places, gaps = x[order], np.diff(x[order])
+        log_unit = math.log(self.unit)
+        law = self.E[:, None] + self.A[:, None] * np.exp(-self.alpha[:, None] * (places - log_unit))
+        misfit = np.log(reached[:, order] / law)
+        own = np.log(reached / (self.E[:, None] + self.A[:, None] * np.exp(-self.alpha[:, None] * (x - log_unit))))
+        each = np.arange(len(reached))[:, None]
+        for _ in range(BENDS):
+            there = np.clip(x + ratio, places[0], places[-1])
+            left = np.clip(np.searchsorted(places, there, side="right") - 1, 0, len(gaps) - 1)
+            share = (there - places[left]) / gaps[left]
+            bent = misfit[each, left] * (1 - share) + misfit[each, left + 1] * share
+            ratio = (ratio + self.log_compute_ratio(reached * np.exp(-own), wanted * np.exp(-bent))) / 2
+        return ratio
 
 
 def fit_laws(flops: np.ndarray, losses: np.ndarray, weights: np.ndarray, fix: dict[str, float]) -> Laws:
@@ -91,11 +117,15 @@ def compare_floors(rungs: np.ndarray, noise: float, df: float) -> Floors | None:
 
     `rungs` [R, 5]: FLOPs, both sides' mean losses, seeds behind each and the multiplier; `noise`: relative s.d. of a
     pair's difference with `df`. E + A C^-alpha with one alpha, A for each side and one E is tested against two E (F
-    test). A multiplier with a trend bends the law in the same way: it takes multipliers beyond USUAL_M as well.
+    test). A multiplier that falls to 1 bends the law the other way (a higher floor for the lower losses). One that
+    grows bends it in the same way: another tokenizer also changes losses by one factor at all rungs, which multipliers
+    beyond USUAL_M are needed for.
     """
     flops, ones, others, seeds, m = rungs.T
-    freedom = 2 * len(flops) - 5
-    if freedom < 1 or np.all(np.abs(np.log(m)) < math.log(USUAL_M)):
+    freedom, ratios = 2 * len(flops) - 5, np.log(others / ones)
+    one_way = bool(np.all(ratios > 0) or np.all(ratios < 0))
+    alike = one_way and np.abs(ratios).min() >= RATIOS_ALIKE * np.abs(ratios).max()
+    if freedom < 1 or not alike or np.all(np.abs(np.log(m)) < math.log(USUAL_M)):
         return None
     side = np.repeat([0.0, 1.0], len(flops))
     y = np.concatenate([ones, others])
@@ -111,7 +141,8 @@ def compare_floors(rungs: np.ndarray, noise: float, df: float) -> Floors | None:
         cost = np.where((solved > 0).all(1), cost, np.inf)
         costs.append(float(cost.min()))
         floors = solved[int(np.argmin(cost)), -2:]
-    if not math.isfinite(costs[1]) or abs(math.log(floors[1] / floors[0])) < FLOORS_APART:
+    apart = math.log(floors[1] / floors[0]) if math.isfinite(costs[1]) else 0.0
+    if abs(apart) < FLOORS_APART or apart * ratios.mean() < 0:
         return None
     variance = max((costs[1] + noise**2 / 2 * df) / (freedom + df), LEAST_NOISE**2)
     p = float(stats.f.sf((costs[0] - costs[1]) / variance, 1, freedom + df)) if math.isfinite(costs[0]) else 0.0

@@ -9,10 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 from scalelab.laws.use.multiplier.cells import Cell, Pair, Surface, geometric_mean
 
 BLOCKS_AT_RANDOM = 3  # from so many blocks on, the difference's scatter between blocks is its error
+UNLIKE = 0.1  # p below which two blocks are said to differ in what the change is worth
 LEAST_CELLS = 6  # of the baseline, for a law in N and D: five numbers and one to spare
 LEAST_VALUES = 3  # of N and of D, each
 LEAST_SPREAD = 0.1  # s.d. of log N about its line over log C: a ladder along one line tells of no surface
@@ -38,8 +40,15 @@ def pair_blocks(name: str, one: Sequence[Split], other: Sequence[Split]) -> Pair
         cells.append(_fold_rung(one[i], other[i], best[i], levels[i], folded))
         blocks |= labels
     baseline, variant = tuple(a for a, _ in cells), tuple(b for _, b in cells)
-    notes = (_describe_pairs(name, baseline, ones, others, best), _describe_error(blocks))
-    return Pair(name, baseline, variant, True, blocks, read_surface(one), notes=notes)
+    p = _equal_blocks(cells, blocks)
+    sampled = len(set(blocks.values())) >= BLOCKS_AT_RANDOM or p is None or p < UNLIKE
+    notes = [_describe_pairs(name, baseline, ones, others, best), _describe_error(blocks, p)]
+    if (surface := read_surface(one)) is not None:
+        notes.append(
+            f"the law of the baseline is that of E + A N^-alpha + B D^-beta through its {len(surface.losses)} cells, "
+            "at the best N of each budget, unless --fix gives its alpha"
+        )
+    return Pair(name, baseline, variant, True, blocks, sampled, surface, notes=tuple(notes))
 
 
 def shared_blocks(one: Losses, other: Losses) -> list[str]:
@@ -161,14 +170,37 @@ def _describe_pairs(
     )
 
 
-def _describe_error(labels: Mapping[str, str]) -> str:
-    """What the interval holds of differences between blocks."""
-    names = set(labels.values())
-    if len(names) >= BLOCKS_AT_RANDOM:
-        return f"{len(names)} blocks: the change is worth more in one than in another, and the error holds that"
-    if len(labels) > len(names):
-        return f"{len(names)} blocks: the answer is for the mean of these, and the error is of seeds within them"
-    return f"{len(names)} blocks with a run each: the error is what their differences scatter by"
+def _equal_blocks(cells: Sequence[tuple[Cell, Cell]], blocks: Mapping[str, str]) -> float | None:
+    """P(the change is worth so unlike amounts in the blocks of a budget | it is worth one amount): F test over seeds.
+
+    None where no block has seeds to test it with.
+    """
+    between = within = 0.0
+    df_between = df_within = 0
+    for one, other in cells:
+        gaps: dict[str, list[float]] = {}
+        for label in other.losses:
+            gaps.setdefault(blocks[label], []).append(math.log(other.losses[label] / one.losses[label]))
+        if not gaps:
+            continue
+        every = np.concatenate([np.array(each) for each in gaps.values()])
+        inside = sum(float(((np.array(each) - np.mean(each)) ** 2).sum()) for each in gaps.values())
+        within, between = within + inside, between + float(((every - every.mean()) ** 2).sum()) - inside
+        df_within, df_between = df_within + len(every) - len(gaps), df_between + len(gaps) - 1
+    if not (df_within and df_between and within > 0):
+        return None
+    return float(stats.f.sf(between / df_between / (within / df_within), df_between, df_within))
+
+
+def _describe_error(labels: Mapping[str, str], p: float | None) -> str:
+    """What the interval holds of differences between blocks; `p`: of the test that there are none beyond seeds."""
+    count = len(set(labels.values()))
+    tested = "" if p is None else f" (p {p:.2g} that blocks differ only as seeds do)"
+    if count >= BLOCKS_AT_RANDOM or p is None:
+        return f"{count} blocks: the interval holds that the change is worth more in one than in another{tested}"
+    if p < UNLIKE:
+        return f"{count} blocks in which the change is not worth the same: the interval holds that{tested}"
+    return f"{count} blocks: the answer is for the mean of these, and the error is that of seeds within them{tested}"
 
 
 def _mean(losses: Mapping[str, float]) -> float:

@@ -69,8 +69,9 @@ class Pair:
     Where a side has no run to compare, its cell is empty (no losses, none diverged). `paired`: whether both sides have
     the same seeds at every rung, so that differences are taken seed by seed. `blocks`: the block of a run by its label,
     where runs of a rung differ in more than the seed and are paired by that (blocks.py); their losses are at the level
-    of the baseline's best block. `surface`: the baseline's runs for a law in N and D; `law_only`: its cells at rungs
-    that are not compared, for its law. `notes`: what was left out, and how runs are paired.
+    of the baseline's best block. `sampled`: whether differences between blocks are a part of the error. `surface`: the
+    baseline's runs for a law in N and D; `law_only`: its cells at rungs that are not compared, for its law. `notes`:
+    what was left out, and how runs are paired.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Pair:
     variant: tuple[Cell, ...]
     paired: bool
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    sampled: bool = False
     surface: Surface | None = None
     law_only: tuple[Cell, ...] = ()
     notes: tuple[str, ...] = ()

@@ -86,17 +86,21 @@ def next_pair(
     now = target_error(flops, seeds, noise, result.law, target["C"], bent)
     low, high = target["together90"]
     known = math.log(high / low) / 2 / (critical_value(result.family, df, level) * now)  # the law's error is in it
+    another_reason = judge_interval((low, high), result.worth) != "undecided"  # than the interval's width
     options: list[dict[str, Any]] = []
-    for C in _places(flops, target) if candidates is None else candidates:
+    places_tried = _places(flops, target, another_reason) if candidates is None else candidates
+    for C in places_tried:
         near = np.abs(np.log(flops / C)) <= NEAR
         for more in range(1, MOST_SEEDS + 1):
             places, runs = (flops, seeds + more * near) if near.any() else (np.append(flops, C), np.append(seeds, more))
             sds = noise if near.any() else np.append(noise, noise[-1])
             error = target_error(places, runs, sds, result.law, target["C"], bent)
             here = more if near.any() and near[place] else BORROWED * more
-            half = known * critical_value(result.family, df + here, level) * error
+            measured_first = not target["measured"] and abs(math.log(C / target["C"])) <= NEAR
+            widened = max(1.0, known) if measured_first else known
+            half = widened * critical_value(result.family, df + here, level) * error
             ends = [math.exp(effect - half), math.exp(effect + half)]
-            settles = judge_interval(ends, result.worth) != "undecided"
+            settles = judge_interval(ends, result.worth) != "undecided" and not (another_reason and target["measured"])
             options.append({"C": float(C), "seeds": more, "flops": 2 * more * float(C), "interval90": ends,
                             "settles": settles})  # fmt: skip
     settling = [each for each in options if each["settles"]]
@@ -105,8 +109,10 @@ def next_pair(
     return min(options, key=lambda each: math.log(each["interval90"][1] / each["interval90"][0]))
 
 
-def _places(flops: np.ndarray, target: Mapping[str, Any]) -> list[float]:
-    """Where further runs may help: at a measured target only there."""
+def _places(flops: np.ndarray, target: Mapping[str, Any], another_reason: bool) -> list[float]:
+    """Where further runs may help: at a measured target only there, and at one that rung and curve dispute."""
+    if another_reason and not target["measured"]:
+        return [float(target["C"])]
     if target["measured"]:
         return [float(flops[np.argmin(np.abs(np.log(flops / target["C"])))])]
     return [*flops.tolist(), float(flops[-1] * BEYOND), float(target["C"])]

@@ -235,8 +235,11 @@ def _log_multipliers(
     flops = pair.flops
     beside = np.tile(measured_others(pair, fix)[0], (len(ones), 1)) if beside is None else beside
     laws = fit_pair_laws(pair, ones, beside, fix)
+    # The best of a few widths is off the law by design; a law that was given is taken as it is.
+    bent = bool(pair.blocks) and not fix
+    ratios = laws.ratio_through(np.log(flops), ones, others) if bent else laws.log_compute_ratio(ones, others)
     own = np.array([cell.flops for cell in pair.variant])
-    return laws, laws.log_compute_ratio(ones, others) + np.log(flops / own)
+    return laws, ratios + np.log(flops / own)
 
 
 def _pinned(pair: Pair, target: float, fix: dict[str, float]) -> list[dict[str, float]]:

@@ -5,11 +5,11 @@ towards what the rungs have in common, so that a mean's draws follow Student's t
 """
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from scalelab.laws.use.multiplier.blocks import BLOCKS_AT_RANDOM
 from scalelab.laws.use.multiplier.cells import Cell, Pair
 from scalelab.laws.use.multiplier.scales import Scatter, beside_others, draw_sds, effective_df, equal_p
 
@@ -64,7 +64,7 @@ def measure_noise(pair: Pair) -> Noise:
     pairs = list(zip(pair.variant, pair.baseline, strict=True))
     gaps = [_logs(base) - _logs(cell, list(base.losses)) for cell, base in pairs]
     groups = [_blocks(pair, cell) for cell in pair.baseline]
-    difference = _difference_scatter(gaps, groups)
+    difference = _difference_scatter(gaps, groups, pair.sampled)
     within = [_within(values, its)[0] for values, its in zip(gaps, groups, strict=True)]
     if not one.total_df:  # a run in each block and rung: half of the difference's variance is the baseline's
         one = other = Scatter(difference.ss / 2, difference.df)
@@ -139,23 +139,42 @@ def _scatter(deviations: Sequence[tuple[np.ndarray, int]]) -> Scatter:
     )
 
 
-def _difference_scatter(gaps: Sequence[np.ndarray], groups: Sequence[Sequence[str]]) -> Scatter:
+def _difference_scatter(gaps: Sequence[np.ndarray], groups: Sequence[Sequence[str]], sampled: bool = False) -> Scatter:
     """The scatter of a pair's difference by rung, such that a rung's variance over its runs is that of their mean.
 
-    With BLOCKS_AT_RANDOM blocks in the table, blocks are a sample: what counts is the scatter of their means, in which
-    the change is worth more in one block than in another. With fewer these blocks are all that is asked about.
+    Where blocks are `sampled`, what counts is the scatter of their means, in which the change is worth more in one
+    block than in another. Else these blocks are all that is asked about.
     """
-    at_random = len({name for its in groups for name in its}) >= BLOCKS_AT_RANDOM
-    out = []
+    out, blocks = [], []
     for values, its in zip(gaps, groups, strict=True):
         names, places = np.unique(np.array(its, str), return_inverse=True)
-        inside = _within(values, its)
-        if len(values) and (at_random or (len(names) > 1 and not inside[1])):
+        if sampled and len(values):
             means = np.bincount(places, values) / np.bincount(places)
             out.append(((means - means.mean()) * (len(values) / len(names)) ** 0.5, len(names) - 1))
+            blocks.append(dict(zip(names.tolist(), (means - means.mean()).tolist(), strict=True)))
         else:
-            out.append(inside)
-    return _scatter(out)
+            out.append(_within(values, its))
+    scatter = _scatter(out)
+    if not sampled or not scatter.df.sum():
+        return scatter
+    anew = max(_told_anew(blocks), 1 / scatter.df.sum()) * (1 + 1e-9)  # one degree of freedom is left, not .9999
+    return Scatter(scatter.ss * anew, scatter.df * anew)
+
+
+def _told_anew(rungs: Sequence[Mapping[str, float]]) -> float:
+    """Which share of the blocks' scatter tells anew: a block that gains more at every rung is seen once, not R times.
+
+    R / (1 + rho^2 (R - 1)) over R, with rho the correlation of blocks between rungs.
+    """
+    products = sizes = 0.0
+    for one, other in itertools.combinations(rungs, 2):
+        both = [name for name in one if name in other]
+        x, y = (np.array([rung[name] for name in both]) for rung in (one, other))
+        if len(both) > 1:
+            x, y = x - x.mean(), y - y.mean()
+            products, sizes = products + float(x @ y), sizes + float(np.sqrt((x @ x) * (y @ y)))
+    rho = max(0.0, products / sizes) if sizes > 0 else 0.0
+    return 1 / (1 + rho**2 * (len(rungs) - 1))
 
 
 def _correlations(

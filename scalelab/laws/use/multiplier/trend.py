@@ -15,7 +15,7 @@ from scalelab.laws.use.multiplier.cells import Pair
 from scalelab.laws.use.multiplier.result import Interval
 
 # Priors of the discrepancy: log m per (e-fold of compute)^1.5, and log m. Chosen by simulated studies of other shapes
-# than those that score them (checks/statistics/decisions/curves.py).
+# than those that score them (checks/statistics/ablation_rules.py).
 BENDS = np.array([0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16])
 BEND_WEIGHTS = np.array([0.2, 0.2, 0.25, 0.2, 0.1, 0.03, 0.02])
 JUMPS = np.array([0.0, 0.01, 0.02, 0.04, 0.08, 0.16])
@@ -64,7 +64,7 @@ def fit_line(pair: Pair, logs: np.ndarray, drawn: np.ndarray | None, level: floa
         off = _residuals(x, errors, logs[None])[0]
         noise = ((_residuals(x, errors, drawn - logs) / errors) ** 2).sum(1)
         misfit = float(((off / errors) ** 2).sum())
-        trend |= {"p_fit": float(np.mean(noise >= misfit)), "off": float(np.abs(off).max())}
+        trend |= {"p_fit": float((1 + (noise >= misfit).sum()) / (1 + len(noise))), "off": float(np.abs(off).max())}
         if trend["p_fit"] < POOR_FIT:  # as wide as the rungs scatter about the line
             slopes = b + (slopes - b) * max(1.0, misfit / (len(x) - 2)) ** 0.5
     low, high = _quantiles(slopes, level)
