@@ -144,7 +144,7 @@ def test_the_scores_count_by_hand():
     assert (summary["adopt"], summary["wrong"], summary["at"], summary["refused"]) == (0.5, 0.5, 0.5, 0.5)
     assert summary["expect"] == {"adopt": [0.5, 0.5], "familywise": [0.75, 0.9], "no false adopt": [0.75, 0.95]}
     text = page.make_page({"open": {"ablations": {"before": {"header": _header(), "scores": [summary]}}}})
-    assert "| u | 50% | 0% |" in text
+    assert "| u | 4 | 50% | 0% |" in text
 
 
 def _header():
@@ -158,3 +158,20 @@ def test_sentences_that_accuse_are_counted_without_their_numbers():
     )
     assert len(intervals.accusing_sentences(text, cases)) == 1
     assert intervals.accusing_sentences("form: 75%: nothing speaks against the law", cases) == []
+
+
+def test_the_table_of_a_loser_is_rejected(tmp_path):
+    case = door.read_cases("ablations", "open")["must_reject"]
+    assert verdicts.judge_issue(case, tmp_path).startswith(case["verdict"])
+
+
+@pytest.mark.parametrize("name", ["crashed and failed runs with losses", "two metrics in one file"])
+def test_an_ugly_table_is_read_as_its_law_or_its_column_is_named(name, tmp_path):
+    """Through the command alone: crashed runs are left out; a column that splits the losses is named."""
+    cases = door.read_cases("exports", "open")
+    (spec,) = [universe for universe in cases["universes"] if universe["name"] == name]
+    row = intervals.score_export(
+        spec | {"headers": {k: v[:2] for k, v in spec["headers"].items()}}, cases["seed"], 0, tmp_path
+    )
+    assert row.get("names the column", row.get("N*")) is True
+    assert {*row["spelled"].values()} == {"same"}

@@ -29,10 +29,12 @@ QUICK_STUDIES = 4
 
 
 def measure(kind: str, half: str, studies: int | None, data: pathlib.Path, folder: pathlib.Path) -> list[door.Row]:
-    """The scores of one kind of cases; `studies`: of each universe, None for as many as the cases say."""
+    """The scores of one kind of cases; `studies`: of each universe, None for as many as the cases say, 0 for those
+    that are stored.
+    """
     if kind == "tables":
-        return intervals.score_tables(half, data, folder)
-    count = studies or int(door.read_cases(kind, half)["studies"])
+        return intervals.score_tables(half, 1 if studies is None else min(studies, 1), data, folder)
+    count = int(door.read_cases(kind, half)["studies"]) if studies is None else studies
     score = {
         "ablations": verdicts.score_ablations,
         "fits": intervals.score_fits,
@@ -46,6 +48,16 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def _header(kind: str, argv: Sequence[str], folder: pathlib.Path, studies: int | None) -> dict[str, Any]:
+    """Command, date, versions and commit of the code that ran the studies; of stored ones, as it was stored."""
+    path = folder / f"{kind}-header.json"
+    if studies == 0 and path.exists():
+        return dict(records.read_json(path))
+    header = result_header("statistics.decisions", argv) | {"commit": _commit()}
+    records.write_json(path, header)
+    return header
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the check; exit code 0, or 2 for bad input."""
     return guarded("decisions", _main, argv)
@@ -57,7 +69,9 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--half", choices=("open", "sealed"), default="open", help="which half of the cases")
     parser.add_argument("--kinds", default=",".join(KINDS), metavar="A,B", help=", ".join(KINDS))
     parser.add_argument("--data", type=folder_path, default=pathlib.Path("../shared/data"), metavar="DIR")
-    parser.add_argument("--studies", type=int, metavar="N", help="of each universe (default: as its cases say)")
+    parser.add_argument(
+        "--studies", type=int, metavar="N", help="of each universe; 0: those stored (default: as its cases say)"
+    )
     parser.add_argument("--workdir", type=folder_path, default=pathlib.Path("runs/decisions"), metavar="DIR")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STUDIES} studies of each, nothing committed")
     options = parser.parse_args(list(argv))
@@ -69,11 +83,14 @@ def _main(argv: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     place = options.workdir if options.quick else RESULTS
     path = place / "decisions.json"
-    header = result_header("statistics.decisions", argv) | {"commit": _commit()}
+    headers = {kind: _header(kind, argv, folder, studies) for kind in kinds}
     scored = {kind: measure(kind, options.half, studies, options.data, folder) for kind in kinds}
     result: dict[str, Any] = dict(records.read_json(path)) if path.exists() else {}
     for kind, scores in scored.items():
-        result.setdefault(options.half, {}).setdefault(kind, {})[options.column] = {"header": header, "scores": scores}
+        result.setdefault(options.half, {}).setdefault(kind, {})[options.column] = {
+            "header": headers[kind],
+            "scores": scores,
+        }
     return publish_result(place, "decisions", result, page.make_page(result), options.json)
 
 

@@ -50,8 +50,10 @@ def read_cases(kind: str, half: str) -> dict[str, Any]:
 
 
 def run_studies(path: pathlib.Path, name: str, count: int, study: Callable[[int], Row]) -> list[Row]:
-    """The rows of `count` studies; those that are stored are not run again."""
+    """The rows of `count` studies; those that are stored are not run again. A count of 0: the stored ones."""
     done = [row for row in records.read_json_lines(path, damaged=[]) if row["universe"] == name]
+    if not count:
+        return done
     for i in range(len(done), count):
         done.append({"universe": name, "study": i} | study(i))
         records.append_json_lines(path, done[-1:])

@@ -25,7 +25,7 @@ def score_fits(half: str, studies: int, folder: pathlib.Path) -> list[door.Row]:
     for universe in cases["universes"]:
         study = lambda i, universe=universe: score_fit(universe, cases, i, folder)  # noqa: E731 - one for each
         rows = door.run_studies(folder / "fits.jsonl", universe["name"], studies, study)
-        scores.append(summarise_fits(universe, rows))
+        scores += [summarise_fits(universe, rows)] if rows else []
     return scores
 
 
@@ -122,7 +122,7 @@ def score_exports(half: str, studies: int, folder: pathlib.Path) -> list[door.Ro
     for spec in cases["universes"]:
         study = lambda i, spec=spec: score_export(spec, cases["seed"], i, folder)  # noqa: E731 - one for each
         rows = door.run_studies(folder / "exports.jsonl", f"{spec['style']}: {spec['name']}", studies, study)
-        scores.append(summarise_export(spec, rows))
+        scores += [summarise_export(spec, rows)] if rows else []
     return scores
 
 
@@ -188,14 +188,14 @@ def summarise_export(spec: exports.Spec, rows: Sequence[door.Row]) -> door.Row:
     }
 
 
-def score_tables(half: str, data: pathlib.Path, folder: pathlib.Path) -> list[door.Row]:
+def score_tables(half: str, count: int, data: pathlib.Path, folder: pathlib.Path) -> list[door.Row]:
     """Score the frozen public tables of a half: one row each."""
     tables = json.loads((door.HERE / "frozen.json").read_text())["tables"]
     scores = []
     for table in tables:
         if table["sealed"] == (half == "sealed"):
             study = lambda i, table=table: score_table(table, data, folder)  # noqa: E731 - one for each
-            scores += door.run_studies(folder / "tables.jsonl", table["name"], 1, study)
+            scores += door.run_studies(folder / "tables.jsonl", table["name"], count, study)
     return scores
 
 

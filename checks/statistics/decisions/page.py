@@ -59,6 +59,7 @@ def _expected(row: Row) -> str:
 
 def _ablations(scores: Mapping[str, Sequence[Row]]) -> list[str]:
     cells: dict[str, Callable[[Row], str]] = {
+        "studies": lambda row: str(row["studies"]),
         "adopt": lambda row: _percent(row["adopt"]),
         "reject": lambda row: _percent(row["reject"]),
         "no difference": lambda row: _percent(row["no difference"]),
@@ -81,7 +82,8 @@ def _ablations(scores: Mapping[str, Sequence[Row]]) -> list[str]:
 
 def _fits(scores: Mapping[str, Sequence[Row]]) -> list[str]:
     held = ("alpha", "alpha profile", "beta", "N*", "D*", "new run")
-    cells: dict[str, Callable[[Row], str]] = {name: _held(name) for name in held}
+    cells: dict[str, Callable[[Row], str]] = {"studies": lambda row: str(row["studies"])}
+    cells |= {name: _held(name) for name in held}
     cells |= {
         "N* width, factor": lambda row: _factor(row["median"]["N* width"]),
         "new run's width": lambda row: _percent(row["median"]["new run width"]),
@@ -101,7 +103,8 @@ def _fits(scores: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def _exports(scores: Mapping[str, Sequence[Row]]) -> list[str]:
-    cells: dict[str, Callable[[Row], str]] = {name: _held(name) for name in ("alpha", "beta", "N*", "new run")}
+    cells: dict[str, Callable[[Row], str]] = {"studies": lambda row: str(row["studies"])}
+    cells |= {name: _held(name) for name in ("alpha", "beta", "N*", "new run")}
     cells |= {
         "refused": lambda row: _percent(row["refused"]),
         "names the column": lambda row: _percent(row["names the column"]),

@@ -19,7 +19,8 @@ def score_ablations(half: str, studies: int, folder: pathlib.Path) -> list[door.
     scores = []
     for universe in cases["universes"]:
         study = lambda i, universe=universe: score_study(universe, cases["seed"], i, folder)  # noqa: E731
-        scores.append(summarise(universe, door.run_studies(path, universe["name"], studies, study)))
+        rows = door.run_studies(path, universe["name"], studies, study)
+        scores += [summarise(universe, rows)] if rows else []
     if "must_reject" in cases:
         scores.append({"universe": "the issue's table", "verdict": judge_issue(cases["must_reject"], folder)})
     return scores
