@@ -147,6 +147,17 @@ def test_what_follows_from_the_seed_is_not_a_block_and_a_tuned_rate_is_warned_of
     assert variant["blocks"] == ["dim=64", "dim=128", "dim=256"]
 
 
+def test_widths_that_gain_alike_at_all_budgets_are_seen_once(tmp_path, capsys):
+    budgets = (1e18, 4e18, 1.6e19, 6.4e19)
+    again = width_rows(budgets=budgets, unlike=0.006)
+    _, variant = judge(capsys, write_rows(tmp_path / "again.csv", again))
+    assert variant["noise"]["df"] <= 3  # three widths at four budgets, but no more than three differences
+    place = {f"{budget:g}": i for i, budget in enumerate(budgets)}
+    anew = [row | {"dim": (row["dim"].bit_length() + place[row["C"]]) % 3} for row in again]  # another width gains most
+    _, variant = judge(capsys, write_rows(tmp_path / "anew.csv", anew))
+    assert variant["noise"]["df"] >= 5
+
+
 def test_blocks_of_words_have_no_best_one(tmp_path, capsys):
     rows = [
         {
@@ -223,6 +234,17 @@ def test_losses_with_a_floor_of_their_own_are_asked_about(tmp_path, capsys):
     assert variant["verdict"].startswith("reject") and "taken as comparable, as --comparable says" in text
     _, alike = judge(capsys, write_rows(tmp_path / "alike.csv", tokenizer_rows(0.985)))
     assert "tokenizer" not in alike["verdict"]
+    early = [
+        row
+        | (
+            {}
+            if row["side"] == "old"
+            else {"loss": f"{frontier(float(row['C']) * 3 * (float(row['C']) / 1e18) ** -0.075):.6f}"}
+        )
+        for row in tokenizer_rows(1.0)
+    ]
+    _, falling = judge(capsys, write_rows(tmp_path / "falling.csv", early))
+    assert "tokenizer" not in falling["verdict"]  # m falls from 3 to 2.2: a higher floor for the lower losses
 
 
 def test_a_column_that_names_tokenizers_is_enough(tmp_path, capsys):
